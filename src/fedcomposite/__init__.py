@@ -1,0 +1,36 @@
+"""Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
+
+from fedcomposite import algorithms, data, problems, regularizers, runtime
+from fedcomposite._version import __version__
+from fedcomposite.data import DataError, Silos
+from fedcomposite.problems import Problem
+from fedcomposite.runtime import (
+    CheckpointError,
+    ClientError,
+    DivergenceWarning,
+    Interrupted,
+    NonSmoothWarning,
+    Record,
+    Run,
+    simulate,
+)
+
+__all__ = [
+    "CheckpointError",
+    "ClientError",
+    "DataError",
+    "DivergenceWarning",
+    "Interrupted",
+    "NonSmoothWarning",
+    "Problem",
+    "Record",
+    "Run",
+    "Silos",
+    "__version__",
+    "algorithms",
+    "data",
+    "problems",
+    "regularizers",
+    "runtime",
+    "simulate",
+]

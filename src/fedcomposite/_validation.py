@@ -1,0 +1,137 @@
+"""Checks of hyperparameters, driven by the annotations of a dataclass.
+
+A field says what it accepts in its type: ``step: Positive``, ``local_steps: Count``,
+``option: Literal[1, 2] = 2``, ``radius: Positive | None = None``. :func:`validate` reads those types and raises
+a :class:`ValueError` that names the class, the field, the value and the allowed range. The same types are
+the schema of a configuration file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import operator
+import types
+import typing
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import annotated_types as at
+import torch
+
+Positive = Annotated[float, at.Gt(0)]
+NonNegative = Annotated[float, at.Ge(0)]
+Probability = Annotated[float, at.Gt(0), at.Le(1)]
+Count = Annotated[int, at.Ge(1)]
+
+_SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` when a known name is close, and ``""`` otherwise."""
+    known = list(known)
+    folded = {k.casefold(): k for k in known}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.6)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""
+
+
+def _limits(metadata: Iterable[Any]) -> list[tuple[str, float]]:
+    return [
+        (attr, float(getattr(c, attr)))
+        for c in metadata
+        for attr in _SYMBOLS
+        if isinstance(c, at.Gt | at.Ge | at.Lt | at.Le) and type(c).__name__.casefold() == attr
+    ]
+
+
+def describe(hint: Any) -> str:
+    """Say in words what values a type accepts: ``"a number > 0"``, ``"one of 1, 2"``."""
+    if hint is type(None):
+        return "none"
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        limits = " and ".join(f"{_SYMBOLS[a]} {v:g}" for a, v in _limits(args[1:]))
+        return f"{describe(args[0])} {limits}".strip()
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, args))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(describe, args))
+    if origin is tuple:
+        return "a list of " + describe(args[0])
+    return {float: "a number", int: "an integer", bool: "true or false", str: "a string"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )
+
+
+def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
+    """Whether ``value`` fits ``hint``, and the value in its normal form."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True, value
+    if hint is type(None):
+        return value is None, value
+    if origin is Annotated:
+        ok, value = _accept(args[0], value)
+        if not ok:
+            return False, value
+        return math.isfinite(value) and all(getattr(operator, a)(value, v) for a, v in _limits(args[1:])), value
+    if origin is Literal:
+        return any(value == a and type(value) is type(a) for a in args), value
+    if origin in (typing.Union, types.UnionType):
+        for option in args:
+            ok, converted = _accept(option, value)
+            if ok:
+                return True, converted
+        return False, value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False, value
+        parts = [_accept(args[0], v) for v in value]
+        return all(ok for ok, _ in parts), tuple(v for _, v in parts)
+    if hint is float:
+        ok = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return ok, float(value) if ok else value
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    if isinstance(hint, type):
+        return isinstance(value, hint), value
+    return True, value
+
+
+def validate(instance: Any) -> None:
+    """Check every field of a dataclass instance against its annotation, and normalise ints to floats."""
+    cls = type(instance)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        value = getattr(instance, field.name)
+        ok, converted = _accept(hints[field.name], value)
+        if not ok:
+            shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+            raise ValueError(f"{cls.__name__}: {field.name} = {shown}, must be {describe(hints[field.name])}")
+        object.__setattr__(instance, field.name, converted)
+
+
+def build(kind: str, registry: dict[str, type[Any]], name: str, fields: dict[str, Any]) -> Any:
+    """Make the registered class ``name`` from ``fields``, with errors that a config's author can act on."""
+    folded = {key.casefold(): key for key in registry}
+    key = folded.get(str(name).casefold())
+    if key is None:
+        raise ValueError(
+            f"unknown {kind} {name!r}{suggest(str(name), registry)} (known: {', '.join(sorted(registry))})"
+        )
+    cls = registry[key]
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    for given in fields:
+        if given not in known:
+            raise ValueError(f"{key} has no field {given!r}{suggest(given, known)} (its fields: {', '.join(known)})")
+    missing = [
+        n
+        for n, f in known.items()
+        if n not in fields and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        wanted = ", ".join(f"{n} ({describe(hints[n])})" for n in missing)
+        raise ValueError(f"{key} needs {wanted}")
+    return cls(**fields)

@@ -1,0 +1,58 @@
+"""Federated methods, one file each. The registry is read from the files: a new file is a new method."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+from fedcomposite._validation import build as _build
+from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm, Empty, Gradient, Info
+
+if TYPE_CHECKING:
+    from fedcomposite.algorithms.fedavg import FedAvg
+    from fedcomposite.algorithms.fedcanon import FedCanon
+    from fedcomposite.algorithms.fedcanon2 import FedCanonII
+    from fedcomposite.algorithms.fednmap import FedNMap
+    from fedcomposite.algorithms.proximal_gradient import ProximalGradient
+    from fedcomposite.algorithms.scaffold import Scaffold
+    from fedcomposite.algorithms.zhang import Zhang
+
+__all__ = [
+    "REGISTRY",
+    "Algorithm",
+    "AnyAlgorithm",
+    "Empty",
+    "FedAvg",
+    "FedCanon",
+    "FedCanonII",
+    "FedNMap",
+    "Gradient",
+    "Info",
+    "ProximalGradient",
+    "Scaffold",
+    "Zhang",
+    "build",
+]
+
+
+def _discover() -> dict[str, type[AnyAlgorithm]]:
+    """Every final method of every module beside this one, by class name."""
+    found: dict[str, type[AnyAlgorithm]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        loaded = importlib.import_module(f"{__name__}.{module.name}")
+        for value in vars(loaded).values():
+            method = isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
+            if method and value.__module__ == loaded.__name__:
+                found[value.__name__] = value
+    return dict(sorted(found.items()))
+
+
+REGISTRY = _discover()
+globals().update(REGISTRY)
+
+
+def build(name: str, **fields: Any) -> AnyAlgorithm:
+    """Make a method by name: ``build("FedNMap", local_steps=10, step=0.1, gamma=0.5)``; case does not matter."""
+    algorithm: AnyAlgorithm = _build("algorithm", REGISTRY, name, fields)
+    return algorithm

@@ -1,0 +1,91 @@
+"""FedCanon: Zhou, Zhong, Shi, Wen & Yu, *FedCanon: non-convex composite federated learning*, 2025 (Algorithm 1).
+
+    client:  y_0 = z,   y_{t+1} = y_t - beta (g_i(y_t) + c_i),   Delta_i = (z - y_tau) / (beta tau)
+    server:  Delta = mean_i Delta_i,   z+ = P_alpha(z - alpha Delta),   (Delta, z+) goes down
+    client:  c_i+ = c_i + Delta - Delta_i
+
+Symbols: beta = ``step``, alpha = ``server_step`` (in practice about beta tau), tau = K = ``local_steps``.
+Assumptions: f smooth, h rho-weakly convex with alpha rho < 1, all clients take part.
+
+Known limit. The local steps follow -grad f(x*), which is not zero at a solution of a composite problem, so with tau
+> 1 and full gradients the method stops at a residual of about (beta/2) (tau - 1) ||[H grad f]_support||, H the
+Hessian of f: it is removed only by beta -> 0.
+
+Deviation. Clients keep c_i - Delta_i and add Delta when it arrives: one vector of memory instead of two.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Count, Positive
+from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
+from fedcomposite.regularizers.base import Regularizer
+
+
+class Server(NamedTuple):
+    """Server state and message."""
+
+    z: Tensor  # global model
+    delta: Tensor  # last mean direction
+
+
+class Client(NamedTuple):
+    """What a client remembers."""
+
+    pending: Tensor  # c_i minus last direction
+
+
+class Reply(NamedTuple):
+    """What a client sends."""
+
+    delta: Tensor  # own mean direction
+
+
+@dataclass(frozen=True)
+class FedCanon(Algorithm[Server, Client, Server, Reply]):
+    """Corrected local gradient steps and one prox, at the server."""
+
+    info: ClassVar[Info] = Info(
+        "Zhou, Zhong, Shi, Wen, Yu: FedCanon: Non-convex composite federated learning",
+        2025,
+        regularizer="weakly convex",
+        participation="full",
+        exact=False,
+    )
+
+    local_steps: Count
+    step: Positive
+    server_step: Positive
+
+    @classmethod
+    def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """The local steps share the server's step, alpha = beta tau."""
+        return cls(local_steps=local_steps, step=round_step(L, rho) / local_steps, server_step=round_step(L, rho))
+
+    def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
+        """Start at x0 with zero control variates."""
+        return Server(x0, torch.zeros_like(x0)), Client(torch.zeros_like(x0))
+
+    def broadcast(self, server: Server) -> Server:
+        """Send the model and the last mean direction."""
+        return server
+
+    def local_round(self, message: Server, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
+        """Tau corrected gradient steps, no prox."""
+        c = client.pending + message.delta
+        y = message.z
+        for t in range(self.local_steps):
+            y = y - self.step * (grad(y, t) + c)
+        delta = (message.z - y) / (self.step * self.local_steps)
+        return Reply(delta), Client(c - delta)
+
+    def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
+        """One proximal step along the mean direction."""
+        return Server(h.prox(server.z - self.server_step * reply.delta, self.server_step), reply.delta)
+
+    def solution(self, server: Server, h: Regularizer) -> Tensor:
+        """The global model."""
+        return server.z

@@ -1,0 +1,100 @@
+"""FedNMap: *Achieving linear speedup for composite federated learning*, 2026 (normal-map method, equations (3)-(7)).
+
+The normal map F_i(z) = g_i(P_gamma(z)) + (z - P_gamma(z)) / gamma is linear in the gradient, so it stays unbiased
+under sampling:
+
+    client:  z_0 = z,   z_{t+1} = z_t - eta (F_i(z_t) + c_i),   y_i = (z - z_tau) / (eta tau)
+    server:  y = mean_i y_i,   z+ = z - eta_s eta tau y
+    client:  c_i+ = c_i + y - y_i
+
+Symbols: eta = ``step``, eta_s = ``server_step``, tau = ``local_steps``, gamma = ``gamma`` (prox parameter, free of
+the steps). The model is P_gamma(z). Assumptions: f smooth, h rho-weakly convex with gamma rho < 1, all clients take
+part. Exact for any tau with full gradients.
+
+Deviations. The paper sends z and y down; y = (z - z+) / (eta_s eta tau), so the clients recover it and one vector
+goes each way. They hold ``own`` = z - eta_s eta tau (mean of their F_i), and c_i+ = (own - z+) / (eta_s eta tau).
+x0 is the start z of the normal map: the first model is P_gamma(x0).
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Count, Positive
+from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
+from fedcomposite.regularizers.base import Regularizer
+
+
+class Server(NamedTuple):
+    """Server state and message."""
+
+    z: Tensor  # normal-map variable
+
+
+class Client(NamedTuple):
+    """What a client remembers."""
+
+    own: Tensor  # z without the others
+
+
+class Reply(NamedTuple):
+    """What a client sends."""
+
+    dz: Tensor  # change of z
+
+
+@dataclass(frozen=True)
+class FedNMap(Algorithm[Server, Client, Server, Reply]):
+    """Corrected local steps along the normal map."""
+
+    info: ClassVar[Info] = Info(
+        "FedNMap: Achieving linear speedup for composite federated learning",
+        2026,
+        regularizer="weakly convex",
+        participation="full",
+        exact=True,
+    )
+
+    local_steps: Count
+    step: Positive
+    server_step: Positive = 1.0
+    gamma: Positive = field(kw_only=True)
+
+    @property
+    def round_step(self) -> float:
+        """The step of a whole round, eta_s eta tau."""
+        return self.server_step * self.step * self.local_steps
+
+    @classmethod
+    def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """Gamma equals the step of a round."""
+        return cls(local_steps=local_steps, step=round_step(L, rho) / local_steps, gamma=round_step(L, rho))
+
+    def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
+        """Start the normal map at x0."""
+        return Server(x0), Client(x0)
+
+    def broadcast(self, server: Server) -> Server:
+        """Send z."""
+        return server
+
+    def local_round(self, message: Server, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
+        """Tau corrected normal-map steps."""
+        c = (client.own - message.z) / self.round_step
+        z, total = message.z, torch.zeros_like(message.z)
+        for t in range(self.local_steps):
+            x = h.prox(z, self.gamma)
+            direction = grad(x, t) + (z - x) / self.gamma
+            z = z - self.step * (direction + c)
+            total = total + direction
+        return Reply(z - message.z), Client(message.z - self.server_step * self.step * total)
+
+    def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
+        """Move z along the mean change."""
+        return Server(server.z + self.server_step * reply.dz)
+
+    def solution(self, server: Server, h: Regularizer) -> Tensor:
+        """The prox of z."""
+        return h.prox(server.z, self.gamma)

@@ -1,0 +1,163 @@
+"""What the runtime asks of the smooth part f, and the gradient oracle that methods call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomposite import rng
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How minibatches are drawn: ``size=None`` takes all of a client's samples."""
+
+    seed: int = 0
+    size: int | None = None
+    sampling: Literal["replacement", "epoch"] = "replacement"
+
+    def __post_init__(self) -> None:
+        if self.size is not None and (not isinstance(self.size, int) or self.size < 1):
+            raise ValueError(f"batch_size = {self.size!r}, must be an integer >= 1, or None for all samples")
+        if self.sampling not in ("replacement", "epoch"):
+            raise ValueError(f"sampling = {self.sampling!r}, must be 'replacement' or 'epoch'")
+
+    def draw(self, ids: rng.Ints, sizes: rng.Ints, round: int, steps: range) -> rng.Ints:
+        """Sample numbers within each client, ``(steps, clients, size)``."""
+        assert self.size is not None
+        rule = rng.batches if self.sampling == "replacement" else rng.epochs
+        return rule(self.seed, ids, sizes, round, steps, self.size)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one pass over all the data at one point gives."""
+
+    loss: Tensor
+    gradient: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Counter:
+    """Work done, counted where it happens: one unit per client and call, or per vector."""
+
+    gradients: int = 0
+    proxes: int = 0
+
+
+class Smooth(ABC):
+    """The functions f_1, ..., f_n on one device in one dtype."""
+
+    dimension: int
+    device: torch.device
+    dtype: torch.dtype
+    sizes: rng.Ints  # samples per client
+    ids: rng.Ints  # the clients' numbers in the whole federation
+    offsets: rng.Ints  # first row of each client
+
+    @abstractmethod
+    def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
+        """The map ``(m, d) -> (m, d)`` to the gradients of these clients on all their samples."""
+
+    @abstractmethod
+    def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Gradients at ``x`` ``(m, d)`` on the samples ``rows`` ``(m, b)`` of the pooled data."""
+
+    @abstractmethod
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """Loss and gradient of f = sum_i w_i f_i at one point, and metrics."""
+
+    @abstractmethod
+    def smoothness(self, of: Literal["clients", "mean"] = "clients") -> float:
+        """Smoothness constant: the largest over the clients, or that of f."""
+
+    @abstractmethod
+    def start(self) -> Tensor:
+        """The model before the first round."""
+
+
+class ClientGradients:
+    """The oracle ``grad(x, k)`` of some clients in one round; see :class:`fedcomposite.algorithms.Gradient`.
+
+    For one client (``stacked=False``) x is ``(d,)``, as at a real site; otherwise ``(m, d)``.
+    """
+
+    def __init__(
+        self,
+        smooth: Smooth,
+        clients: rng.Ints,
+        round: int,
+        batches: Batches,
+        counter: Counter,
+        *,
+        stacked: bool = True,
+        expect: int = 1,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        """``place`` is (position, cohort) of a single client among the round's participants."""
+        self._smooth, self._clients, self._round = smooth, clients, round
+        self._place = (0, len(clients)) if place is None else place
+        self._batches, self._counter, self._stacked = batches, counter, stacked
+        self._rows: list[Tensor] = []
+        self._expect = expect
+        self._full: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def steps_used(self) -> int:
+        """How many local steps have drawn a minibatch: a hint for the next round."""
+        return self._expect
+
+    def __call__(self, x: Tensor, k: int) -> Tensor:
+        """Gradient on the minibatch of step k."""
+        if self._batches.size is None:
+            return self.full(x)
+        self._counter.gradients += len(self._clients)
+        rows = self._draw(k)
+        return self._shaped(lambda u: self._smooth.minibatch(u, rows), x)
+
+    def full(self, x: Tensor) -> Tensor:
+        """Gradient on all samples."""
+        self._counter.gradients += len(self._clients)
+        if self._full is None:
+            self._full = self._smooth.full(self._clients)
+        return self._shaped(self._full, x)
+
+    def uniform(self, k: int, count: int = 1) -> Tensor:
+        """Private random numbers of each client."""
+        ids = torch.from_numpy(self._smooth.ids[self._clients].astype(np.int64)).to(self._smooth.device)
+        drawn = rng.uniforms(self._batches.seed, rng.Use.METHOD, ids, self._round, k, count)
+        return drawn if self._stacked else drawn.squeeze(0)
+
+    @property
+    def position(self) -> Tensor:
+        """Place among the participants, ``(..., 1)``."""
+        first, device = self._place[0], self._smooth.device
+        if not self._stacked:
+            return torch.tensor([first], device=device)
+        return torch.arange(first, first + len(self._clients), device=device).unsqueeze(1)
+
+    @property
+    def cohort(self) -> int:
+        """Number of participants."""
+        return self._place[1]
+
+    def _shaped(self, gradient: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return gradient(x) if self._stacked else gradient(x.unsqueeze(0)).squeeze(0)
+
+    def _draw(self, k: int) -> Tensor:
+        """Rows of step k; several steps are drawn at once, as many as the last round used."""
+        while k >= len(self._rows):
+            self._expect = max(self._expect, k + 1)
+            steps = range(len(self._rows), self._expect)
+            s = self._smooth
+            local = self._batches.draw(s.ids[self._clients], s.sizes[self._clients], self._round, steps)
+            rows = (local + s.offsets[self._clients][None, :, None]).astype(np.int64)
+            self._rows.extend(torch.from_numpy(rows).to(s.device).unbind(0))
+        return self._rows[k]

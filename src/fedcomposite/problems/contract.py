@@ -1,0 +1,50 @@
+"""The two products behind every linear model's gradient, for all clients at once: X_i w_i and X_i' r_i.
+
+``torch.bmm`` with a single column is slow on a CPU, so the shape decides: large silos go through one matrix-vector
+product each (a BLAS call that runs at memory speed and dwarfs the call's overhead), small ones are multiplied and
+summed together, in chunks of clients whose temporaries stay in cache. The rule depends on the shape only, never on
+a timing, so that a resumed run repeats every bit. ``benchmarks/simulator.py`` measures it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LARGE = 1 << 14  # elements of one silo from which a matrix-vector product of its own pays
+_CHUNK = 1 << 17  # elements of a temporary
+
+
+def _chunks(X: Tensor) -> list[slice]:
+    per = max(1, _CHUNK // (X.shape[1] * X.shape[2]))
+    return [slice(a, a + per) for a in range(0, X.shape[0], per)]
+
+
+def margins(X: Tensor, w: Tensor) -> Tensor:
+    """``(n, m, d), (n, d) -> (n, m)``: the rows of each client's X times its own w."""
+    n, m, d = X.shape
+    if X.device.type != "cpu":
+        return torch.bmm(X, w.unsqueeze(2)).squeeze(2)
+    if m * d >= _LARGE:
+        return torch.stack([torch.mv(a, b) for a, b in zip(X.unbind(0), w.unbind(0), strict=True)])
+    if n * m * d <= _CHUNK:
+        return (X * w.unsqueeze(1)).sum(2)
+    z = X.new_empty(n, m)
+    for c in _chunks(X):
+        torch.sum(X[c] * w[c].unsqueeze(1), dim=2, out=z[c])
+    return z
+
+
+def combine(X: Tensor, r: Tensor) -> Tensor:
+    """``(n, m, d), (n, m) -> (n, d)``: the sum of each client's rows, weighted by its own r."""
+    n, m, d = X.shape
+    if X.device.type != "cpu":
+        return torch.bmm(r.unsqueeze(1), X).squeeze(1)
+    if m * d >= _LARGE:
+        return torch.stack([torch.mv(a.t(), b) for a, b in zip(X.unbind(0), r.unbind(0), strict=True)])
+    if n * m * d <= _CHUNK:
+        return (X * r.unsqueeze(2)).sum(1)
+    g = X.new_empty(n, d)
+    for c in _chunks(X):
+        torch.sum(X[c] * r[c].unsqueeze(2), dim=1, out=g[c])
+    return g

@@ -1,0 +1,24 @@
+"""Runtimes: where the rules of a method are carried out."""
+
+from fedcomposite.runtime.checkpoint import CheckpointError
+from fedcomposite.runtime.history import Record, Run
+from fedcomposite.runtime.simulator import (
+    ClientError,
+    DivergenceWarning,
+    Interrupted,
+    NonSmoothWarning,
+    Simulator,
+    simulate,
+)
+
+__all__ = [
+    "CheckpointError",
+    "ClientError",
+    "DivergenceWarning",
+    "Interrupted",
+    "NonSmoothWarning",
+    "Record",
+    "Run",
+    "Simulator",
+    "simulate",
+]

@@ -1,0 +1,66 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import pandas as pd
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Status = Literal["completed", "converged", "diverged", "interrupted"]
+
+
+class Record(dict[str, Any]):
+    """One evaluated round; ``record["objective"]`` and ``record.objective`` are the same.
+
+    Bytes, evaluations and seconds are totals since the start.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no {name!r} in this record (it has: {', '.join(self)})") from None
+
+
+@dataclass
+class Run:
+    """The result of :func:`fedcomposite.simulate`."""
+
+    solution: Tensor
+    """The model after the last round, ``(d,)`` (the last finite one if the run diverged)."""
+    history: list[Record]
+    """One record per evaluated round; the first is the starting model, round 0."""
+    status: Status
+    """Why it stopped: all rounds done, tolerance reached, divergence, or Ctrl-C."""
+    message: str
+    """One line for people."""
+    rounds: int
+    """Rounds done."""
+    server: NamedTuple
+    clients: NamedTuple
+    solutions: Tensor | None = field(default=None, repr=False)
+    """With ``keep_solutions=True``: the model before the first and after each round, ``(rounds + 1, d)``."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The history as a table."""
+        return pd.DataFrame(self.history)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw stationarity, objective and nonzeros against rounds; write a picture when ``path`` is given."""
+        from fedcomposite.experiments.plots import draw_histories
+
+        return draw_histories({"run": [self.history]}, path)
+
+    def __repr__(self) -> str:
+        last = self.history[-1]
+        return (
+            f"Run({self.status} after {self.rounds} rounds: objective {last['objective']:.6g}, "
+            f"stationarity {last['stationarity']:.2e}, {last['nonzeros']} of {len(self.solution)} nonzero)"
+        )

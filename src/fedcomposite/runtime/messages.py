@@ -1,0 +1,48 @@
+"""Tuples of tensors: what moves between server and clients, and what it weighs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T", bound=NamedTuple)
+
+
+def nbytes(message: NamedTuple) -> int:
+    """Bytes of a message: the sum over its tensors."""
+    return sum(t.nbytes for t in message)
+
+
+def each(state: T, function: Any) -> T:
+    """Apply a function to every tensor of a tuple."""
+    return type(state)(*(function(t) for t in state))
+
+
+def stack(state: T, n: int) -> T:
+    """The same tuple for n clients, without copying."""
+    return each(state, lambda t: t.expand(n, *t.shape))
+
+
+def take(states: T, clients: Tensor) -> T:
+    """The rows of some clients."""
+    return each(states, lambda t: t[clients])
+
+
+def put(states: T, clients: Tensor, new: T) -> None:
+    """Write the rows of some clients, in place."""
+    for old, fresh in zip(states, new, strict=True):
+        old[clients] = fresh
+
+
+def mean(replies: T, weights: Tensor | None = None) -> T:
+    """Mean over the clients' axis; ``weights`` (one per client) multiply the replies before the plain mean."""
+    if weights is None:
+        return each(replies, lambda t: t.mean(0))
+    return each(replies, lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1) / len(weights))
+
+
+def finite(state: NamedTuple) -> bool:
+    """Whether every number in a tuple is finite."""
+    return all(bool(torch.isfinite(t).all()) for t in state)
