@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def _settings(algorithm: AnyAlgorithm) -> list[tuple[int | None, float]]:
     return [(batch, share) for batch in (None, 4) for share in shares]
 
 
-def _models(problem: Problem, algorithm: AnyAlgorithm, rounds: int = 6, **settings: object) -> Tensor:
+def _models(problem: Problem, algorithm: AnyAlgorithm, rounds: int = 6, **settings: Any) -> Tensor:
     run = simulate(problem, algorithm, rounds=rounds, keep_solutions=True, evaluate_every=rounds, **settings)
     assert run.solutions is not None
     return run.solutions
@@ -56,7 +57,7 @@ def frozen_dataclass(algorithm: AnyAlgorithm) -> None:
     """A method is a frozen dataclass, final, with its card filled in."""
     cls = type(algorithm)
     assert dataclasses.is_dataclass(cls), f"{cls.__name__} must be a dataclass"
-    assert cls.__dataclass_params__.frozen, f"{cls.__name__} must be frozen"  # type: ignore[attr-defined]
+    assert cls.__dataclass_params__.frozen, f"{cls.__name__} must be frozen"
     assert [b for b in cls.__mro__[1:] if isinstance(b, type) and issubclass(b, Algorithm)] == [Algorithm], (
         f"{cls.__name__} must derive from Algorithm alone: no method inherits from another"
     )
