@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import operator
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import annotated_types as at
+import numpy as np
 import torch
 
 Positive = Annotated[float, at.Gt(0)]
@@ -112,15 +114,21 @@ def validate(instance: Any) -> None:
         object.__setattr__(instance, field.name, converted)
 
 
-def build(kind: str, registry: dict[str, type[Any]], name: str, fields: dict[str, Any]) -> Any:
-    """Make the registered class ``name`` from ``fields``, with errors that a config's author can act on."""
+def lookup(kind: str, registry: dict[str, type[Any]], name: str) -> type[Any]:
+    """Find a registered class by name, whatever the case."""
     folded = {key.casefold(): key for key in registry}
     key = folded.get(str(name).casefold())
     if key is None:
         raise ValueError(
             f"unknown {kind} {name!r}{suggest(str(name), registry)} (known: {', '.join(sorted(registry))})"
         )
-    cls = registry[key]
+    return registry[key]
+
+
+def build(kind: str, registry: dict[str, type[Any]], name: str, fields: dict[str, Any]) -> Any:
+    """Make the registered class ``name`` from ``fields``, with errors that a config's author can act on."""
+    cls = lookup(kind, registry, name)
+    key = cls.__name__
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for given in fields:
         if given not in known:
@@ -135,3 +143,27 @@ def build(kind: str, registry: dict[str, type[Any]], name: str, fields: dict[str
         wanted = ", ".join(f"{n} ({describe(hints[n])})" for n in missing)
         raise ValueError(f"{key} needs {wanted}")
     return cls(**fields)
+
+
+def check_call(
+    what: str, function: Callable[..., Any], options: Mapping[str, Any], error: type[ValueError] = ValueError
+) -> dict[str, Any]:
+    """Check options against the keyword-only parameters of a function: every name known, every value of its type.
+
+    Returns the options in normal form, ready for the call. ``what`` names the function in messages; NumPy scalars count
+    as numbers.
+    """
+    hints = typing.get_type_hints(function, include_extras=True)
+    known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    checked = {}
+    for name, value in options.items():
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise error(f"{what} has no option {name!r}{suggest(name, known)} (its options: {listed})")
+        ok, checked[name] = _accept(hints[name], value.item() if isinstance(value, np.generic) else value)
+        if not ok:
+            raise error(f"{what}: {name} = {value!r}, must be {describe(hints[name])}")
+    missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
+    if missing:
+        raise error(f"{what} needs " + ", ".join(f"{name} ({describe(hints[name])})" for name in missing))
+    return checked

@@ -7,6 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from fedcomposite._validation import build as _build
+from fedcomposite._validation import lookup as _lookup
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm, Empty, Gradient, Info
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "Scaffold",
     "Zhang",
     "build",
+    "lookup",
 ]
 
 
@@ -50,6 +52,11 @@ def _discover() -> dict[str, type[AnyAlgorithm]]:
 
 REGISTRY = _discover()
 globals().update(REGISTRY)
+
+
+def lookup(name: str) -> type[AnyAlgorithm]:
+    """Find a method's class by name; case does not matter."""
+    return _lookup("algorithm", REGISTRY, name)
 
 
 def build(name: str, **fields: Any) -> AnyAlgorithm:

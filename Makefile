@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+WORKERS ?= 2
+# Real data for the tests that use it; they skip with a reason where it is absent.
+export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
+
+.PHONY: demo test lint clean install
+
+demo: $(VENV)/.core
+	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
+
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(VENV)/.core
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(BIN)/pip pyproject.toml constraints.txt
+	@echo "installing fedcomposite into $(VENV) (a few minutes the first time)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	@echo "installing the test extras"
+	$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

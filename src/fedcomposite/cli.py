@@ -1,0 +1,285 @@
+"""The command line: ``fedcomposite run | compare | list | plot | data``.
+
+Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedcomposite import __version__, algorithms, data, problems, regularizers
+from fedcomposite.experiments import runner
+from fedcomposite.experiments.config import Config, ConfigError, shipped
+from fedcomposite.experiments.plots import draw_histories, draw_silos
+from fedcomposite.experiments.store import RunFolder, coefficients
+from fedcomposite.runtime import ClientError, Interrupted, Record
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+data_app = typer.Typer(no_args_is_help=True, help="Look at data before using it.")
+app.add_typer(data_app, name="data")
+_WIDTH = None if sys.stdout.isatty() else 120  # a log or a pipe has no width of its own
+out, err = Console(width=_WIDTH), Console(stderr=True)
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write (default: runs/NAME-TIME).")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds from an earlier run.")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", metavar="RUN", help="Go on with this folder, from its checkpoint.")
+]
+Source = Annotated[
+    str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a shipped experiment.")
+]
+
+
+class FailedError(Exception):
+    """Something went wrong that is not the user's wording; exit code 1."""
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    """Composite federated learning: sparse, constrained models across silos that keep their data."""
+    if show:
+        out.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Source = None,
+    overrides: Overrides = None,
+    destination: Out = None,
+    overwrite: Overwrite = False,
+    resume: Resume = None,
+) -> None:
+    """Run one method on one problem and leave a run folder."""
+    experiment, path = _open(config, overrides, destination, resume)
+    if len(experiment.specs) != 1 or experiment.algorithm is None:
+        raise ConfigError(f"{config or resume}: `run` needs one [algorithm]; for several [[algorithms]] use `compare`")
+    folder = RunFolder(path)
+    if resume is None:
+        folder.create(overwrite)
+    problem = experiment.make_problem()
+    out.print(f"[bold]{escape(experiment.name)}[/]: {experiment.labels[0]} on {escape(str(problem.silos))}")
+    with _progress(experiment.run.rounds) as begin:
+        try:
+            result = runner.execute(experiment, folder, problem, begin(experiment.labels[0]))
+        except Interrupted as stop:
+            raise FailedError(f"{stop.run.message}; go on with: fedcomposite run --resume {folder.path}") from None
+    last = result.history[-1]
+    out.print(
+        f"{result.message}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
+        f"{last['nonzeros']} of {problem.dimension} nonzero, {_megabytes(last):.3g} MB sent, {last['seconds']:.2f} s"
+    )
+    found = coefficients(problem, result.solution)
+    _print_frame(
+        found.head(15), f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
+    )
+    out.print(f"written: {escape(str(folder.path))}")
+    if result.status == "diverged":
+        raise FailedError(result.message)
+
+
+@app.command()
+def compare(
+    config: Source = None,
+    overrides: Overrides = None,
+    destination: Out = None,
+    overwrite: Overwrite = False,
+    resume: Resume = None,
+) -> None:
+    """Run several methods over several seeds; a table, a plot, and a run folder for each."""
+    experiment, path = _open(config, overrides, destination, resume)
+    if not experiment.specs:
+        raise ConfigError(f"{config or resume}: no [[algorithms]] to compare")
+    if resume is None:
+        if overwrite:
+            runner.clear(path)
+        elif path.exists() and any(path.iterdir()):
+            raise ConfigError(f"{path}: already holds files; use --resume, --overwrite or another --out")
+        path.mkdir(parents=True, exist_ok=True)
+    seeds = experiment.seeds or [experiment.seed]
+    out.print(f"[bold]{escape(experiment.name)}[/]: {len(experiment.specs)} methods, {len(seeds)} seed(s)")
+    with _progress(experiment.run.rounds) as begin:
+        try:
+            table = runner.compare(
+                experiment, path, begin=lambda label, seed: begin(f"{label}, seed {seed}" if len(seeds) > 1 else label)
+            )
+        except Interrupted as stop:
+            raise FailedError(f"{stop.run.message}; go on with: fedcomposite compare --resume {path}") from None
+    shown = table if len(seeds) > 1 else table.drop(columns=[c for c in table if str(c).endswith("±")])
+    if (table["status"] == "completed").all():
+        shown = shown.drop(columns="status")
+    _print_frame(shown, "stationarity is relative to the start; nonzeros, MB and seconds at the end")
+    out.print(f"written: {escape(str(path))} (plot.png, comparison.csv)")
+    if (table["status"] == "diverged").all():
+        raise FailedError("every method diverged; try smaller steps")
+
+
+@app.command("list")
+def list_names(
+    what: Annotated[
+        Literal["algorithms", "regularizers", "datasets", "partitions", "losses", "experiments"],
+        typer.Argument(help="What to list."),
+    ],
+) -> None:
+    """List what can be named in a configuration."""
+    if what == "algorithms":
+        _print_frame(algorithm_table(), "fields are given in [algorithm]")
+        return
+    known: dict[str, str] = {
+        "regularizers": lambda: {k: _first_line(v) for k, v in regularizers.REGISTRY.items()},
+        "datasets": lambda: {k: _first_line(v) for k, v in data.DATASETS.items()},
+        "partitions": lambda: {k: _first_line(v) for k, v in data.PARTITIONERS.items()},
+        "losses": lambda: {k: _first_line(v) for k, v in problems.LOSSES.items()},
+        "experiments": shipped,
+    }[what]()
+    _print_frame(pd.DataFrame({"name": known.keys(), "what": known.values()}), "")
+
+
+def algorithm_table() -> pd.DataFrame:
+    """What each method handles and needs."""
+    rows = []
+    for name, cls in algorithms.REGISTRY.items():
+        fields = [f for f in cls.__dataclass_fields__.values() if f.init and f.name != "info"]  # type: ignore[attr-defined]
+        rows.append(
+            {
+                "name": name,
+                "year": str(cls.info.year),
+                "h": cls.info.regularizer,
+                "participation": cls.info.participation,
+                "exact": "yes" if cls.info.exact else "no",
+                "fields": ", ".join(f.name for f in fields),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or comparisons.")],
+    destination: Annotated[Path, typer.Option("--out", help="The picture to write.")] = Path("plot.png"),
+    title: Annotated[str, typer.Option(help="A title.")] = "",
+) -> None:
+    """Draw the curves of one or more runs in one picture."""
+    draw_histories(runner.collect(runs), destination, title)
+    out.print(f"written: {escape(str(destination))}")
+
+
+@data_app.command()
+def describe(
+    source: Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A data set, or an experiment with [data].")],
+    overrides: Overrides = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="Also draw the class counts per client.")] = None,
+) -> None:
+    """Print how the samples lie with the clients, and how different the clients are."""
+    if source in data.DATASETS:
+        content = {"data": {"name": source}, "run": {"rounds": 0}}
+        silos = Config.check(content, source).make_silos()
+    else:
+        silos = Config.read(source, overrides or ()).make_silos()
+    _print_frame(silos.summary(), str(silos))
+    out.print(", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in silos.heterogeneity().items()))
+    if picture is not None:
+        draw_silos(silos, picture)
+        out.print(f"written: {escape(str(picture))}")
+
+
+# -- helpers ------------------------------------------------------------------------------------------------------------
+
+
+def _open(
+    config: str | None, overrides: list[str] | None, destination: Path | None, resume: Path | None
+) -> tuple[Config, Path]:
+    """Read the experiment and decide the folder."""
+    if (config is None) == (resume is None):
+        raise ConfigError("give a CONFIG, or --resume RUN to go on with an earlier run")
+    if resume is not None:
+        if not (resume / "config.toml").is_file():
+            raise ConfigError(f"--resume {resume}: no config.toml there, so this is not a run folder")
+        if destination is not None:
+            raise ConfigError("--out cannot be given with --resume")
+        return Config.read(resume / "config.toml", overrides or ()), resume
+    experiment = Config.read(str(config), overrides or ())
+    return experiment, destination or Path("runs") / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _megabytes(record: Record) -> float:
+    return float(record["bytes_up"] + record["bytes_down"]) / 1e6
+
+
+@contextmanager
+def _progress(rounds: int) -> Iterator[Callable[[str], Callable[[Record], None]]]:
+    """A live bar per run on a terminal; a line per tenth of a run elsewhere."""
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+        TextColumn("{task.fields[seen]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+
+        def begin(label: str) -> Callable[[Record], None]:
+            task = bar.add_task(escape(label), total=rounds, seen="")
+
+            def watch(record: Record) -> None:
+                seen = (
+                    f"F {record['objective']:.6g}  ‖G‖ {record['stationarity']:.1e}  "
+                    f"nnz {record['nonzeros']}  {_megabytes(record):.3g} MB"
+                )
+                bar.update(task, completed=record["round"], seen=seen)
+                if not err.is_terminal and record["round"] % max(1, rounds // 10) == 0:
+                    err.print(f"{label}: round {record['round']}/{rounds}  {seen}", highlight=False, markup=False)
+
+            return watch
+
+        yield begin
+
+
+def _print_frame(frame: pd.DataFrame, caption: str) -> None:
+    table = Table(caption=escape(caption) or None, caption_justify="left")
+    for column in frame.columns:
+        numeric = pd.api.types.is_numeric_dtype(frame[column])
+        table.add_column(escape(str(column)), justify="right" if numeric else "left", overflow="fold")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(_shown(v) for v in row))
+    out.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None or value != value:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.4g}"
+    return escape(str(value))
+
+
+def _first_line(thing: Any) -> str:
+    lines = (thing.__doc__ or "").strip().splitlines()
+    return lines[0].rstrip(":") if lines else ""
+
+
+def main() -> None:
+    """Entry point: one clear line for what went wrong, and the exit code that says whose move it is."""
+    try:
+        app()
+    except (ValueError, TypeError) as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except (ClientError, FailedError) as error:
+        err.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err.print("stopped", style="red")
+        sys.exit(1)

@@ -1,0 +1,283 @@
+"""Experiment files: TOML, validated as a whole before any work starts."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedcomposite import algorithms, data, regularizers
+from fedcomposite._validation import suggest
+from fedcomposite.algorithms import AnyAlgorithm
+from fedcomposite.data import Silos
+from fedcomposite.problems import Problem
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message is one line and names the place."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ProblemSection(_Section):
+    """``[problem]``: the loss and how clients are weighted."""
+
+    loss: str = "logistic"
+    bias: bool = False
+    weights: Literal["uniform", "samples"] = "uniform"
+
+
+class RunSection(_Section):
+    """``[run]``: the settings of :func:`fedcomposite.simulate`."""
+
+    rounds: int = Field(ge=0)
+    batch_size: int | None = Field(default=None, ge=1)
+    sampling: Literal["replacement", "epoch"] = "replacement"
+    participation: float = Field(default=1.0, gt=0, le=1)
+    replace: bool = False
+    dtype: Literal["float32", "float64"] = "float64"
+    device: str = "cpu"
+    evaluate_every: int = Field(default=1, ge=1)
+    tolerance: float | None = Field(default=None, gt=0)
+    stationarity_step: float | None = Field(default=None, gt=0)
+    backend: Literal["stacked", "loop"] = "stacked"
+    checkpoint_every: int = Field(default=50, ge=0)
+
+
+class Config(_Section):
+    """A whole experiment; one ``[algorithm]`` to run, or several ``[[algorithms]]`` to compare.
+
+    ``seed`` is used wherever a section does not set its own; ``seeds`` repeats a comparison for each.
+    """
+
+    name: str = "run"
+    seed: int = Field(default=0, ge=0)
+    seeds: list[int] = []
+    data: dict[str, Any]
+    partition: dict[str, Any] | None = None
+    problem: ProblemSection = ProblemSection()
+    regularizer: dict[str, Any] = {"name": "Zero"}
+    algorithm: dict[str, Any] | None = None
+    algorithms: list[dict[str, Any]] = []
+    run: RunSection
+
+    # -- reading and writing ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, source: str | Path, overrides: Sequence[str] = ()) -> Config:
+        """Read a file, or one of the package's own by name, and apply ``section.field=value`` overrides."""
+        path = locate(source)
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+        for override in overrides:
+            _override(content, override)
+        base = path.parent
+        if isinstance(content.get("data"), dict) and isinstance(content["data"].get("files"), list):
+            content["data"]["files"] = [str(base / str(f)) for f in content["data"]["files"]]
+        return cls.check(content, path.name)
+
+    @classmethod
+    def check(cls, content: Mapping[str, Any], where: str = "config") -> Config:
+        """Validate parsed content; every mistake is one line that says where it is."""
+        try:
+            config = cls.model_validate(dict(content))
+        except ValidationError as error:
+            raise ConfigError(f"{where}: {_explain(error, cls)}") from None
+        try:
+            config.make_regularizer()
+            for spec in config.specs:
+                config.make_algorithm(spec, None)
+            config._check_data()
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        return config
+
+    def write(self, path: Path) -> None:
+        """Write the resolved experiment."""
+        content = self.model_dump(exclude_none=True)
+        content = {k: v for k, v in content.items() if v != [] or k == "data"}
+        path.write_text(tomli_w.dumps(content), encoding="utf-8")
+
+    def only(self, spec: dict[str, Any], seed: int) -> Config:
+        """The single run of one method and one seed."""
+        return self.model_copy(update={"algorithm": spec, "algorithms": [], "seed": seed, "seeds": []})
+
+    # -- building ---------------------------------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        """The methods to run, as written."""
+        return self.algorithms or ([self.algorithm] if self.algorithm else [])
+
+    @property
+    def labels(self) -> list[str]:
+        """A distinct name per method: its ``label``, or its class name, numbered when it repeats."""
+        raw = [str(s.get("label", algorithms.lookup(s["name"]).__name__)) for s in self.specs]
+        return [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
+
+    def make_regularizer(self) -> regularizers.Regularizer:
+        """Build ``[regularizer]``."""
+        fields = dict(self.regularizer)
+        if "name" not in fields:
+            raise ConfigError("[regularizer] needs a name")
+        try:
+            return regularizers.build(fields.pop("name"), **fields)
+        except ValueError as error:
+            raise ConfigError(f"[regularizer] {error}") from None
+
+    def make_algorithm(self, spec: Mapping[str, Any], problem: Problem | None) -> AnyAlgorithm:
+        """Build a method; with ``steps = "auto"`` the fields it leaves out come from the problem's smoothness.
+
+        Without a problem only the names and values are checked.
+        """
+        fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
+        try:
+            if "name" not in spec:
+                raise ConfigError("needs a name")
+            if (steps := spec.get("steps")) is None:
+                return algorithms.build(spec["name"], **fields)
+            if steps != "auto":
+                raise ConfigError(f"steps = {steps!r}, must be 'auto' (or leave it out and give the steps)")
+            cls = algorithms.lookup(spec["name"])
+            L, rho = (1.0, 0.0) if problem is None else (problem.smoothness(), problem.regularizer.rho)
+            local_steps = {"local_steps": fields["local_steps"]} if isinstance(fields.get("local_steps"), int) else {}
+            chosen = vars(cls.auto(L, rho, **local_steps))
+            return algorithms.build(spec["name"], **{**chosen, **fields})
+        except ValueError as error:
+            raise ConfigError(f"[algorithm] {error}") from None
+
+    def _seeded(self, options: dict[str, Any], function: Any) -> dict[str, Any]:
+        return {"seed": self.seed, **options} if "seed" in inspect.signature(function).parameters else options
+
+    def _check_data(self) -> None:
+        """Refuse unknown names before anything is read."""
+        name, files = self.data.get("name"), self.data.get("files")
+        if (name is None) == (files is None):
+            raise ConfigError("[data] needs either a name (of a data set) or files (one CSV per client)")
+        if name is not None and name not in data.DATASETS:
+            raise ConfigError(
+                f"[data] unknown data set {name!r}{suggest(str(name), data.DATASETS)} "
+                f"(known: {', '.join(sorted(data.DATASETS))})"
+            )
+        if files is not None and "target" not in self.data:
+            raise ConfigError("[data] files need a target: the name of the column to predict")
+        if self.partition is not None:
+            for key in ("name", "clients"):
+                if key not in self.partition:
+                    raise ConfigError(f"[partition] needs {key}")
+            if self.partition["name"] not in data.PARTITIONERS:
+                known = ", ".join(data.PARTITIONERS)
+                hint = suggest(str(self.partition["name"]), data.PARTITIONERS)
+                raise ConfigError(f"[partition] unknown name {self.partition['name']!r}{hint} (known: {known})")
+
+    def make_silos(self) -> Silos:
+        """Load ``[data]`` and deal it out as ``[partition]`` says."""
+        options = {k: v for k, v in self.data.items() if k not in ("name", "files")}
+        try:
+            if "files" in self.data:
+                silos = Silos.from_csv(self.data["files"], **options)
+            else:
+                silos = data.load(self.data["name"], **self._seeded(options, data.DATASETS[self.data["name"]]))
+        except TypeError as error:
+            raise ConfigError(f"[data] {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"[data] {error}") from None
+        if self.partition is None:
+            return silos
+        dealt = {k: v for k, v in self.partition.items() if k != "name"}
+        try:
+            return silos.partition(self.partition["name"], **{"seed": self.seed, **dealt})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[partition] {error}") from None
+
+    def make_problem(self, silos: Silos | None = None) -> Problem:
+        """Build the problem."""
+        silos = silos or self.make_silos()
+        try:
+            return Problem(silos, regularizer=self.make_regularizer(), **self.problem.model_dump())
+        except ValueError as error:
+            raise ConfigError(f"[problem] {error}") from None
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of :func:`fedcomposite.simulate`."""
+        chosen = self.run.model_dump()
+        return {**chosen, "dtype": getattr(torch, chosen["dtype"]), "seed": self.seed}
+
+
+def shipped() -> dict[str, str]:
+    """The package's own experiments: name and first comment line."""
+    folder = resources.files("fedcomposite.experiments") / "configs"
+    found = {
+        p.name.removesuffix(".toml"): p.read_text(encoding="utf-8")
+        for p in folder.iterdir()
+        if p.name.endswith(".toml")
+    }
+    return {k: found[k].splitlines()[0].lstrip("# ") for k in sorted(found)}
+
+
+def locate(source: str | Path) -> Path:
+    """Find a config file by path, or by the name of a shipped one."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    own = Path(str(resources.files("fedcomposite.experiments"))) / "configs" / f"{source}.toml"
+    if path.suffix == "" and own.is_file():
+        return own
+    hint = suggest(str(source), shipped())
+    raise ConfigError(
+        f"{source}: no such file, and no shipped experiment of that name{hint} (shipped: {', '.join(shipped())})"
+    )
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    """Apply ``section.field=value``; the value is TOML, or a bare string."""
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override}: expected section.field=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    place: Any = content
+    *path, last = key.strip().split(".")
+    for part in path:
+        if isinstance(place, list):
+            if not part.isdigit() or int(part) >= len(place):
+                raise ConfigError(f"--set {override}: {part!r} is not a position in a list of {len(place)}")
+            place = place[int(part)]
+        else:
+            place = place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"--set {override}: {part!r} is not a section")
+    if isinstance(place, list):
+        raise ConfigError(
+            f"--set {override}: name a field of one of the {len(place)} entries, as in algorithms.0.step=0.1"
+        )
+    place[last] = value
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first problem of a validation, in one line."""
+    first = error.errors()[0]
+    *sections, last = [str(p) for p in first["loc"]] or ["?"]
+    where = f"[{'.'.join(sections)}] {last}" if sections else last
+    if first["type"] == "extra_forbidden":
+        known: Any = model
+        for part in sections:
+            known = known.model_fields[part].annotation
+        names = list(known.model_fields)
+        return f"{where} is not a known field{suggest(last, names)} (known: {', '.join(names)})"
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"

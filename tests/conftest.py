@@ -1,0 +1,32 @@
+"""Problems that several tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedcomposite as fc
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def silos():
+    """The heterogeneous silos of the acceptance tests: n = 30, d = 20, m = 100."""
+    return fc.data.load("synthetic", clients=30, features=20, samples=100, alpha=1.0, beta=1.0, seed=0)
+
+
+@pytest.fixture(scope="session")
+def lasso(silos):
+    """Sparse logistic regression on them."""
+    return fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.003))
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """The folder of real data sets, or a skip that says how to get it."""
+    folder = os.environ.get("FEDCOMPOSITE_DATA", "")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("FEDCOMPOSITE_DATA does not name a folder with the real data sets")
+    return Path(folder)
