@@ -1,0 +1,5 @@
+"""``python -m fedcomposite``."""
+
+from fedcomposite.cli import main
+
+main()
