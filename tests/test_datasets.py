@@ -393,13 +393,15 @@ def test_data_folder_first(alone, monkeypatch, tmp_path):
         fetch("toy", [file])
 
 
-def test_bad_cache_is_replaced(alone, site):
-    folder, address, _ = site
-    (folder / "tiny").write_bytes(TEXT)
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress)])
+def test_bad_cache_is_replaced(alone, site, suffix, pack):
+    folder, address, asked = site
+    (folder / f"tiny{suffix}").write_bytes(pack(TEXT))
     (alone / "toy").mkdir(parents=True)
     (alone / "toy" / "tiny").write_bytes(b"half a fi")
-    assert fetch("toy", [File("toy/tiny", SUM, (f"{address}/tiny",))]) == [TEXT]
-    assert (alone / "toy" / "tiny").read_bytes() == TEXT
+    for _ in range(2):
+        assert fetch("toy", [File("toy/tiny", SUM, (f"{address}/tiny{suffix}",))]) == [TEXT]
+    assert len(asked) == 1
 
 
 def test_cache_that_cannot_be_written(alone, site, monkeypatch, tmp_path):

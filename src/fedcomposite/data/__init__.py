@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from fedcomposite._validation import suggest
-from fedcomposite.data import embedded
+from fedcomposite._validation import check_call, suggest
+from fedcomposite.data import embedded, images, tables
+from fedcomposite.data.catalog import FILES
+from fedcomposite.data.fetch import Progress, fetch
+from fedcomposite.data.images import normalization
 from fedcomposite.data.partition import PARTITIONERS, partition
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.synthetic import synthetic
 
-__all__ = ["DATASETS", "PARTITIONERS", "DataError", "Silos", "load", "partition", "synthetic"]
+__all__ = [
+    "DATASETS",
+    "PARTITIONERS",
+    "DataError",
+    "Silos",
+    "download",
+    "load",
+    "normalization",
+    "partition",
+    "synthetic",
+]
 
 DATASETS: dict[str, Callable[..., Silos]] = {
     "synthetic": synthetic,
@@ -20,20 +32,46 @@ DATASETS: dict[str, Callable[..., Silos]] = {
     "diabetes": embedded.diabetes,
     "digits": embedded.digits,
     "wine": embedded.wine,
+    "wisconsin": tables.wisconsin,
+    "heart_disease": tables.heart_disease,
+    "ilea_schools": tables.ilea_schools,
+    "a9a": tables.a9a,
+    "w8a": tables.w8a,
+    "mushrooms": tables.mushrooms,
+    "mnist": images.mnist,
+    "fashion_mnist": images.fashion_mnist,
+    "cifar10": images.cifar10,
 }
+
+
+def _known(name: str) -> str:
+    if name not in DATASETS:
+        raise DataError(
+            f"unknown data set {name!r}{suggest(str(name), DATASETS)} (known: {', '.join(sorted(DATASETS))})"
+        )
+    return name
 
 
 def load(name: str, **options: Any) -> Silos:
     """Load a data set by name, with the options of its function: ``load("synthetic", clients=30, alpha=1.0)``.
 
     A data set that is not split between clients comes as one silo; deal it out with ``.partition(...)``.
+    Files that are not at hand are downloaded once, see :mod:`fedcomposite.data.fetch`.
+
+    Examples
+    --------
+    >>> load("heart_disease").names
+    ('cleveland', 'hungary', 'switzerland', 'longbeach')
+    >>> load("digits").partition("dirichlet", clients=5, alpha=0.5)
+    Silos(5 clients, ... samples each, 64 features)
     """
-    if name not in DATASETS:
-        raise DataError(f"unknown data set {name!r}{suggest(name, DATASETS)} (known: {', '.join(sorted(DATASETS))})")
-    known = list(inspect.signature(DATASETS[name]).parameters)
-    for given in options:
-        if given not in known:
-            raise DataError(
-                f"data set {name!r} has no option {given!r}{suggest(given, known)} (its options: {', '.join(known)})"
-            )
-    return DATASETS[name](**options)
+    function = DATASETS[_known(name)]
+    return function(**check_call(name, function, options, DataError))
+
+
+def download(name: str, *, progress: Progress | None = None) -> None:
+    """Get the files of a data set ahead of time, as for a machine that will be offline.
+
+    ``progress(url, received, total)`` is called as bytes arrive; without it a bar is drawn on a terminal.
+    """
+    fetch(name, FILES.get(_known(name), ()), progress)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import annotated_types as at
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import suggest
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ArrayLike = Tensor | npt.ArrayLike
+Seed = Annotated[int, at.Ge(0)]
+Share = Annotated[float, at.Ge(0), at.Lt(1)]
 
 
 class DataError(ValueError):
@@ -29,7 +36,11 @@ def _tensor(values: ArrayLike, what: str) -> Tensor:
     array = np.asarray(values)
     if array.dtype == object or array.dtype.kind in "USO":
         raise DataError(f"{what}: values of type {array.dtype} are not numbers; encode text columns first")
-    return torch.from_numpy(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except TypeError:
+        raise DataError(f"{what}: numbers of type {array.dtype} are not supported; cast them to float64") from None
 
 
 def _check_finite(values: Tensor, what: str) -> None:
@@ -43,12 +54,25 @@ def _check_finite(values: Tensor, what: str) -> None:
         )
 
 
+def _read_npz(path: Path, target: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            for name in ("X", target):
+                if name not in file:
+                    raise DataError(f"{path}: no array {name!r} (it has: {', '.join(file)})")
+            return file["X"], file[target]
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a readable .npz file ({error})") from None
+
+
 @dataclass(frozen=True)
 class Silos:
     """The data of n clients; sizes may differ.
 
     Samples are stored one client after another: client i owns rows ``offsets[i]:offsets[i+1]``. Make one
-    with :meth:`from_arrays`, :meth:`from_csv` or :func:`fedcomposite.data.load`.
+    with :meth:`from_arrays`, :meth:`from_files` or :func:`fedcomposite.data.load`.
     """
 
     features: Tensor
@@ -62,12 +86,19 @@ class Silos:
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
+        steps = [b - a for a, b in itertools.pairwise(self.offsets)]
+        if n < 1 or self.offsets[0] != 0 or min(steps) < 1 or self.offsets[-1] != len(self.features):
+            raise DataError(f"offsets {self.offsets} do not cut {len(self.features)} samples into silos of 1 or more")
+        if len(self.targets) != len(self.features):
+            raise DataError(f"{len(self.targets)} targets for {len(self.features)} samples")
         if not self.names:
             object.__setattr__(self, "names", tuple(f"client {i}" for i in range(n)))
         if not self.ids:
             object.__setattr__(self, "ids", tuple(range(n)))
         if len(self.names) != n:
             raise DataError(f"{len(self.names)} names for {n} clients")
+        if len(self.ids) != n:
+            raise DataError(f"{len(self.ids)} ids for {n} clients")
         if self.feature_names and len(self.feature_names) != self.features.shape[1]:
             raise DataError(f"{len(self.feature_names)} feature names for {self.features.shape[1]} features")
 
@@ -137,6 +168,7 @@ class Silos:
         files.
         """
         arrays, names, columns = [], [], None
+        seen: set[str] = set()
         for path in map(Path, paths):
             if not path.is_file():
                 raise DataError(f"{path}: no such file")
@@ -146,6 +178,9 @@ class Silos:
                 raise DataError(f"{path}: not a readable CSV file ({error})") from None
             if target not in frame:
                 raise DataError(f"{path}: no column {target!r} (it has: {', '.join(map(str, frame.columns))})")
+            if frame.empty:
+                raise DataError(f"{path} is an empty silo: it has no rows below the header")
+            seen |= set(map(str, frame.columns))
             frame = frame.drop(columns=list(drop), errors="ignore")
             found = [c for c in frame.columns if c != target]
             if columns is None:
@@ -164,7 +199,26 @@ class Silos:
                     )
             arrays.append((frame[columns].to_numpy(np.float64), frame[target].to_numpy(np.float64)))
             names.append(path.stem)
+        for column in drop:
+            if arrays and column not in seen:
+                raise DataError(f"drop = {column!r}: no file has this column{suggest(column, seen)}")
         return cls.from_arrays(arrays, names=names, feature_names=[str(c) for c in columns or ()])
+
+    @classmethod
+    def from_files(cls, paths: Iterable[str | Path], *, target: str, **options: Any) -> Silos:
+        """Read one file per client, all ``.csv`` (with the options of :meth:`from_csv`) or all ``.npz``.
+
+        An ``.npz`` file holds the features as the array ``X`` and the targets as the array named ``target``.
+        """
+        files = [Path(path) for path in paths]
+        kinds = sorted({path.suffix.casefold() for path in files})
+        if kinds == [".csv"]:
+            return cls.from_csv(files, target=target, **options)
+        if kinds != [".npz"]:
+            raise DataError(f"files must be all .csv or all .npz, these are {', '.join(kinds) or 'none'}")
+        if options:
+            raise DataError(f".npz files take no option {next(iter(options))!r}")
+        return cls.from_arrays([_read_npz(path, target) for path in files], names=[path.stem for path in files])
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +236,8 @@ class Silos:
         sizes = self.sizes
         spread = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
         shape = "x".join(map(str, self.features.shape[1:]))
-        return f"Silos({len(self)} clients, {spread} samples each, {shape} features)"
+        many = "client" if len(self) == 1 else "clients"
+        return f"Silos({len(self)} {many}, {spread} samples each, {shape} features)"
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -191,16 +246,24 @@ class Silos:
 
     @property
     def classes(self) -> npt.NDArray[Any] | None:
-        """The labels, when the targets look like classes (at most 100 distinct integers); otherwise None."""
+        """The labels, when the targets look like classes; otherwise None.
+
+        They do if they are of an integer type with at most 1000 values, or whole numbers of a floating-point
+        type with at most 50 (examination points from 1 to 70 are a quantity).
+        """
         values: npt.NDArray[Any] = torch.unique(self.targets).numpy()
-        return values if len(values) <= 100 and bool(np.all(values == np.round(values))) else None
+        most = 50 if self.targets.is_floating_point() else 1000
+        return values if len(values) <= most and bool(np.all(values == np.round(values))) else None
 
     def summary(self) -> pd.DataFrame:
         """One row per client: its size and, for classification, how many samples it has of each class."""
         frame = pd.DataFrame({"client": self.names, "samples": self.sizes})
         if (classes := self.classes) is not None:
-            for label in classes:
-                frame[f"class {label:g}"] = [int((self[i][1] == label).sum()) for i in range(len(self))]
+            counts = np.zeros((len(self), len(classes)), np.int64)
+            owner = np.repeat(np.arange(len(self)), self.sizes)
+            np.add.at(counts, (owner, np.searchsorted(classes, self.targets.numpy())), 1)
+            for j, label in enumerate(classes):
+                frame[f"class {label:g}"] = counts[:, j]
         else:
             frame["target mean"] = [float(self[i][1].double().mean()) for i in range(len(self))]
             frame["target sd"] = [float(self[i][1].double().std(correction=0)) for i in range(len(self))]
@@ -254,6 +317,8 @@ class Silos:
         """Hold out a share of every client's samples (at least one stays) as pooled test data."""
         if not 0 < test < 1:
             raise DataError(f"split: test = {test}, must be between 0 and 1")
+        if self.test is not None:
+            raise DataError("split: these silos have test data already")
         generator = np.random.default_rng(seed)
         keep, out = [], []
         for i in range(len(self)):
@@ -262,5 +327,20 @@ class Silos:
             out.append(rows[:cut])
             keep.append(rows[cut:])
         held = torch.from_numpy(np.sort(np.concatenate(out)))
+        if len(held) == 0:
+            raise DataError(f"split: test = {test} of silos with at most {self.sizes.max()} samples holds out none")
         kept = self.subset(keep, self.names)
         return replace(kept, test=(self.features[held], self.targets[held]), ids=self.ids)
+
+    def standardize(self) -> Silos:
+        """(x - mean) / sd of each feature over the pooled training samples; test data are scaled alike.
+
+        A feature that is constant in training is left as it is.
+        """
+        X = self.features.double()
+        low, high = X.amin(0), X.amax(0)
+        varies = high > low
+        mean = torch.where(varies, X.mean(0), 0.0)
+        sd = torch.where(varies, X.std(0, correction=0), 1.0)
+        test = ((self.test[0].double() - mean) / sd, self.test[1]) if self.test is not None else None
+        return replace(self, features=(X - mean) / sd, test=test)

@@ -21,33 +21,28 @@ from typing import Literal
 
 import numpy as np
 
-from fedcomposite.data.silos import DataError, Silos
+from fedcomposite._validation import Count, NonNegative, check_call
+from fedcomposite.data.silos import DataError, Seed, Share, Silos
 
 
 def synthetic(
-    clients: int = 30,
-    features: int = 20,
-    samples: int | None = 100,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    seed: int = 0,
+    *,
+    clients: Count = 30,
+    features: Count = 20,
+    samples: Count | None = 100,
+    alpha: NonNegative = 1.0,
+    beta: NonNegative = 1.0,
+    seed: Seed = 0,
     labels: Literal["logit", "softmax"] = "logit",
-    classes: int = 2,
+    classes: Count = 2,
     scale: bool = True,
-    test: float = 0.0,
+    test: Share = 0.0,
 ) -> Silos:
     """Make ``clients`` silos; ``samples=None`` draws their sizes as int(lognormal(4, 2)) + 50, as published.
 
     ``test`` is the share of each silo that is held out (0.1 in the published code).
     """
-    if clients < 1 or features < 1 or (samples is not None and samples < 1):
-        raise DataError(
-            f"synthetic: clients = {clients}, features = {features}, samples = {samples}, must be at least 1"
-        )
-    if alpha < 0 or beta < 0:
-        raise DataError(f"synthetic: alpha = {alpha}, beta = {beta}, must be >= 0")
-    if labels not in ("logit", "softmax"):
-        raise DataError(f"synthetic: labels = {labels!r}, must be 'logit' or 'softmax'")
+    check_call("synthetic", synthetic, locals(), DataError)
     if classes < 2 or (labels == "logit" and classes != 2):
         raise DataError(f"synthetic: classes = {classes}, must be at least 2, and 2 for labels = 'logit'")
     rng = np.random.default_rng(seed)

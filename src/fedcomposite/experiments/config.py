@@ -164,7 +164,7 @@ class Config(_Section):
         """Refuse unknown names before anything is read."""
         name, files = self.data.get("name"), self.data.get("files")
         if (name is None) == (files is None):
-            raise ConfigError("[data] needs either a name (of a data set) or files (one CSV per client)")
+            raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
         if name is not None and name not in data.DATASETS:
             raise ConfigError(
                 f"[data] unknown data set {name!r}{suggest(str(name), data.DATASETS)} "
@@ -186,12 +186,10 @@ class Config(_Section):
         options = {k: v for k, v in self.data.items() if k not in ("name", "files")}
         try:
             if "files" in self.data:
-                silos = Silos.from_csv(self.data["files"], **options)
+                silos = Silos.from_files(self.data["files"], **options)
             else:
                 silos = data.load(self.data["name"], **self._seeded(options, data.DATASETS[self.data["name"]]))
-        except TypeError as error:
-            raise ConfigError(f"[data] {error}") from None
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"[data] {error}") from None
         if self.partition is None:
             return silos
