@@ -11,11 +11,21 @@ from fedcomposite._validation import lookup as _lookup
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm, Empty, Gradient, Info
 
 if TYPE_CHECKING:
+    from fedcomposite.algorithms.fastfedda import FastFedDA
+    from fedcomposite.algorithms.fedadmm import FedADMM
     from fedcomposite.algorithms.fedavg import FedAvg
     from fedcomposite.algorithms.fedcanon import FedCanon
     from fedcomposite.algorithms.fedcanon2 import FedCanonII
+    from fedcomposite.algorithms.fedda import FedDA
+    from fedcomposite.algorithms.feddr import FedDR
+    from fedcomposite.algorithms.fedmid import FedMid
+    from fedcomposite.algorithms.fedmls import FedMLS
+    from fedcomposite.algorithms.fedmspp import FedMSPP
     from fedcomposite.algorithms.fednmap import FedNMap
+    from fedcomposite.algorithms.fedprox import FedProx
     from fedcomposite.algorithms.proximal_gradient import ProximalGradient
+    from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
+    from fedcomposite.algorithms.scaffnew import Scaffnew
     from fedcomposite.algorithms.scaffold import Scaffold
     from fedcomposite.algorithms.zhang import Zhang
 
@@ -24,13 +34,23 @@ __all__ = [
     "Algorithm",
     "AnyAlgorithm",
     "Empty",
+    "FastFedDA",
+    "FedADMM",
     "FedAvg",
     "FedCanon",
     "FedCanonII",
+    "FedDA",
+    "FedDR",
+    "FedMLS",
+    "FedMSPP",
+    "FedMid",
     "FedNMap",
+    "FedProx",
     "Gradient",
     "Info",
+    "ProxScaffnew",
     "ProximalGradient",
+    "Scaffnew",
     "Scaffold",
     "Zhang",
     "build",

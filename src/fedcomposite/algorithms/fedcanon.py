@@ -5,13 +5,20 @@
     client:  c_i+ = c_i + Delta - Delta_i
 
 Symbols: beta = ``step``, alpha = ``server_step`` (in practice about beta tau), tau = K = ``local_steps``.
-Assumptions: f smooth, h rho-weakly convex with alpha rho < 1, all clients take part.
+Assumptions: f smooth, h rho-weakly convex with alpha rho < 1, all clients take part, unless
+``partial_participation`` is set.
 
 Known limit. The local steps follow -grad f(x*), which is not zero at a solution of a composite problem, so with tau
 > 1 and full gradients the method stops at a residual of about (beta/2) (tau - 1) ||[H grad f]_support||, H the
 Hessian of f: it is removed only by beta -> 0.
 
 Deviation. Clients keep c_i - Delta_i and add Delta when it arrives: one vector of memory instead of two.
+
+``partial_participation=True`` is ours, not the paper's: control variates as in SCAFFOLD. The vector a client keeps is
+minus its last mean gradient, so Delta, which goes down, becomes the mean of these gradients over *all* clients. A
+client sends Delta_i - Delta, the change of its mean gradient, from which the server forms both its direction, Delta +
+mean_S(Delta_i - Delta), and the new Delta. The vectors sent are as many as before, and with everybody present the
+iterates are the paper's.
 """
 
 from dataclasses import dataclass
@@ -29,7 +36,7 @@ class Server(NamedTuple):
     """Server state and message."""
 
     z: Tensor  # global model
-    delta: Tensor  # last mean direction
+    delta: Tensor  # last mean direction, of everybody
 
 
 class Client(NamedTuple):
@@ -41,7 +48,7 @@ class Client(NamedTuple):
 class Reply(NamedTuple):
     """What a client sends."""
 
-    delta: Tensor  # own mean direction
+    delta: Tensor  # own mean direction, or its change
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,12 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
     local_steps: Count
     step: Positive
     server_step: Positive
+    partial_participation: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """As chosen."""
+        return self.partial_participation
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
@@ -80,11 +93,14 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
         for t in range(self.local_steps):
             y = y - self.step * (grad(y, t) + c)
         delta = (message.z - y) / (self.step * self.local_steps)
-        return Reply(delta), Client(c - delta)
+        return Reply(delta - message.delta if self.partial else delta), Client(c - delta)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """One proximal step along the mean direction."""
-        return Server(h.prox(server.z - self.server_step * reply.delta, self.server_step), reply.delta)
+        direction = everybody = reply.delta
+        if self.partial:
+            direction, everybody = server.delta + reply.delta, server.delta + share * reply.delta
+        return Server(h.prox(server.z - self.server_step * direction, self.server_step), everybody)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The global model."""

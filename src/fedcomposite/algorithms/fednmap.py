@@ -9,11 +9,17 @@ under sampling:
 
 Symbols: eta = ``step``, eta_s = ``server_step``, tau = ``local_steps``, gamma = ``gamma`` (prox parameter, free of
 the steps). The model is P_gamma(z). Assumptions: f smooth, h rho-weakly convex with gamma rho < 1, all clients take
-part. Exact for any tau with full gradients.
+part, unless ``partial_participation`` is set. Exact for any tau with full gradients.
 
 Deviations. The paper sends z and y down; y = (z - z+) / (eta_s eta tau), so the clients recover it and one vector
 goes each way. They hold ``own`` = z - eta_s eta tau (mean of their F_i), and c_i+ = (own - z+) / (eta_s eta tau).
 x0 is the start z of the normal map: the first model is P_gamma(x0).
+
+``partial_participation=True`` is ours, not the paper's: control variates as in SCAFFOLD. A client that sits out
+keeps ``own`` = -eta_s eta tau (its last mean F_i), the server keeps and sends the mean of these over *all* clients,
+and c_i = (own - mean) / (eta_s eta tau). A client sends the change of ``own``, from which the server forms both its
+step, z + mean + mean_S(change), and the new mean: two vectors down, one up. With everybody present the iterates are
+the paper's.
 """
 
 from dataclasses import dataclass, field
@@ -31,18 +37,19 @@ class Server(NamedTuple):
     """Server state and message."""
 
     z: Tensor  # normal-map variable
+    mean: Tensor  # mean of own; empty unless partial
 
 
 class Client(NamedTuple):
     """What a client remembers."""
 
-    own: Tensor  # z without the others
+    own: Tensor  # where own directions lead
 
 
 class Reply(NamedTuple):
     """What a client sends."""
 
-    dz: Tensor  # change of z
+    dz: Tensor  # change of z, or own's
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,12 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
     step: Positive
     server_step: Positive = 1.0
     gamma: Positive = field(kw_only=True)
+    partial_participation: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """As chosen."""
+        return self.partial_participation
 
     @property
     def round_step(self) -> float:
@@ -74,26 +87,32 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start the normal map at x0."""
-        return Server(x0), Client(x0)
+        zero = torch.zeros_like(x0)
+        return (Server(x0, zero), Client(zero)) if self.partial else (Server(x0, x0[:0]), Client(x0))
 
     def broadcast(self, server: Server) -> Server:
-        """Send z."""
+        """Send z (and the mean)."""
         return server
 
     def local_round(self, message: Server, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
         """Tau corrected normal-map steps."""
-        c = (client.own - message.z) / self.round_step
+        c = (client.own - (message.mean if self.partial else message.z)) / self.round_step
         z, total = message.z, torch.zeros_like(message.z)
         for t in range(self.local_steps):
             x = h.prox(z, self.gamma)
             direction = grad(x, t) + (z - x) / self.gamma
             z = z - self.step * (direction + c)
             total = total + direction
+        if self.partial:
+            own = -self.server_step * self.step * total
+            return Reply(own - client.own), Client(own)
         return Reply(z - message.z), Client(message.z - self.server_step * self.step * total)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Move z along the mean change."""
-        return Server(server.z + self.server_step * reply.dz)
+        if self.partial:
+            return Server(server.z + server.mean + reply.dz, server.mean + share * reply.dz)
+        return Server(server.z + self.server_step * reply.dz, server.mean)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The prox of z."""

@@ -9,13 +9,19 @@ With eta~ = eta_g eta tau and P_s the prox of s h, in round r
 Symbols: eta = ``step``, eta_g = ``server_step``, tau = ``local_steps``; x- (pre-proximal) = ``x_bar``, z^ = ``y``.
 ``growing_prox=False`` is the paper's ablation, P_eta in every local step: it does not stop at a stationary point.
 Assumptions: f smooth; h convex in the paper (weakly convex works while eta~ rho < 1: the tests show it); all
-clients take part.
+clients take part, unless ``partial_participation`` is set.
 
 Deviations. Clients finish c_i when the next x- arrives; until then they hold one vector, ``own`` = P_eta~(x-) -
 eta~ (mean gradient): where their own gradients alone would have led, so that c_i+ = (own - x-+) / eta~. One vector
 goes each way, as in the paper. x0 is taken as the pre-proximal start, so the first model is P_eta~(x0). The sums of
 (A.1)-(A.4) that start at t = 1 in the paper start at t = 0. The prox after the last local step is not needed and
 not taken.
+
+``partial_participation=True`` is ours, not the paper's: control variates as in SCAFFOLD. A client that sits out
+keeps ``own`` = -eta~ (its last mean gradient), the server keeps and sends the mean of these over *all* clients, and
+c_i = (own - mean) / eta~. A client sends the change of ``own``, from which the server forms both its step, P_eta~(x-)
++ mean + mean_S(change), and the new mean: two vectors down, one up. With everybody present the iterates are the
+paper's.
 """
 
 from dataclasses import dataclass
@@ -33,18 +39,19 @@ class Server(NamedTuple):
     """Server state and message."""
 
     x_bar: Tensor  # pre-proximal global model
+    mean: Tensor  # mean of own; empty unless partial
 
 
 class Client(NamedTuple):
     """What a client remembers."""
 
-    own: Tensor  # pre-proximal model without the others
+    own: Tensor  # where own gradients lead
 
 
 class Reply(NamedTuple):
     """What a client sends."""
 
-    dx: Tensor  # pre-proximal local change
+    dx: Tensor  # pre-proximal change, or own's
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,12 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
     step: Positive
     server_step: Positive = 1.0
     growing_prox: bool = True
+    partial_participation: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """As chosen."""
+        return self.partial_participation
 
     @property
     def round_step(self) -> float:
@@ -71,15 +84,16 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0, before the prox."""
-        return Server(x0), Client(x0)
+        zero = torch.zeros_like(x0)
+        return (Server(x0, zero), Client(zero)) if self.partial else (Server(x0, x0[:0]), Client(x0))
 
     def broadcast(self, server: Server) -> Server:
-        """Send the pre-proximal model."""
+        """Send the pre-proximal model (and the mean)."""
         return server
 
     def local_round(self, message: Server, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
         """Form the correction, then tau steps on the pre-proximal model with gradients at the post-proximal one."""
-        c = (client.own - message.x_bar) / self.round_step
+        c = (client.own - (message.mean if self.partial else message.x_bar)) / self.round_step
         x = h.prox(message.x_bar, self.round_step)
         y, z, total = x, x, torch.zeros_like(x)
         for t in range(self.local_steps):
@@ -88,11 +102,17 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
             g = grad(z, t)
             y = y - self.step * (g + c)
             total = total + g
+        if self.partial:
+            own = -self.server_step * self.step * total
+            return Reply(own - client.own), Client(own)
         return Reply(y - x), Client(x - self.server_step * self.step * total)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Move the post-proximal model along the mean change."""
-        return Server(h.prox(server.x_bar, self.round_step) + self.server_step * reply.dx)
+        x = h.prox(server.x_bar, self.round_step)
+        if self.partial:
+            return Server(x + server.mean + reply.dx, server.mean + share * reply.dx)
+        return Server(x + self.server_step * reply.dx, server.mean)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The post-proximal model."""

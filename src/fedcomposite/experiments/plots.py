@@ -11,6 +11,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedcomposite.runtime.history import Record
 
@@ -68,6 +69,7 @@ def draw_histories(histories: Histories, path: str | Path | None = None, title: 
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     right.set_ylim(bottom=0)
+    right.yaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = left.get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False)
@@ -78,7 +80,7 @@ def draw_histories(histories: Histories, path: str | Path | None = None, title: 
 
 def _curve(axes: Axes, x: Curve, y: Curve, look: dict[str, Any], log: bool) -> None:
     if log:
-        y = np.maximum(y, 1e-17)
+        y = np.where(y > 1e-16, y, np.nan)  # below rounding there is nothing to see
         axes.set_yscale("log")
         center = np.exp(np.log(y).mean(0))
     else:
@@ -103,7 +105,8 @@ def draw_silos(silos: Silos, path: str | Path | None = None) -> Figure:
             axes.bar(at, counts, bottom=bottom, color=COLORS[j % len(COLORS)], label=f"{label:g}", width=0.85)
             bottom += counts
         axes.legend(title="class", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
-    axes.set(xlabel="client", ylabel="samples", title=str(silos))
+    axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, n - 0.3))
+    axes.set_title(str(silos), pad=12)
     if n <= 12:
         axes.set_xticks(at, silos.names, rotation=30, ha="right")
     axes.spines[["top", "right"]].set_visible(False)

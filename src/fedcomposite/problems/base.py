@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedcomposite import rng
+
+_FULL = 2**32 - 1  # the step that stands for a full gradient in the counters of random layers
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,30 @@ class Counter:
     proxes: int = 0
 
 
+class Slot(NamedTuple):
+    """Where a named parameter lies in the flat vector x: ``x[start:stop]``, of this shape."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Local:
+    """What a model needs in one round beside its parameters: buffers that move, and the counters of its random layers.
+
+    ``buffers`` is ``(m, b)``, one row per client, and is replaced by gradient calls.
+    """
+
+    buffers: Tensor
+    clients: rng.Ints = field(default_factory=lambda: np.zeros(1, np.uint64))
+    """The clients' numbers in the whole federation."""
+    seed: int = 0
+    round: int = 0
+    step: int = 0
+
+
 class Smooth(ABC):
     """The functions f_1, ..., f_n on one device in one dtype."""
 
@@ -82,11 +108,20 @@ class Smooth(ABC):
     def start(self) -> Tensor:
         """The model before the first round."""
 
+    def buffers(self) -> Tensor:
+        """The state beside the parameters before the first round, ``(b,)``: running statistics; empty for most."""
+        return torch.zeros(0, dtype=self.dtype, device=self.device)
+
+    def during(self, local: Local) -> Self:
+        """The same functions, reading and updating ``local``; those without buffers and random layers ignore it."""
+        return self
+
 
 class ClientGradients:
     """The oracle ``grad(x, k)`` of some clients in one round; see :class:`fedcomposite.algorithms.Gradient`.
 
-    For one client (``stacked=False``) x is ``(d,)``, as at a real site; otherwise ``(m, d)``.
+    For one client (``stacked=False``) x is ``(d,)``, as at a real site; otherwise ``(m, d)``. A model's buffers
+    start the round from the server's, ``buffers``, and every gradient updates them; :attr:`buffers` holds the result.
     """
 
     def __init__(
@@ -100,9 +135,12 @@ class ClientGradients:
         stacked: bool = True,
         expect: int = 1,
         place: tuple[int, int] | None = None,
+        buffers: Tensor | None = None,
     ) -> None:
         """``place`` is (position, cohort) of a single client among the round's participants."""
-        self._smooth, self._clients, self._round = smooth, clients, round
+        start = smooth.buffers() if buffers is None else buffers
+        self._local = Local(start.repeat(len(clients), 1), smooth.ids[clients], batches.seed, round)
+        self._smooth, self._clients, self._round = smooth.during(self._local), clients, round
         self._place = (0, len(clients)) if place is None else place
         self._batches, self._counter, self._stacked = batches, counter, stacked
         self._rows: list[Tensor] = []
@@ -114,16 +152,26 @@ class ClientGradients:
         """How many local steps have drawn a minibatch: a hint for the next round."""
         return self._expect
 
+    @property
+    def buffers(self) -> Tensor:
+        """The clients' buffers now, ``(..., b)``."""
+        return self._local.buffers if self._stacked else self._local.buffers[0]
+
     def __call__(self, x: Tensor, k: int) -> Tensor:
         """Gradient on the minibatch of step k."""
+        self._local.step = k
         if self._batches.size is None:
-            return self.full(x)
+            return self._everything(x)
         self._counter.gradients += len(self._clients)
         rows = self._draw(k)
         return self._shaped(lambda u: self._smooth.minibatch(u, rows), x)
 
     def full(self, x: Tensor) -> Tensor:
         """Gradient on all samples."""
+        self._local.step = _FULL
+        return self._everything(x)
+
+    def _everything(self, x: Tensor) -> Tensor:
         self._counter.gradients += len(self._clients)
         if self._full is None:
             self._full = self._smooth.full(self._clients)

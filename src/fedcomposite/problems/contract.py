@@ -4,6 +4,8 @@
 product each (a BLAS call that runs at memory speed and dwarfs the call's overhead), small ones are multiplied and
 summed together, in chunks of clients whose temporaries stay in cache. The rule depends on the shape only, never on
 a timing, so that a resumed run repeats every bit. ``benchmarks/simulator.py`` measures it.
+
+Models with C outputs have a matrix per client in place of the vectors w_i and r_i; there ``torch.bmm`` is fast.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ def _chunks(X: Tensor) -> list[slice]:
 
 
 def margins(X: Tensor, w: Tensor) -> Tensor:
-    """``(n, m, d), (n, d) -> (n, m)``: the rows of each client's X times its own w."""
+    """``(n, m, d), (n, d) -> (n, m)``: the rows of each client's X times its own w; ``(n, d, C) -> (n, m, C)``."""
+    if w.ndim == 3:
+        return torch.bmm(X, w)
     n, m, d = X.shape
     if X.device.type != "cpu":
         return torch.bmm(X, w.unsqueeze(2)).squeeze(2)
@@ -36,7 +40,9 @@ def margins(X: Tensor, w: Tensor) -> Tensor:
 
 
 def combine(X: Tensor, r: Tensor) -> Tensor:
-    """``(n, m, d), (n, m) -> (n, d)``: the sum of each client's rows, weighted by its own r."""
+    """``(n, m, d), (n, m) -> (n, d)``: sums of rows weighted by r; ``(n, m, C) -> (n, d, C)``."""
+    if r.ndim == 3:
+        return torch.bmm(X.transpose(1, 2), r)
     n, m, d = X.shape
     if X.device.type != "cpu":
         return torch.bmm(r.unsqueeze(1), X).squeeze(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,7 @@ from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.contract import combine, margins
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.losses import Loss, Multinomial
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,16 @@ class _Block:
 
     members: Tensor  # positions in the cohort
     X: Tensor  # (c, m, d)
-    b: Tensor  # (c, m)
-    weight: Tensor  # (c, m), 1/m_i on client i's samples
+    b: Tensor  # (c, m), or (c, m, C) with several outputs
+    weight: Tensor  # (c, m) or (c, m, 1), 1/m_i on client i's samples (1 for a sum)
 
 
 class Linear(Smooth):
-    """f_i(x) = (1/m_i) sum_j phi(a_ij'x, b_ij), with an optional intercept as the last coordinate."""
+    """f_i(x) = (1/m_i) sum_j phi(a_ij'x, b_ij), with an optional intercept as the last coordinate.
+
+    A loss with C outputs has x = the ``(features, C)`` matrix, row by row, and C intercepts as the last coordinates. A
+    loss with ``reduction="sum"`` leaves out 1/m_i.
+    """
 
     def __init__(
         self,
@@ -46,7 +51,9 @@ class Linear(Smooth):
             raise DataError(
                 f"a linear model needs samples that are vectors, these are {shape}; flatten them or give a model"
             )
-        self.loss, self.dtype, self.device = loss, dtype, device
+        self.loss = loss = loss.adapt(silos)
+        self.outputs = loss.outputs
+        self.dtype, self.device = dtype, device
         self._bias = bias
         self.X = self._design(silos.features)
         self.b = loss.prepare(silos, silos.targets).to(device, dtype)
@@ -55,22 +62,36 @@ class Linear(Smooth):
             if silos.test is not None
             else None
         )
-        self.dimension = self.X.shape[1]
+        self.dimension = self.X.shape[1] * self.outputs
+        self.bias_coordinates = self.outputs if bias else 0
         self.sizes = silos.sizes.astype(np.uint64)
         self.offsets = np.asarray(silos.offsets[:-1], np.uint64)
         self.ids = np.asarray(silos.ids, np.uint64)
-        self._client_weights = weights
-        per_sample = np.repeat(weights / silos.sizes, silos.sizes)
-        self._sample_weights = torch.from_numpy(per_sample).to(device, dtype)
+        self._divisors = np.ones_like(weights) if loss.reduction == "sum" else silos.sizes.astype(np.float64)
+        self._sample_weights = self._per_sample(weights / self._divisors)
+        # A minibatch stands for all of its client's samples: the factor of its mean, where that is not 1.
+        self._factors = self._per_sample(silos.sizes / self._divisors) if loss.reduction == "sum" else None
         self._padded: tuple[bytes, list[_Block]] = (b"", [])
 
     def _design(self, features: Tensor) -> Tensor:
         X = features.to(self.device, self.dtype)
         return torch.cat([X, X.new_ones(len(X), 1)], dim=1) if self._bias else X.contiguous()
 
+    def _per_sample(self, values: npt.NDArray[np.float64]) -> Tensor:
+        """A number per client, repeated for its samples, ``(samples,)``, or ``(samples, 1)`` with several outputs."""
+        repeated = torch.from_numpy(np.repeat(values, self.sizes.astype(np.int64))).to(self.device, self.dtype)
+        return repeated if self.outputs == 1 else repeated.unsqueeze(1)
+
     def start(self) -> Tensor:
         """Zero."""
         return self.X.new_zeros(self.dimension)
+
+    def coordinate_names(self, features: tuple[str, ...]) -> tuple[str, ...]:
+        """Names of the coordinates of x from those of the features: ``age``, or ``age[2]`` for class 2."""
+        names = (*features, "(intercept)") if self._bias else features
+        if isinstance(self.loss, Multinomial) and self.loss.labels is not None:
+            return tuple(f"{name}[{label}]" for name in names for label in self.loss.labels)
+        return names
 
     def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
         """Gradients on all samples: one pair of products per block of similarly sized clients."""
@@ -88,10 +109,14 @@ class Linear(Smooth):
 
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients on the given rows."""
-        return self._gradient(x, self.X[rows], self.b[rows], 1.0 / rows.shape[1])
+        weight = 1.0 / rows.shape[1] if self._factors is None else self._factors[rows] / rows.shape[1]
+        return self._gradient(x, self.X[rows], self.b[rows], weight)
 
     def _gradient(self, x: Tensor, X: Tensor, b: Tensor, weight: Tensor | float) -> Tensor:
-        return combine(X, self.loss.derivative(margins(X, x), b).mul_(weight))
+        if self.outputs == 1:
+            return combine(X, self.loss.derivative(margins(X, x), b).mul_(weight))
+        W = x.reshape(len(x), -1, self.outputs)
+        return combine(X, self.loss.derivative(margins(X, W), b).mul_(weight)).flatten(1)
 
     def _blocks(self, clients: rng.Ints) -> list[_Block]:
         """Pad the cohort's samples; the last cohort is kept, so full participation pads once."""
@@ -112,43 +137,93 @@ class Linear(Smooth):
         longest = int(sizes.max())
         members = torch.from_numpy(group).to(self.device)
         if len(who) == len(self.sizes) and (sizes == longest).all() and (np.diff(first) == longest).all():
-            X, b = self.X.view(len(who), longest, -1), self.b.view(len(who), longest)  # no copy
-            return _Block(members, X, b, torch.full_like(b, 1.0 / longest))
+            X, b = (t.view(len(who), longest, *t.shape[1:]) for t in (self.X, self.b))  # no copy
+            return _Block(members, X, b, self._weight(np.ones((len(who), longest), bool), who))
         column = np.arange(longest)[None, :]
         inside = column < sizes[:, None]
         rows = torch.from_numpy(first[:, None] + np.where(inside, column, 0)).to(self.device)
         mask = torch.from_numpy(inside).to(self.device, self.dtype)
-        weight = torch.from_numpy(inside / sizes[:, None]).to(self.device, self.dtype)
-        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.b[rows], weight)
+        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.b[rows], self._weight(inside, who))
+
+    def _weight(self, inside: npt.NDArray[np.bool_], who: rng.Ints) -> Tensor:
+        """The samples' weights within their clients, zero on padding."""
+        weight = torch.from_numpy(inside / self._divisors[who][:, None]).to(self.device, self.dtype)
+        return weight if self.outputs == 1 else weight.unsqueeze(2)
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """One pass over the pooled samples."""
-        z = self.X @ x
-        loss = self._sample_weights @ self.loss.value(z, self.b)
-        gradient = (self.loss.derivative(z, self.b) * self._sample_weights) @ self.X
+        w = x if self.outputs == 1 else x.reshape(-1, self.outputs)
+        z = self.X @ w
+        loss = self._sample_weights.view(-1) @ self.loss.value(z, self.b)
+        gradient = (self.X.t() @ (self.loss.derivative(z, self.b) * self._sample_weights)).flatten()
         metrics: dict[str, Tensor] = {}
         if self.loss.classifier:
             metrics["train_accuracy"] = self.loss.correct(z, self.b).double().mean()
             if self._test is not None:
                 X, b = self._test
-                metrics["test_accuracy"] = self.loss.correct(X @ x, b).double().mean()
+                metrics["test_accuracy"] = self.loss.correct(X @ w, b).double().mean()
         elif self._test is not None:
             X, b = self._test
-            metrics["test_loss"] = self.loss.value(X @ x, b).mean()
+            metrics["test_loss"] = self.loss.value(X @ w, b).mean()
         return Evaluation(loss, gradient, metrics)
 
-    def smoothness(self, of: Literal["clients", "mean"] = "clients") -> float:
-        """Curvature times the largest eigenvalue of X'X/m, by power iteration (no d x d matrix is formed)."""
+    def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
+        """Curvature times the largest eigenvalue of X'X/m: of the clients, of f, or of single samples (||a||^2)."""
+        if not math.isfinite(self.loss.curvature):
+            reason = "its curvature is unbounded" if self.loss.smooth else "it has kinks"
+            raise ValueError(
+                f"{self.loss} has no smoothness constant ({reason}): choose the steps yourself, "
+                f"on the scale of {1 / max(self.scale(of), 1e-300):.3g}, and decrease them if a run diverges"
+            )
+        return self.loss.curvature * self.scale(of)
+
+    def scale(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
+        """The largest eigenvalue of X'X/m, by power iteration (no d x d matrix is formed)."""
+        if of == "samples":
+            return float((self._row_norms().square() * self._worth()).max())
         if of == "mean":
-            largest = _power(lambda v: ((self.X @ v[0]) * self._sample_weights @ self.X)[None], self.start()[None])
-            return self.loss.curvature * float(largest)
-        largest = torch.stack([self._largest(B) for B in self._blocks(np.arange(len(self.sizes), dtype=np.uint64))])
-        return self.loss.curvature * float(largest.max())
+            weights = self._sample_weights.view(-1)
+            like = self.X.new_empty(1, self.X.shape[1])
+            return float(_power(lambda v: ((self.X @ v[0]) * weights @ self.X)[None], like))
+        everyone = self._blocks(np.arange(len(self.sizes), dtype=np.uint64))
+        return float(torch.stack([self._largest(B) for B in everyone]).max())
+
+    def lipschitz(self, of: Literal["clients", "samples"] = "clients") -> float:
+        """Lipschitz constant of the f_i, slope * (1/m_i) sum_j ||a_ij||, or of single samples, slope * ||a_ij||.
+
+        Infinite when the loss has unbounded slopes.
+        """
+        norms = self._row_norms()
+        if of == "samples":
+            return self.loss.slope * float((norms * self._worth()).max())
+        totals = norms.new_zeros(len(self.sizes)).index_add_(0, self._owners(), norms).cpu().numpy()
+        return self.loss.slope * float((totals / self._divisors).max())
+
+    def second_moment(self) -> float:
+        """Bound on E||g||^2 for the gradient g on one random sample, the largest over the clients.
+
+        It bounds the variance sigma^2 of a minibatch of size one: (slope^2 / m_i) sum_j ||a_ij||^2.
+        """
+        squares = (self._row_norms() * self._worth()).square()
+        totals = squares.new_zeros(len(self.sizes)).index_add_(0, self._owners(), squares).cpu().numpy()
+        return self.loss.slope**2 * float((totals / self.sizes).max())
+
+    def _row_norms(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.X, dim=1)
+        return norms
+
+    def _worth(self) -> Tensor | float:
+        """How much a sample alone counts when it stands for its client: m_i for a sum."""
+        return 1.0 if self._factors is None else self._factors.view(-1)
+
+    def _owners(self) -> Tensor:
+        return torch.from_numpy(np.repeat(np.arange(len(self.sizes)), self.sizes.astype(np.int64))).to(self.device)
 
     def _largest(self, block: _Block) -> Tensor:
         """Largest eigenvalue of X_i'X_i/m_i over a block's clients."""
-        like = block.X.new_empty(len(block.X), self.dimension)
-        return _power(lambda v: combine(block.X, margins(block.X, v) * block.weight), like).max()
+        like = block.X.new_empty(len(block.X), self.X.shape[1])
+        weight = block.weight.view(block.X.shape[:2])
+        return _power(lambda v: combine(block.X, margins(block.X, v) * weight), like).max()
 
 
 def _power(product: Callable[[Tensor], Tensor], like: Tensor, tolerance: float = 1e-10, most: int = 5000) -> Tensor:

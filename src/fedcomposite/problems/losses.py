@@ -1,25 +1,53 @@
-"""Losses of linear models, as functions of the margin z = a'x and the target b of one sample."""
+"""Losses of linear models, as functions of the margin z = a'x and the target b of one sample.
+
+All but one have a single margin per sample. The multinomial loss has one per class: margins are ``(..., C)``, the
+coefficients a ``(features, C)`` matrix, and targets are rows of an identity matrix.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+import annotated_types as at
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import suggest
+from fedcomposite._validation import Positive, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
 
 
 class Loss(ABC):
-    """A loss phi(z, b): value, derivative in z, and the bound on its second derivative."""
+    """A loss phi(z, b): value, derivative in z, and bounds on its first two derivatives.
+
+    Subclasses are frozen dataclasses: their fields are the loss's options, validated from their annotations.
+    """
 
     curvature: float
-    """Bound on phi'': the smoothness constant of a client is curvature * lambda_max(X'X / m)."""
+    """Bound on phi'': the smoothness constant of a client is curvature * lambda_max(X'X / m). Infinite if none."""
+    slope: float
+    """Bound on |phi'|, which makes a sample's loss slope * ||a||-Lipschitz. Infinite if there is none."""
     classifier: bool = False
     smooth: bool = True
     """False for losses with kinks, whose :meth:`derivative` is a subgradient."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Whether f_i is the mean of its samples' losses or their sum."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def outputs(self) -> int:
+        """Margins per sample."""
+        return 1
+
+    def adapt(self, silos: Silos) -> Loss:
+        """The loss with what it has to know of the data filled in."""
+        return self
 
     @abstractmethod
     def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
@@ -31,18 +59,16 @@ class Loss(ABC):
 
     @abstractmethod
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
-        """The derivative of phi in z, of each sample."""
+        """The derivative of phi in z, of each sample, as a new tensor."""
 
     def correct(self, z: Tensor, b: Tensor) -> Tensor:
         """Whether each sample is classified right (classifiers only)."""
         raise TypeError(f"{type(self).__name__} is not a classifier")
 
 
-@dataclass(frozen=True)
-class Logistic(Loss):
-    """phi(z, b) = log(1 + exp(-b z)), b in {-1, +1}; labels 0 and 1 are read as -1 and +1."""
+class _Binary(Loss):
+    """Two labels, {-1, +1} or {0, 1}; the sign of the margin is the prediction."""
 
-    curvature = 0.25
     classifier = True
 
     def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
@@ -50,35 +76,112 @@ class Logistic(Loss):
         found = set(torch.unique(silos.targets).tolist()) | set(torch.unique(targets).tolist())
         if not (found <= {-1.0, 1.0} or found <= {0.0, 1.0}):
             shown = ", ".join(f"{v:g}" for v in sorted(found)[:5]) + (", ..." if len(found) > 5 else "")
+            name = next(k for k, v in LOSSES.items() if type(v) is type(self)).replace("_", " ")
             raise DataError(
-                f"the logistic loss needs labels in {{-1, +1}} or {{0, 1}}, found {len(found)} kinds: {shown}; "
+                f"the {name} loss needs labels in {{-1, +1}} or {{0, 1}}, found {len(found)} kinds: {shown}; "
                 "map them to two, or choose another loss"
             )
         b = targets.double()
         return b if -1.0 in found or 0.0 not in found else 2 * b - 1
-
-    def value(self, z: Tensor, b: Tensor) -> Tensor:
-        """log(1 + exp(-b z)), without overflow."""
-        return torch.nn.functional.softplus(-b * z)
-
-    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
-        """-b / (1 + exp(b z))."""
-        return torch.sigmoid_(b * z * -1).mul_(b).neg_()
 
     def correct(self, z: Tensor, b: Tensor) -> Tensor:
         """Sign of the margin against the label; a margin of zero counts as +1."""
         return (z >= 0) == (b > 0)
 
 
-@dataclass(frozen=True)
-class LeastSquares(Loss):
-    """phi(z, b) = (z - b)^2 / 2."""
-
-    curvature = 1.0
+class _Regression(Loss):
+    """Any real targets."""
 
     def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
         """Take any real targets."""
         return targets.double()
+
+
+@dataclass(frozen=True)
+class Logistic(_Binary):
+    """phi(z, b) = log(1 + exp(-b z)), b in {-1, +1}; labels 0 and 1 are read as -1 and +1."""
+
+    curvature = 0.25
+    slope = 1.0
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """log(1 + exp(-b z)), without overflow."""
+        return -torch.nn.functional.logsigmoid(b * z)
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """-b / (1 + exp(b z))."""
+        return torch.sigmoid_(b * z * -1).mul_(b).neg_()
+
+
+@dataclass(frozen=True)
+class Multinomial(Loss):
+    """phi(z, b) = log sum_c exp(z_c) - z_b, one margin per class.
+
+    x is the ``(features, C)`` matrix of coefficients, row by row: the weights of one feature lie side by side, and with
+    an intercept the C biases are the last coordinates. ``labels`` are the classes in order; left out, they are the
+    integers found in the silos. Name them where a site may hold some of the classes only.
+    """
+
+    labels: tuple[int, ...] | None = None
+
+    curvature = 0.5
+    slope = math.sqrt(2.0)
+    classifier = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels is not None and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
+            raise ValueError(f"Multinomial: labels = {self.labels}, must be at least two different integers")
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, known once the loss is adapted to data."""
+        if self.labels is None:
+            raise ValueError("Multinomial: the classes are not known yet; give labels, or adapt(silos) first")
+        return len(self.labels)
+
+    def adapt(self, silos: Silos) -> Multinomial:
+        """Take the classes from the data unless they were named."""
+        if self.labels is not None:
+            return self
+        found = torch.unique(silos.targets.double())
+        if len(found) < 2 or not bool((found == found.round()).all()):
+            shown = ", ".join(f"{v:g}" for v in found[:5].tolist()) + (", ..." if len(found) > 5 else "")
+            raise DataError(
+                f"the multinomial loss needs two or more classes, numbered by integers; found: {shown}; "
+                "encode them, or name all classes with the option `labels`"
+            )
+        return Multinomial(tuple(int(v) for v in found.tolist()))
+
+    def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
+        """One row of the identity per sample; a label outside the classes is refused."""
+        classes = torch.tensor(self.adapt(silos).labels, dtype=torch.float64)
+        rows = (targets.double().unsqueeze(1) == classes).double()
+        unknown = targets[rows.sum(1) == 0]
+        if len(unknown):
+            shown = ", ".join(f"{v:g}" for v in classes.tolist())
+            raise DataError(f"the multinomial loss met the label {float(unknown[0]):g}, but its classes are {shown}")
+        return rows
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """The logarithm of sum_c exp(z_c), minus z_b, without overflow."""
+        return torch.logsumexp(z, -1) - (z * b).sum(-1)
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """The softmax of z minus the row of the class."""
+        return torch.softmax(z, -1).sub_(b)
+
+    def correct(self, z: Tensor, b: Tensor) -> Tensor:
+        """The largest margin against the class; the first of equals counts."""
+        return z.argmax(-1) == b.argmax(-1)
+
+
+@dataclass(frozen=True)
+class LeastSquares(_Regression):
+    """phi(z, b) = (z - b)^2 / 2."""
+
+    curvature = 1.0
+    slope = math.inf
 
     def value(self, z: Tensor, b: Tensor) -> Tensor:
         """Half the squared residual."""
@@ -89,11 +192,172 @@ class LeastSquares(Loss):
         return z - b
 
 
-LOSSES: dict[str, Loss] = {"logistic": Logistic(), "least_squares": LeastSquares()}
+@dataclass(frozen=True)
+class Hinge(_Binary):
+    """phi(z, b) = max(0, 1 - b z), b in {-1, +1}: support vector machines.
+
+    ``reduction="sum"`` (the loss ``"hinge_sum"``) makes f_i the sum over a client's samples, as FedMLS has it;
+    minibatch gradients are then multiplied by m_i / (batch size).
+    """
+
+    reduction: Literal["mean", "sum"] = "mean"
+
+    curvature = math.inf
+    slope = 1.0
+    smooth = False
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """max(0, 1 - b z)."""
+        return (1 - b * z).clamp_(min=0)
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """-b where b z < 1, else 0 (0 at the kink)."""
+        return torch.where(b * z < 1, -b, 0.0)
 
 
-def get_loss(name: str) -> Loss:
-    """Look a loss up by name."""
-    if name not in LOSSES:
-        raise ValueError(f"unknown loss {name!r}{suggest(name, LOSSES)} (known: {', '.join(sorted(LOSSES))})")
-    return LOSSES[name]
+@dataclass(frozen=True)
+class SquaredHinge(_Binary):
+    """phi(z, b) = max(0, 1 - b z)^2, b in {-1, +1}."""
+
+    curvature = 2.0
+    slope = math.inf
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """The square of the hinge loss."""
+        return (1 - b * z).clamp_(min=0).square_()
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """-2 b max(0, 1 - b z)."""
+        return (1 - b * z).clamp_(min=0).mul_(b).mul_(-2)
+
+
+@dataclass(frozen=True)
+class Absolute(_Regression):
+    """phi(z, b) = |z - b|: regression to the median."""
+
+    curvature = math.inf
+    slope = 1.0
+    smooth = False
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """|z - b|."""
+        return (z - b).abs_()
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """The sign of the residual, 0 at the kink."""
+        return (z - b).sign_()
+
+
+@dataclass(frozen=True)
+class Huber(_Regression):
+    """phi(z, b) = r^2 / 2 for |r| <= delta, delta (|r| - delta / 2) beyond, with r = z - b."""
+
+    delta: Positive = 1.0
+
+    curvature = 1.0
+
+    @property
+    def slope(self) -> float:  # type: ignore[override]
+        """Delta."""
+        return self.delta
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """Both cases at once: c (|r| - c / 2) with c = min(|r|, delta)."""
+        r = (z - b).abs_()
+        c = r.clamp(max=self.delta)
+        return c * (r - c / 2)
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """The residual, cut to [-delta, delta]."""
+        return (z - b).clamp_(-self.delta, self.delta)
+
+
+@dataclass(frozen=True)
+class Quantile(_Regression):
+    """phi(z, b) = max(tau r, (tau - 1) r) with r = b - z: regression to the tau-quantile (pinball loss)."""
+
+    tau: Annotated[float, at.Gt(0), at.Lt(1)] = 0.5
+
+    curvature = math.inf
+    smooth = False
+
+    @property
+    def slope(self) -> float:  # type: ignore[override]
+        """max(tau, 1 - tau)."""
+        return max(self.tau, 1 - self.tau)
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """max(tau r, (tau - 1) r)."""
+        r = b - z
+        return torch.maximum(self.tau * r, (self.tau - 1) * r)
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """-tau below the target, 1 - tau above it, 0 at the kink."""
+        sign = (z - b).sign_()
+        return sign.add(sign.abs(), alpha=1 - 2 * self.tau).div_(2)
+
+
+@dataclass(frozen=True)
+class Poisson(Loss):
+    """phi(z, b) = exp(z) - b z: counts b >= 0 with mean exp(z) (the term log b! does not depend on x).
+
+    Its curvature exp(z) has no bound, so no step is safe everywhere: there is no smoothness constant. On a region where
+    all margins stay below B it is exp(B) lambda_max(X'X / m).
+    """
+
+    curvature = math.inf
+    slope = math.inf
+
+    def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
+        """Check that no count is negative."""
+        if bool((targets < 0).any()):
+            raise DataError(
+                f"the poisson loss needs counts >= 0, found {float(targets.min()):g}; "
+                "choose another loss for targets of both signs"
+            )
+        return targets.double()
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """exp(z) - b z."""
+        return z.exp() - b * z
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """exp(z) - b."""
+        return z.exp().sub_(b)
+
+
+LOSSES: dict[str, Loss] = {
+    "absolute": Absolute(),
+    "hinge": Hinge(),
+    "hinge_sum": Hinge(reduction="sum"),
+    "huber": Huber(),
+    "least_squares": LeastSquares(),
+    "logistic": Logistic(),
+    "multinomial": Multinomial(),
+    "poisson": Poisson(),
+    "quantile": Quantile(),
+    "squared_hinge": SquaredHinge(),
+}
+
+
+def get_loss(loss: str | Loss, options: Mapping[str, Any] | None = None) -> Loss:
+    """Look a loss up by name and set its options; a :class:`Loss` is taken as it is.
+
+    >>> get_loss("huber", {"delta": 2})
+    Huber(delta=2.0)
+    """
+    options = dict(options or {})
+    if isinstance(loss, Loss):
+        if options:
+            raise ValueError(f"loss_options = {options} go with the name of a loss; {loss} has its options already")
+        return loss
+    if loss not in LOSSES:
+        raise ValueError(f"unknown loss {loss!r}{suggest(str(loss), LOSSES)} (known: {', '.join(sorted(LOSSES))})")
+    default: Any = LOSSES[loss]
+    known = [f.name for f in dataclasses.fields(default)]
+    for given in options:
+        if given not in known:
+            its = f"its options: {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"the loss {loss!r} has no option {given!r}{suggest(given, known)} ({its})")
+    chosen: Loss = dataclasses.replace(default, **options)
+    return chosen

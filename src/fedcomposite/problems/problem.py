@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcomposite.data.silos import Silos
-from fedcomposite.problems.base import Smooth
+from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import get_loss
+from fedcomposite.problems.losses import Loss, get_loss
+from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
 from fedcomposite.regularizers import On, Regularizer, Zero
 
 Weights = Literal["uniform", "samples"]
+
+NETWORK_STEP = 0.1
+"""The step at which a network's stationarity is measured, since its smoothness constant is unknown."""
 
 
 class Problem:
@@ -25,14 +33,40 @@ class Problem:
     ----------
     silos : Silos
         The clients' data.
-    loss : str
-        ``"logistic"`` or ``"least_squares"``.
+    loss : str or Loss or callable
+        A name of :data:`fedcomposite.problems.LOSSES`, for example ``"logistic"``, ``"least_squares"``, ``"huber"``;
+        or a :class:`Loss`. With a model: ``"cross_entropy"``, ``"mse"`` or a function of (outputs, targets) that
+        gives a value per sample, or their mean. ``"logistic"`` if left out, ``"cross_entropy"`` with a model.
+    loss_options : mapping, optional
+        Options of a loss given by name: ``loss="huber", loss_options={"delta": 1.0}``.
     regularizer : Regularizer
-        The term h; zero if left out.
+        The term h; zero if left out. Of a model it acts on the weights, the parameters with two axes or more, and
+        leaves biases and normalisation layers alone; ``h.on(...)`` chooses otherwise.
     bias : bool
-        Add an intercept as the last coordinate; h does not act on it.
+        Add an intercept as the last coordinate (one per class as the last ones); h does not act on it.
     weights : {"uniform", "samples"}
         w_i = 1/n (the papers' objective), or proportional to the clients' sample counts (the pooled objective).
+    model : torch.nn.Module, optional
+        A network instead of a linear model; x is its trainable parameters, flattened in their order (:attr:`layout`),
+        and its own values are the start. It is copied, never modified.
+    gradients : {"auto", "vmap", "loop"}
+        How a model's gradients are computed for all clients: vectorised, client by client, or by a rule on the module
+        and the shapes (:mod:`fedcomposite.problems.network`).
+    chunk : int, optional
+        Clients that are vectorised together, to bound memory; chosen from the sizes if left out.
+    normalization : (mean, std), optional
+        Numbers, or one per channel, subtracted from and dividing the inputs, batch by batch. Samples stored as
+        bytes (uint8) are first brought to [0, 1].
+    transform : callable, optional
+        Applied to every batch of inputs after that, in training and evaluation.
+    augment : callable, optional
+        Applied to a client's batches in training only; it may draw from torch's generator, which is seeded
+        by (seed, client, round, k).
+    precision : {"full", "bf16"}
+        bfloat16 autocast of a model on a GPU; a CPU ignores it.
+    evaluation_samples : int, optional
+        Training samples, spread evenly over the clients (at least one each), on which a model's loss, gradient and
+        accuracy are measured, and the most test samples; None takes all. A record says how many it used.
 
     Examples
     --------
@@ -47,24 +81,74 @@ class Problem:
         self,
         silos: Silos,
         *,
-        loss: str = "logistic",
+        loss: str | Loss | LossFunction | None = None,
+        loss_options: Mapping[str, Any] | None = None,
         regularizer: Regularizer | None = None,
         bias: bool = False,
         weights: Weights = "uniform",
+        model: nn.Module | None = None,
+        gradients: Literal["auto", "vmap", "loop"] = "auto",
+        chunk: int | None = None,
+        normalization: tuple[Any, Any] | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+        augment: Callable[[Tensor], Tensor] | None = None,
+        precision: Literal["full", "bf16"] = "full",
+        evaluation_samples: int | None = 2000,
     ) -> None:
         if weights not in ("uniform", "samples"):
             raise ValueError(f"weights = {weights!r}, must be 'uniform' or 'samples'")
-        self.silos, self.loss, self.bias, self.weighting = silos, get_loss(loss), bias, weights
-        self._placed: dict[tuple[torch.dtype, torch.device], Smooth] = {}
+        self.silos, self.bias, self.weighting = silos, bias, weights
+        self._placed: dict[tuple[torch.dtype, torch.device], Linear | Network] = {}
         self._smoothness: dict[str, float] = {}
-        self.dimension = self.smooth().dimension
-        h = regularizer or Zero()
-        if bias and not isinstance(h, On | Zero):
-            h = h.on([True] * (self.dimension - 1) + [False])
-        self.regularizer: Regularizer = h
+        self.options = NetworkOptions(
+            gradients, chunk, normalization, transform, augment, precision, evaluation_samples
+        )
+        self.model = None if model is None else copy.deepcopy(model)
+        self.loss: Loss | ModelLoss
+        if self.model is not None:
+            if bias or loss_options:
+                raise ValueError("bias and loss_options are for linear models; build them into the model and its loss")
+            if isinstance(loss, Loss):
+                raise ValueError(f"{loss} is for linear models; with a model use 'cross_entropy', 'mse' or a function")
+            self.layout = layout(self.model)
+            self.loss = model_loss("cross_entropy" if loss is None else loss, self.model, silos, self.options)
+        else:
+            if self.options != NetworkOptions():
+                given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
+                raise ValueError(f"{', '.join(given)}: only for a problem with a model")
+            if loss is not None and not isinstance(loss, str | Loss):
+                raise ValueError(f"loss = {loss!r}: a function of outputs and targets needs a model")
+            self.loss = get_loss("logistic" if loss is None else loss, loss_options)
+            self.layout = self._linear_layout()
+        self.dimension = self.layout[-1].stop
+        self.regularizer: Regularizer = self._restricted(regularizer or Zero())
+
+    def _linear_layout(self) -> tuple[Slot, ...]:
+        smooth = self._linear()
+        inner = smooth.dimension - smooth.bias_coordinates
+        shape = (inner,) if smooth.outputs == 1 else (inner // smooth.outputs, smooth.outputs)
+        weight = Slot("weight", 0, inner, shape)
+        return (weight, Slot("bias", inner, smooth.dimension, (smooth.outputs,))) if self.bias else (weight,)
+
+    def _restricted(self, h: Regularizer) -> Regularizer:
+        """Keep h away from intercepts, biases and normalisation layers, unless it was set on coordinates already."""
+        if isinstance(h, On | Zero):
+            return h
+        acts = [len(s.shape) >= 2 if self.model is not None else s.name == "weight" for s in self.layout]
+        if all(acts):
+            return h
+        runs: list[tuple[int, int]] = []
+        for slot, act in zip(self.layout, acts, strict=True):
+            if act and runs and runs[-1][1] == slot.start:
+                runs[-1] = runs[-1][0], slot.stop
+            elif act:
+                runs.append((slot.start, slot.stop))
+        return On(h, tuple(runs), self.dimension)
 
     def __repr__(self) -> str:
-        return f"Problem({self.silos}, {type(self.loss).__name__}, {self.regularizer})"
+        linear = isinstance(self.loss, Loss)
+        what = type(self.loss).__name__ if linear else f"{type(self.model).__name__}, {self.loss}"
+        return f"Problem({self.silos}, {what}, {self.regularizer})"
 
     @property
     def weights(self) -> npt.NDArray[np.float64]:
@@ -75,18 +159,81 @@ class Problem:
     @property
     def coordinate_names(self) -> tuple[str, ...]:
         """A name per coordinate of x."""
-        d = self.dimension - self.bias
-        names = self.silos.feature_names or tuple(f"x{j}" for j in range(d))
-        return (*names, "(intercept)") if self.bias else names
+        if self.model is not None:
+            return tuple(f"{s.name}[{','.join(map(str, at))}]" for s in self.layout for at in np.ndindex(s.shape))
+        features = self.silos.feature_names or tuple(f"x{j}" for j in range(self.silos.features.shape[1]))
+        return self._linear().coordinate_names(features)
+
+    @property
+    def described(self) -> str:
+        """The model and its options in words, for telling runs apart; empty for linear models."""
+        return "" if self.model is None else f"{self.model} {self.layout} {self.options}"
 
     def smooth(self, dtype: torch.dtype = torch.float64, device: str | torch.device = "cpu") -> Smooth:
         """The smooth part, placed on a device in a dtype (kept for the next call)."""
         place = dtype, torch.device(device)
         if place not in self._placed:
-            self._placed[place] = Linear(
-                self.silos, self.loss, bias=self.bias, weights=self.weights, dtype=dtype, device=place[1]
-            )
+            if isinstance(self.loss, Loss):
+                self._placed[place] = Linear(
+                    self.silos, self.loss, bias=self.bias, weights=self.weights, dtype=dtype, device=place[1]
+                )
+            else:
+                assert self.model is not None
+                self._placed[place] = Network(
+                    self.silos, self.model, self.loss, self.options, weights=self.weights, dtype=dtype, device=place[1]
+                )
         return self._placed[place]
+
+    def _linear(self) -> Linear:
+        smooth = self.smooth()
+        assert isinstance(smooth, Linear)
+        return smooth
+
+    def _network(self, x: Tensor) -> Network:
+        smooth = self.smooth(x.dtype, x.device)
+        if not isinstance(smooth, Network):
+            raise ValueError("this problem has a linear model, not a module")
+        return smooth
+
+    def module(self, x: Any, buffers: Tensor | None = None) -> nn.Module:
+        """A copy of the model with the parameters x, in evaluation mode, on x's device and in its dtype."""
+        point, _ = self._at(x)
+        network = self._network(point)
+        made = copy.deepcopy(self.model).to(point.device, point.dtype)  # type: ignore[union-attr]
+        start = network.buffers() if buffers is None else buffers.to(point)
+        made.load_state_dict({k: v.detach() for k, v in network.state(point, start).items()}, strict=False)
+        return made.eval()
+
+    def predict(self, x: Any, features: Any, buffers: Tensor | None = None) -> Tensor:
+        """Outputs for some samples: margins a'x (+ intercept) of a linear model, a module's outputs otherwise."""
+        point, smooth = self._at(x)
+        raw = torch.as_tensor(features)
+        if isinstance(smooth, Network):
+            start = smooth.buffers() if buffers is None else buffers.to(point)
+            return smooth.during(Local(start[None])).predict(point, raw)
+        state = {s.name: point[s.start : s.stop].view(s.shape) for s in self.layout}
+        margins = raw.to(point) @ state["weight"]
+        return margins + (state["bias"] if margins.ndim == 2 else state["bias"][0]) if self.bias else margins
+
+    def evaluate(self, x: Any, buffers: Tensor | None = None) -> Evaluation:
+        """Loss and gradient of f at x, and metrics; a model's on ``evaluation_samples`` of the data."""
+        point, smooth = self._at(x)
+        start = smooth.buffers() if buffers is None else buffers.to(point)
+        return smooth.during(Local(start[None])).evaluate(point)
+
+    def layers(self, x: Any) -> pd.DataFrame:
+        """One row per parameter tensor: shape, size, exact zeros, their share, and the Hoyer measure.
+
+        Hoyer's measure (sqrt(n) - ||v||_1/||v||) / (sqrt(n) - 1) is 1 for a single nonzero and 0 for equal magnitudes.
+        """
+        point = torch.as_tensor(x).detach().double().cpu()
+        rows = []
+        for slot in self.layout:
+            v = point[slot.start : slot.stop]
+            zeros, size, norm = int((v == 0).sum()), len(v), float(v.norm())
+            hoyer = (size**0.5 - float(v.abs().sum()) / norm) / (size**0.5 - 1) if size > 1 and norm > 0 else 1.0
+            rows.append((slot.name, slot.shape, size, zeros, zeros / size, hoyer))
+        return pd.DataFrame(rows, columns=["name", "shape", "size", "zeros", "sparsity", "hoyer"])
 
     def _at(self, x: Any) -> tuple[Tensor, Smooth]:
         point = torch.as_tensor(x)
@@ -127,8 +274,16 @@ class Problem:
         return self._smoothness[of]
 
     def default_step(self) -> float:
-        """1/L of the mean loss, and at most half of 1/rho: the step at which stationarity is measured."""
-        L, rho = self.smoothness("mean"), self.regularizer.rho
+        """1/L of the mean loss, and at most half of 1/rho: the step at which stationarity is measured.
+
+        A loss without smoothness constant (hinge, absolute, quantile, poisson) is measured as if its curvature were 1,
+        a network at the fixed step :data:`NETWORK_STEP`.
+        """
+        rho = self.regularizer.rho
+        if isinstance(self.loss, ModelLoss):
+            L = 1 / NETWORK_STEP
+        else:
+            L = self.smoothness("mean") if math.isfinite(self.loss.curvature) else self._linear().scale("mean")
         step = 1 / L if L > 0 else 1.0
         return min(step, 0.5 / rho) if rho > 0 else step
 

@@ -3,29 +3,68 @@
 from typing import Any
 
 from fedcomposite._validation import build as _build
-from fedcomposite.regularizers.algebra import On
-from fedcomposite.regularizers.base import Regularizer, Separable
-from fedcomposite.regularizers.indicators import Box
-from fedcomposite.regularizers.separable import L1, MCP, SCAD, ElasticNet, Zero
+from fedcomposite.regularizers.algebra import Blocks, Named, On
+from fedcomposite.regularizers.base import Boxed, Layout, Regularizer, Separable
+from fedcomposite.regularizers.fused import FusedLasso
+from fedcomposite.regularizers.group import Grouped, GroupLasso, SparseGroupLasso
+from fedcomposite.regularizers.indicators import Affine, Box, Indicator, L1Ball, L2Ball, NonNegative, Simplex, TopK
+from fedcomposite.regularizers.matrix import NuclearNorm
+from fedcomposite.regularizers.norms import LinfNorm
+from fedcomposite.regularizers.semistructured import Sparsity2to4
+from fedcomposite.regularizers.separable import L0, L1, MCP, SCAD, ElasticNet, L2Squared, PositivePart, Zero
 
 __all__ = [
+    "L0",
     "L1",
     "MCP",
     "REGISTRY",
     "SCAD",
+    "Affine",
+    "Blocks",
     "Box",
+    "Boxed",
     "ElasticNet",
+    "FusedLasso",
+    "GroupLasso",
+    "Grouped",
+    "Indicator",
+    "L1Ball",
+    "L2Ball",
+    "L2Squared",
+    "Layout",
+    "LinfNorm",
+    "Named",
+    "NonNegative",
+    "NuclearNorm",
     "On",
+    "PositivePart",
     "Regularizer",
     "Separable",
+    "Simplex",
+    "SparseGroupLasso",
+    "Sparsity2to4",
+    "TopK",
     "Zero",
     "build",
 ]
 
-REGISTRY: dict[str, type[Regularizer]] = {c.__name__: c for c in (Zero, L1, ElasticNet, MCP, SCAD, Box)}
+REGISTRY: dict[str, type[Regularizer]] = {
+    c.__name__: c
+    for c in (
+        *(Zero, L1, L2Squared, ElasticNet, PositivePart, MCP, SCAD, L0, TopK),
+        *(GroupLasso, SparseGroupLasso, LinfNorm, NuclearNorm, FusedLasso, Sparsity2to4),
+        *(Box, NonNegative, L2Ball, L1Ball, Simplex, Affine),
+    )
+}
 
 
 def build(name: str, **fields: Any) -> Regularizer:
-    """Make a regularizer by name: ``build("l1", lam=0.01)``; case does not matter."""
+    """Make a regularizer by name: ``build("l1", lam=0.01)``; case does not matter.
+
+    Examples
+    --------
+    >>> build("grouplasso", lam=0.1, groups=[3, 2])
+    GroupLasso(lam=0.1, groups=(3, 2), weights='sqrt', shape=None)
+    """
     regularizer: Regularizer = _build("regularizer", REGISTRY, name, fields)
     return regularizer

@@ -1,33 +1,40 @@
-"""Regularizers made of others."""
+"""Regularizers made of others: on some coordinates, on named parameters, and sums over disjoint blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from fedcomposite.regularizers.base import Regularizer, Step
+from fedcomposite.regularizers.base import Layout, Regularizer, Step
+
+Runs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class On(Regularizer):
     """h on some coordinates, zero on the rest: regularize the weights, leave intercepts alone.
 
-    ``runs`` are the half-open ranges of regularized coordinates of a vector of length ``dimension``.
-    Made by ``h.on(mask)``.
+    ``runs`` are the half-open ranges of regularized coordinates of a vector of length ``dimension``; h sees them as one
+    vector. Made by ``h.on(mask)``.
     """
 
     h: Regularizer
-    runs: tuple[tuple[int, int], ...]
+    runs: Runs
     dimension: int
 
     @staticmethod
-    def from_mask(h: Regularizer, mask: Tensor | Iterable[bool]) -> On:
+    def from_mask(h: Regularizer, mask: Iterable[bool]) -> On:
         """Find the runs of true entries of ``mask``."""
-        flags = [bool(b) for b in (mask.tolist() if isinstance(mask, Tensor) else mask)]
+        flags = [bool(b) for b in mask]
         edges = [j for j in range(len(flags) + 1) if (flags[j - 1] if j else False) != (j < len(flags) and flags[j])]
+        if not edges:
+            raise ValueError(f"{h}.on: the mask is false everywhere; use Zero() for no regularizer")
         return On(h, tuple(zip(edges[::2], edges[1::2], strict=True)), len(flags))
 
     @property
@@ -42,7 +49,11 @@ class On(Regularizer):
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         """The prox of h where it acts, the identity elsewhere."""
         result = v.clone() if out is None else (out if out is v else out.copy_(v))
-        self._put(result, self.h.prox(self._take(v), step))
+        inside = self._take(result)
+        if len(self.runs) == 1:
+            self.h.prox(inside, step, out=inside)  # a view of the result
+        else:
+            self._put(result, self.h.prox(inside, step))
         return result
 
     def subgradient(self, x: Tensor) -> Tensor:
@@ -53,10 +64,7 @@ class On(Regularizer):
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Root of the sum of the squared distances on the two sets of coordinates."""
-        rest = gradient.clone()
-        self._put(rest, torch.zeros_like(self._take(x)))
-        inside = self.h.optimality(self._take(x), self._take(gradient))
-        return torch.hypot(inside, rest.norm(dim=-1))
+        return Blocks((self,)).optimality(x, gradient)
 
     def scaled(self, kappa: float) -> On:
         """Kappa h on the same coordinates."""
@@ -66,10 +74,163 @@ class On(Regularizer):
         if x.shape[-1] != self.dimension:
             raise ValueError(f"{self.h} was set on vectors of length {self.dimension}, got {x.shape[-1]}")
         parts = [x[..., a:b] for a, b in self.runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1) if parts else x[..., :0]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _put(self, x: Tensor, values: Tensor) -> None:
         at = 0
         for a, b in self.runs:
             x[..., a:b] = values[..., at : at + b - a]
             at += b - a
+
+
+@dataclass(frozen=True)
+class Blocks(Regularizer):
+    """h(x) = sum_b h_b(x_b) over disjoint sets of coordinates, zero on the rest. Made by ``a.on(...) + b.on(...)``.
+
+    The prox is that of each term on its own coordinates. That of a sum over the *same* coordinates is not made of its
+    terms' in general, so terms that overlap are refused.
+    """
+
+    parts: tuple[Regularizer, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.parts:
+            raise ValueError("Blocks: parts is empty; use Zero() for no regularizer")
+        for part in self.parts:
+            if not isinstance(part, On | Named):
+                raise TypeError(
+                    f"{part} acts on all coordinates, and only terms on disjoint coordinates can be added: "
+                    "say where each acts, a.on(mask) + b.on(mask)"
+                )
+        placed = [part for part in self.parts if isinstance(part, On)]
+        if len({part.dimension for part in placed}) > 1:
+            raise ValueError(f"terms of different lengths were added: {', '.join(str(p.dimension) for p in placed)}")
+        runs = sorted((a, b, str(part.h)) for part in placed for a, b in part.runs)
+        for (_, stop, one), (start, _, two) in pairwise(runs):
+            if start < stop:
+                raise ValueError(f"{one} and {two} both act on coordinate {start}; terms must not overlap")
+
+    @staticmethod
+    def of(*terms: Regularizer) -> Blocks:
+        """The sum of terms, some of which may be sums themselves."""
+        return Blocks(tuple(p for t in terms for p in (t.parts if isinstance(t, Blocks) else (t,))))
+
+    @property
+    def rho(self) -> float:
+        """The largest of the terms'."""
+        return max(part.rho for part in self.parts)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Sum of the terms."""
+        return torch.stack([part.value(x) for part in self.parts]).sum(0)
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox of each term where it acts, the identity elsewhere."""
+        result = v.clone() if out is None else (out if out is v else out.copy_(v))
+        for part in self.parts:
+            part.prox(result, step, out=result)
+        return result
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """A subgradient of each term where it acts, zero elsewhere."""
+        return torch.stack([part.subgradient(x) for part in self.parts]).sum(0)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Root of the sum of the squared distances on the terms' coordinates and on the rest."""
+        rest = gradient.clone()
+        distances = []
+        for part in self._placed():
+            part._put(rest, torch.zeros_like(part._take(x)))
+            distances.append(part.h.optimality(part._take(x), part._take(gradient)))
+        total: Tensor = torch.linalg.vector_norm(torch.stack([*distances, rest.norm(dim=-1)]), dim=0)
+        return total
+
+    def scaled(self, kappa: float) -> Blocks:
+        """Kappa times each term."""
+        return Blocks(tuple(part.scaled(kappa) for part in self.parts))
+
+    def resolve(self, layout: Layout) -> Blocks:
+        """Every term on its coordinates."""
+        return Blocks.of(*(part.resolve(layout) for part in self.parts))
+
+    def _placed(self) -> list[On]:
+        for part in self.parts:
+            if isinstance(part, Named):
+                part.refuse()
+        return [part for part in self.parts if isinstance(part, On)]
+
+
+@dataclass(frozen=True)
+class Named(Regularizer):
+    """h on the parameters whose names match a pattern (``"*.weight"``). Made by ``h.on("*.weight")``.
+
+    It has no values of its own until :meth:`resolve` gives the patterns their coordinates; problems whose parameters
+    have names do that. A term that looks at a parameter's shape (rows, a matrix) then acts on each matching parameter
+    by itself, any other on all of their coordinates as one vector, as with a mask.
+    """
+
+    h: Regularizer
+    patterns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.patterns:
+            raise ValueError("Named: patterns is empty")
+
+    @property
+    def rho(self) -> float:
+        """That of h."""
+        return self.h.rho
+
+    def resolve(self, layout: Layout) -> Regularizer:
+        """The term on its coordinates.
+
+        Parameters
+        ----------
+        layout : sequence of (name, start, stop, shape)
+            Every parameter of the model: coordinates ``start`` to ``stop`` hold its entries, row by row.
+        """
+        found = [entry for entry in layout if any(fnmatchcase(entry[0], p) for p in self.patterns)]
+        for pattern in self.patterns:
+            if not any(fnmatchcase(entry[0], pattern) for entry in found):
+                names = ", ".join(entry[0] for entry in layout)
+                raise ValueError(f"no parameter matches {pattern!r} (the parameters: {names})")
+        dimension = max(entry[2] for entry in layout)
+        terms = []
+        for name, _, _, shape in found:
+            try:
+                terms.append(self.h.for_shape(tuple(shape)))
+            except ValueError as error:
+                raise ValueError(f"parameter {name!r}: {error}") from None
+        if all(term is self.h for term in terms):
+            return On(self.h, tuple((a, b) for _, a, b, _ in sorted(found, key=lambda e: e[1])), dimension)
+        return Blocks(tuple(On(t, ((a, b),), dimension) for t, (_, a, b, _) in zip(terms, found, strict=True)))
+
+    def scaled(self, kappa: float) -> Named:
+        """Kappa h on the same parameters."""
+        return replace(self, h=self.h.scaled(kappa))
+
+    def value(self, x: Tensor) -> Tensor:
+        """Refused until resolved."""
+        self.refuse()
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """Refused until resolved."""
+        self.refuse()
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """Refused until resolved."""
+        self.refuse()
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Refused until resolved."""
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Say what is missing."""
+        names = " or ".join(map(repr, self.patterns))
+        raise TypeError(
+            f"{self.h} is set on parameters named {names}, whose coordinates are not known yet: "
+            "give it to a problem with a model, or call .resolve(layout)"
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -12,10 +13,13 @@ from torch import Tensor
 from fedcomposite._validation import validate
 
 if TYPE_CHECKING:
-    from fedcomposite.regularizers.algebra import On
+    from fedcomposite.regularizers.algebra import Blocks, Named, On
 
 Step = float | Tensor
 """A prox step; a tensor has shape ``(..., 1)`` and holds one step per client."""
+
+Layout = Sequence[tuple[str, int, int, tuple[int, ...]]]
+"""Where a model's parameters lie in the flat vector: (name, start, stop, shape) of each."""
 
 _BLOCK = 1 << 15  # elements per block: a few temporaries of this size stay in a core's cache
 
@@ -31,8 +35,16 @@ class Regularizer(ABC):
 
     @property
     def rho(self) -> float:
-        """Weak-convexity modulus: h + (rho/2)||x||^2 is convex; the prox is single-valued for steps below 1/rho."""
+        """Weak-convexity modulus: h + (rho/2)||x||^2 is convex; the prox is single-valued for steps below 1/rho.
+
+        Infinite where no modulus exists; the prox is then a global minimiser for every step, but it jumps.
+        """
         return 0.0
+
+    @property
+    def weakly_convex(self) -> bool:
+        """Whether rho is finite; if not, the guarantees of the methods do not apply, though they can be run."""
+        return self.rho < math.inf
 
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
@@ -54,28 +66,92 @@ class Regularizer(ABC):
     def scaled(self, kappa: float) -> Regularizer:
         """The regularizer kappa * h, kappa > 0."""
 
-    def on(self, mask: Tensor | Iterable[bool]) -> On:
-        """Restrict h to the coordinates where ``mask`` is true; zero on the others."""
-        from fedcomposite.regularizers.algebra import On
+    @overload
+    def on(self, where: str | tuple[str, ...]) -> Named: ...
+    @overload
+    def on(self, where: Tensor | Iterable[bool]) -> On: ...
+    def on(self, where: str | tuple[str, ...] | Tensor | Iterable[bool]) -> Named | On:
+        """Restrict h to some coordinates; zero on the others.
 
-        return On.from_mask(self, mask)
+        Parameters
+        ----------
+        where : mask or pattern
+            A mask with one entry per coordinate, or one or more patterns of parameter names (``"*.weight"``), which a
+            problem with named parameters turns into coordinates.
+        """
+        from fedcomposite.regularizers.algebra import Named, On
+
+        if isinstance(where, str):
+            return Named(self, (where,))
+        entries: list[Any] = where.tolist() if isinstance(where, Tensor) else list(where)
+        if any(isinstance(entry, str) for entry in entries):
+            return Named(self, tuple(entries))
+        return On.from_mask(self, entries)
+
+    def for_shape(self, shape: tuple[int, ...]) -> Regularizer:
+        """The term for a parameter of the given shape; itself, unless it asks for rows, columns or a matrix."""
+        return self
+
+    def resolve(self, layout: Layout) -> Regularizer:
+        """The term with patterns of parameter names turned into coordinates."""
+        return self
+
+    def __add__(self, other: Regularizer) -> Blocks:
+        from fedcomposite.regularizers.algebra import Blocks
+
+        return Blocks.of(self, other) if isinstance(other, Regularizer) else NotImplemented
 
     def _check(self, step: Step) -> None:
-        """Refuse steps outside (0, 1/rho): past it the prox is not the minimiser any formula returns."""
+        """Refuse steps outside [0, 1/rho): past it the prox is not the minimiser any formula returns."""
+        bounded = self.rho > 0 and self.weakly_convex
         if isinstance(step, Tensor):
-            if self.rho == 0.0:
-                return  # nothing to refuse, and reading a device's tensor would stall it
-            step = float(step.max())
-        if not step >= 0:
-            raise ValueError(f"prox of {self}: step = {step:g}, must be >= 0")
-        if step * self.rho >= 1:
+            if not bounded and step.device.type != "cpu":
+                return  # nothing else to refuse, and reading a device's tensor would stall it
+            low, high = float(step.min()), float(step.max())
+        else:
+            low = high = step
+        if not low >= 0:
+            raise ValueError(f"prox of {self}: step = {low:g}, must be >= 0")
+        if bounded and high * self.rho >= 1:
             raise ValueError(
-                f"prox of {self}: step = {step:g}, must be below 1/rho = {1 / self.rho:g}; "
+                f"prox of {self}: step = {high:g}, must be below 1/rho = {1 / self.rho:g}; "
                 "take a smaller step or a less concave regularizer"
             )
 
 
-class Separable(Regularizer):
+def give(result: Tensor, out: Tensor | None) -> Tensor:
+    """The result, in ``out`` where there is one."""
+    return result if out is None else out.copy_(result)
+
+
+def positive(kappa: float) -> float:
+    """A factor of h, refused unless positive: minus a regularizer has no prox."""
+    if not 0 < kappa < math.inf:
+        raise ValueError(f"scaled: kappa = {kappa!r}, must be a number > 0")
+    return kappa
+
+
+class Boxed(Regularizer):
+    """A regularizer whose subdifferential is a box: one interval per coordinate."""
+
+    @abstractmethod
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends of the subdifferential at each entry; lower > upper outside the domain of h."""
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """The element of the subdifferential nearest to zero."""
+        low, high = self.interval(x)
+        return torch.zeros_like(x).clamp(low, high)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Distance from ``-gradient`` to the box; infinite outside the domain of h."""
+        low, high = self.interval(x)
+        outside = low > high
+        distance: Tensor = torch.linalg.vector_norm((-gradient) - (-gradient).clamp(low, high), dim=-1)
+        return distance.masked_fill(outside.any(dim=-1), torch.inf)
+
+
+class Separable(Boxed):
     """h(x) = sum_j phi(x_j): subclasses give phi's prox on a block, in place of memory traffic.
 
     A large vector is worked through in blocks that stay in cache, so a prox reads and writes memory once.
@@ -85,30 +161,27 @@ class Separable(Regularizer):
     def _prox(self, v: Tensor, step: Step) -> Tensor:
         """The prox of phi at each entry of a block; must not modify ``v``."""
 
-    @abstractmethod
-    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends of the subdifferential of phi at each entry."""
-
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         """argmin_u h(u) + ||u - v||^2 / (2 step), entry by entry."""
         self._check(step)
-        if v.numel() <= _BLOCK or v.device.type != "cpu" or isinstance(step, Tensor) or not v.is_contiguous():
-            result = self._prox(v, step)
-            return result if out is None else out.copy_(result)
-        target = torch.empty_like(v) if out is None or not out.is_contiguous() else out
-        source, sink = v.view(-1), target.view(-1)
-        for a in range(0, len(source), _BLOCK):
-            sink[a : a + _BLOCK] = self._prox(source[a : a + _BLOCK], step)
-        return target if out is None or out is target else out.copy_(target)
+        return self._blockwise(v, step, out)
 
-    def subgradient(self, x: Tensor) -> Tensor:
-        """The element of the subdifferential nearest to zero."""
-        low, high = self.interval(x)
-        return torch.zeros_like(x).clamp(low, high)
-
-    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Distance from ``-gradient`` to the subdifferential, which is a box; infinite outside the domain of h."""
-        low, high = self.interval(x)
-        outside = low > high
-        distance: Tensor = torch.linalg.vector_norm((-gradient) - (-gradient).clamp(low, high), dim=-1)
-        return distance.masked_fill(outside.any(dim=-1), torch.inf)
+    def _blockwise(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        """The prox block by block; a tensor of steps broadcasts against ``v``."""
+        if v.numel() <= _BLOCK or v.device.type != "cpu":
+            return give(self._prox(v, step), out)
+        sink = torch.empty_like(v) if out is None else out
+        if any(t.dim() > 2 and not t.is_contiguous() for t in (v, sink)):  # rows cannot be seen without a copy
+            return give(self._prox(v, step), out)
+        if not isinstance(step, Tensor) and v.is_contiguous() and sink.is_contiguous():
+            source, target = v.view(1, -1), sink.view(1, -1)
+        else:
+            source, target = v.view(-1, v.shape[-1]), sink.view(-1, v.shape[-1])
+        steps = step.broadcast_to(v.shape).reshape(source.shape) if isinstance(step, Tensor) else step
+        wide = min(source.shape[1], _BLOCK)
+        high = _BLOCK // wide
+        for a in range(0, source.shape[0], high):
+            for b in range(0, source.shape[1], wide):
+                block = slice(a, a + high), slice(b, b + wide)
+                target[block] = self._prox(source[block], steps[block] if isinstance(steps, Tensor) else steps)
+        return sink

@@ -1,18 +1,85 @@
-"""Constraints as regularizers: zero inside a set, infinite outside; the prox is the projection."""
+"""Constraints as regularizers: zero inside a set, infinite outside; the prox is the projection.
+
+A projection is exact up to rounding, so a set with a curved or slanted boundary counts points as inside up to a
+relative eps^(3/4) of their dtype (2e-12 for float64, 6e-6 for float32).
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from fedcomposite.regularizers.base import Separable, Step
+from fedcomposite._validation import Count, Positive
+from fedcomposite.regularizers.base import Boxed, Regularizer, Separable, Step, give, positive
+from fedcomposite.regularizers.separable import soft
+
+
+class Indicator(Regularizer):
+    """h(x) = 0 if x is in a set, infinity if not."""
+
+    @abstractmethod
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether each vector is in the set: true or false, of shape ``(...)``."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """0 inside the set, infinity outside."""
+        return x.new_zeros(x.shape[:-1]).masked_fill(~self.contains(x), torch.inf)
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """Refused: a constraint has no subgradient outside its set, so a subgradient step cannot keep it."""
+        raise TypeError(
+            f"{type(self).__name__} is a constraint and has no useful subgradient; use a method with a prox, "
+            "for example FedNMap, Zhang, FedCanon or ProximalGradient"
+        )
+
+    def scaled(self, kappa: float) -> Self:
+        """The same constraint: 0 and infinity do not scale."""
+        positive(kappa)
+        return self
+
+
+def _slack(x: Tensor) -> float:
+    return math.pow(torch.finfo(x.dtype).eps, 0.75)
+
+
+def threshold(v: Tensor, total: Step) -> Tensor:
+    """The t with sum_j max(v_j - t, 0) = total, of shape ``(..., 1)``.
+
+    No k entries can exceed t by more than ``total`` in all, and the largest ones that do exceed it meet the bound: so
+    t is the largest of (sum of the k largest - total)/k. Entries of -infinity are left out.
+    """
+    largest = v.sort(dim=-1, descending=True).values.cumsum(-1, dtype=torch.float64)
+    k = torch.arange(1, v.shape[-1] + 1, device=v.device)
+    return ((largest - total) / k).amax(-1, keepdim=True).to(v.dtype)
+
+
+def _level(y: Tensor, support: Tensor) -> Tensor:
+    """The t that minimises sum_S (y_j - t)^2 + sum_rest max(y_j - t, 0)^2, of shape ``(..., 1)``; S is not empty.
+
+    As in :func:`threshold`, t is the largest of (sum of y over S and the k largest of the rest) / (|S| + k).
+    """
+    inside = y.masked_fill(~support, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+    count = support.sum(-1, keepdim=True)
+    rest = y.masked_fill(support, -torch.inf).sort(dim=-1, descending=True).values.cumsum(-1, dtype=torch.float64)
+    k = torch.arange(1, y.shape[-1] + 1, device=y.device)
+    best = ((inside + rest) / (count + k)).amax(-1, keepdim=True)
+    return torch.maximum(best, inside / count.clamp(min=1)).to(y.dtype)
+
+
+def _norm(x: Tensor) -> Tensor:
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return size
 
 
 @dataclass(frozen=True)
-class Box(Separable):
-    """The constraint low <= x_j <= high; the prox clamps."""
+class Box(Indicator, Separable):
+    """The constraint low <= x_j <= high; the prox clamps. Either bound may be infinite."""
 
     low: float
     high: float
@@ -22,10 +89,9 @@ class Box(Separable):
         if self.low > self.high:
             raise ValueError(f"Box: low = {self.low:g} is above high = {self.high:g}")
 
-    def value(self, x: Tensor) -> Tensor:
-        """0 inside the box, infinity outside."""
-        inside = ((x >= self.low) & (x <= self.high)).all(dim=-1)
-        return torch.where(inside, 0.0, torch.inf).to(x.dtype)
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether every entry is between the bounds."""
+        return ((x >= self.low) & (x <= self.high)).all(dim=-1)
 
     def _prox(self, v: Tensor, step: Step) -> Tensor:
         return v.clamp(self.low, self.high)
@@ -36,13 +102,191 @@ class Box(Separable):
         high = torch.zeros_like(x).masked_fill(x >= self.high, torch.inf).masked_fill(x < self.low, -torch.inf)
         return low, high
 
-    def subgradient(self, x: Tensor) -> Tensor:
-        """Refused: a constraint has no subgradient outside its set, so a subgradient step cannot keep it."""
-        raise TypeError(
-            "Box is a constraint and has no useful subgradient; use a method with a prox, "
-            "for example FedNMap, Zhang, FedCanon or ProximalGradient"
-        )
 
-    def scaled(self, kappa: float) -> Box:
-        """The same constraint: 0 and infinity do not scale."""
-        return self
+@dataclass(frozen=True)
+class NonNegative(Indicator, Separable):
+    """The constraint x_j >= 0; the prox is the positive part."""
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether no entry is negative."""
+        return (x >= 0).all(dim=-1)
+
+    def _prox(self, v: Tensor, step: Step) -> Tensor:
+        return v.clamp(min=0)
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The normal cone: {0} above zero, the negative half-line at zero, empty below."""
+        low = torch.zeros_like(x).masked_fill(x <= 0, -torch.inf)
+        return low.masked_fill(x < 0, torch.inf), torch.zeros_like(x)
+
+
+@dataclass(frozen=True)
+class TopK(Indicator, Boxed):
+    """The constraint that at most k entries are nonzero; the prox keeps the k largest in absolute value.
+
+    Not weakly convex (the set is a union of subspaces), so rho is infinite. The prox is a projection for every step;
+    where entries tie for the last place any of them may be kept.
+    """
+
+    k: Count
+
+    @property
+    def rho(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether at most k entries are nonzero."""
+        return (x != 0).sum(-1) <= self.k
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """Keep the k largest entries in absolute value."""
+        self._check(step)
+        places = v.abs().topk(min(self.k, v.shape[-1]), dim=-1, sorted=False).indices
+        return give(torch.zeros_like(v).scatter(-1, places, v.gather(-1, places)), out)
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The regular normal cone: free off the support when it is full, {0} when it is not, empty outside."""
+        count = (x != 0).sum(-1, keepdim=True)
+        free = torch.zeros_like(x).masked_fill((x == 0) & (count == self.k), torch.inf)
+        outside = count > self.k
+        return (-free).masked_fill(outside, torch.inf), free.masked_fill(outside, -torch.inf)
+
+
+@dataclass(frozen=True)
+class L2Ball(Indicator):
+    """The constraint ||x||_2 <= radius; the prox shrinks a longer vector to the radius."""
+
+    radius: Positive
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether the norm is at most the radius."""
+        return _norm(x) <= self.radius * (1 + _slack(x))
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The projection."""
+        self._check(step)
+        return torch.mul(v, (self.radius / _norm(v)).clamp(max=1).unsqueeze(-1), out=out)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Distance to the normal cone: {0} inside, the ray along x on the sphere."""
+        along = (-(gradient * x).sum(-1) / x.square().sum(-1)).clamp(min=0)
+        along = torch.where(_norm(x) < self.radius * (1 - _slack(x)), 0.0, along)
+        return _norm(gradient + along.unsqueeze(-1) * x).masked_fill(~self.contains(x), torch.inf)
+
+
+@dataclass(frozen=True)
+class L1Ball(Indicator):
+    """The constraint ||x||_1 <= radius; the prox soft-thresholds at a level found by sorting (Duchi et al. 2008)."""
+
+    radius: Positive
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether the sum of absolute values is at most the radius."""
+        return x.abs().sum(-1) <= self.radius * (1 + _slack(x))
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The projection."""
+        self._check(step)
+        return give(soft(v, threshold(v.abs(), self.radius).clamp(min=0)), out)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Distance to the normal cone: {0} inside, t times the subdifferential of ||x||_1, t >= 0, on the boundary."""
+        support = x != 0
+        y = torch.where(support, -gradient * x.sign(), gradient.abs())
+        t = _level(y, support).clamp(min=0)
+        edge = _norm(torch.where(support, y - t, (y - t).clamp(min=0)))
+        inside = x.abs().sum(-1) < self.radius * (1 - _slack(x))
+        return torch.where(inside, _norm(gradient), edge).masked_fill(~self.contains(x), torch.inf)
+
+
+@dataclass(frozen=True)
+class Simplex(Indicator):
+    """The constraint x_j >= 0, sum_j x_j = total; the prox subtracts a level found by sorting and clips at zero."""
+
+    total: Positive = 1.0
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether no entry is negative and they sum to the total."""
+        return (x >= 0).all(dim=-1) & ((x.sum(-1) - self.total).abs() <= self.total * _slack(x))
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The projection."""
+        self._check(step)
+        return give((v - threshold(v, self.total)).clamp_(min=0), out)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Distance to the normal cone: one level t on the support, at most t off it."""
+        support = x > 0
+        excess = -gradient - _level(-gradient, support)
+        distance = _norm(torch.where(support, excess, excess.clamp(min=0)))
+        return distance.masked_fill(~self.contains(x), torch.inf)
+
+
+@dataclass(frozen=True)
+class Affine(Indicator):
+    """The constraint A x = b; the prox is v - A'(A A')^+ (A v - b).
+
+    ``A`` is a list of rows. They may depend on each other as long as some x satisfies them all. The row space is
+    factorised once (a singular value decomposition).
+
+    Examples
+    --------
+    >>> Affine(A=[[1.0, 1.0]], b=[2.0]).prox(torch.tensor([4.0, 1.0]), 1.0)
+    tensor([ 2.5000, -0.5000])
+    """
+
+    A: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        widths = {len(row) for row in self.A}
+        if len(widths) != 1 or 0 in widths:
+            raise ValueError("Affine: A must have at least one row, and rows of one length")
+        if len(self.A) != len(self.b):
+            raise ValueError(f"Affine: A has {len(self.A)} rows, b has {len(self.b)} entries")
+        A, b = torch.tensor(self.A, dtype=torch.float64), torch.tensor(self.b, dtype=torch.float64)
+        if not (A.isfinite().all() and b.isfinite().all()):
+            raise ValueError("Affine: A and b must be finite")
+        residual = _norm(A @ self._factors[1] - b)
+        if residual > _slack(b) * (1 + _norm(b)):
+            raise ValueError(f"Affine: no x satisfies A x = b (the best one misses by {float(residual):.3g})")
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """An orthonormal basis of the row space, ``(d, rank)``, and the smallest x with A x = b."""
+        A, b = torch.tensor(self.A, dtype=torch.float64), torch.tensor(self.b, dtype=torch.float64)
+        U, S, Vh = torch.linalg.svd(A, full_matrices=False)
+        rank = int(S.gt(max(A.shape) * torch.finfo(A.dtype).eps * S[0]).sum())
+        return Vh[:rank].T.contiguous(), Vh[:rank].T @ ((U[:, :rank].T @ b) / S[:rank])
+
+    @cached_property
+    def _placed(self) -> dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]]:
+        return {}
+
+    def _at(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors in a dtype on a device, kept for the next call."""
+        if like.shape[-1] != len(self.A[0]):
+            raise ValueError(f"Affine: A has {len(self.A[0])} columns, the vector has {like.shape[-1]} coordinates")
+        place = like.dtype, like.device
+        if place not in self._placed:
+            basis, smallest = self._factors
+            self._placed[place] = basis.to(like), smallest.to(like)
+        return self._placed[place]
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether A x = b, measured by the distance of x to the set."""
+        basis, smallest = self._at(x)
+        return _norm((x - smallest) @ basis) <= _slack(x) * (_norm(x) + _norm(smallest))
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The projection."""
+        self._check(step)
+        basis, smallest = self._at(v)
+        return torch.sub(v, ((v - smallest) @ basis) @ basis.T, out=out)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Distance to the normal cone, which is the row space of A."""
+        basis, _ = self._at(x)
+        return _norm(gradient - (gradient @ basis) @ basis.T).masked_fill(~self.contains(x), torch.inf)

@@ -1,8 +1,10 @@
-"""Coordinate-wise regularizers: zero, l1, elastic net, MCP, SCAD."""
+"""Coordinate-wise regularizers: zero, l1, squared l2, elastic net, positive part, MCP, SCAD, l0."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated
 
 import annotated_types as at
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import NonNegative, Positive
-from fedcomposite.regularizers.base import Separable, Step
+from fedcomposite.regularizers.base import Separable, Step, positive
 
 
 def soft(v: Tensor, threshold: Step) -> Tensor:
@@ -20,11 +22,11 @@ def soft(v: Tensor, threshold: Step) -> Tensor:
     return v - v.clamp(-threshold, threshold)
 
 
-def _between(x: Tensor, slope: Tensor, at_zero: float) -> tuple[Tensor, Tensor]:
-    """Subdifferential of an even function with slope ``slope(|x|)`` away from a kink of ``at_zero`` at zero."""
+def between(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Subdifferential of an even function with slope ``slope(|x|) >= 0``, which makes a kink at zero."""
     signed = slope.copysign(x)
     zero = x == 0
-    return signed.masked_fill(zero, -at_zero), signed.masked_fill(zero, at_zero)
+    return torch.where(zero, -slope, signed), torch.where(zero, slope, signed)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,12 @@ class Zero(Separable):
         return x.new_zeros(x.shape[:-1])
 
     def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return v
+        return v.clone()
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """A copy of v, or v itself where it is ``out``."""
+        self._check(step)
+        return v.clone() if out is None else v if out is v else out.copy_(v)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """{0}."""
@@ -44,29 +51,110 @@ class Zero(Separable):
 
     def scaled(self, kappa: float) -> Zero:
         """0, whatever kappa."""
+        positive(kappa)
         return self
 
 
 @dataclass(frozen=True)
 class L1(Separable):
-    """h(x) = lam sum_j |x_j|; the prox is soft-thresholding at lam * step (Tibshirani 1996)."""
+    """h(x) = lam sum_j w_j |x_j|; the prox is soft-thresholding at lam * step * w_j (Tibshirani 1996).
+
+    ``weights`` are the w_j, one per coordinate (the adaptive lasso, Zou 2006); all 1 if left out.
+
+    Examples
+    --------
+    >>> L1(1.0).prox(torch.tensor([3.0, -0.5, -2.0]), 0.5)
+    tensor([ 2.5000,  0.0000, -1.5000])
+    """
 
     lam: NonNegative
+    weights: tuple[NonNegative, ...] | None = None
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the sum of absolute values."""
-        return self.lam * x.abs().sum(-1)
+        """Lam times the weighted sum of absolute values."""
+        size = x.abs() if self.weights is None else x.abs() * self._weights(x)
+        return self.lam * size.sum(-1)
 
     def _prox(self, v: Tensor, step: Step) -> Tensor:
         return soft(v, self.lam * step)
 
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """Soft-thresholding; a weight acts like a step of its own."""
+        self._check(step)
+        return self._blockwise(v, step if self.weights is None else step * self._weights(v), out)
+
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[-lam, lam] at zero, lam sign(x) elsewhere."""
-        return _between(x, torch.full_like(x, self.lam), self.lam)
+        """Lam w_j [-1, 1] at zero, lam w_j sign(x_j) elsewhere."""
+        slope = torch.full_like(x, self.lam)
+        return between(x, slope if self.weights is None else slope * self._weights(x))
 
     def scaled(self, kappa: float) -> L1:
         """Kappa times h, by scaling lam."""
-        return replace(self, lam=kappa * self.lam)
+        return replace(self, lam=positive(kappa) * self.lam)
+
+    @cached_property
+    def _placed(self) -> dict[tuple[torch.dtype, torch.device], Tensor]:
+        return {}
+
+    def _weights(self, like: Tensor) -> Tensor:
+        """The weights as a tensor, kept for the next call."""
+        assert self.weights is not None
+        if like.shape[-1] != len(self.weights):
+            raise ValueError(f"L1 has {len(self.weights)} weights, the vector has {like.shape[-1]} coordinates")
+        place = like.dtype, like.device
+        if place not in self._placed:
+            self._placed[place] = torch.tensor(self.weights, dtype=like.dtype, device=like.device)
+        return self._placed[place]
+
+
+@dataclass(frozen=True)
+class L2Squared(Separable):
+    """h(x) = (lam/2) ||x||^2 (ridge); the prox divides by 1 + lam * step."""
+
+    lam: NonNegative
+
+    def value(self, x: Tensor) -> Tensor:
+        """Lam/2 times the sum of squares."""
+        return self.lam / 2 * x.square().sum(-1)
+
+    def _prox(self, v: Tensor, step: Step) -> Tensor:
+        return v / (1 + self.lam * step)
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """{lam x}."""
+        return self.lam * x, self.lam * x
+
+    def scaled(self, kappa: float) -> L2Squared:
+        """Kappa times h, by scaling lam."""
+        return replace(self, lam=positive(kappa) * self.lam)
+
+
+@dataclass(frozen=True)
+class PositivePart(Separable):
+    """h(x) = lam sum_j max(x_j, 0), the ReLU as a regularizer: it pushes positive entries to zero, no further.
+
+    The prox subtracts lam * step from entries above it, sets those in [0, lam * step] to zero and keeps the rest.
+    """
+
+    lam: NonNegative
+
+    def value(self, x: Tensor) -> Tensor:
+        """Lam times the sum of the positive entries."""
+        return self.lam * x.clamp(min=0).sum(-1)
+
+    def _prox(self, v: Tensor, step: Step) -> Tensor:
+        threshold = self.lam * step
+        if isinstance(threshold, Tensor):
+            return v - torch.minimum(v.clamp(min=0), threshold)
+        return v - v.clamp(0, threshold)
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[0, lam] at zero, {lam} above, {0} below."""
+        return self.lam * (x > 0).to(x), self.lam * (x >= 0).to(x)
+
+    def scaled(self, kappa: float) -> PositivePart:
+        """Kappa times h, by scaling lam."""
+        return replace(self, lam=positive(kappa) * self.lam)
 
 
 @dataclass(frozen=True)
@@ -85,11 +173,11 @@ class ElasticNet(Separable):
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[-l1, l1] at zero, l1 sign(x) + l2 x elsewhere."""
-        return _between(x, self.l1 + self.l2 * x.abs(), self.l1)
+        return between(x, self.l1 + self.l2 * x.abs())
 
     def scaled(self, kappa: float) -> ElasticNet:
         """Kappa times h, by scaling both coefficients."""
-        return replace(self, l1=kappa * self.l1, l2=kappa * self.l2)
+        return replace(self, l1=positive(kappa) * self.l1, l2=kappa * self.l2)
 
 
 @dataclass(frozen=True)
@@ -125,11 +213,11 @@ class MCP(Separable):
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Kappa [-lam, lam] at zero, kappa (lam - |x|/theta)_+ sign(x) elsewhere."""
         slope = self.kappa * (self.lam - x.abs() / self.theta).clamp(min=0)
-        return _between(x, slope, self.kappa * self.lam)
+        return between(x, slope)
 
     def scaled(self, kappa: float) -> MCP:
         """Kappa times h."""
-        return replace(self, kappa=kappa * self.kappa)
+        return replace(self, kappa=positive(kappa) * self.kappa)
 
 
 @dataclass(frozen=True)
@@ -171,8 +259,47 @@ class SCAD(Separable):
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Kappa [-lam, lam] at zero; the slope falls linearly from lam at |x| = lam to 0 at a lam."""
         slope = ((self.a * self.lam - x.abs()) / (self.a - 1)).clamp(0, self.lam)
-        return _between(x, self.kappa * slope, self.kappa * self.lam)
+        return between(x, self.kappa * slope)
 
     def scaled(self, kappa: float) -> SCAD:
         """Kappa times h."""
-        return replace(self, kappa=kappa * self.kappa)
+        return replace(self, kappa=positive(kappa) * self.kappa)
+
+
+@dataclass(frozen=True)
+class L0(Separable):
+    """h(x) = lam times the number of nonzero entries; the prox is hard-thresholding at sqrt(2 lam step).
+
+    Not weakly convex (it jumps at zero), so rho is infinite. The prox is a global minimiser for every step; where v is
+    exactly on the threshold there are two, and it is the zero one.
+    """
+
+    lam: NonNegative
+
+    @property
+    def rho(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def value(self, x: Tensor) -> Tensor:
+        """Lam times the number of nonzeros."""
+        return self.lam * (x != 0).sum(-1).to(x.dtype)
+
+    def _prox(self, v: Tensor, step: Step) -> Tensor:
+        return v.masked_fill(v.square() <= 2 * self.lam * step, 0.0)
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The whole line at zero, {0} elsewhere."""
+        free = torch.zeros_like(x).masked_fill(x == 0, torch.inf if self.lam > 0 else 0.0)
+        return -free, free
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """Refused: it is zero wherever x is not, so a subgradient step never sees this regularizer."""
+        raise TypeError(
+            "L0 has no useful subgradient: it is flat wherever it is smooth; use a method with a prox, "
+            "for example FedNMap, Zhang, FedCanon or ProximalGradient"
+        )
+
+    def scaled(self, kappa: float) -> L0:
+        """Kappa times h, by scaling lam."""
+        return replace(self, lam=positive(kappa) * self.lam)

@@ -48,6 +48,7 @@ class Snapshot(NamedTuple):
     bytes_down: int
     seconds: float
     history: list[Record]
+    buffers: Tensor
 
 
 def fingerprint(problem: Problem, x0: Tensor, **settings: Any) -> str:
@@ -63,6 +64,7 @@ def fingerprint(problem: Problem, x0: Tensor, **settings: Any) -> str:
         problem.regularizer,
         problem.bias,
         problem.weighting,
+        problem.described,
     ]
     digest.update(repr((described, sorted(settings.items()))).encode())
     return digest.hexdigest()
@@ -72,6 +74,7 @@ def save(path: Path, snapshot: Snapshot, identity: str) -> None:
     """Write a snapshot."""
     tensors = {f"server.{k}": v for k, v in snapshot.server._asdict().items()}
     tensors |= {f"clients.{k}": v for k, v in snapshot.clients._asdict().items()}
+    tensors["buffers"] = snapshot.buffers
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
     columns = list(dict.fromkeys(k for record in snapshot.history for k in record))
     whole = [c for c in columns if all(isinstance(r.get(c, 0), int) for r in snapshot.history)]
@@ -124,4 +127,5 @@ def load(path: Path, server: T, client: Any, identity: str) -> Snapshot:
         down,
         float(metadata["seconds"]),
         history,
+        tensors["buffers"].to(server[0].device),
     )

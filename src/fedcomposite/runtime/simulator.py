@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth, prox_gradient_norm
+from fedcomposite.problems.base import Local
 from fedcomposite.regularizers import Regularizer, Zero
 from fedcomposite.regularizers.base import Step
 from fedcomposite.runtime import checkpoint as checkpoints
@@ -40,6 +42,14 @@ class DivergenceWarning(RuntimeWarning):
 
 class NonSmoothWarning(UserWarning):
     """A method that needs a smooth loss was given one with kinks."""
+
+
+@dataclass(repr=False)
+class SimulatedRun(Run):
+    """A run on one machine, with the buffers of its model."""
+
+    buffers: Tensor | None = None
+    """A network's running statistics after the last round, flat; empty for most models."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -80,7 +90,8 @@ class _Counted(Regularizer):
 class Simulator:
     """One method on one problem, round by round. :func:`simulate` drives it; use it directly to look inside a run.
 
-    ``server`` and ``clients`` are the states after ``round`` rounds.
+    ``server`` and ``clients`` are the states after ``round`` rounds; ``buffers`` is what a model keeps beside its
+    parameters, averaged over the participants of each round (empty for most models).
     """
 
     def __init__(
@@ -111,7 +122,7 @@ class Simulator:
         self.counter = Counter()
         self.h = _Counted(problem.regularizer, self.counter)
         self.round, self.bytes_up, self.bytes_down = 0, 0, 0
-        self.x0 = self._start(x0)
+        self.x0, self.buffers = self._start(x0), self.smooth.buffers()
         self.server, client = algorithm.init(self.x0, problem.regularizer)
         self._check_fit(client)
         self.clients = messages.stack(client, n)
@@ -184,22 +195,24 @@ class Simulator:
         who = self.participants(self.round)
         message = self.algorithm.broadcast(self.server)
         run = self._stacked if self.backend == "stacked" else self._loop
-        replies = run(who, message)
+        replies, buffers = run(who, message)
         weights = None if self._weights is None else self._weights[torch.from_numpy(who.astype(np.int64))]
         share = len(who) / len(self.problem.silos)
         mean = messages.mean(self.algorithm.decode(replies), weights)
         self.server = self.algorithm.aggregate(self.server, mean, share, self.h)
-        self.bytes_down += len(who) * messages.nbytes(message)
-        self.bytes_up += messages.nbytes(replies)
+        shares = torch.ones(len(who)) if weights is None else weights
+        self.buffers = torch.tensordot((shares / shares.sum()).to(buffers), buffers, dims=1)
+        self.bytes_down += len(who) * (messages.nbytes(message) + self.buffers.nbytes)
+        self.bytes_up += messages.nbytes(replies) + buffers.nbytes
         self.round += 1
 
     def _gradients(self, who: rng.Ints, place: tuple[int, int] | None = None) -> ClientGradients:
         return ClientGradients(
             self.smooth, who, self.round, self.batches, self.counter,
-            stacked=place is None, expect=self._expect, place=place,
+            stacked=place is None, expect=self._expect, place=place, buffers=self.buffers,
         )  # fmt: skip
 
-    def _stacked(self, who: rng.Ints, message: NamedTuple) -> NamedTuple:
+    def _stacked(self, who: rng.Ints, message: NamedTuple) -> tuple[NamedTuple, Tensor]:
         grad = self._gradients(who)
         everyone = len(who) == len(self.problem.silos) and not self.replace
         rows = torch.from_numpy(who.astype(np.int64)).to(self.smooth.device)
@@ -211,10 +224,10 @@ class Simulator:
         else:
             messages.put(self.clients, rows, new)
         stacked: NamedTuple = replies
-        return stacked
+        return stacked, grad.buffers
 
-    def _loop(self, who: rng.Ints, message: NamedTuple) -> NamedTuple:
-        replies, states = [], []
+    def _loop(self, who: rng.Ints, message: NamedTuple) -> tuple[NamedTuple, Tensor]:
+        replies, states, buffers = [], [], []
         for position, i in enumerate(who):
             grad = self._gradients(np.asarray([i]), (position, len(who)))
             mine = messages.each(self.clients, lambda t, i=i: t[int(i)])
@@ -232,18 +245,19 @@ class Simulator:
                 )
             replies.append(reply)
             states.append(state)
+            buffers.append(grad.buffers)
             self._expect = grad.steps_used
         if states[0]:
             rows = torch.from_numpy(who.astype(np.int64))
             self.clients = messages.each(self.clients, torch.clone)
             messages.put(self.clients, rows, type(states[0])(*map(torch.stack, zip(*states, strict=True))))
         stacked: NamedTuple = type(replies[0])(*map(torch.stack, zip(*replies, strict=True)))
-        return stacked
+        return stacked, torch.stack(buffers)
 
     def measure(self, stationarity_step: float, seconds: float) -> Record:
         """Evaluate the model: one pass over all the data."""
         h, x = self.problem.regularizer, self.solution
-        seen = self.smooth.evaluate(x)
+        seen = self.smooth.during(Local(self.buffers[None])).evaluate(x)
         loss = float(seen.loss)
         nonzeros = int((x != 0).sum())
         return Record(
@@ -258,7 +272,7 @@ class Simulator:
             bytes_down=self.bytes_down,
             prox_evaluations=self.counter.proxes,
             gradient_evaluations=self.counter.gradients,
-            **{k: float(v) for k, v in seen.metrics.items()},
+            **{k: v.item() for k, v in seen.metrics.items()},
             seconds=seconds,
         )
 
@@ -401,7 +415,7 @@ def simulate(
         sim.round, sim.server, sim.clients = snapshot.round, snapshot.server, snapshot.clients
         sim.bytes_up, sim.bytes_down, elapsed = snapshot.bytes_up, snapshot.bytes_down, snapshot.seconds
         sim.counter.gradients, sim.counter.proxes = snapshot.counter.gradients, snapshot.counter.proxes
-        history = snapshot.history
+        history, sim.buffers = snapshot.history, snapshot.buffers
         if on_record is not None:
             for old in history:
                 on_record(old)
@@ -421,6 +435,7 @@ def simulate(
                     sim.bytes_down,
                     seconds,
                     history,
+                    sim.buffers,
                 ),
                 identity,
             )
@@ -441,10 +456,10 @@ def simulate(
         kept = [solution] if keep_solutions else []
         status: Status = "converged" if reached(last) else "completed"
         while status == "completed" and sim.round < rounds and not interrupted.is_set():
-            before = sim.server
+            before = sim.server, sim.buffers
             sim.step()
             if not messages.finite(sim.server):
-                status, sim.server = "diverged", before
+                status, (sim.server, sim.buffers) = "diverged", before
                 break
             if keep_solutions:
                 kept.append(sim.solution)
@@ -470,9 +485,9 @@ def simulate(
         "interrupted": f"stopped by Ctrl-C after round {sim.round}",
         "diverged": _blame(problem, algorithm, sim.round),
     }[status]
-    run = Run(
+    run = SimulatedRun(
         sim.solution, history, status, message, sim.round, sim.server, sim.clients,
-        torch.stack(kept) if keep_solutions else None,
+        torch.stack(kept) if keep_solutions else None, sim.buffers,
     )  # fmt: skip
     if status == "diverged":
         warnings.warn(message, DivergenceWarning, stacklevel=2)
@@ -483,7 +498,10 @@ def simulate(
 
 def _blame(problem: Problem, algorithm: AnyAlgorithm, r: int) -> str:
     """Say why a run probably diverged."""
-    L = problem.smoothness()
+    try:
+        L = problem.smoothness()
+    except ValueError:  # unknown for networks and for losses with kinks
+        L = 0.0
     steps = {k: v for k, v in vars(algorithm).items() if k in ("step", "server_step")}
     shown = ", ".join(f"{k} = {v:g}" for k, v in steps.items())
     advice = f"the largest client has L = {L:g}, so try step <= {1 / L:.3g}" if L > 0 else "try a smaller step"
