@@ -1,0 +1,130 @@
+"""EControlDA: Gao, Rodomanov, Rack & Stich, *Composite optimization with error feedback*, 2025.
+
+    client:  d_i = C(g_i(x) - v_i - theta e_i),   v_i+ = v_i + d_i,   e_i+ = e_i + v_i+ - g_i(x);    only d_i is sent
+    server:  v+ = v + mean_i d_i,   G+ = G + v+,   x+ = P_{r/gamma}(x0 - G+ / gamma) after r rounds
+
+C keeps a part of a vector (:mod:`fedcomposite.compressors`) and is delta-contractive; theta = delta / (3 sqrt(1 -
+delta) (1 + sqrt(1 - delta))). The first message is not compressed. No local steps.
+
+Symbols: 1/gamma = ``step``, C = ``compressor`` that keeps ``ratio`` of the entries, v_i = ``estimate``, e_i =
+``error``. Assumptions: f smooth, all clients take part, h convex: the prox step r/gamma grows without bound, so it
+would pass 1/rho for a weakly convex h. Weights a_r = 1. The paper's theory is for sampled virtual iterates; the model
+here is the true iterate. With the identity it is dual averaging, FedDA with one local step.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Positive, Probability
+from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
+from fedcomposite.compressors import Compressor, Identity, RandomK, TopK, dense
+from fedcomposite.regularizers.base import Regularizer
+
+
+class Server(NamedTuple):
+    """Server state."""
+
+    z: Tensor  # pre-proximal global model
+    x: Tensor  # global model
+    estimate: Tensor  # of the mean gradient
+    elapsed: Tensor  # sum of the steps
+
+
+class Client(NamedTuple):
+    """What a client remembers."""
+
+    estimate: Tensor  # of its gradient
+    error: Tensor  # accumulated compression error
+    started: Tensor  # 1 after a round
+
+
+class Message(NamedTuple):
+    """What goes down."""
+
+    x: Tensor  # global model
+
+
+class Reply(NamedTuple):
+    """What a client sends."""
+
+    values: Tensor  # kept entries
+    indices: Tensor  # where they belong
+    size: Tensor  # length of the vector
+
+
+@dataclass(frozen=True)
+class EControlDA(Algorithm[Server, Client, Message, Reply]):
+    """Dual averaging with compressed gradients and controlled error feedback."""
+
+    info: ClassVar[Info] = Info(
+        "Gao, Rodomanov, Rack, Stich: Composite optimization with error feedback: the dual averaging approach",
+        2025,
+        regularizer="convex",
+        participation="full",
+        exact=True,
+    )
+
+    step: Positive
+    compressor: Literal["identity", "topk", "randomk"] = "topk"
+    ratio: Probability = 0.1
+
+    @classmethod
+    def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """One step per round, a tenth of the usual one since a tenth of the entries is kept."""
+        return cls(step=0.1 * round_step(L, rho))
+
+    def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
+        """Start at x0 with zero estimates."""
+        if h.rho > 0:
+            raise ValueError(
+                f"EControlDA needs a convex regularizer: its prox step grows with the rounds and would pass "
+                f"1/rho = {1 / h.rho:g} of {h}; use FedNMap, Zhang or FedCanon"
+            )
+        zero = torch.zeros_like(x0)
+        return Server(x0, x0, zero, x0.new_zeros(1)), Client(zero, zero, x0.new_zeros(1))
+
+    def broadcast(self, server: Server) -> Message:
+        """Send the model."""
+        return Message(server.x)
+
+    def local_round(self, message: Message, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
+        """One gradient; send what the compressor keeps of its news."""
+        d = message.x.shape[-1]
+        compressor = self._compressor() if bool(client.started.any()) else Identity()
+        delta = compressor.kept(d) / d
+        # Nothing is lost when everything is kept, and there is no error to control.
+        theta = delta / (3 * math.sqrt(1 - delta) * (1 + math.sqrt(1 - delta))) if delta < 1 else 0.0
+        g = grad(message.x, 0)
+        values, indices = compressor.compress(
+            g - client.estimate - theta * client.error, lambda count: grad.uniform(0, count)
+        )
+        estimate = client.estimate + dense(values, indices, d)
+        size = torch.full_like(indices[..., :1], d)
+        return Reply(values, indices, size), Client(
+            estimate, client.error + (estimate - g), torch.ones_like(client.started)
+        )
+
+    def _compressor(self) -> Compressor:
+        if self.compressor == "identity":
+            return Identity()
+        return TopK(self.ratio) if self.compressor == "topk" else RandomK(self.ratio)
+
+    def decode(self, reply: Reply) -> Reply:
+        """Put the kept entries back in place."""
+        values, indices, size = reply
+        d = int(size.reshape(-1)[0]) if size.shape[-1] else values.shape[-1]
+        return Reply(dense(values, indices, d), values[..., :0], values[..., :0])
+
+    def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
+        """One step of dual averaging along the mean estimate."""
+        estimate = server.estimate + reply.values
+        z, elapsed = server.z - self.step * estimate, server.elapsed + self.step
+        return Server(z, h.prox(z, elapsed), estimate, elapsed)
+
+    def solution(self, server: Server, h: Regularizer) -> Tensor:
+        """The global model."""
+        return server.x

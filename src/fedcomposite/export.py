@@ -1,0 +1,222 @@
+"""Trained models as files: dense, sparse, ONNX, or a table of coefficients.
+
+Every file is read back, and its predictions are compared with those of the model it was made from.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import sparse
+from torch import Tensor
+
+from fedcomposite._validation import suggest
+from fedcomposite.problems import Problem
+from fedcomposite.runtime import Run
+
+Format = Literal["state_dict", "safetensors", "onnx", "csr", "csv"]
+State = dict[str, Tensor]
+
+_CHECKED = 64  # samples on which a file is compared with its model
+
+
+class ExportError(RuntimeError):
+    """A file that could not be written, or that does not give the model's predictions back."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    format: Format
+    dense_bytes: int
+    """Bytes of the model's tensors, zeros included."""
+    file_bytes: int
+    """Bytes of the file."""
+    parameters: int
+    nonzeros: int
+    difference: float
+    """Largest difference between the file's and the model's predictions."""
+
+
+def export(
+    run: Run | Tensor,
+    problem: Problem,
+    path: str | Path,
+    *,
+    format: Format = "state_dict",
+    buffers: Tensor | None = None,
+) -> Exported:
+    """Write a trained model to a file, and check it.
+
+    Parameters
+    ----------
+    run : Run or Tensor
+        A run, whose solution (and a network's buffers) is written, or a vector x.
+    problem : Problem
+        What was solved; it knows the names and shapes.
+    path : path
+        The file; an existing one is replaced.
+    format : {"state_dict", "safetensors", "onnx", "csr", "csv"}
+        A dictionary of tensors in torch's or the safetensors format, which ``load_state_dict`` takes (a linear model's
+        fits ``torch.nn.Linear``); ONNX, if its packages are installed; an ``.npz`` archive with every weight as a
+        CSR matrix (``NAME.data``, ``NAME.indices``, ``NAME.indptr``, ``NAME.shape``) and the rest dense, which
+        :func:`read_csr` reads; or a table with a named coefficient per row, for linear models.
+    buffers : Tensor, optional
+        Running statistics that belong to a vector x; a run brings its own.
+
+    Returns
+    -------
+    Exported
+        Sizes before and after.
+
+    Raises
+    ------
+    ExportError
+        If the file's predictions differ from the model's.
+
+    Examples
+    --------
+    >>> import tempfile, fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=3, features=4, samples=10)
+    >>> problem = fc.Problem(silos, loss="logistic")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = export(torch.tensor([1.0, 0.0, 0.0, -2.0]), problem, f"{folder}/model.csv", format="csv")
+    >>> made.parameters, made.nonzeros
+    (4, 2)
+    """
+    if format not in _WRITERS:
+        raise ValueError(f"unknown format {format!r}{suggest(format, _WRITERS)} (known: {', '.join(_WRITERS)})")
+    x = run.solution if isinstance(run, Run) else torch.as_tensor(run)
+    x = x.detach().cpu() if x.is_floating_point() else x.detach().cpu().double()
+    if isinstance(run, Run) and buffers is None:
+        buffers = getattr(run, "buffers", None)
+    if not bool(torch.isfinite(x).all()):
+        raise ExportError("the model has NaN or infinite parameters")
+    state = _state(x, problem, None if buffers is None else buffers.cpu())
+    samples = problem.silos.features[:_CHECKED]
+    wanted = problem.predict(x, samples, buffers)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    found = _WRITERS[format](state, x, problem, target, samples)
+    difference = float((found.to(wanted) - wanted).abs().max())
+    # A file that keeps every bit gives the same numbers; another runtime sums in another order.
+    allowed = 1e-3 * (1 + float(wanted.abs().max())) if format == "onnx" else 0.0
+    if not difference <= allowed:
+        raise ExportError(f"{target}: its predictions differ from the model's by {difference:.2e}; do not use it")
+    dense = sum(t.nbytes for t in state.values())
+    return Exported(target, format, dense, target.stat().st_size, len(x), int((x != 0).sum()), difference)
+
+
+def read_csr(path: str | Path) -> State:
+    """The dictionary of tensors in a file of the format ``csr``."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ExportError(f"{path}: not a readable .npz file ({error})") from None
+    state: State = {}
+    for key, value in arrays.items():
+        name, _, part = key.rpartition(".")
+        if part == "shape" and f"{name}.indptr" in arrays:
+            parts = (arrays[f"{name}.{p}"] for p in ("data", "indices", "indptr"))
+            matrix = sparse.csr_array(tuple(parts), shape=(int(value[0]), int(np.prod(value[1:]))))
+            state[name] = torch.from_numpy(matrix.toarray().reshape(value))
+        elif not (part in ("data", "indices", "indptr") and f"{name}.shape" in arrays):
+            state[key] = torch.from_numpy(value)
+    return state
+
+
+def _state(x: Tensor, problem: Problem, buffers: Tensor | None) -> State:
+    """The module's state; a linear model's as ``torch.nn.Linear`` names and shapes it."""
+    if problem.model is not None:
+        return {k: v.detach().clone() for k, v in problem.module(x, buffers).state_dict().items()}
+    parts = {s.name: x[s.start : s.stop].view(s.shape) for s in problem.layout}
+    weight = parts["weight"].reshape(len(parts["weight"]), -1).t().contiguous()
+    return {"weight": weight} | ({"bias": parts["bias"].clone()} if "bias" in parts else {})
+
+
+def _predictions(state: State, x: Tensor, problem: Problem, samples: Tensor) -> Tensor:
+    """Outputs of the problem's model with the tensors of a file."""
+    if problem.model is not None:
+        module = problem.module(x)
+        module.load_state_dict(state)
+        with torch.no_grad():
+            outputs: Tensor = module(problem.options.inputs(samples, x.dtype))
+        return outputs
+    parts = [state["weight"].t().reshape(-1), *([state["bias"]] if "bias" in state else [])]
+    return problem.predict(torch.cat(parts), samples)
+
+
+def _torch(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Tensor:
+    torch.save(state, path)
+    return _predictions(torch.load(path, weights_only=True), x, problem, samples)
+
+
+def _safetensors(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Tensor:
+    save_file({k: v.contiguous() for k, v in state.items()}, path)
+    return _predictions(load_file(path), x, problem, samples)
+
+
+def _csr(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Tensor:
+    arrays: dict[str, Any] = {}
+    for name, tensor in state.items():
+        if tensor.ndim < 2:
+            arrays[name] = tensor.numpy()
+            continue
+        matrix = sparse.csr_array(tensor.flatten(1).numpy())
+        arrays |= {f"{name}.{part}": getattr(matrix, part) for part in ("data", "indices", "indptr")}
+        arrays[f"{name}.shape"] = np.asarray(tensor.shape)
+    with path.open("wb") as file:  # a name without .npz stays as it is
+        np.savez_compressed(file, **arrays)
+    return _predictions(read_csr(path), x, problem, samples)
+
+
+def _csv(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Tensor:
+    if problem.model is not None:
+        raise ValueError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
+    table = pd.DataFrame({"name": problem.coordinate_names, "coefficient": x.double().numpy()})
+    table.to_csv(path, index=False, float_format="%.17g")
+    read = [float(v) for v in pd.read_csv(path, dtype=str)["coefficient"]]  # float() reads every digit back
+    return problem.predict(torch.tensor(read, dtype=x.dtype), samples)
+
+
+def _onnx(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Tensor:
+    missing = [m for m in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise ExportError(
+            f"format = 'onnx' needs the packages {', '.join(missing)}; install them or take 'safetensors'"
+        )
+    if problem.model is None:
+        outputs, features = state["weight"].shape
+        module: torch.nn.Module = torch.nn.Linear(features, outputs, bias="bias" in state)
+        inputs = samples.to(x.dtype)
+    else:
+        module, inputs = problem.module(x), problem.options.inputs(samples, x.dtype)
+    module = module.to(x.dtype).eval()
+    module.load_state_dict(state)
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(module, (inputs,), path, dynamo=True, external_data=False, dynamic_shapes=({0: batch},))
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(str(path))
+    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
+    return found if problem.model is not None or found.shape[1] > 1 else found.squeeze(1)
+
+
+_WRITERS: dict[str, Callable[[State, Tensor, Problem, Path, Tensor], Tensor]] = {
+    "state_dict": _torch,
+    "safetensors": _safetensors,
+    "onnx": _onnx,
+    "csr": _csr,
+    "csv": _csv,
+}

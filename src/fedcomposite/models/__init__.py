@@ -1,0 +1,88 @@
+"""Networks by name; a problem takes any other ``torch.nn.Module`` as well."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedcomposite._validation import suggest
+from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.models.mobilenet import MobileNetV3Small
+from fedcomposite.models.resnet import ResNet18
+from fedcomposite.models.small import Shape, cnn, linear, mlp, sigmoid_net, zhang_cnn
+
+__all__ = ["MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "build"]
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "zhang-cnn": zhang_cnn,
+    "resnet18": ResNet18,
+    "sigmoid-net": sigmoid_net,
+    "mobilenetv3-small": MobileNetV3Small,
+}
+
+SHAPES: dict[str, tuple[Shape, int]] = {
+    "a9a": ((123,), 2),
+    "mnist": ((1, 28, 28), 10),
+    "fashion-mnist": ((1, 28, 28), 10),
+    "cifar10": ((3, 32, 32), 10),
+}
+"""Shape of a sample and number of classes of the data sets of the papers."""
+
+
+def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> nn.Module:
+    """Make a network that fits a data set.
+
+    Parameters
+    ----------
+    name : str
+        ``linear``, ``mlp``, ``cnn``, ``zhang-cnn``, ``resnet18``, ``sigmoid-net`` or ``mobilenetv3-small``.
+    dataset : Silos or str
+        Silos with class labels, or the name of a data set of the papers (``a9a``, ``mnist``, ``fashion-mnist``,
+        ``cifar10``).
+    seed : int
+        Determines the initial parameters.
+    **options
+        Of the model: ``hidden`` (mlp, sigmoid-net), ``dropout`` (mobilenetv3-small).
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> sum(p.numel() for p in fc.models.build("mlp", "mnist").parameters())
+    109386
+    """
+    key = name.casefold().replace("_", "-")
+    if key not in MODELS:
+        raise ValueError(f"unknown model {name!r}{suggest(name, MODELS)} (known: {', '.join(sorted(MODELS))})")
+    known = list(inspect.signature(MODELS[key]).parameters)[2:]
+    for given in options:
+        if given not in known:
+            options_known = ", ".join(known) or "none"
+            raise ValueError(
+                f"model {key!r} has no option {given!r}{suggest(given, known)} (its options: {options_known})"
+            )
+    shape, classes = _fit(dataset)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return MODELS[key](shape, classes, **options)
+
+
+def _fit(dataset: Silos | str) -> tuple[Shape, int]:
+    if isinstance(dataset, str):
+        folded = dataset.casefold().replace("_", "-")
+        if folded not in SHAPES:
+            raise ValueError(
+                f"unknown data set {dataset!r}{suggest(dataset, SHAPES)} (known: {', '.join(SHAPES)}); "
+                "give the silos themselves"
+            )
+        return SHAPES[folded]
+    if dataset.classes is None:
+        raise DataError("these targets are not classes; build a module with one output and take loss='mse'")
+    labels = set(dataset.classes.tolist())
+    return tuple(dataset.features.shape[1:]), 2 if labels <= {-1, 1} else int(max(labels)) + 1

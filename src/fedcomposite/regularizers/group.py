@@ -1,0 +1,272 @@
+"""Regularizers that act on groups of coordinates: group lasso and sparse group lasso."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Count, NonNegative
+from fedcomposite.regularizers.base import Regularizer, Step, positive
+from fedcomposite.regularizers.separable import soft
+
+Groups = Count | tuple[Count, ...] | Literal["rows", "columns"]
+"""One size for all groups, a size for each, or the rows or columns of a matrix."""
+
+Weights = Literal["sqrt", "equal"] | tuple[NonNegative, ...]
+"""The square root of each group's size, 1 for all, or a number for each."""
+
+
+def as_matrix(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a parameter: a convolution's ``(out, in, h, w)`` is seen as ``(out, in * h * w)``."""
+    if len(shape) < 2:
+        raise ValueError(f"{name} needs a matrix, got a parameter of shape {tuple(shape)}")
+    return shape[0], torch.Size(shape[1:]).numel()
+
+
+class Grouped(Regularizer):
+    """h(x) = sum_g phi_g(x_g) over consecutive groups; subclasses give phi_g for groups of one size at a time.
+
+    A vector is seen as parts ``(..., m, s)``: m groups of size s.
+    """
+
+    groups: Groups
+    weights: Weights
+    shape: tuple[Count, ...] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        if isinstance(self.groups, str):
+            if isinstance(self.weights, tuple):
+                raise ValueError(f"{name}: weights by group need groups given by their sizes, not {self.groups!r}")
+            if self.shape is not None:
+                as_matrix(name, self.shape)
+        elif self.shape is not None:
+            raise ValueError(f"{name}: shape belongs to groups = 'rows' or 'columns', these are {self.groups!r}")
+        elif self.groups == ():
+            raise ValueError(f"{name}: groups is empty")
+        elif isinstance(self.groups, tuple) and isinstance(self.weights, tuple):
+            self._same_count(len(self.groups))
+
+    @abstractmethod
+    def _value(self, x: Tensor, weight: Step) -> Tensor:
+        """Sum of phi over a part's groups."""
+
+    @abstractmethod
+    def _prox(self, v: Tensor, weight: Step, step: Step) -> Tensor:
+        """The prox of phi on each group of a part."""
+
+    @abstractmethod
+    def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
+        """A subgradient of phi on each group of a part."""
+
+    @abstractmethod
+    def _residual(self, x: Tensor, gradient: Tensor, weight: Step) -> Tensor:
+        """The shortest vector from the subdifferential of phi to ``-gradient``, on each group of a part."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """Sum over the groups."""
+        parts = [self._value(part, weight) for part, weight in self._parts(x)]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox, group by group."""
+        self._check(step)
+        steps = step.unsqueeze(-1) if isinstance(step, Tensor) else step
+        return self._join([self._prox(part, weight, steps) for part, weight in self._parts(v)], v, out)
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """A subgradient, group by group; zero on zero groups."""
+        return self._join([self._subgradient(part, weight) for part, weight in self._parts(x)], x, None)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Root of the sum of the groups' squared distances."""
+        pairs = zip(self._parts(x), self._parts(gradient), strict=True)
+        residual = self._join([self._residual(a, b, weight) for (a, weight), (b, _) in pairs], x, None)
+        distance: Tensor = torch.linalg.vector_norm(residual, dim=-1)
+        return distance
+
+    def for_shape(self, shape: tuple[int, ...]) -> Self:
+        """Rows or columns of a parameter of that shape; sizes of groups do not depend on it."""
+        if not isinstance(self.groups, str) or self.shape is not None:
+            return self
+        return replace(self, shape=tuple(shape))  # type: ignore[type-var]
+
+    def _parts(self, x: Tensor) -> list[tuple[Tensor, Step]]:
+        """The parts of x, views where it can be, and their groups' weights."""
+        name, d, groups = type(self).__name__, x.shape[-1], self.groups
+        if isinstance(groups, tuple):
+            if sum(groups) != d:
+                raise ValueError(f"{name}: the groups have {sum(groups)} coordinates in all, the vector has {d}")
+            return [(x[..., index.to(x.device)], self._weight(x, index)) for index in self._indices]
+        if isinstance(groups, int):
+            if d % groups:
+                raise ValueError(f"{name}: groups of {groups} do not divide a vector of length {d}")
+            parts = x.reshape(*x.shape[:-1], -1, groups)
+        else:
+            if self.shape is None:
+                raise ValueError(
+                    f"{name}: groups = {groups!r} needs the shape of a matrix: give shape=(rows, columns), "
+                    "or name the parameters, .on('*.weight')"
+                )
+            rows, columns = as_matrix(name, self.shape)
+            if rows * columns != d:
+                raise ValueError(f"{name}: shape {self.shape} has {rows * columns} entries, the vector has {d}")
+            parts = x.reshape(*x.shape[:-1], rows, columns)
+            parts = parts if groups == "rows" else parts.transpose(-1, -2)
+        return [(parts, self._weight(parts, None))]
+
+    def _join(self, parts: list[Tensor], like: Tensor, out: Tensor | None) -> Tensor:
+        """The vector of the parts, in ``out`` where there is one."""
+        result = torch.empty_like(like) if out is None else out
+        if isinstance(self.groups, tuple):
+            for part, index in zip(parts, self._indices, strict=True):
+                result[..., index.to(like.device)] = part
+            return result
+        part = parts[0].transpose(-1, -2) if self.groups == "columns" else parts[0]
+        flat = part.flatten(-2)
+        return flat if out is None else out.copy_(flat)
+
+    @cached_property
+    def _indices(self) -> list[Tensor]:
+        """Coordinates ``(m, s)`` of the groups of each size: few sizes make few parts, whatever their order."""
+        assert isinstance(self.groups, tuple)
+        first = list(itertools.accumulate(self.groups, initial=0))[:-1]
+        starts: dict[int, list[int]] = {}
+        for start, size in zip(first, self.groups, strict=True):
+            starts.setdefault(size, []).append(start)
+        return [torch.tensor(s).unsqueeze(1) + torch.arange(size) for size, s in sorted(starts.items())]
+
+    def _weight(self, part: Tensor, index: Tensor | None) -> Step:
+        """One weight for a part, or one per group, ``(m, 1)``."""
+        if self.weights == "equal":
+            return 1.0
+        if self.weights == "sqrt":
+            return math.sqrt(part.shape[-1] if index is None else index.shape[1])
+        assert isinstance(self.weights, tuple)
+        weights = torch.tensor(self.weights, dtype=part.dtype, device=part.device)
+        if index is not None:
+            assert isinstance(self.groups, tuple)
+            first = torch.tensor(list(itertools.accumulate(self.groups, initial=0))[:-1])
+            return weights[torch.searchsorted(first, index[:, 0]).to(part.device)].unsqueeze(-1)
+        self._same_count(part.shape[-2])
+        return weights.unsqueeze(-1)
+
+    def _same_count(self, groups: int) -> None:
+        if groups != len(self.weights):
+            raise ValueError(f"{type(self).__name__}: {groups} groups, but {len(self.weights)} weights")
+
+
+def _length(x: Tensor) -> Tensor:
+    """Norm of each group, ``(..., m, 1)``."""
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return size
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Direction x / ||x|| of each group, zero at zero."""
+    size = _length(x)
+    return x / size.masked_fill(size == 0, 1.0)
+
+
+def _shrink(v: Tensor, by: Step) -> Tensor:
+    """(1 - by/||v||)_+ v on each group."""
+    size = _length(v)
+    return v * ((size - by).clamp_(min=0) / size.masked_fill(size == 0, 1.0))
+
+
+@dataclass(frozen=True)
+class GroupLasso(Grouped):
+    """h(x) = lam sum_g w_g ||x_g||_2: whole groups are zero or not (Yuan & Lin 2006).
+
+    The prox shortens each group by lam * step * w_g.
+
+    Parameters
+    ----------
+    lam : float
+        Strength.
+    groups : int, tuple of int, "rows" or "columns"
+        The size of all groups, the size of each, or the rows or columns of a matrix.
+    weights : {"sqrt", "equal"} or tuple of float
+        w_g: the square root of the group's size (the default), 1, or a number per group.
+    shape : tuple of int, optional
+        The matrix whose rows or columns are the groups; with named parameters it is taken from each of them.
+
+    Examples
+    --------
+    >>> GroupLasso(1.0, groups=2, weights="equal").prox(torch.tensor([3.0, 4.0, 0.3, 0.4]), 1.0)
+    tensor([2.4000, 3.2000, 0.0000, 0.0000])
+    """
+
+    lam: NonNegative
+    groups: Groups
+    weights: Weights = "sqrt"
+    shape: tuple[Count, ...] | None = None
+
+    def _value(self, x: Tensor, weight: Step) -> Tensor:
+        return self.lam * (weight * _length(x)).sum((-2, -1))
+
+    def _prox(self, v: Tensor, weight: Step, step: Step) -> Tensor:
+        return _shrink(v, self.lam * step * weight)
+
+    def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
+        return self.lam * weight * _unit(x)
+
+    def _residual(self, x: Tensor, gradient: Tensor, weight: Step) -> Tensor:
+        bound = self.lam * weight
+        return torch.where(_length(x) > 0, -gradient - bound * _unit(x), _shrink(-gradient, bound))
+
+    def scaled(self, kappa: float) -> GroupLasso:
+        """Kappa times h, by scaling lam."""
+        return replace(self, lam=positive(kappa) * self.lam)
+
+
+@dataclass(frozen=True)
+class SparseGroupLasso(Grouped):
+    """h(x) = l1 ||x||_1 + l2 sum_g w_g ||x_g||_2: few groups, and few entries in each (Simon et al. 2013).
+
+    The prox soft-thresholds at l1 * step, then shortens each group by l2 * step * w_g.
+
+    Parameters
+    ----------
+    l1, l2 : float
+        Strengths of the two terms.
+    groups : int, tuple of int, "rows" or "columns"
+        As in :class:`GroupLasso`.
+    weights : {"sqrt", "equal"} or tuple of float
+        As in :class:`GroupLasso`.
+    shape : tuple of int, optional
+        As in :class:`GroupLasso`.
+    """
+
+    l1: NonNegative
+    l2: NonNegative
+    groups: Groups
+    weights: Weights = "sqrt"
+    shape: tuple[Count, ...] | None = None
+
+    def _value(self, x: Tensor, weight: Step) -> Tensor:
+        return self.l1 * x.abs().sum((-2, -1)) + self.l2 * (weight * _length(x)).sum((-2, -1))
+
+    def _prox(self, v: Tensor, weight: Step, step: Step) -> Tensor:
+        return _shrink(soft(v, self.l1 * step), self.l2 * step * weight)
+
+    def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
+        return self.l1 * x.sign() + self.l2 * weight * _unit(x)
+
+    def _residual(self, x: Tensor, gradient: Tensor, weight: Step) -> Tensor:
+        bound = self.l2 * weight
+        rest = -gradient - bound * _unit(x)
+        inside = torch.where(x == 0, soft(rest, self.l1), rest - self.l1 * x.sign())
+        return torch.where(_length(x) > 0, inside, _shrink(soft(-gradient, self.l1), bound))
+
+    def scaled(self, kappa: float) -> SparseGroupLasso:
+        """Kappa times h, by scaling both coefficients."""
+        return replace(self, l1=positive(kappa) * self.l1, l2=kappa * self.l2)

@@ -1,0 +1,194 @@
+"""The 2:4 pattern of accelerators: at most two nonzeros in every four consecutive entries.
+
+The regularizer is that of Kübler et al., "A Proximal Operator for Inducing 2:4-Sparsity", Transactions on Machine
+Learning Research, 2025. Its prox is solved here as follows.
+
+Write s = lam * step and scale by it, so that the prox is min over w >= 0 of ||w - z||^2 / 2 + e3(w), where z are the
+four absolute values in falling order (times s) and e1, e2, e3 the elementary symmetric functions. A minimiser is in the
+same order, and has at most two, three or four nonzeros.
+
+* Two: (z1, z2, 0, 0), which costs no e3.
+* Three: given u = w3, the other two minimise a quadratic: w1 + w2 = (z1 + z2)/(1 + u), w1 - w2 = (z1 - z2)/(1 - u). So
+  u is where u - z3 + w1 w2 goes from - to +. As a function of u this is convex up to the u* with
+  ((1 - u*)/(1 + u*))^2 = (z1 - z2)/(z1 + z2) and concave after it: Newton's method from u* is monotone.
+* Four: w_i = z_i - e2 + w_i e1 - w_i^2 for each i, so w_i = a +- t_i with a = (e1 - 1)/2, t_i = sqrt(z_i + b) and one
+  number b for all. A minimum has plus signs, except perhaps for i = 4 (the Hessian is diag(+-2 t_i) plus one positive
+  and one negative term of rank one), so let t_4 have a sign. The sums of w_i and w_i^2 give
+  e1 = 2 - t_1 - t_2 - t_3 - t_4 and
+  e1^2 = 4 t_4^2 + 2 sum_i z_i - 4 z_4 - 1: one equation for t_4, or for e1/2 where that last constant is negative. The
+  difference of its sides is concave: Newton's method from the right is monotone to the largest root, the minimum.
+
+The Hessian is linear in w, so the set where it is positive semidefinite is convex, and the objective is convex on it.
+Hence there is at most one minimum of each kind, and the best of the three candidates is the global one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import NonNegative
+from fedcomposite.regularizers.base import _BLOCK, Boxed, Step, positive
+from fedcomposite.regularizers.separable import between
+
+_NEWTON = 60  # most iterations; a handful are taken unless a root is nearly double
+
+
+def _others(w: Tensor) -> Tensor:
+    """e2 of the other three entries, for each of four."""
+    a, b, c, d = w.unbind(-1)
+    return torch.stack([b * (c + d) + c * d, a * (c + d) + c * d, d * (a + b) + a * b, c * (a + b) + a * b], dim=-1)
+
+
+def _triples(w: Tensor) -> Tensor:
+    """e3: the sum of the products of three of four entries."""
+    a, b, c, d = w.unbind(-1)
+    return a * b * (c + d) + c * d * (a + b)
+
+
+def _newton(x: Tensor, low: Tensor, high: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    """The root that Newton's method approaches from one side.
+
+    An entry stops where the function changes sign, which is rounding, and where it no longer rises: no root is ahead.
+    """
+    tolerance = 2 * torch.finfo(x.dtype).eps
+    f, slope = function(x)
+    side = f.sign()
+    for _ in range(_NEWTON):
+        moved = torch.where((slope > 0) & (f * side > 0), x - f / slope, x).clamp(low, high)
+        done = (moved - x).abs() <= tolerance
+        x = moved
+        if bool(done.all()):
+            break
+        f, slope = function(x)
+    return x
+
+
+def _three(z: Tensor) -> Tensor:
+    """The candidate with three nonzeros."""
+    z1, z2, z3, _ = z.unbind(-1)
+    plus, minus = z1 + z2, z1 - z2
+    tiny = torch.finfo(z.dtype).tiny
+
+    def halves(u: Tensor) -> tuple[Tensor, Tensor]:
+        return plus / (1 + u), minus / (1 - u).clamp(min=tiny)
+
+    def condition(u: Tensor) -> tuple[Tensor, Tensor]:
+        p, m = halves(u)
+        return u - z3 + (p.square() - m.square()) / 4, 1 - (
+            p.square() / (1 + u) + m * (m / (1 - u).clamp(min=tiny))
+        ) / 2
+
+    t = (minus / plus.clamp(min=tiny)).sqrt()
+    largest = z2 / z1.clamp(min=tiny)  # beyond it the second entry would be negative
+    u = _newton((1 - t) / (1 + t), torch.zeros_like(z3), largest, condition)
+    p, m = halves(u)
+    return torch.stack([(p + m) / 2, ((p - m) / 2).clamp(min=0), u, torch.zeros_like(u)], dim=-1)
+
+
+def _four(z: Tensor) -> Tensor:
+    """The candidate with four nonzeros."""
+    z4 = z[..., 3:]
+    constant = (2 * z.sum(-1, keepdim=True) - 4 * z4 - 1) / 4
+    swap = constant < 0  # the variable is e1/2, and t4 is its square root; otherwise the other way round
+    offset = torch.cat([z[..., :3] - z4 - constant.clamp(max=0), constant.abs()], dim=-1)
+    tiny = torch.finfo(z.dtype).tiny
+    count = z.new_tensor([1.0, 1.0, 1.0, 1.0]).where(swap, z.new_tensor([1.0, 1.0, 1.0, 2.0]))
+    own = torch.where(swap, 2.0, 1.0)
+
+    def condition(x: Tensor) -> tuple[Tensor, Tensor]:
+        root = (x.square() + offset).sqrt()
+        f = own * x + (count * root).sum(-1, keepdim=True) - 2
+        return f, own + (count * x / root.clamp(min=tiny)).sum(-1, keepdim=True)
+
+    low = torch.where(swap, 0.0, -torch.inf).to(z)
+    x = _newton(torch.full_like(z4, 0.5), low, torch.full_like(z4, 0.5), condition)
+    root = (x.square() + offset).sqrt()
+    last = root[..., 3:]
+    half, t4 = torch.where(swap, x, last), torch.where(swap, last, x)
+    w = (torch.cat([root[..., :3], t4], dim=-1) + half - 0.5).clamp(min=0)
+    # Small entries are differences of numbers near 1/2; their own equation gives them to full precision.
+    return (z - _others(w)).clamp(min=0)
+
+
+def _shrink(v: Tensor, s: Tensor | float) -> Tensor:
+    """argmin_u s e3(|u|) + ||u - v||^2 / 2 for each block ``(m, 4)``; s is a number or ``(m, 1)``."""
+    size, order = v.abs().sort(dim=-1, descending=True)
+    z = s * size
+    two = z.clone()
+    two[..., 2:] = 0
+    candidates = torch.stack([two, _three(z), _four(z)])
+    cost = (candidates - z).square().sum(-1) / 2 + _triples(candidates)
+    best = cost.nan_to_num(nan=torch.inf).argmin(0)
+    kept = size.clone()
+    kept[..., 2:] = 0
+    chosen = candidates.gather(0, best[None, :, None].expand(1, *z.shape))[0]
+    # Two kept entries are v's own; dividing by s again would round them.
+    w = torch.where((best == 0).unsqueeze(-1), kept, chosen / s)
+    w = torch.where(torch.as_tensor(s, device=v.device) > 0, w, size)
+    return torch.empty_like(v).scatter_(-1, order, w).copysign_(v)
+
+
+@dataclass(frozen=True)
+class Sparsity2to4(Boxed):
+    """h(x) = lam sum over blocks of four (|abc| + |abd| + |acd| + |bcd|): zero exactly on 2:4 sparse vectors.
+
+    The prox is a global minimiser for every step, found block by block; see the module's text. Between its kinks h is a
+    cubic, with curvature as low as -lam times the size of x: it is not weakly convex on the whole space, rho is
+    infinite, and the prox jumps where a block goes from two nonzeros to more. On the box max_j |x_j| <= r the modulus is
+    (sqrt(13) - 1) lam r, attained at blocks (r, r, r, 0).
+
+    The blocks are consecutive: with a layer's weight seen as ``(out, in)`` they run along the inputs.
+    """
+
+    lam: NonNegative
+
+    @property
+    def rho(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def value(self, x: Tensor) -> Tensor:
+        """Lam times the sum of the products of triples."""
+        return self.lam * _triples(self._blocks(x).abs()).sum(-1)
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The best of three candidates for each block."""
+        self._check(step)
+        blocks = self._blocks(v)
+        steps = self.lam * step
+        if isinstance(steps, Tensor):
+            steps = steps.unsqueeze(-1).expand(*blocks.shape[:-1], 1).reshape(-1, 1)
+        flat = blocks.reshape(-1, 4)
+        result = torch.empty_like(v) if out is None or not out.is_contiguous() else out
+        sink = result.view(-1, 4)
+        per = _BLOCK // 16 if v.device.type == "cpu" else max(1, len(flat))
+        for a in range(0, len(flat), per):
+            part = slice(a, a + per)
+            sink[part] = _shrink(flat[part], steps[part] if isinstance(steps, Tensor) else steps)
+        return result if out is None or out is result else out.copy_(result)
+
+    def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Lam e2 of the block's other entries, times sign(x_j), or times [-1, 1] at zero."""
+        return between(x, self.lam * _others(self._blocks(x).abs()).flatten(-2))
+
+    def scaled(self, kappa: float) -> Sparsity2to4:
+        """Kappa times h, by scaling lam."""
+        return replace(self, lam=positive(kappa) * self.lam)
+
+    def for_shape(self, shape: tuple[int, ...]) -> Sparsity2to4:
+        """Itself, if no block would cross from one row of the parameter to the next."""
+        row = torch.Size(shape[1:]).numel() if len(shape) > 1 else shape[0]
+        if row % 4:
+            raise ValueError(f"Sparsity2to4: rows of a parameter of shape {tuple(shape)} are not a multiple of 4 long")
+        return self
+
+    @staticmethod
+    def _blocks(x: Tensor) -> Tensor:
+        if x.shape[-1] % 4:
+            raise ValueError(f"Sparsity2to4: a vector of length {x.shape[-1]} is not a whole number of blocks of 4")
+        return x.reshape(*x.shape[:-1], -1, 4)
