@@ -175,6 +175,11 @@ def test_gradskip_without_skipping_is_scaffnew(logistic):
     )
 
 
+def test_scaffnew_every_tau_steps_is_scaffold(logistic):
+    step = 0.3 / logistic.L
+    same(logistic.models(Scaffnew(step=step, local_steps=TAU)), logistic.models(Scaffold(TAU, step, option=2)))
+
+
 def test_gradskip_is_its_iteration(logistic):
     """Clients that stop computing do what the published iteration does with all its gradients."""
     gamma, p, rounds = 0.8 / logistic.L, 0.2, 12
@@ -556,7 +561,7 @@ def test_gradskip_with_the_paper_s_probabilities(logistic, optimum):
     H = [np.linalg.eigvalsh(logistic.hessian(i, optimum)) for i in range(N)]
     kappa = np.array([e[-1] / e[0] for e in H])
     q = tuple(((1 - 1 / kappa) / (1 - 1 / kappa.max())).tolist())
-    x = logistic.limit(GradSkip(1 / logistic.L, 1 / np.sqrt(kappa.max()), q), 500)
+    x = logistic.limit(GradSkip(1 / logistic.L, 1 / np.sqrt(kappa.max()), q), 300)
     assert np.linalg.norm(x - optimum) < 1e-10
 
 
@@ -596,6 +601,59 @@ def composite(step, tau=TAU, server_step=1.0, **settings):
     ]
 
 
+def soft(v, threshold):
+    return np.sign(v) * np.maximum(np.abs(v) - threshold, 0)
+
+
+def test_zhang_takes_normal_map_steps(sparse):
+    """The server's step is x- - eta~ (mean gradient + (x- - P(x-)) / eta~), and the corrections sum to zero."""
+    step, server_step, rounds = 0.2, 1.4, 12
+    whole = server_step * step * TAU
+    x_bar, c, out = X0, np.zeros((N, D)), [soft(X0, 0.02 * whole)]
+    for _ in range(rounds):
+        x, V = soft(x_bar, 0.02 * whole), np.zeros((N, D))
+        for i in range(N):
+            y = z = x
+            for t in range(TAU):
+                g = sparse.gradient(i, z)
+                V[i] += g / TAU
+                y = y - step * (g + c[i])
+                z = soft(y, 0.02 * (t + 1) * step)
+        x_bar = x_bar - whole * (V.mean(0) + (x_bar - x) / whole)
+        c = V.mean(0) - V
+        assert np.abs(c.sum(0)).max() < 1e-13
+        out.append(soft(x_bar, 0.02 * whole))
+    same(sparse.models(Zhang(TAU, step, server_step), rounds), np.array(out))
+
+
+def test_fednmap_is_its_equations(sparse):
+    """(4)-(7) of the paper as printed, and (8), (9), (12) and (17) along the way."""
+    step, server_step, gamma, rounds = 0.2, 1.4, 0.7, 12
+    z, c, before, out = X0, np.zeros((N, D)), None, [soft(X0, 0.02 * gamma)]
+    for _ in range(rounds):
+        y, v = np.zeros((N, D)), np.zeros((N, D))
+        for i in range(N):
+            local = z
+            for _ in range(TAU):
+                x = soft(local, 0.02 * gamma)
+                F = sparse.gradient(i, x) + (local - x) / gamma
+                v[i] += F / TAU
+                local = local - step * (F + c[i])
+            y[i] = (z - local) / (step * TAU)
+        np.testing.assert_allclose(y.mean(0), v.mean(0), rtol=0, atol=1e-12)  # (9)
+        if before is not None:
+            np.testing.assert_allclose(y, before[0] + v - before[1], rtol=0, atol=1e-12)  # (8)
+        x = soft(z, 0.02 * gamma)
+        normal = np.linalg.norm(sparse.mean(x) + (z - x) / gamma)
+        mapping = np.linalg.norm(x - soft(x - gamma * sparse.mean(x), 0.02 * gamma)) / gamma
+        assert mapping <= normal + 1e-12  # (17) with rho = 0
+        c, before = c + y.mean(0) - y, (y.mean(0), v)
+        assert np.abs(c.sum(0)).max() < 1e-12
+        z = z - server_step * step * TAU * v.mean(0)  # (12)
+        out.append(soft(z, 0.02 * gamma))
+    same(sparse.models(FedNMap(TAU, step, server_step, gamma=gamma), rounds), np.array(out))
+
+
 @pytest.mark.parametrize("batch_size", [None, 7])
 def test_with_everybody_present_nothing_changes(sparse, batch_size):
     settings = {"batch_size": batch_size, "rounds": 20}
@@ -622,11 +680,11 @@ def kkt(world, x, lam):
 def test_sampled_limits_are_the_full_ones(sparse):
     zhang, fedcanon, fednmap = composite(0.2, partial_participation=True)
     for method in (zhang, fednmap):
-        x = sparse.limit(method, 500, participation=0.5)
+        x = sparse.limit(method, 350, participation=0.5)
         assert kkt(sparse, x, 0.02) < 1e-10
         assert 0 < (x == 0).sum() < D
-    full = sparse.limit(FedCanon(TAU, 0.2, 0.2 * TAU), 400)
-    half = sparse.limit(fedcanon, 500, participation=0.5)
+    full = sparse.limit(FedCanon(TAU, 0.2, 0.2 * TAU), 250)
+    half = sparse.limit(fedcanon, 350, participation=0.5)
     np.testing.assert_allclose(half, full, rtol=0, atol=1e-10)
 
 
@@ -637,7 +695,7 @@ def test_sampled_fedcanon_stops_at_its_predicted_residual(sparse):
     H, on = np.mean([sparse.hessian(i, star) for i in range(N)], axis=0), star != 0
     for beta in (0.04, 0.02):
         predicted = beta / 2 * (TAU - 1) * np.linalg.norm((H @ sparse.mean(star))[on])
-        x = sparse.limit(FedCanon(TAU, beta, 1.0, partial_participation=True), 500, participation=0.5)
+        x = sparse.limit(FedCanon(TAU, beta, 1.0, partial_participation=True), 350, participation=0.5)
         assert sparse.problem.stationarity(x) == pytest.approx(predicted, rel=0.6 * beta)
 
 
@@ -646,7 +704,7 @@ def test_sampled_limits_with_weakly_convex_regularizers(regularizer):
     world = World("logistic", regularizer)
     zhang, _, fednmap = composite(0.2, partial_participation=True)
     for method in (zhang, fednmap):
-        x = world.limit(method, 500, participation=0.5)
+        x = world.limit(method, 350, participation=0.5)
         assert world.problem.optimality(x) < 1e-10
 
 
@@ -729,8 +787,7 @@ def test_econtrolda_without_compression_is_dual_averaging(sparse):
     total, out = np.zeros(D), [X0]
     for r in range(15):
         total = total + sparse.mean(out[-1])
-        z, threshold = X0 - step * total, step * (r + 1) * 0.02
-        out.append(np.sign(z) * np.maximum(np.abs(z) - threshold, 0))
+        out.append(soft(X0 - step * total, step * (r + 1) * 0.02))
     same(found, np.array(out))
 
 
@@ -749,7 +806,7 @@ def test_econtrolda_is_its_iteration(sparse):
         error = error + estimate - g
         total = total + estimate.mean(0)
         z = X0 - step * total
-        x = np.sign(z) * np.maximum(np.abs(z) - step * (r + 1) * 0.02, 0)
+        x = soft(z, step * (r + 1) * 0.02)
         out.append(x)
     same(sparse.models(EControlDA(step, "topk", k / D), rounds), np.array(out))
 

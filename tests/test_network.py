@@ -234,7 +234,7 @@ def test_buffers_are_averaged_counted_and_used(weights):
     accuracy = (trained(X.double()).argmax(1) == y).double().mean()
     assert run.history[-1].test_accuracy == pytest.approx(float(accuracy))
     assert torch.equal(problem.predict(run.solution, X, run.buffers), trained(X.double()))
-    losses = [nn.functional.cross_entropy(trained(silos[i][0]), silos[i][1]) for i in range(3)]
+    losses = [nn.functional.cross_entropy(trained(silos[i][0]), silos[i][1]).detach() for i in range(3)]
     assert run.history[-1].loss == pytest.approx(float(shares @ torch.stack(losses) / shares.sum()), rel=1e-12)
 
 
@@ -421,7 +421,7 @@ def test_evaluation_on_a_subset_spread_over_clients():
     x = run.solution
     own = problem.module(x)
     middle = [np.floor((np.arange(c) + 0.5) * m / c).astype(int) for m, c in ((20, 5), (3, 3), (11, 5))]
-    losses = [nn.functional.cross_entropy(own(silos[i][0][r]), silos[i][1][r]) for i, r in enumerate(middle)]
+    losses = [nn.functional.cross_entropy(own(silos[i][0][r]), silos[i][1][r]).detach() for i, r in enumerate(middle)]
     assert run.history[-1].loss == pytest.approx(float(torch.stack(losses).mean()), rel=1e-12)
 
 
@@ -436,6 +436,26 @@ def test_regularizer_leaves_biases_and_norms_alone():
     assert not trained[0].weight.any()
     everything = L1(0.5).on([True] * problem.dimension)
     assert fc.Problem(make_silos(), model=small(normed=True), regularizer=everything).regularizer is everything
+
+
+def test_regularizer_by_name():
+    silos, module = make_silos(), small()
+    named = fc.Problem(silos, model=module, regularizer=L1(0.5).on("2.*"))
+    x = torch.arange(1.0, named.dimension + 1, dtype=DTYPE)
+    assert named.regularizer.value(x) == 0.5 * x[35:].sum()
+    weights = fc.Problem(silos, model=module, regularizer=L1(0.5))
+    assert weights.regularizer.value(x) == 0.5 * (x[:30].sum() + x[35:50].sum())
+    rows = fc.regularizers.build("GroupLasso", lam=0.5, groups="rows")
+    grouped = fc.Problem(silos, model=module, regularizer=rows).regularizer
+    shaped = [x[:30].view(5, 6), x[35:50].view(3, 5)]
+    wanted = rows.on("0.weight").resolve(weights.layout[:1]).value(x[:30])
+    assert grouped.value(x) > wanted > 0
+    p = grouped.prox(x, 1e3)
+    assert not p[:30].any()
+    assert torch.equal(p[30:35], x[30:35])
+    assert all(w.norm(dim=1).sum() > 0 for w in shaped)
+    with pytest.raises(ValueError, match=r"no parameter matches '\*\.kernel'"):
+        fc.Problem(silos, model=module, regularizer=L1(0.5).on("*.kernel"))
 
 
 def test_layers_table():

@@ -11,47 +11,71 @@ from fedcomposite._validation import lookup as _lookup
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm, Empty, Gradient, Info
 
 if TYPE_CHECKING:
+    from fedcomposite.algorithms.econtrolda import EControlDA
     from fedcomposite.algorithms.fastfedda import FastFedDA
     from fedcomposite.algorithms.fedadmm import FedADMM
     from fedcomposite.algorithms.fedavg import FedAvg
+    from fedcomposite.algorithms.fedavgm import FedAvgM
     from fedcomposite.algorithms.fedcanon import FedCanon
     from fedcomposite.algorithms.fedcanon2 import FedCanonII
     from fedcomposite.algorithms.fedda import FedDA
+    from fedcomposite.algorithms.feddc import FedDC
     from fedcomposite.algorithms.feddr import FedDR
+    from fedcomposite.algorithms.feddyn import FedDyn
     from fedcomposite.algorithms.fedmid import FedMid
     from fedcomposite.algorithms.fedmls import FedMLS
     from fedcomposite.algorithms.fedmspp import FedMSPP
     from fedcomposite.algorithms.fednmap import FedNMap
+    from fedcomposite.algorithms.fedpd import FedPD
     from fedcomposite.algorithms.fedprox import FedProx
+    from fedcomposite.algorithms.fedsplit import FedSplit
+    from fedcomposite.algorithms.gradskip import GradSkip
+    from fedcomposite.algorithms.mime import Mime
+    from fedcomposite.algorithms.mimelite import MimeLite
     from fedcomposite.algorithms.proximal_gradient import ProximalGradient
     from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
     from fedcomposite.algorithms.scaffnew import Scaffnew
     from fedcomposite.algorithms.scaffold import Scaffold
+    from fedcomposite.algorithms.scaffoldm import ScaffoldM
+    from fedcomposite.algorithms.stem import STEM
+    from fedcomposite.algorithms.tamuna import TAMUNA
     from fedcomposite.algorithms.zhang import Zhang
 
 __all__ = [
     "REGISTRY",
+    "STEM",
+    "TAMUNA",
     "Algorithm",
     "AnyAlgorithm",
+    "EControlDA",
     "Empty",
     "FastFedDA",
     "FedADMM",
     "FedAvg",
+    "FedAvgM",
     "FedCanon",
     "FedCanonII",
     "FedDA",
+    "FedDC",
     "FedDR",
+    "FedDyn",
     "FedMLS",
     "FedMSPP",
     "FedMid",
     "FedNMap",
+    "FedPD",
     "FedProx",
+    "FedSplit",
+    "GradSkip",
     "Gradient",
     "Info",
+    "Mime",
+    "MimeLite",
     "ProxScaffnew",
     "ProximalGradient",
     "Scaffnew",
     "Scaffold",
+    "ScaffoldM",
     "Zhang",
     "build",
     "lookup",

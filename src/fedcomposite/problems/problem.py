@@ -19,6 +19,7 @@ from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
 from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
 from fedcomposite.regularizers import On, Regularizer, Zero
+from fedcomposite.regularizers.algebra import Blocks, Named
 
 Weights = Literal["uniform", "samples"]
 
@@ -41,7 +42,7 @@ class Problem:
         Options of a loss given by name: ``loss="huber", loss_options={"delta": 1.0}``.
     regularizer : Regularizer
         The term h; zero if left out. Of a model it acts on the weights, the parameters with two axes or more, and
-        leaves biases and normalisation layers alone; ``h.on(...)`` chooses otherwise.
+        leaves biases and normalisation layers alone; ``h.on("*.weight")`` chooses by name.
     bias : bool
         Add an intercept as the last coordinate (one per class as the last ones); h does not act on it.
     weights : {"uniform", "samples"}
@@ -131,19 +132,18 @@ class Problem:
         return (weight, Slot("bias", inner, smooth.dimension, (smooth.outputs,))) if self.bias else (weight,)
 
     def _restricted(self, h: Regularizer) -> Regularizer:
-        """Keep h away from intercepts, biases and normalisation layers, unless it was set on coordinates already."""
-        if isinstance(h, On | Zero):
-            return h
-        acts = [len(s.shape) >= 2 if self.model is not None else s.name == "weight" for s in self.layout]
-        if all(acts):
-            return h
-        runs: list[tuple[int, int]] = []
-        for slot, act in zip(self.layout, acts, strict=True):
-            if act and runs and runs[-1][1] == slot.start:
-                runs[-1] = runs[-1][0], slot.stop
-            elif act:
-                runs.append((slot.start, slot.stop))
-        return On(h, tuple(runs), self.dimension)
+        """H on its coordinates: where it was set, or away from intercepts, biases and normalisation layers."""
+        if isinstance(h, Zero | On | Named | Blocks):
+            return h.resolve(self.layout)
+        if self.model is None and not self.bias:
+            shape = self.layout[0].shape
+            return h.for_shape(shape) if len(shape) == 2 else h
+        weights = tuple(
+            s.name for s in self.layout if (s.name == "weight" if self.model is None else len(s.shape) >= 2)
+        )
+        if not weights:
+            raise ValueError(f"{h} would act on parameters with two axes or more; this model has none: say h.on('*')")
+        return Named(h, weights).resolve(self.layout)
 
     def __repr__(self) -> str:
         linear = isinstance(self.loss, Loss)
@@ -285,7 +285,7 @@ class Problem:
         else:
             L = self.smoothness("mean") if math.isfinite(self.loss.curvature) else self._linear().scale("mean")
         step = 1 / L if L > 0 else 1.0
-        return min(step, 0.5 / rho) if rho > 0 else step
+        return min(step, 0.5 / rho) if 0 < rho < math.inf else step
 
 
 def prox_gradient_norm(x: Tensor, gradient: Tensor, h: Regularizer, step: float) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -105,11 +104,12 @@ class Grouped(Regularizer):
         if isinstance(groups, tuple):
             if sum(groups) != d:
                 raise ValueError(f"{name}: the groups have {sum(groups)} coordinates in all, the vector has {d}")
-            return [(x[..., index.to(x.device)], self._weight(x, index)) for index in self._indices]
+            parts = [x[..., index.to(x.device)] for _, index in self._places]
+            return [(part, self._weight(part, which)) for part, (which, _) in zip(parts, self._places, strict=True)]
         if isinstance(groups, int):
             if d % groups:
                 raise ValueError(f"{name}: groups of {groups} do not divide a vector of length {d}")
-            parts = x.reshape(*x.shape[:-1], -1, groups)
+            whole = x.reshape(*x.shape[:-1], -1, groups)
         else:
             if self.shape is None:
                 raise ValueError(
@@ -119,15 +119,15 @@ class Grouped(Regularizer):
             rows, columns = as_matrix(name, self.shape)
             if rows * columns != d:
                 raise ValueError(f"{name}: shape {self.shape} has {rows * columns} entries, the vector has {d}")
-            parts = x.reshape(*x.shape[:-1], rows, columns)
-            parts = parts if groups == "rows" else parts.transpose(-1, -2)
-        return [(parts, self._weight(parts, None))]
+            whole = x.reshape(*x.shape[:-1], rows, columns)
+            whole = whole if groups == "rows" else whole.transpose(-1, -2)
+        return [(whole, self._weight(whole, None))]
 
     def _join(self, parts: list[Tensor], like: Tensor, out: Tensor | None) -> Tensor:
         """The vector of the parts, in ``out`` where there is one."""
         result = torch.empty_like(like) if out is None else out
         if isinstance(self.groups, tuple):
-            for part, index in zip(parts, self._indices, strict=True):
+            for part, (_, index) in zip(parts, self._places, strict=True):
                 result[..., index.to(like.device)] = part
             return result
         part = parts[0].transpose(-1, -2) if self.groups == "columns" else parts[0]
@@ -135,29 +135,25 @@ class Grouped(Regularizer):
         return flat if out is None else out.copy_(flat)
 
     @cached_property
-    def _indices(self) -> list[Tensor]:
-        """Coordinates ``(m, s)`` of the groups of each size: few sizes make few parts, whatever their order."""
+    def _places(self) -> list[tuple[Tensor, Tensor]]:
+        """Numbers ``(m,)`` and coordinates ``(m, s)`` of the groups of each size: few sizes make few parts."""
         assert isinstance(self.groups, tuple)
-        first = list(itertools.accumulate(self.groups, initial=0))[:-1]
-        starts: dict[int, list[int]] = {}
-        for start, size in zip(first, self.groups, strict=True):
-            starts.setdefault(size, []).append(start)
-        return [torch.tensor(s).unsqueeze(1) + torch.arange(size) for size, s in sorted(starts.items())]
+        sizes = torch.tensor(self.groups)
+        starts = sizes.cumsum(0) - sizes
+        which = [(sizes == size).nonzero().squeeze(1) for size in sizes.unique()]
+        return [(w, starts[w].unsqueeze(1) + torch.arange(int(sizes[w[0]]))) for w in which]
 
-    def _weight(self, part: Tensor, index: Tensor | None) -> Step:
-        """One weight for a part, or one per group, ``(m, 1)``."""
+    def _weight(self, part: Tensor, which: Tensor | None) -> Step:
+        """One weight for a part, or one per group, ``(m, 1)``; ``which`` are the numbers of its groups, if not all."""
         if self.weights == "equal":
             return 1.0
         if self.weights == "sqrt":
-            return math.sqrt(part.shape[-1] if index is None else index.shape[1])
-        assert isinstance(self.weights, tuple)
+            return math.sqrt(part.shape[-1])
         weights = torch.tensor(self.weights, dtype=part.dtype, device=part.device)
-        if index is not None:
-            assert isinstance(self.groups, tuple)
-            first = torch.tensor(list(itertools.accumulate(self.groups, initial=0))[:-1])
-            return weights[torch.searchsorted(first, index[:, 0]).to(part.device)].unsqueeze(-1)
-        self._same_count(part.shape[-2])
-        return weights.unsqueeze(-1)
+        if which is None:
+            self._same_count(part.shape[-2])
+            return weights.unsqueeze(-1)
+        return weights[which.to(part.device)].unsqueeze(-1)
 
     def _same_count(self, groups: int) -> None:
         if groups != len(self.weights):

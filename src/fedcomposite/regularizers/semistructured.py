@@ -57,12 +57,13 @@ def _newton(x: Tensor, low: Tensor, high: Tensor, function: Callable[[Tensor], t
     """
     tolerance = 2 * torch.finfo(x.dtype).eps
     f, slope = function(x)
-    side = f.sign()
+    side, moving = f.sign(), torch.ones_like(x, dtype=torch.bool)
     for _ in range(_NEWTON):
-        moved = torch.where((slope > 0) & (f * side > 0), x - f / slope, x).clamp(low, high)
-        done = (moved - x).abs() <= tolerance
+        moving &= (slope > 0) & (f * side > 0)
+        moved = torch.where(moving, (x - f / slope).clamp(low, high), x)
+        moving &= (moved - x).abs() > tolerance  # an entry stops on its own, whatever its neighbours do
         x = moved
-        if bool(done.all()):
+        if not bool(moving.any()):
             break
         f, slope = function(x)
     return x
@@ -139,8 +140,8 @@ class Sparsity2to4(Boxed):
 
     The prox is a global minimiser for every step, found block by block; see the module's text. Between its kinks h is a
     cubic, with curvature as low as -lam times the size of x: it is not weakly convex on the whole space, rho is
-    infinite, and the prox jumps where a block goes from two nonzeros to more. On the box max_j |x_j| <= r the modulus is
-    (sqrt(13) - 1) lam r, attained at blocks (r, r, r, 0).
+    infinite, and the prox jumps where a block goes from two nonzeros to more. On the box max_j |x_j| <= r the modulus
+    is (sqrt(13) - 1) lam r, attained at blocks (r, r, r, 0).
 
     The blocks are consecutive: with a layer's weight seen as ``(out, in)`` they run along the inputs.
     """

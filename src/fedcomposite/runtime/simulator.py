@@ -200,8 +200,10 @@ class Simulator:
         share = len(who) / len(self.problem.silos)
         mean = messages.mean(self.algorithm.decode(replies), weights)
         self.server = self.algorithm.aggregate(self.server, mean, share, self.h)
-        shares = torch.ones(len(who)) if weights is None else weights
-        self.buffers = torch.tensordot((shares / shares.sum()).to(buffers), buffers, dims=1)
+        if weights is None:
+            self.buffers = buffers.mean(0)
+        else:
+            self.buffers = torch.tensordot((weights / weights.sum()).to(buffers), buffers, dims=1)
         self.bytes_down += len(who) * (messages.nbytes(message) + self.buffers.nbytes)
         self.bytes_up += messages.nbytes(replies) + buffers.nbytes
         self.round += 1
