@@ -97,7 +97,7 @@ def row(name: str, kind: str, problem: fc.Problem, rounds: int) -> tuple[str, ..
     if name.startswith("FedCanon") and kind != "smooth":
         claim = f"(step/2)(tau-1)||H grad f|| = {fedcanon_residual(problem, run.solution, method.step):.2e}"
     verdict = "yes" if final <= EXACT else "no"
-    flag = "" if (claim == "exact") == (verdict == "yes") else "  <- unexpected"
+    flag = "" if (claim == "exact") == (verdict == "yes") else "  <- not so"
     shown = "diverged" if run.status == "diverged" else f"{final:.2e}"
     return name, kind, shown, str(run.rounds), verdict, claim + flag
 

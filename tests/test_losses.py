@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 import fedcomposite as fc
+from fedcomposite.algorithms import REGISTRY
 from fedcomposite.problems import LOSSES, Batches, ClientGradients, Counter
 from fedcomposite.problems.losses import Hinge, Huber, Multinomial, Quantile, get_loss
 from fedcomposite.runtime import Simulator
@@ -215,6 +216,20 @@ def test_hinge_against_cvxpy():
             assert problem.objective(x) >= best - 1e-8
             g = problem.gradient(x).numpy() + problem.regularizer.subgradient(torch.tensor(x)).numpy()
             assert best >= problem.objective(x) + g @ (found - x) - 1e-8
+
+
+@pytest.mark.skipif("FedMLS" not in REGISTRY, reason="FedMLS is not registered")
+def test_fedmls_trains_a_support_vector_machine():
+    problem = make("hinge_sum", bias=True, sizes=(20, 12, 30), d=3)
+    w, c = cp.Variable(3), cp.Variable()
+    silos = [tuple(t.numpy() for t in problem.silos[i]) for i in range(3)]
+    terms = [cp.sum(cp.pos(1 - cp.multiply(y, X @ w + c))) for X, y in silos]
+    best = cp.Problem(cp.Minimize(sum(terms) / 3)).solve()
+    run = fc.simulate(problem, REGISTRY["FedMLS"](lambda0=1.0), rounds=60)
+    gaps = [record["objective"] - best for record in run.history]
+    assert min(gaps) >= -1e-8
+    assert gaps[-1] < 0.02 * gaps[0]
+    assert 0.5 < run.history[-1]["train_accuracy"] <= 1
 
 
 def test_quantile_and_absolute_against_cvxpy():

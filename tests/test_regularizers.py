@@ -196,7 +196,7 @@ def test_prox_agrees_with_a_convex_solver(name):
         term, constraints = CONVEX[name](u)
         distance = cp.sum_squares(u - v.numpy()) / (2 * step)
         cp.Problem(cp.Minimize(term + distance), constraints).solve(
-            solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+            solver="CLARABEL", tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9
         )
         p = h.prox(v, step).numpy()
         best = (0.0 if constraints else naive(u.value)) + sum((u.value - v.numpy()) ** 2) / (2 * step)
@@ -358,7 +358,7 @@ def test_2_to_4_prox_beats_a_grid_and_keeps_order(v, s):
         return s * (a * b * c + a * b * d + a * c * d + b * c * d) + ((u - v) ** 2).sum(-1) / 2
 
     grid = np.stack(np.meshgrid(*[np.linspace(0, 1, 13)] * 4), -1).reshape(-1, 4) * v
-    assert cost(p) <= cost(grid).min() * (1 + 1e-12)
+    assert cost(p) <= cost(grid).min() * (1 + 1e-12) + 1e-28 * v @ v
     if np.count_nonzero(p) <= 2:
         assert set(p[p != 0]) <= set(v)  # kept entries are kept to the bit
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,37 @@ def small_problem(algorithm: AnyAlgorithm, regularizer: Regularizer | None = Non
         silos = Silos.from_arrays([(silos[i][0][:m], silos[i][1][:m]) for i, m in enumerate(cuts)])
     h = regularizer or (Zero() if algorithm.info.regularizer == "none" else L1(0.003))
     return Problem(silos, loss="logistic", regularizer=h)
+
+
+class Traffic(NamedTuple):
+    """What a method sends and computes per step of the method (one round, or ``exchanges`` of them)."""
+
+    up: float
+    """Vectors from each client."""
+    down: float
+    """Vectors to each client."""
+    proxes: float
+    """Proxes of h in the whole system."""
+    gradients: float
+    """Gradients of each client."""
+
+
+def measure_traffic(cls: type[AnyAlgorithm], clients: int = 4, local_steps: int = 5) -> Traffic:
+    """Measure a method on a small probe run: ``clients`` clients, ``local_steps`` local steps, its own practical steps."""
+    silos = synthetic(clients=clients, features=500, samples=5, seed=1)
+    algorithm = cls.auto(L=0.25, local_steps=local_steps)
+    h = Zero() if cls.info.regularizer == "none" else L1(0.003)
+    sim = Simulator(Problem(silos, loss="logistic", regularizer=h), algorithm, batches=Batches())
+    times = 8
+    for _ in range(times * cls.exchanges):
+        sim.step()
+    vectors = times * clients * 500 * 8
+    return Traffic(
+        sim.bytes_up / vectors,
+        sim.bytes_down / vectors,
+        sim.counter.proxes / times,
+        sim.counter.gradients / times / clients,
+    )
 
 
 def _settings(algorithm: AnyAlgorithm) -> list[tuple[int | None, float]]:

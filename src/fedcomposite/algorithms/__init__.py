@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ __all__ = [
     "ScaffoldM",
     "Zhang",
     "build",
+    "fields",
     "lookup",
 ]
 
@@ -96,6 +98,11 @@ def _discover() -> dict[str, type[AnyAlgorithm]]:
 
 REGISTRY = _discover()
 globals().update(REGISTRY)
+
+
+def fields(cls: type[AnyAlgorithm]) -> list[str]:
+    """The names that a method's configuration may set."""
+    return [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
 
 def lookup(name: str) -> type[AnyAlgorithm]:

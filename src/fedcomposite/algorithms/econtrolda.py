@@ -9,7 +9,8 @@ delta) (1 + sqrt(1 - delta))). The first message is not compressed. No local ste
 Symbols: 1/gamma = ``step``, C = ``compressor`` that keeps ``ratio`` of the entries, v_i = ``estimate``, e_i =
 ``error``. Assumptions: f smooth, all clients take part, h convex: the prox step r/gamma grows without bound, so it
 would pass 1/rho for a weakly convex h. Weights a_r = 1. The paper's theory is for sampled virtual iterates; the model
-here is the true iterate. With the identity it is dual averaging, FedDA with one local step.
+here is the true iterate. With the identity it is dual averaging, FedDA with one local step. Written from summaries of
+the paper and checked by reductions.
 """
 
 import math

@@ -12,8 +12,8 @@ The paper takes p = 1/sqrt(kappa_max), q_i = (1 - 1/kappa_i) / (1 - 1/kappa_max)
 the paper and checked by reductions.
 
 A round here ends with a communication: it holds a geometric number of iterations, drawn by the server from ``seed``.
-Clients keep what they sent, ``own`` = x^_i - (gamma/p) k^_i, and find k_i = (p/gamma) (x - own) when x
-arrives. Clients computed side by side wait for the last one, whose gradients are then counted for all.
+Clients keep what they sent, ``own`` = x^_i - (gamma/p) k^_i, and find k_i = (p/gamma) (x - own) when x arrives. Clients
+computed side by side wait for the last one, whose gradients are then counted for all.
 """
 
 from dataclasses import dataclass

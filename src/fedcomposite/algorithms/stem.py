@@ -7,7 +7,8 @@ with both gradients of a step on one minibatch xi.
 Symbols: eta = ``step``, tau = ``local_steps``, a = ``a``. The point before the last step is needed to go on; after
 averaging it is y + eta v, so two vectors go each way and clients remember nothing. The first direction of a run is the
 full local gradient. Assumptions: f smooth, h = 0, all clients take part. Not exact on heterogeneous data. Written
-from memory of the paper and checked by reductions: a = 1 is FedAvg.
+from memory of the paper and checked by reductions: a = 1 is FedAvg. We take y_{t-1} as averaged, too; keeping each
+client's own one would be another reading, with other residuals.
 
 Deviation. The paper decreases eta and a along the run (eta_t ~ t^(-1/3), a ~ eta_t^2); here they are constant.
 """

@@ -76,7 +76,7 @@ class _Binary(Loss):
         found = set(torch.unique(silos.targets).tolist()) | set(torch.unique(targets).tolist())
         if not (found <= {-1.0, 1.0} or found <= {0.0, 1.0}):
             shown = ", ".join(f"{v:g}" for v in sorted(found)[:5]) + (", ..." if len(found) > 5 else "")
-            name = next(k for k, v in LOSSES.items() if type(v) is type(self)).replace("_", " ")
+            name = next((k for k, v in LOSSES.items() if type(v) is type(self)), type(self).__name__).replace("_", " ")
             raise DataError(
                 f"the {name} loss needs labels in {{-1, +1}} or {{0, 1}}, found {len(found)} kinds: {shown}; "
                 "map them to two, or choose another loss"

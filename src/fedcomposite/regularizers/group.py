@@ -140,7 +140,7 @@ class Grouped(Regularizer):
         assert isinstance(self.groups, tuple)
         sizes = torch.tensor(self.groups)
         starts = sizes.cumsum(0) - sizes
-        which = [(sizes == size).nonzero().squeeze(1) for size in sizes.unique()]
+        which = [(sizes == size).nonzero().squeeze(1) for size in sorted(set(self.groups))]
         return [(w, starts[w].unsqueeze(1) + torch.arange(int(sizes[w[0]]))) for w in which]
 
     def _weight(self, part: Tensor, which: Tensor | None) -> Step:

@@ -69,6 +69,11 @@ def _newton(x: Tensor, low: Tensor, high: Tensor, function: Callable[[Tensor], t
     return x
 
 
+def _refined(w: Tensor, z: Tensor) -> Tensor:
+    """Small entries, found as differences of numbers near 1/2, to the precision of z, from w_i = z_i - e2(others)."""
+    return (z - _others(w.clamp(min=0))).clamp(min=0)
+
+
 def _three(z: Tensor) -> Tensor:
     """The candidate with three nonzeros."""
     z1, z2, z3, _ = z.unbind(-1)
@@ -88,7 +93,9 @@ def _three(z: Tensor) -> Tensor:
     largest = z2 / z1.clamp(min=tiny)  # beyond it the second entry would be negative
     u = _newton((1 - t) / (1 + t), torch.zeros_like(z3), largest, condition)
     p, m = halves(u)
-    return torch.stack([(p + m) / 2, ((p - m) / 2).clamp(min=0), u, torch.zeros_like(u)], dim=-1)
+    w = _refined(torch.stack([(p + m) / 2, (p - m) / 2, u, torch.zeros_like(u)], dim=-1), z)
+    w[..., 3] = 0
+    return w
 
 
 def _four(z: Tensor) -> Tensor:
@@ -111,9 +118,7 @@ def _four(z: Tensor) -> Tensor:
     root = (x.square() + offset).sqrt()
     last = root[..., 3:]
     half, t4 = torch.where(swap, x, last), torch.where(swap, last, x)
-    w = (torch.cat([root[..., :3], t4], dim=-1) + half - 0.5).clamp(min=0)
-    # Small entries are differences of numbers near 1/2; their own equation gives them to full precision.
-    return (z - _others(w)).clamp(min=0)
+    return _refined(torch.cat([root[..., :3], t4], dim=-1) + half - 0.5, z)
 
 
 def _shrink(v: Tensor, s: Tensor | float) -> Tensor:
