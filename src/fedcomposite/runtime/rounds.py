@@ -1,0 +1,153 @@
+"""What every runtime does with a round, whoever carries the messages: cohort, averaging, record, verdict."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomposite import rng
+from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.problems import Counter, Evaluation, prox_gradient_norm
+from fedcomposite.regularizers import Regularizer
+from fedcomposite.regularizers.base import Step
+from fedcomposite.runtime import messages
+from fedcomposite.runtime.history import Record, Status
+
+S = TypeVar("S", bound=NamedTuple)
+
+DIVERGED = 1e10
+"""Growth of the objective, in units of its first value (at least 1), at which a run counts as diverged."""
+
+
+class Counted(Regularizer):
+    """h, counting the vectors that pass through its prox."""
+
+    def __init__(self, h: Regularizer, counter: Counter) -> None:
+        self._h, self._counter = h, counter
+
+    @property
+    def rho(self) -> float:
+        """The modulus of h."""
+        return self._h.rho
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox of h, counted."""
+        self._counter.proxes += v.shape[:-1].numel()
+        return self._h.prox(v, step, out)
+
+    def value(self, x: Tensor) -> Tensor:
+        """The value of h."""
+        return self._h.value(x)
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """A subgradient of h."""
+        return self._h.subgradient(x)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """The optimality measure of h."""
+        return self._h.optimality(x, gradient)
+
+    def scaled(self, kappa: float) -> Regularizer:
+        """Kappa times h, counted alike."""
+        return Counted(self._h.scaled(kappa), self._counter)
+
+
+def cohort_size(participation: float, n: int) -> int:
+    """How many of n clients a share means: at least one."""
+    return max(1, round(participation * n))
+
+
+def participants(seed: int, r: int, n: int, cohort: int, *, replace: bool = False, exchanges: int = 1) -> rng.Ints:
+    """The clients of round r, sorted; successive exchanges of one step keep theirs."""
+    if cohort == n and not replace:
+        return np.arange(n, dtype=np.uint64)
+    return rng.choose(seed, r // exchanges, n, cohort, replace).astype(np.uint64)
+
+
+def advance(
+    algorithm: AnyAlgorithm, server: S, replies: NamedTuple, weights: Tensor | None, share: float, h: Regularizer
+) -> S:
+    """The server's new state from the stacked replies ``(m, ...)`` of the participants."""
+    moved: S = algorithm.aggregate(server, messages.mean(algorithm.decode(replies), weights), share, h)
+    return moved
+
+
+def mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
+    """Average of the participants' buffers ``(m, b)``; weights are brought to sum 1."""
+    shares = torch.ones(len(buffers)) if weights is None else weights
+    return torch.tensordot((shares / shares.sum()).to(buffers), buffers, dims=1)
+
+
+def make_record(
+    x: Tensor,
+    seen: Evaluation,
+    h: Regularizer,
+    *,
+    round: int,
+    step: float,
+    bytes_up: int,
+    bytes_down: int,
+    counter: Counter,
+    seconds: float,
+) -> Record:
+    """One line of the history: the model x, seen on all the data."""
+    loss, nonzeros = float(seen.loss), int((x != 0).sum())
+    return Record(
+        round=round,
+        objective=loss + float(h.value(x)),
+        loss=loss,
+        stationarity=float(prox_gradient_norm(x, seen.gradient, h, step)),
+        stationarity_step=step,
+        nonzeros=nonzeros,
+        sparsity=1 - nonzeros / len(x),
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        prox_evaluations=counter.proxes,
+        gradient_evaluations=counter.gradients,
+        **{k: v.item() for k, v in seen.metrics.items()},
+        seconds=seconds,
+    )
+
+
+def verdict(last: Record, first: Record, tolerance: float | None) -> Status:
+    """Whether a run ends with this record: "converged", "diverged", or "completed" to go on."""
+    value, start = last["objective"], first["objective"]
+    if not math.isfinite(value) or value > DIVERGED * max(1.0, abs(start)):
+        return "diverged" if math.isfinite(start) else "completed"
+    return "converged" if tolerance is not None and last["stationarity"] <= tolerance else "completed"
+
+
+class _Still:
+    """The oracle of a client that sees zero gradients: it asks for no data."""
+
+    def __init__(self, cohort: int) -> None:
+        self._cohort = cohort
+
+    def __call__(self, x: Tensor, k: int) -> Tensor:
+        return torch.zeros_like(x)
+
+    def full(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def uniform(self, k: int, count: int = 1) -> Tensor:
+        return torch.full((count,), 0.5, dtype=torch.float64)
+
+    @property
+    def position(self) -> Tensor:
+        return torch.zeros(1, dtype=torch.int64)
+
+    @property
+    def cohort(self) -> int:
+        return self._cohort
+
+
+def rehearse(
+    algorithm: AnyAlgorithm, message: NamedTuple, client: Any, h: Regularizer, cohort: int
+) -> tuple[NamedTuple, Any]:
+    """The reply and state of a client with zero gradients: a server learns what form a reply must have."""
+    reply, state = algorithm.local_round(message, client, _Still(cohort), h)
+    return reply, state
