@@ -445,15 +445,10 @@ def test_regularizer_by_name():
     assert named.regularizer.value(x) == 0.5 * x[35:].sum()
     weights = fc.Problem(silos, model=module, regularizer=L1(0.5))
     assert weights.regularizer.value(x) == 0.5 * (x[:30].sum() + x[35:50].sum())
-    rows = fc.regularizers.build("GroupLasso", lam=0.5, groups="rows")
+    rows = fc.regularizers.build("GroupLasso", lam=0.5, groups="rows", weights="equal")
     grouped = fc.Problem(silos, model=module, regularizer=rows).regularizer
-    shaped = [x[:30].view(5, 6), x[35:50].view(3, 5)]
-    wanted = rows.on("0.weight").resolve(weights.layout[:1]).value(x[:30])
-    assert grouped.value(x) > wanted > 0
-    p = grouped.prox(x, 1e3)
-    assert not p[:30].any()
-    assert torch.equal(p[30:35], x[30:35])
-    assert all(w.norm(dim=1).sum() > 0 for w in shaped)
+    norms = x[:30].view(5, 6).norm(dim=1).sum() + x[35:50].view(3, 5).norm(dim=1).sum()
+    torch.testing.assert_close(grouped.value(x), 0.5 * norms)
     with pytest.raises(ValueError, match=r"no parameter matches '\*\.kernel'"):
         fc.Problem(silos, model=module, regularizer=L1(0.5).on("*.kernel"))
 
@@ -505,6 +500,60 @@ def test_the_module_is_not_modified():
     torch.testing.assert_close(
         problem.smooth().start(), torch.cat([p.detach().flatten() for p in module.parameters()]).double()
     )
+
+
+# -- GPU ------------------------------------------------------------------------------------------------------------
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@gpu
+@pytest.mark.parametrize("mode", ["vmap", "loop"])
+def test_gpu_equals_cpu(mode, tmp_path):
+    problem = fc.Problem(make_silos(), model=small(normed=True), regularizer=L1(1e-3), gradients=mode)
+    method = fc.algorithms.FedAvg(local_steps=2, step=0.1)
+    one, two = (
+        fc.simulate(problem, method, rounds=3, batch_size=4, participation=0.7, device=d) for d in ("cpu", "cuda")
+    )
+    torch.testing.assert_close(one.solution, two.solution.cpu(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(one.buffers, two.buffers.cpu(), rtol=1e-9, atol=1e-12)
+    for rounds in (1, 3):
+        parts = fc.simulate(
+            problem, method, rounds=rounds, batch_size=4, participation=0.7, device="cuda",
+            checkpoint=tmp_path / "state", resume=True,
+        )  # fmt: skip
+    assert torch.equal(two.solution, parts.solution)
+
+
+@gpu
+@pytest.mark.parametrize("mode", ["vmap", "loop"])
+def test_bfloat16_is_near_and_keeps_the_dtype(mode):
+    silos = make_silos((1, 12, 12), sizes=(32, 32))
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.0), nn.Flatten(), nn.Linear(800, 3)
+    )
+    found = []
+    for precision in ("full", "bf16"):
+        smooth = fc.Problem(silos, model=module, gradients=mode, precision=precision).smooth(torch.float32, "cuda")
+        found.append(smooth.full(np.arange(2, dtype=np.uint64))(smooth.start().repeat(2, 1)))
+    assert found[1].dtype == torch.float32
+    assert 0 < (found[0] - found[1]).norm() < 0.1 * found[0].norm()
+
+
+@gpu
+def test_dropout_on_a_gpu_is_reproducible():
+    problem = fc.Problem(make_silos(), model=dropping())
+    before = torch.cuda.get_rng_state()
+    one, two, loop = (
+        fc.simulate(
+            problem, fc.algorithms.FedAvg(local_steps=2, step=0.1), rounds=2, batch_size=4, device="cuda", backend=b
+        ).solution
+        for b in ("stacked", "stacked", "loop")
+    )
+    assert torch.equal(one, two)
+    torch.testing.assert_close(one, loop, rtol=1e-12, atol=1e-14)
+    assert torch.equal(before, torch.cuda.get_rng_state())
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

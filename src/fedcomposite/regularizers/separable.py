@@ -286,7 +286,9 @@ class L0(Separable):
         return self.lam * (x != 0).sum(-1).to(x.dtype)
 
     def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return v.masked_fill(v.square() <= 2 * self.lam * step, 0.0)
+        if isinstance(step, Tensor):
+            return torch.where(v.square() > 2 * self.lam * step, v, 0.0)
+        return torch.nn.functional.hardshrink(v, math.sqrt(2 * self.lam * step))
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The whole line at zero, {0} elsewhere."""

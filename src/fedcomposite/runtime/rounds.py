@@ -1,19 +1,16 @@
-"""What every runtime does with a round, whoever carries the messages: cohort, averaging, record, verdict."""
+"""What every runtime does with a round, whoever carries the messages: averaging, record, verdict."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Counter, Evaluation, prox_gradient_norm
 from fedcomposite.regularizers import Regularizer
-from fedcomposite.regularizers.base import Step
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.history import Record, Status
 
@@ -21,51 +18,6 @@ S = TypeVar("S", bound=NamedTuple)
 
 DIVERGED = 1e10
 """Growth of the objective, in units of its first value (at least 1), at which a run counts as diverged."""
-
-
-class Counted(Regularizer):
-    """h, counting the vectors that pass through its prox."""
-
-    def __init__(self, h: Regularizer, counter: Counter) -> None:
-        self._h, self._counter = h, counter
-
-    @property
-    def rho(self) -> float:
-        """The modulus of h."""
-        return self._h.rho
-
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """The prox of h, counted."""
-        self._counter.proxes += v.shape[:-1].numel()
-        return self._h.prox(v, step, out)
-
-    def value(self, x: Tensor) -> Tensor:
-        """The value of h."""
-        return self._h.value(x)
-
-    def subgradient(self, x: Tensor) -> Tensor:
-        """A subgradient of h."""
-        return self._h.subgradient(x)
-
-    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """The optimality measure of h."""
-        return self._h.optimality(x, gradient)
-
-    def scaled(self, kappa: float) -> Regularizer:
-        """Kappa times h, counted alike."""
-        return Counted(self._h.scaled(kappa), self._counter)
-
-
-def cohort_size(participation: float, n: int) -> int:
-    """How many of n clients a share means: at least one."""
-    return max(1, round(participation * n))
-
-
-def participants(seed: int, r: int, n: int, cohort: int, *, replace: bool = False, exchanges: int = 1) -> rng.Ints:
-    """The clients of round r, sorted; successive exchanges of one step keep theirs."""
-    if cohort == n and not replace:
-        return np.arange(n, dtype=np.uint64)
-    return rng.choose(seed, r // exchanges, n, cohort, replace).astype(np.uint64)
 
 
 def advance(
