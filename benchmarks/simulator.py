@@ -85,18 +85,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(
-        f"{'n':>5} {'m':>5} {'d':>5} {'loop us':>10} {'stacked us':>11} {'floor us':>9} {'loop/stacked':>13} {'promised':>9} {'stacked/floor':>14}"
-    )
+    heads = ("n", "m", "d", "loop us", "stacked us", "floor us", "loop/stacked", "promised", "stacked/floor")
+    widths = (5, 5, 5, 10, 11, 9, 13, 9, 14)
+    print(" ".join(f"{h:>{w}}" for h, w in zip(heads, widths, strict=True)))
     rows = []
     for shape in SHAPES:
         found = measure(*shape, arguments.seconds)
         gain, above = found["loop"] / found["stacked"], found["stacked"] / found["floor"]
         rows.append({"shape": shape, **found, "gain": gain, "above_floor": above})
-        print(
-            "{:>5} {:>5} {:>5}".format(*shape),
-            f"{found['loop']:>10.0f} {found['stacked']:>11.0f} {found['floor']:>9.0f} {gain:>12.1f}x {PROMISED[shape]:>8.0f}x {above:>13.1f}x",
-        )
+        cells = [*shape, *(f"{found[k]:.0f}" for k in ("loop", "stacked", "floor"))]
+        cells += [f"{gain:.1f}x", f"{PROMISED[shape]:.0f}x", f"{above:.1f}x"]
+        print(" ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
 

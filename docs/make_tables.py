@@ -1,4 +1,4 @@
-"""Write the tables of methods into README.md and docs/methods.md, from the code itself: ``python docs/make_tables.py``."""
+"""Write the tables of methods in README.md and docs/methods.md from the code: ``python docs/make_tables.py``."""
 
 import inspect
 import sys
@@ -27,9 +27,9 @@ def methods_page():
     lines = [
         "# Methods",
         "",
-        "Written by `python docs/make_tables.py` from the code. *Up* and *down* are vectors per client and step of the method, *proxes* are",
-        "proxes of h in the whole system; both are measured on a probe run with 4 clients and 5 local steps. *Exact* means: with full gradients and several",
-        "local steps the method reaches a stationary point of f + h with no residual.",
+        "Written by `python docs/make_tables.py` from the code. *Up* and *down* are vectors per client and step of the",
+        "method, *proxes* are proxes of h in the whole system; both are measured on a probe run with 4 clients and 5 local",
+        "steps. *Exact*: with full gradients and several local steps the method reaches a stationary point, no residual.",
         "",
         "| method | year | handles h | clients per round | exact | up | down | proxes |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

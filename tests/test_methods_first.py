@@ -28,9 +28,9 @@ from fedcomposite.algorithms import (
     Scaffnew,
     Scaffold,
 )
-from fedcomposite.algorithms.scaffnew import geometric
 from fedcomposite.problems import Batches, ClientGradients, Counter
 from fedcomposite.regularizers import L1, MCP, SCAD, Zero
+from fedcomposite.rng import geometric
 from fedcomposite.runtime.simulator import Simulator
 from fedcomposite.testing import inputs_are_kept, stacked_equals_loop
 

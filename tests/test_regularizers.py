@@ -510,7 +510,7 @@ def test_batch_equals_loop(name):
 def test_inputs_are_kept_and_out_is_filled(name):
     h, _ = CASES[name]
     wide = draw(4, 2 * D)
-    for v in (wide[:, :D].clone(), wide[:, ::2], wide[:, :D]):  # contiguous, strided, a slice
+    for v in (wide[:, :D].clone(), wide[:, ::2], wide[:, :D], draw(D, 4).T):  # contiguous, strided, slice, transpose
         before = v.clone()
         expected = h.prox(v, 0.3)
         assert torch.equal(v, before)

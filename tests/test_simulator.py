@@ -14,9 +14,9 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite.algorithms import FedAvg, FedCanon, FedNMap, ProximalGradient, Scaffold, Zhang
+from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, Box
 from fedcomposite.runtime import Simulator, messages
-from fedcomposite.problems import Batches
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
 
-from fedcomposite import algorithms, data, problems, regularizers, runtime
+from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, theory
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.problems import Problem
@@ -29,8 +29,11 @@ __all__ = [
     "__version__",
     "algorithms",
     "data",
+    "metrics",
+    "models",
     "problems",
     "regularizers",
     "runtime",
     "simulate",
+    "theory",
 ]

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong u
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -84,10 +85,10 @@ def run(
         f"{result.message}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
         f"{last['nonzeros']} of {problem.dimension} nonzero, {_megabytes(last):.3g} MB sent, {last['seconds']:.2f} s"
     )
-    found = coefficients(problem, result.solution)
-    _print_frame(
-        found.head(15), f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
-    )
+    if problem.model is None:
+        found = coefficients(problem, result.solution)
+        caption = f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
+        _print_frame(found.head(15), caption)
     out.print(f"written: {escape(str(folder.path))}")
     if result.status == "diverged":
         raise FailedError(result.message)
@@ -139,8 +140,9 @@ def list_names(
     """List what can be named in a configuration."""
     if what == "algorithms":
         caption = (
-            "clients: who must take part in a round (*: all, unless partial_participation is set); exact: no residual with full "
-            "gradients;\nup, down: vectors per client; proxes of h, all clients: measured with 4 clients and 5 local steps"
+            "clients: who must take part in a round (*: all, unless partial_participation is set);\n"
+            "exact: no residual with full gradients and several local steps;\n"
+            "up, down: vectors per client; proxes of h, all clients: measured with 4 clients and 5 local steps"
         )
         _print_frame(algorithm_table(), caption)
         return
@@ -207,7 +209,7 @@ def describe(
         out.print(f"written: {escape(str(picture))}")
 
 
-# -- helpers ------------------------------------------------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------------------------
 
 
 def _open(
@@ -274,6 +276,10 @@ def _shown(value: Any) -> str:
     return escape(str(value))
 
 
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    err.print(f"warning: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 def _cite(paper: str, year: int) -> str:
     """First author, et al., year."""
     first, *others = paper.partition(":")[0].split(", ")
@@ -287,6 +293,7 @@ def _first_line(thing: Any) -> str:
 
 def main() -> None:
     """Entry point: one clear line for what went wrong, and the exit code that says whose move it is."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except (ValueError, TypeError) as error:

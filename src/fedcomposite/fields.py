@@ -1,4 +1,4 @@
-"""Types for the fields of methods and regularizers: they are checked at construction and are the configuration schema."""
+"""Types for the fields of methods and regularizers: checked at construction, and the schema of configurations."""
 
 from fedcomposite._validation import Count, NonNegative, Positive, Probability
 

@@ -10,6 +10,7 @@ is used for is mixed into the key, so batches, client sampling and the methods' 
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import Any
 
@@ -113,3 +114,15 @@ def choose(seed: int, round: int, n: int, count: int, replace: bool = False) -> 
         pick = word * (top + 1) >> 32
         chosen.add(top if pick in chosen else pick)
     return np.sort(np.fromiter(chosen, np.int64, count))
+
+
+SERVER = _LOW
+"""A client number that no client has: the coins that all parties share are drawn under it."""
+
+
+def geometric(p: float, seed: int, round: int) -> int:
+    """Tosses of a shared p-coin until the first head, in round ``round``: 1 + floor(log u / log(1 - p)), u uniform."""
+    if p == 1:
+        return 1
+    word = int(words(seed, Use.METHOD, SERVER, round, 0, 1)[0])
+    return 1 + math.floor(math.log((word + 0.5) / 2.0**32) / math.log1p(-p))

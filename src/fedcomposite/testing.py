@@ -55,7 +55,7 @@ class Traffic(NamedTuple):
 
 
 def measure_traffic(cls: type[AnyAlgorithm], clients: int = 4, local_steps: int = 5) -> Traffic:
-    """Measure a method on a small probe run: ``clients`` clients, ``local_steps`` local steps, its own practical steps."""
+    """Measure a method on a small probe run, with its own practical steps."""
     silos = synthetic(clients=clients, features=500, samples=5, seed=1)
     algorithm = cls.auto(L=0.25, local_steps=local_steps)
     h = Zero() if cls.info.regularizer == "none" else L1(0.003)

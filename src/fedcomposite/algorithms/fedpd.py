@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
-from fedcomposite.algorithms.scaffnew import geometric
 from fedcomposite.regularizers.base import Regularizer
+from fedcomposite.rng import geometric
 
 
 class Server(NamedTuple):

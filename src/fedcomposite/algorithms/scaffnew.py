@@ -16,27 +16,16 @@ Deviation. Clients finish k_i when the next x arrives; until then they hold ``ow
 k_i+ = (p/gamma) (x+ - own). One vector goes each way, and T goes down.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from fedcomposite import rng
 from fedcomposite._validation import Count, Positive, Probability
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
-
-_SERVER = 2**32 - 1  # a counter word that no client has, so that the shared coin is nobody's private one
-
-
-def geometric(p: float, seed: int, round: int) -> int:
-    """Tosses of a p-coin until the first head, in round ``round``: 1 + floor(log u / log(1 - p)), u uniform."""
-    if p == 1:
-        return 1
-    word = int(rng.words(seed, rng.Use.METHOD, _SERVER, round, 0, 1)[0])
-    return 1 + math.floor(math.log((word + 0.5) / 2.0**32) / math.log1p(-p))
+from fedcomposite.rng import geometric
 
 
 class Server(NamedTuple):

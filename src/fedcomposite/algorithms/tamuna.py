@@ -29,8 +29,8 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite._validation import Positive, Probability
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
-from fedcomposite.algorithms.scaffnew import geometric
 from fedcomposite.regularizers.base import Regularizer
+from fedcomposite.rng import geometric
 
 
 class Server(NamedTuple):
@@ -114,7 +114,7 @@ class TAMUNA(Algorithm[Server, Client, Server, Reply]):
 
     def _columns(self, number: int, cohort: int) -> Tensor:
         """The order of the table's columns in a step."""
-        words = rng.words(self.seed, rng.Use.METHOD, np.uint64(2**32 - 1), number, np.uint64(1), cohort)
+        words = rng.words(self.seed, rng.Use.METHOD, np.uint64(rng.SERVER), number, np.uint64(1), cohort)
         return torch.from_numpy(np.argsort(words, kind="stable"))
 
     def decode(self, reply: Reply) -> Reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -13,7 +14,7 @@ import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcomposite import algorithms, data, regularizers
+from fedcomposite import algorithms, data, models, regularizers, theory
 from fedcomposite._validation import suggest
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.data import Silos
@@ -31,9 +32,23 @@ class _Section(BaseModel):
 class ProblemSection(_Section):
     """``[problem]``: the loss and how clients are weighted."""
 
-    loss: str = "logistic"
+    loss: str | None = None
+    loss_options: dict[str, Any] = {}
     bias: bool = False
     weights: Literal["uniform", "samples"] = "uniform"
+
+
+class ModelSection(_Section):
+    """``[model]``: a network of :mod:`fedcomposite.models` instead of a linear model, and how it is evaluated."""
+
+    name: str
+    options: dict[str, Any] = {}
+    seed: int | None = None
+    gradients: Literal["auto", "vmap", "loop"] = "auto"
+    chunk: int | None = Field(default=None, ge=1)
+    precision: Literal["full", "bf16"] = "full"
+    evaluation_samples: int = Field(default=2000, ge=0)
+    """Training samples used for loss, gradient and accuracy; 0 takes all."""
 
 
 class RunSection(_Section):
@@ -65,6 +80,7 @@ class Config(_Section):
     data: dict[str, Any]
     partition: dict[str, Any] | None = None
     problem: ProblemSection = ProblemSection()
+    model: ModelSection | None = None
     regularizer: dict[str, Any] = {"name": "Zero"}
     algorithm: dict[str, Any] | None = None
     algorithms: list[dict[str, Any]] = []
@@ -99,6 +115,11 @@ class Config(_Section):
             for spec in config.specs:
                 config.make_algorithm(spec, None)
             config._check_data()
+            if config.model is not None and config.model.name.casefold().replace("_", "-") not in models.MODELS:
+                known = ", ".join(models.MODELS)
+                raise ConfigError(
+                    f"[model] unknown name {config.model.name!r}{suggest(config.model.name, models.MODELS)} (known: {known})"
+                )
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         return config
@@ -127,35 +148,58 @@ class Config(_Section):
         return [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
 
     def make_regularizer(self) -> regularizers.Regularizer:
-        """Build ``[regularizer]``."""
+        """Build ``[regularizer]``; ``on = "*.weight"`` restricts it to parameters of those names."""
         fields = dict(self.regularizer)
-        if "name" not in fields:
-            raise ConfigError("[regularizer] needs a name")
         try:
-            return regularizers.build(fields.pop("name"), **fields)
-        except ValueError as error:
+            if "name" not in fields:
+                raise ConfigError("needs a name")
+            on = fields.pop("on", None)
+            h = regularizers.build(fields.pop("name"), **fields)
+            return h if on is None else h.on(on if isinstance(on, str) else tuple(on))
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"[regularizer] {error}") from None
 
     def make_algorithm(self, spec: Mapping[str, Any], problem: Problem | None) -> AnyAlgorithm:
-        """Build a method; with ``steps = "auto"`` the fields it leaves out come from the problem's smoothness.
+        """Build a method from its table.
 
-        Without a problem only the names and values are checked.
+        With ``steps = "auto"`` or ``"theory"`` the fields that are left out come from the problem's measured constants:
+        practical ones (:func:`fedcomposite.theory.auto`), or the largest that the method's theorem allows. Without a
+        problem only names and values are checked.
         """
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             if "name" not in spec:
                 raise ConfigError("needs a name")
-            if (steps := spec.get("steps")) is None:
-                return algorithms.build(spec["name"], **fields)
-            if steps != "auto":
-                raise ConfigError(f"steps = {steps!r}, must be 'auto' (or leave it out and give the steps)")
-            cls = algorithms.lookup(spec["name"])
-            L, rho = (1.0, 0.0) if problem is None else (problem.smoothness(), problem.regularizer.rho)
-            local_steps = {"local_steps": fields["local_steps"]} if isinstance(fields.get("local_steps"), int) else {}
-            chosen = vars(cls.auto(L, rho, **local_steps))
-            return algorithms.build(spec["name"], **{**chosen, **fields})
-        except ValueError as error:
+            cls, steps = algorithms.lookup(spec["name"]), spec.get("steps")
+            if steps is None:
+                return algorithms.build(cls.__name__, **fields)
+            if steps not in ("auto", "theory"):
+                raise ConfigError(f"steps = {steps!r}, must be 'auto' or 'theory' (or leave it out and give the steps)")
+            known = (
+                self._constants(problem) if problem is not None else theory.Constants(L=1.0, mu=0.01, G=1.0, rounds=1)
+            )
+            local_steps = fields.get("local_steps", 10)
+            if steps == "theory":
+                chosen = theory.steps(cls.__name__, known, local_steps)
+            else:
+                chosen = vars(theory.auto(cls.__name__, known, local_steps))
+            # a field that is given replaces the chosen one, and what excludes it
+            return algorithms.build(cls.__name__, **{**chosen, **fields})
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"[algorithm] {error}") from None
+
+    def _constants(self, problem: Problem) -> theory.Constants:
+        if problem.model is not None:
+            raise ConfigError("the smoothness of a network is unknown; give the steps yourself")
+        return theory.constants(
+            problem, batch=self.run.batch_size, rounds=self.run.rounds, participation=self.run.participation
+        )
+
+    def outside_theory(self, algorithm: AnyAlgorithm, problem: Problem) -> list[str]:
+        """What the run leaves of the method's proven range, in sentences; empty for networks, where nothing is known."""
+        if problem.model is not None or type(algorithm).__name__ not in theory.THEOREMS:
+            return []
+        return theory.outside(algorithm, self._constants(problem))
 
     def _seeded(self, options: dict[str, Any], function: Any) -> dict[str, Any]:
         return {"seed": self.seed, **options} if "seed" in inspect.signature(function).parameters else options
@@ -202,9 +246,26 @@ class Config(_Section):
     def make_problem(self, silos: Silos | None = None) -> Problem:
         """Build the problem."""
         silos = silos or self.make_silos()
+        options: dict[str, Any] = self.problem.model_dump()
         try:
-            return Problem(silos, regularizer=self.make_regularizer(), **self.problem.model_dump())
-        except ValueError as error:
+            h = self.make_regularizer()
+            if self.model is None:
+                return Problem(silos, regularizer=h, **options)
+            m = self.model
+            module = models.build(m.name, silos, seed=self.seed if m.seed is None else m.seed, **m.options)
+            images = silos.features.dtype == torch.uint8
+            return Problem(
+                silos,
+                model=module,
+                regularizer=h,
+                gradients=m.gradients,
+                chunk=m.chunk,
+                precision=m.precision,
+                evaluation_samples=m.evaluation_samples or None,
+                normalization=data.normalization(self.data["name"]) if images and "name" in self.data else None,
+                **options,
+            )
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"[problem] {error}") from None
 
     def settings(self) -> dict[str, Any]:
@@ -273,7 +334,8 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         known: Any = model
         for part in sections:
-            known = known.model_fields[part].annotation
+            hint = known.model_fields[part].annotation
+            known = next((a for a in typing.get_args(hint) if isinstance(a, type) and issubclass(a, BaseModel)), hint)
         names = list(known.model_fields)
         return f"{where} is not a known field{suggest(last, names)} (known: {', '.join(names)})"
     if first["type"] == "missing":

@@ -17,6 +17,11 @@ from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import DivergenceWarning, Interrupted, Record, Run, simulate
 
+
+class TheoryWarning(UserWarning):
+    """A run whose steps no theorem covers; it may well converge."""
+
+
 Watch = Callable[[Record], None]
 
 
@@ -32,6 +37,8 @@ def execute(config: Config, folder: RunFolder, problem: Problem | None = None, w
     if "label" in spec:
         resolved["label"] = spec["label"]
     config = config.only(resolved, config.seed)
+    if broken := config.outside_theory(algorithm, problem):
+        warnings.warn(f"{config.labels[0]} leaves its proven range: {'; '.join(broken)}", TheoryWarning, stacklevel=2)
     config.write(folder.config)
     with (folder.path / "history.jsonl").open("w", encoding="utf-8") as file:
 

@@ -4,7 +4,7 @@
 config.toml            the experiment, with every choice resolved
 history.jsonl          one record per line, appended as the run goes
 checkpoint.safetensors the state to resume from
-model.safetensors      the solution (tensor ``x``; coordinate names in the metadata)
+model.safetensors      the solution: tensor ``x``, a network's ``buffers``; coordinate names or layout in the metadata
 coefficients.csv       the nonzero coefficients by name (linear models)
 summary.json           status, last record, versions
 plot.png               the curves
@@ -102,10 +102,16 @@ class RunFolder:
 
     def finish(self, run: Run, problem: Problem, label: str) -> None:
         """Write the model, the coefficient table, the plot and the summary (last: it marks a finished run)."""
-        names = problem.coordinate_names
-        metadata = {"format": "pt", "coordinates": json.dumps(names)}
-        write_atomic(self.path / "model.safetensors", serialise({"x": run.solution.detach().cpu()}, metadata))
-        coefficients(problem, run.solution).to_csv(self.path / "coefficients.csv", index=False)
+        tensors = {"x": run.solution.detach().cpu()}
+        metadata = {"format": "pt"}
+        if problem.model is None:
+            metadata["coordinates"] = json.dumps(problem.coordinate_names)
+            coefficients(problem, run.solution).to_csv(self.path / "coefficients.csv", index=False)
+        else:
+            metadata["layout"] = json.dumps([tuple(slot) for slot in problem.layout])
+            if run.buffers is not None and run.buffers.numel():
+                tensors["buffers"] = run.buffers.detach().cpu()
+        write_atomic(self.path / "model.safetensors", serialise(tensors, metadata))
         draw_histories({label: [run.history]}, self.path / "plot.png", title=label)
         summary = {
             "status": run.status,

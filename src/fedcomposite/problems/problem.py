@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -166,8 +167,13 @@ class Problem:
 
     @property
     def described(self) -> str:
-        """The model and its options in words, for telling runs apart; empty for linear models."""
-        return "" if self.model is None else f"{self.model} {self.layout} {self.options}"
+        """The model, its options and a digest of its tensors, for telling runs apart; empty for linear models."""
+        if self.model is None:
+            return ""
+        digest = hashlib.sha256()
+        for tensor in self.model.state_dict().values():
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return f"{self.model} {self.layout} {self.options} {digest.hexdigest()}"
 
     def smooth(self, dtype: torch.dtype = torch.float64, device: str | torch.device = "cpu") -> Smooth:
         """The smooth part, placed on a device in a dtype (kept for the next call)."""

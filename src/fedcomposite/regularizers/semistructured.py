@@ -170,7 +170,7 @@ class Sparsity2to4(Boxed):
         if isinstance(steps, Tensor):
             steps = steps.unsqueeze(-1).expand(*blocks.shape[:-1], 1).reshape(-1, 1)
         flat = blocks.reshape(-1, 4)
-        result = torch.empty_like(v) if out is None or not out.is_contiguous() else out
+        result = v.new_empty(v.shape) if out is None or not out.is_contiguous() else out
         sink = result.view(-1, 4)
         per = _BLOCK // 16 if v.device.type == "cpu" else max(1, len(flat))
         for a in range(0, len(flat), per):

@@ -354,7 +354,7 @@ def simulate(
     evaluate_every : int
         Rounds between records; the first and the last model are always evaluated.
     x0 : array, optional
-        Starting model; zero for linear models if left out.
+        Starting model; if left out, zero for linear models and a network's own parameters.
     tolerance : float, optional
         Stop when the stationarity of an evaluated model is at most this.
     stationarity_step : float, optional

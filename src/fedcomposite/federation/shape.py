@@ -1,0 +1,109 @@
+"""The problem without data: the same at the server and at every site, so that x means the same everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Sequence
+
+import torch
+
+from fedcomposite._validation import suggest
+from fedcomposite.data import Silos
+from fedcomposite.experiments.config import Config, ConfigError
+from fedcomposite.federation.orders import Introduction, Shape
+from fedcomposite.federation.wire import DTYPES
+from fedcomposite.problems import Problem
+from fedcomposite.problems.losses import Loss
+
+_NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
+
+
+class AgreementError(ValueError):
+    """Sites whose data do not fit together; the message names the site and the column."""
+
+
+def parse(text: str, where: str = "config") -> Config:
+    """Read an experiment from TOML, whose data are at the sites; one ``[algorithm]`` is needed."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    config = Config.check({**content, "data": _NO_DATA, "partition": None}, where)
+    if config.algorithm is None:
+        raise ConfigError(f"{where}: a federation runs one [algorithm]")
+    if config.run.replace:
+        raise ConfigError(f"{where}: [run] replace = true: a site cannot take part twice in a round")
+    if config.run.device != "cpu":
+        config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
+    return config
+
+
+def skeleton(config: Config, shape: Shape) -> Problem:
+    """The problem with rows of zeros in place of the sites' samples: its model, layout, h and start are the real ones."""
+    labels = shape.labels or [0.0]
+    per = len(labels)
+    features = torch.zeros((per * shape.clients, *shape.features), dtype=DTYPES[shape.dtype])
+    targets = torch.tensor(labels * shape.clients, dtype=torch.float64)
+    offsets = tuple(range(0, per * shape.clients + 1, per))
+    return config.make_problem(Silos(features, targets, offsets, feature_names=tuple(shape.names)))
+
+
+def local_problem(config: Config, shape: Shape, silos: Silos) -> Problem:
+    """The problem of one site: its own samples, and everything else as in :func:`skeleton`."""
+    general = skeleton(config, shape)
+    if isinstance(general.loss, Loss):
+        return Problem(
+            silos,
+            loss=general.loss.adapt(general.silos),
+            regularizer=general.regularizer,
+            bias=general.bias,
+        )
+    options = vars(general.options)
+    if (most := options["evaluation_samples"]) is not None:  # the simulator spreads them over all clients
+        options = {**options, "evaluation_samples": -(-most // shape.clients)}
+    return Problem(silos, loss=general.loss.name, regularizer=general.regularizer, model=general.model, **options)
+
+
+def agree(introductions: Sequence[Introduction]) -> Shape:
+    """The common shape of the sites' data, or an error that names the site and the column that differ."""
+    first = introductions[0]
+    for other in introductions[1:]:
+        missing = [c for c in first.names if c not in other.names]
+        extra = [c for c in other.names if c not in first.names]
+        if missing:
+            raise AgreementError(
+                f"{other.site} has no column {missing[0]!r}, which {first.site} has{suggest(missing[0], extra)}; "
+                "map it under [columns] in site.toml or drop it everywhere"
+            )
+        if extra:
+            raise AgreementError(
+                f"{other.site} has a column {extra[0]!r} that {first.site} does not have; drop it there"
+            )
+        if other.features != first.features:
+            raise AgreementError(
+                f"{other.site} has samples of shape {other.features}, {first.site} of shape {first.features}"
+            )
+        if other.dtype != first.dtype:
+            raise AgreementError(f"{other.site} stores {other.dtype}, {first.site} {first.dtype}; store them alike")
+        if other.version != first.version:
+            raise AgreementError(
+                f"{other.site} runs fedcomposite {other.version}, {first.site} {first.version}; install the same"
+            )
+    labels = sorted({v for one in introductions for v in one.labels})
+    return Shape(
+        features=first.features, dtype=first.dtype, names=first.names, labels=labels, clients=len(introductions)
+    )
+
+
+def arrange(silos: Silos, names: Sequence[str]) -> Silos:
+    """A site's samples with the columns in the agreed order."""
+    if list(names) == list(silos.feature_names):
+        return silos
+    order = [silos.feature_names.index(name) for name in names]
+    return dataclasses.replace(
+        silos,
+        features=silos.features[:, order],
+        feature_names=tuple(names),
+        test=None if silos.test is None else (silos.test[0][:, order], silos.test[1]),
+    )
