@@ -27,9 +27,9 @@ def methods_page():
     lines = [
         "# Methods",
         "",
-        "Written by `python docs/make_tables.py` from the code. *Up* and *down* are vectors per client and step of the",
-        "method, *proxes* are proxes of h in the whole system; both are measured on a probe run with 4 clients and 5 local",
-        "steps. *Exact*: with full gradients and several local steps the method reaches a stationary point, no residual.",
+        "Written by `python docs/make_tables.py` from the code. *Up* and *down* are vectors per client and step of",
+        "the method, *proxes* are proxes of h in the whole system; both are measured on a probe run with 4 clients",
+        "and 5 local steps. *Exact*: with full gradients and several local steps there is no residual.",
         "",
         "| method | year | handles h | clients per round | exact | up | down | proxes |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

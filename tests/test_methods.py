@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from skglm import penalties
 from skglm.datafits import Logistic
-from skglm.penalties import L1 as SkglmL1
 from skglm.solvers import ProxNewton
 
 import fedcomposite as fc
@@ -114,7 +114,7 @@ def test_exact_methods_reach_the_pooled_solution(lasso, method):
     assert run.history[-1].stationarity <= 1e-10 * run.history[0].stationarity
     X, y = lasso.silos.features.numpy(), lasso.silos.targets.numpy()  # equal silos: the pooled objective is the same
     solver = ProxNewton(fit_intercept=False, tol=1e-12, max_iter=200)
-    pooled = solver.solve(np.asfortranarray(X), y, Logistic(), SkglmL1(0.003))[0]
+    pooled = solver.solve(np.asfortranarray(X), y, Logistic(), penalties.L1(0.003))[0]
     assert abs(lasso.objective(run.solution) - lasso.objective(pooled)) < 1e-9
     assert np.array_equal(run.solution.numpy() != 0, np.abs(pooled) > 1e-9)
     assert 0 < (run.solution != 0).sum() < 20

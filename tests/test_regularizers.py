@@ -363,6 +363,19 @@ def test_2_to_4_prox_beats_a_grid_and_keeps_order(v, s):
         assert set(p[p != 0]) <= set(v)  # kept entries are kept to the bit
 
 
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float64, 1e-14), (torch.float32, 5e-6)])
+def test_2_to_4_prox_is_stationary_to_rounding(dtype, digits):
+    v = draw(2000, 4, dtype=dtype)
+    v[::5] = v[::5].sign() * (1 + 0.01 * v[::5])
+    v[::7, 0] = 0
+    v[1::9, :2] = v[1::9, 2:]
+    v[2::9] = 1
+    for lam in 10.0 ** np.arange(-6, 7, 1.5):
+        h = Sparsity2to4(float(lam))
+        p = h.prox(v, 1.0)
+        assert (h.optimality(p, p - v) <= digits * v.norm(dim=-1)).all()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One list, every law.
 

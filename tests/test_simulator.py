@@ -244,7 +244,7 @@ def test_threads_are_restored(lasso):
         torch.set_num_threads(before)
 
 
-# -- checkpoints ----------------------------------------------------------------------------------------------------------
+# -- checkpoints ----------------------------------------------------------------------------------------------------
 
 
 def test_checkpoint_of_another_run_is_refused(uneven, tmp_path):

@@ -116,10 +116,8 @@ class Config(_Section):
                 config.make_algorithm(spec, None)
             config._check_data()
             if config.model is not None and config.model.name.casefold().replace("_", "-") not in models.MODELS:
-                known = ", ".join(models.MODELS)
-                raise ConfigError(
-                    f"[model] unknown name {config.model.name!r}{suggest(config.model.name, models.MODELS)} (known: {known})"
-                )
+                hint, known = suggest(config.model.name, models.MODELS), ", ".join(models.MODELS)
+                raise ConfigError(f"[model] unknown name {config.model.name!r}{hint} (known: {known})")
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         return config
@@ -196,7 +194,7 @@ class Config(_Section):
         )
 
     def outside_theory(self, algorithm: AnyAlgorithm, problem: Problem) -> list[str]:
-        """What the run leaves of the method's proven range, in sentences; empty for networks, where nothing is known."""
+        """Conditions of the method's theorem that the run breaks, in sentences; none for networks."""
         if problem.model is not None or type(algorithm).__name__ not in theory.THEOREMS:
             return []
         return theory.outside(algorithm, self._constants(problem))

@@ -127,14 +127,19 @@ def _shrink(v: Tensor, s: Tensor | float) -> Tensor:
     z = s * size
     two = z.clone()
     two[..., 2:] = 0
-    candidates = torch.stack([two, _three(z), _four(z)])
+    candidates = torch.stack([_four(z), _three(z), two])
     cost = (candidates - z).square().sum(-1) / 2 + _triples(candidates)
-    best = cost.nan_to_num(nan=torch.inf).argmin(0)
+    # A root with an entry at or below zero is no minimum of its kind. An entry just above zero saves less than the
+    # costs are rounded by, so of candidates that cost the same the one with the entry is taken.
+    cost[0].masked_fill_(candidates[0, :, 3] <= 0, torch.inf)
+    cost[1].masked_fill_(candidates[1, :, 2] <= 0, torch.inf)
+    slack = 8 * torch.finfo(v.dtype).eps * torch.arange(3, dtype=v.dtype, device=v.device)
+    best = (cost * (1 + slack.unsqueeze(1))).nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(0)
     kept = size.clone()
     kept[..., 2:] = 0
     chosen = candidates.gather(0, best[None, :, None].expand(1, *z.shape))[0]
     # Two kept entries are v's own; dividing by s again would round them.
-    w = torch.where((best == 0).unsqueeze(-1), kept, chosen / s)
+    w = torch.where((best == 2).unsqueeze(-1), kept, chosen / s)
     w = torch.where(torch.as_tensor(s, device=v.device) > 0, w, size)
     return torch.empty_like(v).scatter_(-1, order, w).copysign_(v)
 
