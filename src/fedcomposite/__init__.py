@@ -3,6 +3,7 @@
 from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, theory
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
+from fedcomposite.export import export
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import (
     CheckpointError,
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "data",
+    "export",
     "metrics",
     "models",
     "problems",

@@ -5,6 +5,9 @@
     outside(method, c)                                       # [] or a sentence per violated condition
     bound(run, method, c)                                    # the theorem's right-hand side, per record
 
+The theorems of the five papers are read from them; those on SCAFFOLD, ProxSkip and FedDR are restated as generally
+published.
+
 Theory steps are safe and small; :func:`auto` gives the practical ones. Every theorem is a class below, with its number
 and formula; x+ is the next model, tau = ``local_steps``, eta = ``step``, eta_g = ``server_step``, b the batch size, and
 sigma^2 the variance of a gradient on one sample (zero with full gradients). The theorems are about equal weights,
@@ -795,6 +798,8 @@ def steps(name: str, constants: Constants, local_steps: int = 10, theorem: str |
     >>> {k: round(v, 6) for k, v in steps("Zhang", c, local_steps=5).items()}
     {'local_steps': 5, 'step': 0.01, 'server_step': 2.0}
     """
+    if math.isinf(constants.rho):
+        raise ValueError("the regularizer is not even weakly convex, so no theorem gives steps; choose them yourself")
     return find(name, constants, theorem).steps(constants, local_steps)
 
 
@@ -817,7 +822,11 @@ def outside(algorithm: AnyAlgorithm, constants: Constants, theorem: str | None =
     ['step = 3 is above 2 / (L + rho) = 2']
     """
     name = type(algorithm).__name__
-    return find(name, constants, theorem).violations(algorithm, constants) if name in THEOREMS else []
+    if name not in THEOREMS:
+        return []
+    if math.isinf(constants.rho):
+        return ["the regularizer is not even weakly convex, so no theorem applies"]
+    return find(name, constants, theorem).violations(algorithm, constants)
 
 
 def bound(run: Run, algorithm: AnyAlgorithm, constants: Constants, theorem: str | None = None) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -125,6 +126,6 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
 def round_step(L: float, rho: float = 0.0) -> float:
-    """A practical step for one round: half of 1/L, and at most half of 1/rho."""
+    """A practical step for one round: half of 1/L, and at most half of 1/rho where h is weakly convex."""
     step = 0.5 / L if L > 0 else 1.0
-    return min(step, 0.5 / rho) if rho > 0 else step
+    return min(step, 0.5 / rho) if 0 < rho < math.inf else step

@@ -75,7 +75,7 @@ class FastFedDA(Algorithm[Server, Empty, Server, Reply]):
         """Start at x0."""
         if 2 * h.rho > self.mu:
             raise ValueError(
-                f"FastFedDA needs a convex h, but {h} is weakly convex with rho = {h.rho:g}: its prox step grows to "
+                f"FastFedDA needs a convex h, but {h} is only weakly convex (rho = {h.rho:g}): its prox step grows to "
                 f"2/mu with mu = {self.mu:g} and would pass 1/rho; use FedNMap, Zhang, FedCanon or ProxScaffnew"
             )
         return Server(-self.gamma * x0, torch.zeros_like(x0), x0.new_zeros(1, dtype=torch.int64)), Empty()

@@ -56,7 +56,7 @@ class FedDA(Algorithm[Server, Empty, Server, Reply]):
         """Start the dual model at x0."""
         if h.rho > 0:
             raise ValueError(
-                f"FedDA needs a convex h, but {h} is weakly convex with rho = {h.rho:g}: its prox step grows without "
+                f"FedDA needs a convex h, but {h} is only weakly convex (rho = {h.rho:g}): its prox step grows without "
                 "bound and would pass 1/rho; use FedNMap, Zhang, FedCanon or ProxScaffnew"
             )
         return Server(x0, x0.new_zeros(1)), Empty()

@@ -40,7 +40,7 @@ def parse(text: str, where: str = "config") -> Config:
 
 
 def skeleton(config: Config, shape: Shape) -> Problem:
-    """The problem with rows of zeros in place of the sites' samples: its model, layout, h and start are the real ones."""
+    """The problem with zeros in place of the sites' samples: its model, layout, h and start are the real ones."""
     labels = shape.labels or [0.0]
     per = len(labels)
     features = torch.zeros((per * shape.clients, *shape.features), dtype=DTYPES[shape.dtype])

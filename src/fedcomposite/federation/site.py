@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,12 +29,12 @@ from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, ClientGradients, Problem
 from fedcomposite.problems.base import Local
 from fedcomposite.runtime import messages
-from fedcomposite.runtime.simulator import Simulator
+from fedcomposite.runtime.simulator import NonSmoothWarning, Simulator
 
 _ONE = np.zeros(1, np.uint64)  # a site is client 0 of its own problem
 
 
-class Refusal(ValueError):
+class RefusalError(ValueError):
     """A site will not do what it was asked; the text is one line and goes to the server."""
 
 
@@ -62,7 +64,7 @@ class _Limited:
 
     def _spend(self) -> None:
         if self._left == 0:
-            raise Refusal(f"a round asks for more than {self._most} gradients, which is this site's max_local_steps")
+            raise RefusalError(f"a round asks for more than {self._most} gradients, which is this site's max_local_steps")
         self._left -= 1
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
@@ -125,7 +127,7 @@ class Site:
         except DataError as error:  # may quote samples, so its text stays here
             self._log(f"refused: {error}")
             reason = "its data do not fit this experiment (see the site's log)"
-        except (Refusal, WireError, LostStateError, ConfigError, ValueError) as error:
+        except (RefusalError, WireError, LostStateError, ConfigError, ValueError) as error:
             self._log(f"refused: {error}")
             reason = str(error)
         except Exception as error:
@@ -135,10 +137,10 @@ class Site:
 
     def _answer(self, request: RecordDict) -> RecordDict:
         if (weight := wire.nbytes(request)) > self.limits.max_message_mb * 1e6:
-            raise Refusal(f"a message of {weight / 1e6:.0f} MB is over max_message_mb = {self.limits.max_message_mb:g}")
+            raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over max_message_mb = {self.limits.max_message_mb:g}")
         order = Order.read(wire.text(request, "order"))
         if order.site != self.name:
-            raise Refusal(f"the order is for {order.site!r}")
+            raise RefusalError(f"the order is for {order.site!r}")
         config = parse(order.config)
         self._permit(config, order)
         if order.shape is None:
@@ -155,15 +157,15 @@ class Site:
     def _permit(self, config: Config, order: Order) -> None:
         limits = self.limits
         if max(config.run.rounds, order.round) > limits.max_rounds:
-            raise Refusal(f"{config.run.rounds} rounds are over this site's max_rounds = {limits.max_rounds}")
+            raise RefusalError(f"{config.run.rounds} rounds are over this site's max_rounds = {limits.max_rounds}")
         name = algorithms.lookup(config.specs[0]["name"]).__name__
         if limits.methods and name.casefold() not in {m.casefold() for m in limits.methods}:
-            raise Refusal(f"{name} is not among this site's methods ({', '.join(limits.methods)})")
+            raise RefusalError(f"{name} is not among this site's methods ({', '.join(limits.methods)})")
         if config.run.batch_size is not None and config.run.batch_size < limits.min_batch:
-            raise Refusal(f"batch_size = {config.run.batch_size} is below this site's min_batch = {limits.min_batch}")
+            raise RefusalError(f"batch_size = {config.run.batch_size} is below this site's min_batch = {limits.min_batch}")
         steps = config.specs[0].get("local_steps")
         if isinstance(steps, int) and steps > limits.max_local_steps:
-            raise Refusal(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
+            raise RefusalError(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
 
     # -- introduction -------------------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class Site:
         labels = [] if self.silos.classes is None else self.silos.classes.astype(float).tolist()
         dtype = str(self.silos.features.dtype).removeprefix("torch.")
         if dtype not in wire.DTYPES:
-            raise Refusal(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
+            raise RefusalError(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
         shape = Shape(
             features=list(self.silos.features.shape[1:]),
             dtype=dtype,  # type: ignore[arg-type]
@@ -201,12 +203,14 @@ class Site:
         key = order.config, shape, order.client
         if self._cache is None or self._cache[0] != key:
             if set(shape.names) != set(self.silos.feature_names):
-                raise Refusal("the experiment's columns are not this site's")
+                raise RefusalError("the experiment's columns are not this site's")
             silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
             problem = local_problem(config, shape, silos)
             algorithm = config.make_algorithm(config.specs[0], None)
             batches = Batches(config.seed, config.run.batch_size, config.run.sampling)
-            own = Simulator(problem, algorithm, batches=batches, dtype=getattr(torch, config.run.dtype))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NonSmoothWarning)  # the server says it
+                own = Simulator(problem, algorithm, batches=batches, dtype=getattr(torch, config.run.dtype))
             if own.threads is not None:
                 torch.set_num_threads(own.threads)
             server, client = algorithm.init(own.x0, problem.regularizer)
@@ -248,7 +252,7 @@ class Site:
         reply, after = job.algorithm.local_round(message, state, limited, own.h)
         vectors = {**wire.named("reply", reply), "buffers": grad.buffers}
         if not (messages.finite(reply) and messages.finite(after) and bool(torch.isfinite(grad.buffers).all())):
-            raise Refusal("its numbers left the finite range: the steps are probably too large")
+            raise RefusalError("its numbers left the finite range: the steps are probably too large")
         if after:
             self.store.save(order.job, order.round, order.last, after)
         report |= {"gradients": counter.gradients - gradients, "proxes": counter.proxes - proxes}
@@ -257,7 +261,11 @@ class Site:
     def _evaluate(self, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         seen = job.own.smooth.during(Local(given["buffers"][None])).evaluate(given["model"])
         metrics = {k: float(v) for k, v in seen.metrics.items()}
+        gradient = seen.gradient
         report["loss"] = float(seen.loss)
+        if not bool(torch.isfinite(gradient).all() and torch.isfinite(seen.loss)):
+            # The model has diverged: say so in a scalar, since vectors must be finite.
+            report["loss"], gradient = math.inf, torch.zeros_like(gradient)
         if "train_accuracy" in metrics:
             report["correct"] = metrics["train_accuracy"] * report["samples"]
         if "evaluated_samples" in metrics:
@@ -267,4 +275,4 @@ class Site:
             for name, part in (("test_accuracy", "test_correct"), ("test_loss", "test_total")):
                 if name in metrics:
                     report[part] = metrics[name] * count
-        return {"gradient": seen.gradient}
+        return {"gradient": gradient}

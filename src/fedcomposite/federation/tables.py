@@ -52,10 +52,9 @@ def load(
     held = None
     if test is not None:
         other, wanted, found = read(test, target, columns or {}, drop, missing)
-        if set(found) != set(names):
-            differ = sorted(set(found) ^ set(names))
-            raise DataError(f"{test}: columns differ from {path.name}: {', '.join(differ)}")
-        held = (other[:, [found.index(c) for c in names]] if names else other), wanted
+        if found != names:
+            raise DataError(f"{test}: its columns are not those of {path.name}, in the same order")
+        held = other, wanted
     return Silos.from_arrays([(X, y)], names=[name], feature_names=names, test=held)
 
 

@@ -46,6 +46,8 @@ class Run:
     clients: NamedTuple
     solutions: Tensor | None = field(default=None, repr=False)
     """With ``keep_solutions=True``: the model before the first and after each round, ``(rounds + 1, d)``."""
+    buffers: Tensor | None = field(default=None, repr=False)
+    """A network's running statistics after the last round, flat; empty for most models."""
 
     @property
     def frame(self) -> pd.DataFrame:

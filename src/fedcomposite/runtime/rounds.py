@@ -31,7 +31,8 @@ def advance(
 def mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
     """Average of the participants' buffers ``(m, b)``; weights are brought to sum 1."""
     shares = torch.ones(len(buffers)) if weights is None else weights
-    return torch.tensordot((shares / shares.sum()).to(buffers), buffers, dims=1)
+    mean: Tensor = torch.tensordot((shares / shares.sum()).to(buffers), buffers, dims=1)
+    return mean
 
 
 def make_record(

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,14 +41,6 @@ class DivergenceWarning(RuntimeWarning):
 
 class NonSmoothWarning(UserWarning):
     """A method that needs a smooth loss was given one with kinks."""
-
-
-@dataclass(repr=False)
-class SimulatedRun(Run):
-    """A run on one machine, with the buffers of its model."""
-
-    buffers: Tensor | None = None
-    """A network's running statistics after the last round, flat; empty for most models."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -383,9 +374,9 @@ def simulate(
     --------
     >>> import fedcomposite as fc
     >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=20)
-    >>> problem = fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.003))
-    >>> method = fc.algorithms.FedNMap(local_steps=5, step=1.0, gamma=5.0)
-    >>> run = fc.simulate(problem, method, rounds=300, tolerance=1e-8)
+    >>> problem = fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.02))
+    >>> method = fc.algorithms.FedNMap(local_steps=5, step=2.0, gamma=10.0)
+    >>> run = fc.simulate(problem, method, rounds=500, tolerance=1e-8)
     >>> run.status
     'converged'
     """
@@ -487,7 +478,7 @@ def simulate(
         "interrupted": f"stopped by Ctrl-C after round {sim.round}",
         "diverged": _blame(problem, algorithm, sim.round),
     }[status]
-    run = SimulatedRun(
+    run = Run(
         sim.solution, history, status, message, sim.round, sim.server, sim.clients,
         torch.stack(kept) if keep_solutions else None, sim.buffers,
     )  # fmt: skip
