@@ -6,7 +6,7 @@ WORKERS ?= 2
 # Real data for the tests that use it; they skip with a reason where it is absent.
 export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: demo test lint clean install
+.PHONY: demo test lint clean install bench-peers
 
 demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
@@ -34,5 +34,16 @@ $(VENV)/.test: $(VENV)/.core
 	$(PIP) --editable '.[test,lint]'
 	@touch $@
 
+# Other frameworks for python -m benchmarks, each in an environment of its own. torch comes first, by its exact version.
+PEERS := benchmarks/.peers
+bench-peers: $(PEERS)/flower/.done $(PEERS)/pfl/.done $(PEERS)/fluke/.done
+
+$(PEERS)/%/.done: benchmarks/peers/requirements-%.txt benchmarks/peers/constraints.txt
+	@echo "installing $* into $(@D)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --requirement benchmarks/peers/constraints.txt
+	$(@D)/bin/pip install --quiet --constraint benchmarks/peers/constraints.txt --requirement $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

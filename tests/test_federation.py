@@ -139,10 +139,15 @@ def test_equals_the_simulator_round_by_round(name, weights, tmp_path):
         text = tomli_w.dumps({"problem": {"weights": weights}}) + text
         grid = LocalGrid(make_sites(problem.silos, tmp_path / str(case)))
         one, run = federate(grid, text)
-        want = simulate(problem, algorithm, rounds=5, batch_size=batch, participation=share, stationarity_step=0.1,
-                        backend="loop")
+        want = simulate(
+            problem, algorithm, rounds=5, batch_size=batch, participation=share, stationarity_step=0.1, backend="loop"
+        )
         torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
         for a, b in zip(run.history, want.history, strict=True):
             close(a, b)
         for a, b in zip(run.server, want.server, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_network_with_buffers_equals_the_simulator(tmp_path):
+    """Batch-norm buffers travel beside the vectors, and evaluation uses them."""

@@ -1,34 +1,52 @@
-"""The command line: ``fedcomposite run | compare | list | plot | data``.
+"""The command line: ``fedcomposite run | compare | export | list | plot | data``.
 
 Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 import typer
+from rich import filesize
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from fedcomposite import __version__, algorithms, data, problems, regularizers
+from fedcomposite import __version__, algorithms, data, models, problems, regularizers
+from fedcomposite._validation import suggest
+from fedcomposite.data.catalog import FILES
+from fedcomposite.data.fetch import SHIPPED, File, cache_folder
 from fedcomposite.experiments import runner
 from fedcomposite.experiments.config import Config, ConfigError, shipped
 from fedcomposite.experiments.plots import draw_histories, draw_silos
-from fedcomposite.experiments.store import RunFolder, coefficients
+from fedcomposite.experiments.store import RunFolder, StoreError, coefficients
+from fedcomposite.export import ExportError, Format, export
 from fedcomposite.runtime import ClientError, Interrupted, Record
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-data_app = typer.Typer(no_args_is_help=True, help="Look at data before using it.")
+data_app = typer.Typer(no_args_is_help=True, help="Look at data before using it, and get it ahead of time.")
 app.add_typer(data_app, name="data")
 _WIDTH = None if sys.stdout.isatty() else 120  # a log or a pipe has no width of its own
 out, err = Console(width=_WIDTH), Console(stderr=True)
@@ -44,6 +62,9 @@ Resume = Annotated[
 Source = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a shipped experiment.")
 ]
+
+
+_SUFFIXES = {"state_dict": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "csr": ".npz", "csv": ".csv"}
 
 
 class FailedError(Exception):
@@ -71,9 +92,9 @@ def run(
     if len(experiment.specs) != 1 or experiment.algorithm is None:
         raise ConfigError(f"{config or resume}: `run` needs one [algorithm]; for several [[algorithms]] use `compare`")
     folder = RunFolder(path)
+    problem = experiment.make_problem()
     if resume is None:
         folder.create(overwrite)
-    problem = experiment.make_problem()
     out.print(f"[bold]{escape(experiment.name)}[/]: {experiment.labels[0]} on {escape(str(problem.silos))}")
     with _progress(experiment.run.rounds) as begin:
         try:
@@ -84,6 +105,7 @@ def run(
     out.print(
         f"{result.message}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
         f"{last['nonzeros']} of {problem.dimension} nonzero, {_megabytes(last):.3g} MB sent, {last['seconds']:.2f} s"
+        + (f", test accuracy {last['test_accuracy']:.4f}" if "test_accuracy" in last else "")
     )
     if problem.model is None:
         found = coefficients(problem, result.solution)
@@ -130,10 +152,46 @@ def compare(
         raise FailedError("every method diverged; try smaller steps")
 
 
+@app.command("export")
+def export_run(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    format: Annotated[Format, typer.Option("--format", help="csv: linear models; csr: sparse.")] = "state_dict",
+    destination: Annotated[Path | None, typer.Option("--out", help="The file (default: RUN/exported.SUFFIX).")] = None,
+) -> None:
+    """Write a run's model, zeros and all, to one file, and check that the file gives the same predictions."""
+    folder, kept = RunFolder(source), source / "model.safetensors"
+    for needed in (folder.config, kept):
+        if not needed.is_file():
+            raise StoreError(
+                f"{source}: no {needed.name}, so this is not the folder of a run that ended "
+                "(a comparison has one in METHOD/seed-N)"
+            )
+    target = destination or source / f"exported{_SUFFIXES[format]}"
+    if target.resolve() == kept.resolve():
+        raise ConfigError(f"--out {target}: is the run's own file; give another name")
+    problem = Config.read(folder.config).make_problem()
+    try:
+        tensors = load_file(kept)
+        x = tensors["x"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise StoreError(f"{kept}: not a readable model ({error})") from None
+    made = export(x, problem, target, format=format, buffers=tensors.get("buffers"))
+    if problem.model is not None:
+        _print_frame(problem.layers(x), "exact zeros per tensor")
+    zeros = made.parameters - made.nonzeros
+    out.print(
+        f"zeros: {zeros} of {made.parameters} parameters ({100 * zeros / made.parameters:.1f} %)\n"
+        f"size: {filesize.decimal(made.dense_bytes)} as dense tensors, {filesize.decimal(made.file_bytes)} in the file\n"
+        f"predictions of the file and of the run agree (largest difference {made.difference:.2g})\n"
+        f"written: {escape(str(made.path))}",
+        highlight=False,
+    )
+
+
 @app.command("list")
 def list_names(
     what: Annotated[
-        Literal["algorithms", "regularizers", "datasets", "partitions", "losses", "experiments"],
+        Literal["algorithms", "regularizers", "datasets", "partitions", "losses", "models", "experiments"],
         typer.Argument(help="What to list."),
     ],
 ) -> None:
@@ -151,6 +209,7 @@ def list_names(
         "datasets": lambda: {k: _first_line(v) for k, v in data.DATASETS.items()},
         "partitions": lambda: {k: _first_line(v) for k, v in data.PARTITIONERS.items()},
         "losses": lambda: {k: _first_line(v) for k, v in problems.LOSSES.items()},
+        "models": lambda: {k: _first_line(v) for k, v in models.MODELS.items()},
         "experiments": shipped,
     }[what]()
     _print_frame(pd.DataFrame({"name": known.keys(), "what": known.values()}), "")
@@ -190,6 +249,37 @@ def plot(
     out.print(f"written: {escape(str(destination))}")
 
 
+@data_app.command("list")
+def list_data() -> None:
+    """List the data sets, and where each would come from now."""
+    rows = [{"name": k, "what": _first_line(v), "where": _whereabouts(k)} for k, v in data.DATASETS.items()]
+    _print_frame(pd.DataFrame(rows), "")
+
+
+@data_app.command()
+def fetch(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets of `data list`.")]) -> None:
+    """Get data sets ahead of time and verify them, as for a machine that will be offline."""
+    for name in names:
+        if name not in data.DATASETS:
+            known = ", ".join(sorted(data.DATASETS))
+            raise ConfigError(f"unknown data set {name!r}{suggest(name, data.DATASETS)} (known: {known})")
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(url: str, received: int, total: int | None) -> None:
+            if url not in tasks:
+                tasks[url] = bar.add_task(escape(PurePosixPath(url).name))
+            bar.update(tasks[url], completed=received, total=total)
+
+        for name in names:
+            try:
+                data.download(name, progress=show)
+            except data.DataError as error:
+                raise FailedError(str(error)) from None
+            out.print(f"{name}: {_whereabouts(name)}", highlight=False, markup=False, soft_wrap=True)
+
+
 @data_app.command()
 def describe(
     source: Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A data set, or an experiment with [data].")],
@@ -223,9 +313,31 @@ def _open(
             raise ConfigError(f"--resume {resume}: no config.toml there, so this is not a run folder")
         if destination is not None:
             raise ConfigError("--out cannot be given with --resume")
-        return Config.read(resume / "config.toml", overrides or ()), resume
+        experiment = Config.read(resume / "config.toml", overrides or ())
+        experiment.settings()  # refuses a missing device before any work
+        return experiment, resume
     experiment = Config.read(str(config), overrides or ())
+    experiment.settings()
     return experiment, destination or Path("runs") / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _whereabouts(name: str) -> str:
+    """Where the files of a data set would come from now; what they hold is checked when they are read."""
+    return ", ".join(sorted({_place(file) for file in FILES.get(name, ())})) or "no files needed"
+
+
+def _place(file: File) -> str:
+    """The first place that has a copy, in the order of :mod:`fedcomposite.data.fetch`."""
+    places = [("shipped", SHIPPED / file.path), ("cached", cache_folder() / file.path)]
+    if named := os.environ.get("FEDCOMPOSITE_DATA"):
+        first, _, rest = file.path.partition("/")
+        own = Path(named).expanduser()
+        beside = own.resolve().parent / f"data-{first}"
+        places[:0] = [(f"found in {own}", own / file.path), (f"found in {beside}", beside / rest)]
+    for where, path in places:
+        if any(path.with_name(path.name + suffix).is_file() for suffix in ("", ".gz", ".bz2", ".xz")):
+            return where
+    return "to download"
 
 
 def _megabytes(record: Record) -> float:
@@ -248,6 +360,7 @@ def _progress(rounds: int) -> Iterator[Callable[[str], Callable[[Record], None]]
                 seen = (
                     f"F {record['objective']:.6g}  ‖G‖ {record['stationarity']:.1e}  "
                     f"nnz {record['nonzeros']}  {_megabytes(record):.3g} MB"
+                    + (f"  test {record['test_accuracy']:.4f}" if "test_accuracy" in record else "")
                 )
                 bar.update(task, completed=record["round"], seen=seen)
                 if not err.is_terminal and record["round"] % max(1, rounds // 10) == 0:
@@ -299,7 +412,7 @@ def main() -> None:
     except (ValueError, TypeError) as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except (ClientError, FailedError) as error:
+    except (ClientError, ExportError, FailedError) as error:
         err.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -48,7 +48,7 @@ class ModelSection(_Section):
     chunk: int | None = Field(default=None, ge=1)
     precision: Literal["full", "bf16"] = "full"
     evaluation_samples: int = Field(default=2000, ge=0)
-    """Training samples used for loss, gradient and accuracy; 0 takes all."""
+    """Training samples used for loss, gradient and accuracy, and the most test samples; 0 takes all."""
 
 
 class RunSection(_Section):
@@ -98,7 +98,7 @@ class Config(_Section):
             raise ConfigError(f"{path}: not valid TOML: {error}") from None
         for override in overrides:
             _override(content, override)
-        base = path.parent
+        base = path.parent.absolute()  # the resolved file lies elsewhere
         if isinstance(content.get("data"), dict) and isinstance(content["data"].get("files"), list):
             content["data"]["files"] = [str(base / str(f)) for f in content["data"]["files"]]
         return cls.check(content, path.name)
@@ -115,9 +115,7 @@ class Config(_Section):
             for spec in config.specs:
                 config.make_algorithm(spec, None)
             config._check_data()
-            if config.model is not None and config.model.name.casefold().replace("_", "-") not in models.MODELS:
-                hint, known = suggest(config.model.name, models.MODELS), ", ".join(models.MODELS)
-                raise ConfigError(f"[model] unknown name {config.model.name!r}{hint} (known: {known})")
+            config._check_model()
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         return config
@@ -223,6 +221,21 @@ class Config(_Section):
                 hint = suggest(str(self.partition["name"]), data.PARTITIONERS)
                 raise ConfigError(f"[partition] unknown name {self.partition['name']!r}{hint} (known: {known})")
 
+    def _check_model(self) -> None:
+        """Refuse names and options that make no network, before any data are read."""
+        if self.model is None:
+            return
+        try:
+            with torch.device("meta"):  # nothing is allocated or drawn
+                models.build(self.model.name, "mnist", **self.model.options)
+        except ValueError as error:
+            raise ConfigError(f"[model] {error}") from None
+        except (TypeError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"[model] options = {self.model.options} do not fit {self.model.name!r}: {reason}"
+            ) from None
+
     def make_silos(self) -> Silos:
         """Load ``[data]`` and deal it out as ``[partition]`` says."""
         options = {k: v for k, v in self.data.items() if k not in ("name", "files")}
@@ -244,31 +257,39 @@ class Config(_Section):
     def make_problem(self, silos: Silos | None = None) -> Problem:
         """Build the problem."""
         silos = silos or self.make_silos()
-        options: dict[str, Any] = self.problem.model_dump()
+        h, network = self.make_regularizer(), self._make_network(silos)
         try:
-            h = self.make_regularizer()
-            if self.model is None:
-                return Problem(silos, regularizer=h, **options)
-            m = self.model
-            module = models.build(m.name, silos, seed=self.seed if m.seed is None else m.seed, **m.options)
-            images = silos.features.dtype == torch.uint8
-            return Problem(
-                silos,
-                model=module,
-                regularizer=h,
-                gradients=m.gradients,
-                chunk=m.chunk,
-                precision=m.precision,
-                evaluation_samples=m.evaluation_samples or None,
-                normalization=data.normalization(self.data["name"]) if images and "name" in self.data else None,
-                **options,
-            )
+            return Problem(silos, regularizer=h, **network, **self.problem.model_dump())
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[problem] {error}") from None
 
+    def _make_network(self, silos: Silos) -> dict[str, Any]:
+        """What ``[model]`` gives to the problem: the network with its start, and how it is fed and evaluated."""
+        if self.model is None:
+            return {}
+        m, seed = self.model, self.seed if self.model.seed is None else self.model.seed
+        try:
+            module = models.build(m.name, silos, seed=seed, **m.options)
+        except ValueError as error:
+            raise ConfigError(f"[model] {error}") from None
+        images = silos.features.dtype == torch.uint8 and "name" in self.data
+        return {
+            "model": module,
+            "gradients": m.gradients,
+            "chunk": m.chunk,
+            "precision": m.precision,
+            "evaluation_samples": m.evaluation_samples or None,
+            "normalization": data.normalization(self.data["name"]) if images else None,
+        }
+
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments of :func:`fedcomposite.simulate`."""
+        """Keyword arguments of :func:`fedcomposite.simulate`; a device that this machine lacks is refused."""
         chosen = self.run.model_dump()
+        try:
+            torch.empty(0, device=chosen["device"])
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
         return {**chosen, "dtype": getattr(torch, chosen["dtype"]), "seed": self.seed}
 
 

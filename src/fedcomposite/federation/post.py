@@ -99,9 +99,7 @@ class Post:
             for name in [p for p in pending if p not in nodes]:
                 self._lose(name, "is not registered or was revoked", policy)
                 del pending[name]
-            ready = [
-                p for p in pending if p not in sent and nodes[p] in online and now >= not_before.get(p, 0.0)
-            ]
+            ready = [p for p in pending if p not in sent and nodes[p] in online and now >= not_before.get(p, 0.0)]
             for name, number in zip(ready, self._push([(nodes[p], pending[p]) for p in ready], group), strict=True):
                 sent[name] = _Sent(number, now)
             owner = {s.id: name for name, s in sent.items()}

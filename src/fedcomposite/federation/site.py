@@ -64,7 +64,7 @@ class _Limited:
 
     def _spend(self) -> None:
         if self._left == 0:
-            raise RefusalError(f"a round asks for more than {self._most} gradients, which is this site's max_local_steps")
+            raise RefusalError(f"a round needs more gradients than this site's max_local_steps = {self._most}")
         self._left -= 1
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
@@ -137,7 +137,8 @@ class Site:
 
     def _answer(self, request: RecordDict) -> RecordDict:
         if (weight := wire.nbytes(request)) > self.limits.max_message_mb * 1e6:
-            raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over max_message_mb = {self.limits.max_message_mb:g}")
+            most = self.limits.max_message_mb
+            raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
         order = Order.read(wire.text(request, "order"))
         if order.site != self.name:
             raise RefusalError(f"the order is for {order.site!r}")
@@ -162,7 +163,8 @@ class Site:
         if limits.methods and name.casefold() not in {m.casefold() for m in limits.methods}:
             raise RefusalError(f"{name} is not among this site's methods ({', '.join(limits.methods)})")
         if config.run.batch_size is not None and config.run.batch_size < limits.min_batch:
-            raise RefusalError(f"batch_size = {config.run.batch_size} is below this site's min_batch = {limits.min_batch}")
+            size = config.run.batch_size
+            raise RefusalError(f"batch_size = {size} is below this site's min_batch = {limits.min_batch}")
         steps = config.specs[0].get("local_steps")
         if isinstance(steps, int) and steps > limits.max_local_steps:
             raise RefusalError(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
@@ -178,10 +180,10 @@ class Site:
             features=list(self.silos.features.shape[1:]),
             dtype=dtype,  # type: ignore[arg-type]
             names=list(self.silos.feature_names),
-            labels=labels if len(labels) > 1 else sorted({0.0, 1.0, *labels}),
+            labels=labels if len(labels) > 1 else sorted({-1.0 if -1.0 in labels else 0.0, 1.0, *labels}),
             clients=1,
         )
-        problem = local_problem(config, shape, self.silos)
+        problem = self._problem(config, shape, self.silos)
         try:
             L = problem.smoothness()
         except ValueError:  # a network, or a loss with kinks
@@ -197,6 +199,13 @@ class Site:
             smoothness=L,
         )
 
+    @staticmethod
+    def _problem(config: Config, shape: Shape, silos: Silos) -> Problem:
+        try:
+            return local_problem(config, shape, silos)
+        except ValueError as error:
+            raise DataError(str(error)) from None
+
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def _job(self, order: Order, shape: Shape, config: Config) -> _Job:
@@ -205,7 +214,7 @@ class Site:
             if set(shape.names) != set(self.silos.feature_names):
                 raise RefusalError("the experiment's columns are not this site's")
             silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
-            problem = local_problem(config, shape, silos)
+            problem = self._problem(config, shape, silos)
             algorithm = config.make_algorithm(config.specs[0], None)
             batches = Batches(config.seed, config.run.batch_size, config.run.sampling)
             with warnings.catch_warnings():
@@ -222,7 +231,9 @@ class Site:
         own = job.own
         expected = wire.form({"buffers": own.buffers})
         if order.train:
-            expected |= wire.form(wire.named("message", job.message))
+            longest = max(own.smooth.dimension, *(t.numel() for t in job.message))
+            sent = wire.named("message", job.message)
+            expected |= {k: wire.Form((longest,), v.dtype, exact=False) for k, v in sent.items()}
             if order.last < 0:
                 expected |= wire.form({"start": own.x0})
         if order.evaluate:

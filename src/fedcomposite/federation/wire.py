@@ -32,6 +32,8 @@ class Form(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    exact: bool = True
+    """If not, any vector that is at most as long will do: some methods send another part in every exchange."""
 
 
 def form(vectors: Mapping[str, Tensor]) -> dict[str, Form]:
@@ -71,8 +73,8 @@ def unpack(record: Any, expected: Mapping[str, Form]) -> Vectors:
 
 def _decode(name: str, array: Array, form: Form) -> Tensor:
     shape, dtype = tuple(array.shape), DTYPES.get(array.dtype)
-    if shape != form.shape:
-        raise WireError(f"vector {name!r} has shape {shape}, expected {form.shape}")
+    if shape != form.shape and (form.exact or len(shape) != 1 or shape > form.shape):
+        raise WireError(f"vector {name!r} has shape {shape}, expected {'' if form.exact else 'at most '}{form.shape}")
     if dtype != form.dtype:
         raise WireError(f"vector {name!r} has dtype {array.dtype}, expected {str(form.dtype).removeprefix('torch.')}")
     most = int(np.prod(form.shape)) * form.dtype.itemsize + _HEADER
@@ -82,7 +84,7 @@ def _decode(name: str, array: Array, form: Form) -> Tensor:
         decoded = array.numpy()
     except (ValueError, TypeError, OSError, EOFError) as error:
         raise WireError(f"vector {name!r} cannot be decoded ({type(error).__name__})") from None
-    if decoded.shape != form.shape or DTYPES.get(str(decoded.dtype)) != form.dtype:
+    if decoded.shape != shape or DTYPES.get(str(decoded.dtype)) != form.dtype:
         raise WireError(f"vector {name!r} is not what its label says: {decoded.dtype} {decoded.shape}")
     tensor = torch.from_numpy(decoded if decoded.flags.writeable else decoded.copy())
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -78,6 +78,10 @@ class Local:
     step: int = 0
 
 
+class UnsuitableError(RuntimeError):
+    """A round that cannot be recorded as one program; the message says why."""
+
+
 class Smooth(ABC):
     """The functions f_1, ..., f_n on one device in one dtype."""
 
@@ -111,6 +115,10 @@ class Smooth(ABC):
     def buffers(self) -> Tensor:
         """The state beside the parameters before the first round, ``(b,)``: running statistics; empty for most."""
         return torch.zeros(0, dtype=self.dtype, device=self.device)
+
+    def ready(self, compile: bool) -> None:
+        """Prepare for gradients inside a recorded round, compiled if asked; refuse with :class:`UnsuitableError`."""
+        return
 
     def during(self, local: Local) -> Self:
         """The same functions, reading and updating ``local``; those without buffers and random layers ignore it."""

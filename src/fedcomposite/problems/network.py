@@ -41,7 +41,7 @@ from torch.func import functional_call, grad, vmap
 from fedcomposite import rng
 from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
-from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth
+from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, UnsuitableError
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -115,13 +115,17 @@ class NetworkOptions:
             if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
                 raise ValueError(f"normalization = {self.normalization}, must be (mean, std) with std > 0")
 
-    def inputs(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
+    def constants(self, dtype: torch.dtype, device: torch.device | str) -> tuple[Tensor, ...]:
+        """Mean and standard deviation on a device, if there are any: placed once, so that no batch waits for them."""
+        return tuple(torch.as_tensor(v, dtype=dtype, device=device) for v in self.normalization or ())
+
+    def inputs(self, raw: Tensor, dtype: torch.dtype, constants: tuple[Tensor, ...] | None = None) -> Tensor:
         """Stored samples as a module takes them: bytes from 0 to 1, other integers unchanged, then normalised."""
         x = raw.to(dtype) if raw.is_floating_point() or raw.dtype == torch.uint8 else raw
         if raw.dtype == torch.uint8:
             x = x / 255
         if self.normalization is not None:
-            mean, std = (torch.as_tensor(v, dtype=dtype, device=x.device) for v in self.normalization)
+            mean, std = self.constants(dtype, x.device) if constants is None else constants
             tail = (1,) * (x.ndim - 2)  # one number per channel, the first axis of a sample
             x = (x - mean.reshape(-1, *tail)) / std.reshape(-1, *tail)
         return self.transform(x) if self.transform is not None else x
@@ -210,6 +214,8 @@ class Network(Smooth):
                     m.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
         self._random = attention or any(isinstance(m, _RANDOM) and getattr(m, "p", 1) > 0 for m in kinds)
         self._refused: list[bool] = []  # whether vmap refuses the module, once it has been tried
+        self._constants = options.constants(dtype, device)
+        self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._local: Local | None = None
         self._place_data(silos, weights)
 
@@ -272,7 +278,8 @@ class Network(Smooth):
     def _forward(self, x: Tensor, buffers: Tensor, inputs: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
         """Outputs, and the buffers afterwards."""
         state = self.state(x, buffers)
-        self._module.train(train)
+        if self._module.training != train:
+            self._module.train(train)
         with self._precision():
             outputs = functional_call(self._module, state, (inputs,))
         if outputs.dtype != self.dtype:
@@ -303,7 +310,23 @@ class Network(Smooth):
         """Gradients on the given rows, in training mode."""
         everyone = np.arange(len(rows))
         weight = torch.full(rows.shape, 1 / rows.shape[1], dtype=self.dtype, device=self.device)
-        return self._gradient(x, everyone, rows, weight, self._state_of(everyone.astype(np.uint64)))
+        local = self._state_of(everyone.astype(np.uint64))
+        if self.options.augment is None and self._mode(len(rows), rows.shape[1]) == "vmap":
+            chunks = self._chunks(*rows.shape)
+            parts = [self._together(x[c], local.buffers[c], rows[c], weight[c], []) for c in chunks]
+            gradient, local.buffers = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+            return gradient
+        return self._gradient(x, everyone, rows, weight, local)
+
+    def ready(self, compile: bool) -> None:
+        """Refuse what cannot be recorded; compile the vectorised gradient if asked."""
+        if self._random or self.options.augment is not None:
+            raise UnsuitableError("random layers or augmentation draw new numbers in every step")
+        if self.options.gradients == "loop" or self._refuses():
+            raise UnsuitableError("the model's gradients are computed one client at a time")
+        self._module.train(True)
+        if compile and self._compiled is None:
+            self._compiled = torch.compile(self._vectorised, dynamic=False)
 
     def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
         """Gradients on all samples, in training mode: in pieces, and whole silos where there is batch norm."""
@@ -416,10 +439,17 @@ class Network(Smooth):
     ) -> tuple[Tensor, Tensor]:
         """Gradients ``(m, d)`` and buffers, in one vectorised pass."""
         if self.options.augment is None:
-            flat = self.options.inputs(self.X[rows.flatten()], self.dtype)
-            inputs = flat.reshape(*rows.shape, *flat.shape[1:])
-        else:
-            inputs = torch.stack([self._inputs(r, s) for r, s in zip(rows, seeds, strict=True)])
+            return (self._compiled or self._vectorised)(x, buffers, rows, weight)
+        inputs = torch.stack([self._inputs(r, s) for r, s in zip(rows, seeds, strict=True)])
+        gradient: tuple[Tensor, Tensor] = vmap(grad(self._objective, has_aux=True))(
+            x, buffers, inputs, self.b[rows], weight
+        )
+        return gradient
+
+    def _vectorised(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather, convert and differentiate, all on the device."""
+        flat = self.options.inputs(self.X[rows.flatten()], self.dtype, self._constants)
+        inputs = flat.reshape(*rows.shape, *flat.shape[1:])
         gradient: tuple[Tensor, Tensor] = vmap(grad(self._objective, has_aux=True))(
             x, buffers, inputs, self.b[rows], weight
         )

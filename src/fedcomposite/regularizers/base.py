@@ -103,6 +103,8 @@ class Regularizer(ABC):
 
     def _check(self, step: Step) -> None:
         """Refuse steps outside [0, 1/rho): past it the prox is not the minimiser any formula returns."""
+        if torch.compiler.is_compiling():
+            return  # the caller has checked, and a compiled program cannot raise
         bounded = self.rho > 0 and self.weakly_convex
         if isinstance(step, Tensor):
             if not bounded and step.device.type != "cpu":

@@ -5,6 +5,7 @@ from fedcomposite.runtime.history import Record, Run
 from fedcomposite.runtime.simulator import (
     ClientError,
     DivergenceWarning,
+    EagerWarning,
     Interrupted,
     NonSmoothWarning,
     Simulator,
@@ -15,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "ClientError",
     "DivergenceWarning",
+    "EagerWarning",
     "Interrupted",
     "NonSmoothWarning",
     "Record",

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,14 +19,19 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth, prox_gradient_norm
-from fedcomposite.problems.base import Local
-from fedcomposite.regularizers import Regularizer, Zero
-from fedcomposite.regularizers.base import Step
+from fedcomposite.problems.base import Local, UnsuitableError
+from fedcomposite.regularizers import Zero
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages
+from fedcomposite.runtime.compiled import Program
 from fedcomposite.runtime.history import Record, Run, Status
+from fedcomposite.runtime.wrapped import Counted
 
 Backend = Literal["stacked", "loop"]
+Mode = Literal["eager", "record", "compile"]
+
+RECORD_ROUNDS, COMPILE_ROUNDS = 10, 100
+"""Rounds from which a GPU run is recorded as one program per round, and from which it is compiled as well."""
 
 _SMALL = 1 << 18  # elements of data in a local step below which a second thread costs more than it gives
 
@@ -43,39 +48,16 @@ class NonSmoothWarning(UserWarning):
     """A method that needs a smooth loss was given one with kinks."""
 
 
+class EagerWarning(UserWarning):
+    """A round could not be recorded as one GPU program, and why."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C at a run: it stopped after a whole round, and ``run`` holds what was done."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.message)
         self.run = run
-
-
-class _Counted(Regularizer):
-    """h, counting the vectors that pass through its prox."""
-
-    def __init__(self, h: Regularizer, counter: Counter) -> None:
-        self._h, self._counter = h, counter
-
-    @property
-    def rho(self) -> float:
-        return self._h.rho
-
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        self._counter.proxes += v.shape[:-1].numel()
-        return self._h.prox(v, step, out)
-
-    def value(self, x: Tensor) -> Tensor:
-        return self._h.value(x)
-
-    def subgradient(self, x: Tensor) -> Tensor:
-        return self._h.subgradient(x)
-
-    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
-        return self._h.optimality(x, gradient)
-
-    def scaled(self, kappa: float) -> Regularizer:
-        return _Counted(self._h.scaled(kappa), self._counter)
 
 
 class Simulator:
@@ -98,6 +80,7 @@ class Simulator:
         device: str | torch.device = "cpu",
         backend: Backend = "stacked",
         x0: Any = None,
+        mode: Mode = "eager",
     ) -> None:
         n = len(problem.silos)
         if not 0 < participation <= 1:
@@ -111,7 +94,7 @@ class Simulator:
         self.cohort = max(1, round(participation * n))
         self.replace, self.seed = replace, seed
         self.counter = Counter()
-        self.h = _Counted(problem.regularizer, self.counter)
+        self.h = Counted(problem.regularizer, self.counter)
         self.round, self.bytes_up, self.bytes_down = 0, 0, 0
         self.x0, self.buffers = self._start(x0), self.smooth.buffers()
         self.server, client = algorithm.init(self.x0, problem.regularizer)
@@ -122,6 +105,8 @@ class Simulator:
         weights = problem.weights * n
         self._weights = None if problem.weighting == "uniform" else torch.from_numpy(weights).to(self.smooth.device)
         self._expect = 1
+        self.mode: Mode = mode
+        self._program: Program | None = None
 
     def _start(self, x0: Any) -> Tensor:
         if x0 is None:
@@ -210,14 +195,34 @@ class Simulator:
         everyone = len(who) == len(self.problem.silos) and not self.replace
         rows = torch.from_numpy(who.astype(np.int64)).to(self.smooth.device)
         mine = self.clients if everyone else messages.take(self.clients, rows)
-        replies, new = self.algorithm.local_round(messages.stack(message, len(who)), mine, grad, self.h)
-        self._expect = grad.steps_used
+        program = self._recorded(message, mine, who, everyone)
+        if program is None:
+            replies, new = self.algorithm.local_round(messages.stack(message, len(who)), mine, grad, self.h)
+            buffers, self._expect = grad.buffers, grad.steps_used
+        else:
+            replies, new, buffers = program(message, mine, self.buffers, who, self.round)
+            self.counter.gradients += program.gradients
+            self.counter.proxes += program.proxes
         if everyone:
             self.clients = new
         else:
             messages.put(self.clients, rows, new)
         stacked: NamedTuple = replies
-        return stacked, grad.buffers
+        return stacked, buffers
+
+    def _recorded(self, message: NamedTuple, mine: NamedTuple, who: rng.Ints, everyone: bool) -> Program | None:
+        """The round as one program, made in the first round; None where it is carried out eagerly."""
+        if self.mode != "eager" and self._program is None:
+            try:
+                self._program = Program(
+                    self.algorithm, self.smooth, self.problem.regularizer, self.batches, message, mine, self.buffers,
+                    who, everyone=everyone, compile=self.mode == "compile",
+                )  # fmt: skip
+            except UnsuitableError as reason:
+                self.mode = "eager"
+                name = type(self.algorithm).__name__
+                warnings.warn(f"{name} runs step by step on the GPU: {reason}", EagerWarning, stacklevel=5)
+        return self._program
 
     def _loop(self, who: rng.Ints, message: NamedTuple) -> tuple[NamedTuple, Tensor]:
         replies, states, buffers = [], [], []
@@ -320,6 +325,7 @@ def simulate(
     tolerance: float | None = None,
     stationarity_step: float | None = None,
     backend: Backend = "stacked",
+    mode: Mode | Literal["auto"] = "auto",
     keep_solutions: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 0,
@@ -352,6 +358,10 @@ def simulate(
         Step of the prox-gradient mapping whose norm is reported; :meth:`Problem.default_step` if left out.
     backend : {"stacked", "loop"}
         All clients at once, or one after another through the same code (slow; names a failing client).
+    mode : {"auto", "eager", "record", "compile"}
+        On a GPU, whether a local round is carried out operation by operation, recorded as one CUDA graph, or compiled
+        and recorded (some seconds at the start). ``"auto"`` records from 10 rounds and compiles from 100; on a CPU it
+        is eager. See :mod:`fedcomposite.runtime.compiled`.
     keep_solutions : bool
         Keep the model of every round in ``run.solutions``.
     checkpoint : path, optional
@@ -393,7 +403,7 @@ def simulate(
         )
     sim = Simulator(
         problem, algorithm, batches=Batches(seed, batch_size, sampling), participation=participation, replace=replace,
-        seed=seed, dtype=dtype, device=device, backend=backend, x0=x0,
+        seed=seed, dtype=dtype, device=device, backend=backend, x0=x0, mode=_mode(mode, device, backend, rounds),
     )  # fmt: skip
     step = problem.default_step() if stationarity_step is None else stationarity_step
     path = None if checkpoint is None else Path(checkpoint)
@@ -487,6 +497,20 @@ def simulate(
     if status == "interrupted":
         raise Interrupted(run)
     return run
+
+
+def _mode(mode: str, device: str | torch.device, backend: str, rounds: int) -> Mode:
+    """How to carry out local rounds; a rule, never a timing, so that a resumed run does the same."""
+    if mode not in ("auto", "eager", "record", "compile"):
+        raise ValueError(f"mode = {mode!r}, must be 'auto', 'eager', 'record' or 'compile'")
+    gpu = torch.device(device).type == "cuda"
+    if mode in ("record", "compile") and not (gpu and backend == "stacked"):
+        raise ValueError(f"mode = {mode!r} is for device = 'cuda' and backend = 'stacked'")
+    if mode != "auto":
+        return cast(Mode, mode)
+    if not gpu or backend != "stacked" or rounds < RECORD_ROUNDS:
+        return "eager"
+    return "compile" if rounds >= COMPILE_ROUNDS else "record"
 
 
 def _blame(problem: Problem, algorithm: AnyAlgorithm, r: int) -> str:

@@ -1,0 +1,133 @@
+"""Keys and certificates: a private authority, the server's certificate, a key pair per site.
+
+The authority signs only the server's certificate; sites are known by their public keys, which are registered with the
+server. Private keys are born with owner-only permissions.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_DAYS_AUTHORITY, _DAYS_SERVER = 3650, 825
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner may read; an existing one is refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _start(
+    subject: str, issuer: str, key: ec.EllipticCurvePublicKey, authority: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(_name(issuer))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))  # clocks of the sites may be late
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority), critical=False)
+    )
+
+
+def _usage(*, sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def make_authority(folder: Path, name: str = "fedcomposite federation") -> None:
+    """Write ``ca.crt`` and ``ca.key``."""
+    key = _key()
+    certificate = (
+        _start(name, name, key.public_key(), key.public_key(), _DAYS_AUTHORITY)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign=True), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    write_private(folder / "ca.key", _pem(key))
+    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def make_server_certificate(authority: Path, folder: Path, host: str) -> None:
+    """Write ``server.pem`` and ``server.key`` for a host, an address or a name; the machine itself is always included."""
+    issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
+    signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    names = list(dict.fromkeys([host, "localhost", "127.0.0.1", "::1"]))
+    key = _key()
+    certificate = (
+        _start(host, issuer.subject.rfc4514_string().removeprefix("CN="), key.public_key(), signer.public_key(),
+               _DAYS_SERVER)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative(n) for n in names]), critical=False)
+        .sign(signer, hashes.SHA384())
+    )  # fmt: skip
+    write_private(folder / "server.key", _pem(key))
+    (folder / "server.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def make_site_key(path: Path) -> bytes:
+    """Write a site's private key in OpenSSH's format; returns the public one."""
+    key = _key()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    write_private(path, private)
+    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a site's private key."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a readable site key ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path}: not an elliptic-curve key")
+    return key

@@ -1,0 +1,167 @@
+"""A local round of all clients as one program: static buffers, a CUDA graph, and compiled gradients and proxes.
+
+The program is built from the very rules of the method: ``local_round`` is run once on static copies of its inputs
+while a CUDA graph records the kernels; a round is then a copy of the new message, states and minibatch rows into those
+buffers and one launch. Before recording, the model's gradient and the prox of h may be compiled
+(:func:`torch.compile`), which fuses the many small operations between the matrix products; the rest of the rule stays
+as it is written.
+
+What cannot be recorded runs as before, with one warning that says why: methods that read a number off the device inside
+a round (a random number of local steps, private coins), models with random layers or augmentation, and full gradients
+of changing cohorts. Nothing here depends on a timing, so a resumed run takes the same path.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomposite import rng
+from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.problems import Batches, Counter, Smooth
+from fedcomposite.problems.base import Local, UnsuitableError
+from fedcomposite.regularizers.base import Regularizer
+from fedcomposite.runtime import messages
+from fedcomposite.runtime.wrapped import CompiledProx, Counted
+
+
+class _Recorded:
+    """The oracle of the program: minibatches are rows of one static tensor."""
+
+    def __init__(
+        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, cohort: int, trial: bool
+    ) -> None:
+        self._smooth, self._local, self._rows, self._full = smooth.during(local), local, rows, full
+        self._counter, self._cohort, self._trial = counter, cohort, trial
+        self.steps = 0
+
+    def __call__(self, x: Tensor, k: int) -> Tensor:
+        if self._rows is None:
+            return self.full(x)
+        self._counter.gradients += self._cohort
+        self._local.step = k
+        self.steps = max(self.steps, k + 1)
+        if k >= len(self._rows) and not self._trial:
+            raise UnsuitableError("the number of local steps changes from round to round")
+        return self._smooth.minibatch(x, self._rows[min(k, len(self._rows) - 1)])
+
+    def full(self, x: Tensor) -> Tensor:
+        if self._full is None:
+            raise UnsuitableError("it needs full gradients of a cohort that changes")
+        self._counter.gradients += self._cohort
+        gradient: Tensor = self._full(x)
+        return gradient
+
+    def uniform(self, k: int, count: int = 1) -> Tensor:
+        raise UnsuitableError("the method tosses private coins in every round")
+
+    @property
+    def position(self) -> Tensor:
+        return torch.arange(self._cohort, device=self._smooth.device).unsqueeze(1)
+
+    @property
+    def cohort(self) -> int:
+        return self._cohort
+
+
+class Program:
+    """One method's local round for a cohort of fixed size; call it with the round's inputs."""
+
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        smooth: Smooth,
+        h: Regularizer,
+        batches: Batches,
+        message: NamedTuple,
+        clients: NamedTuple,
+        buffers: Tensor,
+        who: rng.Ints,
+        *,
+        everyone: bool,
+        compile: bool,
+    ) -> None:
+        began = time.perf_counter()
+        self._algorithm, self._smooth, self._batches = algorithm, smooth, batches
+        self._h = CompiledProx(h) if compile else h
+        self._cohort, self._counter = len(who), Counter()
+        self._message = messages.each(message, torch.clone)
+        self._clients = messages.each(clients, lambda t: t.clone(memory_format=torch.contiguous_format))
+        self._buffers = buffers.clone()
+        self._full = smooth.full(who) if everyone else None
+        smooth.ready(compile)
+        self._rows: Tensor | None = None
+        self._steps = 1
+        if batches.size is not None:
+            self._rows = self._draw(who, 0, 1)
+            self._steps = self._trial(first=True)  # how many local steps there are
+            self._rows = self._draw(who, 0, self._steps)
+        self._trial()
+        self.gradients, self.proxes = self._counter.gradients, self._counter.proxes
+        self._graph = torch.cuda.CUDAGraph() if smooth.device.type == "cuda" else None
+        if self._graph is not None:
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):  # libraries allocate their workspaces here, not while recording
+                    self._run()
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(self._graph):
+                self._out = self._run()
+        self.seconds = time.perf_counter() - began
+
+    def _trial(self, first: bool = False) -> int:
+        """Run once, refusing anything that waits for the device; returns the number of local steps."""
+        self._counter.gradients = self._counter.proxes = 0
+        cuda = self._smooth.device.type == "cuda"
+        if cuda:
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            return self._run(first)[3]
+        except RuntimeError as error:
+            if isinstance(error, UnsuitableError) or "synchroniz" not in str(error):
+                raise
+            raise UnsuitableError("it reads a number off the device inside the round") from None
+        finally:
+            if cuda:
+                torch.cuda.set_sync_debug_mode(before)
+
+    def _run(self, trial: bool = False) -> tuple[NamedTuple, NamedTuple, Tensor, int]:
+        """The round on the static buffers."""
+        local = Local(self._buffers.expand(self._cohort, -1), np.zeros(self._cohort, np.uint64))
+        grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._cohort, trial)
+        h = Counted(self._h, self._counter)
+        replies, new = self._algorithm.local_round(messages.stack(self._message, self._cohort), self._clients, grad, h)
+        inputs = {t.untyped_storage().data_ptr() for t in (*self._message, *self._clients, self._buffers)}
+
+        def own(t: Tensor) -> Tensor:  # an output that is an input would change under the next copy
+            return t.clone() if t.untyped_storage().data_ptr() in inputs else t
+
+        return messages.each(replies, own), messages.each(new, own), own(local.buffers), grad.steps
+
+    def _draw(self, who: rng.Ints, round: int, steps: int) -> Tensor:
+        s = self._smooth
+        local = self._batches.draw(s.ids[who], s.sizes[who], round, range(steps))
+        rows = torch.from_numpy((local + s.offsets[who][None, :, None]).astype(np.int64))
+        return rows.pin_memory().to(s.device, non_blocking=True) if s.device.type == "cuda" else rows
+
+    def __call__(
+        self, message: NamedTuple, clients: NamedTuple, buffers: Tensor, who: rng.Ints, round: int
+    ) -> tuple[NamedTuple, NamedTuple, Tensor]:
+        """Replies, new states and buffers of one round; they are overwritten by the next."""
+        for old, new in zip(
+            (*self._clients, *self._message, self._buffers), (*clients, *message, buffers), strict=True
+        ):
+            old.copy_(new)
+        if self._rows is not None:
+            self._rows.copy_(self._draw(who, round, self._steps))
+        if self._graph is None:
+            return self._run()[:3]
+        self._graph.replay()
+        return self._out[:3]

@@ -1,0 +1,75 @@
+"""Regularizers seen through a runtime: counted, or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedcomposite.problems import Counter
+from fedcomposite.regularizers.base import Regularizer, Step
+
+
+class Wrapped(Regularizer):
+    """h itself; subclasses change how its prox is carried out."""
+
+    def __init__(self, h: Regularizer) -> None:
+        self.h = h
+
+    @property
+    def rho(self) -> float:
+        """That of h."""
+        return self.h.rho
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox of h."""
+        return self.h.prox(v, step, out)
+
+    def value(self, x: Tensor) -> Tensor:
+        """h(x)."""
+        return self.h.value(x)
+
+    def subgradient(self, x: Tensor) -> Tensor:
+        """A subgradient of h."""
+        return self.h.subgradient(x)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Distance from ``-gradient`` to the subdifferential of h."""
+        return self.h.optimality(x, gradient)
+
+    def scaled(self, kappa: float) -> Regularizer:
+        """Kappa h, no longer wrapped."""
+        return self.h.scaled(kappa)
+
+
+class Counted(Wrapped):
+    """h, counting the vectors that pass through its prox."""
+
+    def __init__(self, h: Regularizer, counter: Counter) -> None:
+        super().__init__(h)
+        self._counter = counter
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox of h, counted."""
+        self._counter.proxes += v.shape[:-1].numel()
+        return self.h.prox(v, step, out)
+
+
+class CompiledProx(Wrapped):
+    """h with its prox compiled into one kernel; steps are checked before they enter it."""
+
+    def __init__(self, h: Regularizer) -> None:
+        super().__init__(h)
+        self._compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(lambda v, s: h.prox(v, s), dynamic=False)
+        self._steps: dict[tuple[float, torch.dtype], Tensor] = {}
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox of h in one pass over memory."""
+        if not isinstance(step, Tensor):
+            self.h._check(step)
+            if (step, v.dtype) not in self._steps:  # a tensor, so that another step is not another program
+                self._steps[step, v.dtype] = torch.full((1,), step, dtype=v.dtype, device=v.device)
+            step = self._steps[step, v.dtype]
+        result = self._compiled(v, step)
+        return result if out is None else out.copy_(result)
