@@ -14,8 +14,12 @@ import pandas as pd
 import pytest
 from safetensors import safe_open
 
+from fedcomposite.cli import _whereabouts
 from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.experiments.config import shipped
+
+# These steps are practical ones; that the command says so is tested once, in a process of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:.*leaves its proven range")
 
 CONFIG = """
 name = "small"
@@ -97,6 +101,7 @@ def test_run_leaves_a_whole_folder(config, tmp_path):
         "coefficients.csv",
     }  # fmt: skip
     assert "all 40 rounds done" in done.stdout
+    assert "warning: Scaffold leaves its proven range: " in done.stderr
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["last"]["round"] == 40
@@ -239,7 +244,9 @@ WRONG = {
     "negative step": (("step = 0.5", "step = -0.5"), r"Scaffold: step = -0.5, must be a number > 0"),
     "step as text": (("step = 0.5", 'step = "big"'), r"Scaffold: step = 'big', must be a number > 0"),
     "missing field": (("local_steps = 4\n", ""), r"Scaffold needs local_steps (an integer >= 1)"),
-    "unknown section field": (("rounds = 40", "rounds = 40\nround = 1"), r"[run] round is not a known field; did you mean"),
+    "unknown section field": (
+        ("rounds = 40", "rounds = 40\nround = 1"), r"[run] round is not a known field; did you mean",
+    ),
     "negative rounds": (("rounds = 40", "rounds = -40"), r"[run] rounds = -40"),
     "wrong type": (("rounds = 40", 'rounds = "many"'), r"[run] rounds = 'many'"),
     "participation above one": (("participation = 0.5", "participation = 1.5"), r"[run] participation = 1.5"),
@@ -249,7 +256,9 @@ WRONG = {
     "unknown data option": (("clients = 6", "client = 6"), r"has no option 'client'; did you mean 'clients'?"),
     "unknown section": (("[run]", "[running]\nx = 1\n[run]"), r"running is not a known field; did you mean 'run'?"),
     "broken TOML": (("[run]", "[run"), r"not valid TOML"),
-    "unknown loss": (("[regularizer]", '[problem]\nloss = "logistik"\n[regularizer]'), r"unknown loss 'logistik'; did you"),
+    "unknown loss": (
+        ("[regularizer]", '[problem]\nloss = "logistik"\n[regularizer]'), r"unknown loss 'logistik'; did you",
+    ),
     "partial not supported": (('"Scaffold"', '"Zhang"'), r"Zhang needs every client in every round"),
 }  # fmt: skip
 
@@ -336,8 +345,11 @@ def test_describe_prints_and_draws(tmp_path, cli):
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_experiments_run_for_two_rounds(name, tmp_path, cli):
     config = Config.read(name)
+    if "to download" in _whereabouts(config.data["name"]):
+        pytest.skip(f"{name} needs {config.data['name']}: set FEDCOMPOSITE_DATA, or fetch it once")
     verb = "compare" if config.algorithms else "run"
-    cli(verb, name, "--out", tmp_path / "r", "--set", "run.rounds=2", check=0)
+    few = ["--set", "model.evaluation_samples=100"] if config.model is not None else []
+    cli(verb, name, "--out", tmp_path / "r", "--set", "run.rounds=2", *few, check=0)
 
 
 def test_config_check_is_usable_from_python():

@@ -94,3 +94,19 @@ def test_resume_of_recorded_rounds(tmp_path):
 def test_wrong_mode(mode, message):
     with pytest.raises(ValueError, match=message):
         fc.simulate(small_problem(FedAvg(1, 0.1)), FedAvg(1, 0.1), rounds=1, mode=mode)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_gpu_gives_what_a_cpu_gives(name):
+    """Float32, minibatches, recorded where possible, against the eager CPU."""
+    method = REGISTRY[name].auto(L=0.25, local_steps=3)
+    problem = small_problem(method)
+    settings = {"rounds": 12, "batch_size": 4, "dtype": torch.float32}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerWarning)
+        gpu = fc.simulate(problem, method, device="cuda", **settings)
+    cpu = fc.simulate(problem, method, **settings)
+    torch.testing.assert_close(gpu.solution.cpu(), cpu.solution, rtol=0, atol=1e-4)
+    for a, b in zip(cpu.history, gpu.history, strict=True):
+        assert a.objective == pytest.approx(b.objective, abs=1e-5)

@@ -1,35 +1,45 @@
 """The adapter between methods and Flower, in one process: sites behind a local Grid, compared with the simulator."""
 
+import asyncio
 import dataclasses
+import io
 import json
 import math
+import stat
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import safetensors.torch
 import tomli_w
 import torch
 
 import fedcomposite as fc
 from fedcomposite import algorithms
 from fedcomposite.data import Silos
+from fedcomposite.experiments import Config, RunFolder
 from fedcomposite.runtime.simulator import simulate
 from fedcomposite.testing import small_problem
 
-flwr_app = pytest.importorskip("flwr.app")
+pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.serverapp import Grid  # noqa: E402
-from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+from cryptography import x509
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
-from fedcomposite.federation import wire  # noqa: E402
-from fedcomposite.federation.orders import Introduction, Order  # noqa: E402
-from fedcomposite.federation.post import FederationError, Settings  # noqa: E402
-from fedcomposite.federation.server import Coordinator  # noqa: E402
-from fedcomposite.federation.shape import AgreementError, parse  # noqa: E402
-from fedcomposite.federation.site import Limits, Site  # noqa: E402
-from fedcomposite.federation.store import LostStateError, StateStore  # noqa: E402
-from fedcomposite.federation.wire import WireError  # noqa: E402
+from fedcomposite.federation import bundle, tables, wire
+from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
+from fedcomposite.federation.jobs import Job, carry_out
+from fedcomposite.federation.orders import Introduction, Order
+from fedcomposite.federation.post import FederationError, Settings
+from fedcomposite.federation.server import Coordinator
+from fedcomposite.federation.shape import AgreementError, parse
+from fedcomposite.federation.site import Limits, Site
+from fedcomposite.federation.store import LostStateError, StateStore
+from fedcomposite.federation.superlink import LocalOnly
 
 
 class LocalGrid(Grid):
@@ -123,7 +133,7 @@ def close(a, b):
         assert math.isclose(a[key], b[key], rel_tol=1e-12, abs_tol=1e-12), (key, a[key], b[key])
 
 
-# -- the same numbers ---------------------------------------------------------------------------------------------------
+# -- the same numbers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -138,7 +148,7 @@ def test_equals_the_simulator_round_by_round(name, weights, tmp_path):
         text = write(algorithm, regularizer_of(algorithm), participation=share, **({"batch_size": 4} if batch else {}))
         text = tomli_w.dumps({"problem": {"weights": weights}}) + text
         grid = LocalGrid(make_sites(problem.silos, tmp_path / str(case)))
-        one, run = federate(grid, text)
+        _, run = federate(grid, text)
         want = simulate(
             problem, algorithm, rounds=5, batch_size=batch, participation=share, stationarity_step=0.1, backend="loop"
         )
@@ -149,5 +159,649 @@ def test_equals_the_simulator_round_by_round(name, weights, tmp_path):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_a_network_with_buffers_equals_the_simulator(tmp_path):
+def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):
     """Batch-norm buffers travel beside the vectors, and evaluation uses them."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    silos = small_problem(method("Scaffold")).silos
+
+    def make(self, silos=None):
+        return fc.Problem(silos, model=net, loss="cross_entropy", regularizer=self.make_regularizer())
+
+    monkeypatch.setattr(Config, "make_problem", make)
+    algorithm = method("Scaffold")
+    problem = fc.Problem(silos, model=net, loss="cross_entropy")
+    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), write(algorithm, batch_size=4, stationarity_step=0.1))
+    want = simulate(problem, algorithm, rounds=5, batch_size=4, stationarity_step=0.1, backend="loop")
+    torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
+    for a, b in zip(run.history, want.history, strict=True):
+        close(a, b)
+    assert "client_accuracy_min" in run.history[-1]
+
+
+def test_a_site_without_one_of_the_classes(tmp_path):
+    """The classes are those of all sites together: a site that lacks one still has its coefficients."""
+    rng = np.random.default_rng(0)
+    arrays = [(rng.normal(size=(20, 3)), rng.integers(0, 3 - (i == 1), 20).astype(float)) for i in range(3)]
+    silos = Silos.from_arrays(arrays, names=["a", "b", "c"])
+    text = 'problem.loss = "multinomial"\n' + write(method("FedNMap"), L1)
+    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
+    problem = fc.Problem(silos, loss="multinomial", regularizer=fc.regularizers.L1(0.003))
+    want = simulate(problem, method("FedNMap"), rounds=5, stationarity_step=0.1, backend="loop")
+    assert run.solution.shape == (9,)
+    torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
+    close(run.history[-1], want.history[-1])
+
+
+@pytest.fixture(scope="module")
+def silos():
+    base = small_problem(method("FedNMap")).silos
+    names = [f"f{j}" for j in range(8)]
+    return Silos.from_arrays([base[i] for i in range(4)], names=["a", "b", "c", "d"], feature_names=names)
+
+
+@pytest.fixture(scope="module")
+def nmap():
+    return write(method("FedNMap"), L1, batch_size=4, rounds=6)
+
+
+def same(one, two):
+    """Bit for bit, apart from the clock."""
+    assert torch.equal(one.solution, two.solution)
+    assert [{**r, "seconds": 0} for r in one.history] == [{**r, "seconds": 0} for r in two.history]
+
+
+def test_steps_and_stationarity_from_the_sites_constants(silos, tmp_path):
+    """steps = "auto" takes the largest site's L; the default step of the measure the weighted mean of them."""
+    text = tomli_w.dumps({"algorithm": {"name": "FedNMap", "local_steps": 4, "steps": "auto"}, "run": {"rounds": 1}})
+    one, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
+    constants = []
+    for i in range(len(silos)):
+        X = silos[i][0].double().numpy()
+        constants.append(0.25 * np.linalg.norm(X, 2) ** 2 / len(X))
+    assert math.isclose(one.algorithm.step * 4, 0.5 / max(constants), rel_tol=1e-6)
+    assert math.isclose(run.history[0]["stationarity_step"], 1 / np.mean(constants), rel_tol=1e-6)
+
+
+def test_columns_are_matched_by_name(silos, nmap, tmp_path):
+    """A site with its columns in another order is rearranged."""
+    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
+    sites = make_sites(silos, tmp_path / "2")
+    X, y = silos[2]
+    order = [3, 1, 0, 2, 7, 6, 5, 4]
+    turned = Silos.from_arrays([(X[:, order], y)], names=["c"], feature_names=[silos.feature_names[j] for j in order])
+    sites[2] = Site("c", turned, sites[2].store, Limits(min_samples=1))
+    same(federate(LocalGrid(sites), nmap)[1], want)
+
+
+# -- crashes --------------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """What a killed process is to its parent."""
+
+
+@pytest.mark.parametrize("name", ["FedNMap", "Scaffold", "TAMUNA", "FedDR"])
+@pytest.mark.parametrize("moment", ["before the site works", "after the site has saved"])
+@pytest.mark.parametrize("dies", ["server", "both"])
+def test_death_in_the_middle_of_a_round_changes_no_bit(silos, name, moment, dies, tmp_path):
+    """The server dies while the second site works on round 4; it, and the sites, come back from their files."""
+    algorithm = method(name)
+    text = write(algorithm, regularizer_of(algorithm), batch_size=4, rounds=6)
+    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), text)
+    calls = 0
+
+    def kill(site, order, answer):
+        nonlocal calls
+        calls += site == "b"
+        if calls == 5 and site == ("a" if moment == "before the site works" else "b"):
+            raise Killed
+        return answer
+
+    sites = make_sites(silos, tmp_path / "2")
+    with pytest.raises(Killed):
+        federate(LocalGrid(sites, kill), text, checkpoint=tmp_path / "state.safetensors")
+    again = make_sites(silos, tmp_path / "2") if dies == "both" else sites
+    _, run = federate(LocalGrid(again), text, checkpoint=tmp_path / "state.safetensors")
+    same(run, want)
+
+
+def test_a_site_that_dies_and_comes_back_changes_no_bit(silos, nmap, tmp_path):
+    """The engine reports the site's death; the order is sent again to a fresh process with the same files."""
+    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
+    grid = LocalGrid(make_sites(silos, tmp_path / "2"))
+    deaths = []
+
+    def die(site, order, answer):
+        if site == "c" and len(deaths) < 2 and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 3:
+            deaths.append(site)
+            grid.sites[3] = make_sites(silos, tmp_path / "2")[2]
+            return Error(3, "node unavailable")
+        return answer
+
+    grid.meddle = die
+    log = []
+    _, run = federate(grid, nmap, log=log)
+    assert len(deaths) == 2
+    assert "c did not answer: node unavailable" in log
+    same(run, want)
+
+
+def test_resuming_another_experiment_is_refused(silos, nmap, tmp_path):
+    federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap, checkpoint=tmp_path / "state.safetensors")
+    other = nmap.replace("lam = 0.003", "lam = 0.004")
+    with pytest.raises(fc.CheckpointError, match="other data, method or settings"):
+        federate(LocalGrid(make_sites(silos, tmp_path / "2")), other, checkpoint=tmp_path / "state.safetensors")
+
+
+def test_a_lost_state_is_noticed(silos, nmap, tmp_path):
+    """A site that lost its files cannot go on silently with a fresh control variate."""
+    sites = make_sites(silos, tmp_path)
+
+    def lose(site, order, answer):
+        if site == "a" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2:
+            sites[1].store.forget()
+        return answer
+
+    with pytest.raises(FederationError, match="b: refuses: the state after round 2 of job job is not here"):
+        federate(LocalGrid(sites, lose), nmap)
+
+
+def test_states_are_atomic_tagged_and_few(tmp_path):
+    store = StateStore(tmp_path, keep=2)
+    state = algorithms.REGISTRY["Scaffold"].auto(1.0).init(torch.zeros(3), fc.regularizers.Zero())[1]
+    store.save("job", 0, -1, state)
+    store.save("job", 1, 0, type(state)(*(t + 1 for t in state)))
+    assert torch.equal(store.load("job", 0, state)[0], torch.zeros(3))
+    store.save("job", 4, 1, type(state)(*(t + 2 for t in state)))
+    assert store.rounds("job") == [1, 4]
+    with pytest.raises(LostStateError, match="after round 1"):
+        store.load("job", 0, state)
+    (tmp_path / "job" / "5.safetensors").write_bytes((tmp_path / "job" / "4.safetensors").read_bytes())
+    with pytest.raises(LostStateError, match="another job or round"):
+        store.load("job", 5, state)
+    (tmp_path / "job" / "4.safetensors").write_bytes(b"torn")
+    with pytest.raises(LostStateError):
+        store.load("job", 4, state)
+    with pytest.raises(LostStateError, match="not a job"):
+        store.load("../../etc", 0, state)
+    for job in ("job2", "job3"):
+        store.save(job, 0, -1, state)
+    assert not (tmp_path / "job").exists()
+    assert (tmp_path / "job3").stat().st_mode & 0o077 == 0
+
+
+# -- missing sites --------------------------------------------------------------------------------------------------
+
+
+def test_skip_goes_on_with_the_sites_present(silos, tmp_path):
+    """FedAvg without site d from round 3 on: the same as plain NumPy with the mean over those present."""
+    algorithm = method("FedAvg")
+    text = write(algorithm, rounds=5)
+    grid = LocalGrid(make_sites(silos, tmp_path))
+
+    def leave(site, order, answer):
+        if wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2:
+            grid.away.add("d")
+            return answer
+        return answer
+
+    grid.meddle = leave
+    log = []
+    one, run = federate(grid, text, Settings(policy="skip", patience=0.2), log=log)
+    x = np.zeros(8)
+    for r in range(5):
+        moved = []
+        for i in range(4 if r < 3 else 3):
+            X, y = (t.double().numpy() for t in silos[i])
+            z = x.copy()
+            for _ in range(algorithm.local_steps):
+                z -= algorithm.step * (X.T @ (-y / (1 + np.exp(y * (X @ z))))) / len(y)
+            moved.append(z - x)
+        x = x + algorithm.server_step * np.mean(moved, 0)
+    np.testing.assert_allclose(run.solution, x, atol=1e-12)
+    assert [r.get("sites", 4) for r in run.history] == [4, 4, 4, 3, 3, 3]
+    assert one.last == [4, 4, 4, 2]
+    assert any("going on without d" in line for line in log)
+
+
+def test_a_late_site_starts_from_its_last_counted_round(silos, tmp_path):
+    """A reply that came too late is forgotten at the site too: SCAFFOLD's mean of control variates stays exact."""
+    algorithm = method("Scaffold")
+    text = write(algorithm, rounds=5)
+    grid = LocalGrid(make_sites(silos, tmp_path))
+
+    def late(site, order, answer):
+        if site == "d" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2:
+            grid.away.add("d")  # it has done the work and saved it, but the server does not hear of it
+            return Error(3, "node unavailable")
+        if site == "a" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 3:
+            grid.away.discard("d")
+        return answer
+
+    grid.meddle = late
+    one, run = federate(grid, text, Settings(policy="skip", patience=0.2))
+    assert one.last == [4, 4, 4, 4]
+    c = [s.store.load("job", 4, one.algorithm.init(torch.zeros(8).double(), None)[1])[0] for s in grid.sites.values()]
+    torch.testing.assert_close(torch.stack(c).mean(0), run.server.c, rtol=0, atol=1e-14)
+
+
+def test_skip_is_refused_for_methods_that_need_everybody(silos, nmap, tmp_path):
+    with pytest.raises(FederationError, match="FedNMap needs every site in every round"):
+        federate(LocalGrid(make_sites(silos, tmp_path)), nmap, Settings(policy="skip"))
+
+
+def test_waiting_names_the_missing_site_and_gives_up(silos, nmap, tmp_path):
+    grid = LocalGrid(make_sites(silos, tmp_path))
+    grid.away.add("b")
+    log = []
+    settings = Settings(give_up=0.6, tell_every=0.2, poll=0.02)
+    with pytest.raises(FederationError, match="b: no answer for"):
+        federate(grid, nmap, settings, log=log)
+    assert any(line.startswith("waiting for b (") for line in log)
+
+
+def test_stopping_keeps_what_was_done(silos, nmap, tmp_path):
+    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
+    grid = LocalGrid(make_sites(silos, tmp_path / "2"))
+    path = tmp_path / "state.safetensors"
+    _, run = federate(grid, nmap, checkpoint=path, stop=lambda: len(grid.log) >= 13)
+    assert run.status == "interrupted"
+    assert 0 < run.rounds < 6
+    _, run = federate(LocalGrid(make_sites(silos, tmp_path / "2")), nmap, checkpoint=path)
+    assert run.status == "completed"
+    same(run, want)
+
+
+# -- lies -----------------------------------------------------------------------------------------------------------
+
+
+def tamper(change):
+    """A lie about one vector, or about a number, in the report on round 3."""
+
+    def lie(site, order, answer):
+        if site != "b" or wire.kind(answer) != "report" or wire.numbers(answer)["round"] != 2:
+            return answer
+        numbers, vectors = wire.numbers(answer), safetensors.torch.load(answer[wire.RECORD]["vectors"])
+        return change(numbers, vectors) or wire.content(report=numbers, vectors=vectors)
+
+    return lie
+
+
+def put(name, value):
+    return tamper(lambda numbers, vectors: vectors.update({name: value(vectors)}))
+
+
+def say(name, value):
+    return tamper(lambda numbers, vectors: numbers.update({name: value}))
+
+
+def raw(**parts):
+    return RecordDict({wire.RECORD: ConfigRecord(parts)})
+
+
+LIES = {
+    "NaN or infinite": put("reply.dx", lambda v: v["reply.dx"] * math.nan),
+    "infinite": put("reply.dx", lambda v: v["reply.dx"] + math.inf),
+    "shape": put("reply.dx", lambda v: v["reply.dx"][:-1]),
+    r"shape \(\), expected": put("reply.dx", lambda v: v["reply.dx"].sum()),
+    "shape .* expected": put("reply.dx", lambda v: v["reply.dx"].repeat(10_000)),
+    "dtype float32, expected float64": put("reply.dx", lambda v: v["reply.dx"].float()),
+    "'reply.dx' is missing": tamper(lambda numbers, vectors: vectors.pop("reply.dx") is None),
+    "'patients' was not asked for": put("patients", lambda v: torch.zeros(3)),
+    "answers round 2 in round 3": say("round", 1),
+    "'age' was not asked for": say("age", 54.0),
+    "another number of samples": say("samples", 1e9),
+    "negative, NaN or infinite": say("gradients", math.nan),
+    "its loss is NaN": say("loss", math.nan),
+    "'loss' is missing": tamper(lambda numbers, vectors: numbers.pop("loss") and None),
+    "more than numbers": tamper(lambda n, v: wire.content(report={**n, "loss": [1.0, 2.0]}, vectors=v)),
+    "cannot be decoded": tamper(lambda n, v: raw(report=json.dumps(n), vectors=b"\x80\x04pickle")),
+    "no vectors": tamper(lambda n, v: raw(report=json.dumps(n))),
+    "weigh .* bytes": tamper(lambda n, v: raw(report=json.dumps(n), vectors=safetensors.torch.save(v) + bytes(10**6))),
+    "not a message": tamper(lambda n, v: RecordDict({"other": ArrayRecord({"x": Array(np.zeros(3))})})),
+    "no report|with no text": tamper(lambda n, v: raw(vectors=safetensors.torch.save(v))),
+}
+
+
+@pytest.mark.parametrize("lie", list(LIES))
+def test_a_lie_is_refused_by_name_and_never_counted(silos, lie, tmp_path):
+    """With "wait" the run stops with one line; with "skip" the round is that of the honest sites."""
+    text = write(method("FedAvg"), rounds=4)
+    with pytest.raises(FederationError, match=f"^b: .*({lie})"):
+        federate(LocalGrid(make_sites(silos, tmp_path / "1"), LIES[lie]), text)
+    log = []
+    _, run = federate(LocalGrid(make_sites(silos, tmp_path / "2"), LIES[lie]), text, Settings(policy="skip"), log=log)
+
+    def absent(site, order, answer):
+        gone = site == "b" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2
+        return wire.content(refusal="not today") if gone else answer
+
+    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "3"), absent), text, Settings(policy="skip"))
+    assert torch.equal(run.solution, want.solution)
+    assert sum(line.startswith("refused: b: ") for line in log) == 1
+
+
+def test_an_unregistered_or_revoked_site_takes_no_part(silos, nmap, tmp_path):
+    """A site that is on the network but not in the registry is never asked; a revoked one stops the run by name."""
+    grid = LocalGrid(make_sites(silos, tmp_path))
+    sites = ["a", "b", "c", "d"]
+    registry = {name: i + 1 for i, name in enumerate(sites)}
+
+    def revoke(site, order, answer):
+        if site == "a" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2:
+            registry.pop("c", None)
+        return answer
+
+    grid.meddle = revoke
+    one = Coordinator(grid, sites, lambda: dict(registry), parse(nmap), "job")
+    one.prepare()
+    with pytest.raises(FederationError, match="c: is not registered or was revoked"):
+        one.run()
+    rounds = [wire.numbers(a)["round"] for s, _, a in grid.log if s == "c" and wire.kind(a) == "report"]
+    assert max(rounds) == 2
+
+
+# -- what a site refuses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "reason"),
+    [
+        ({"max_rounds": 5}, {}, "6 rounds are over this site's max_rounds = 5"),
+        ({"methods": ["FedAvg"]}, {}, "FedNMap is not among this site's methods"),
+        ({"min_batch": 8}, {}, "batch_size = 4 is below this site's min_batch = 8"),
+        ({"max_local_steps": 2}, {}, "local_steps = 3 is over this site's max_local_steps = 2"),
+        ({"max_message_mb": 1e-5}, {}, "over this site's max_message_mb"),
+    ],
+)
+def test_limits_of_a_site_are_enforced_there(silos, nmap, limits, changes, reason, tmp_path):
+    sites = make_sites(silos, tmp_path)
+    sites[1] = Site("b", alone(silos, 1), sites[1].store, Limits(min_samples=1, **limits))
+    with pytest.raises(FederationError, match=f"b: refuses: .*{reason}"):
+        federate(LocalGrid(sites), nmap)
+
+
+def test_gradients_are_counted_as_they_happen(silos, tmp_path):
+    """A method without a field called local_steps cannot take more steps than the site allows."""
+    sites = make_sites(silos, tmp_path, Limits(min_samples=1, max_local_steps=2))
+    text = write(algorithms.REGISTRY["FedMLS"](lambda0=1.0, first_steps=1), L1, rounds=4)
+    with pytest.raises(FederationError, match="needs more gradients than this site's max_local_steps = 2"):
+        federate(LocalGrid(sites), text)
+
+
+def test_few_samples_stay_at_home(silos, tmp_path):
+    with pytest.raises(fc.DataError, match="7 samples, fewer than min_samples = 10"):
+        Site("d", alone(silos, 3), StateStore(tmp_path))
+
+
+def order(site="a", config="", **fields):
+    return wire.content(order=json.dumps({"job": "job", "site": site, "config": config, **fields}))
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (order(site="b"), "the order is for 'b'"),
+        (order(config="run = 3"), "run = 3: "),
+        (order(config="import os"), "not valid TOML"),
+        (order(config="[run]\nrounds = 1\n[algorithm]\nname = 'os.system'\n"), "unknown algorithm 'os.system'"),
+        (order(job="../../x"), "not a valid order: job"),
+        (order(surprise=1), "not a valid order: surprise"),
+        (order(round=-1), "not a valid order: round"),
+        (wire.content(report={"round": 1}), "no order in the message"),
+        (RecordDict({}), "not a message of this package"),
+    ],
+)
+def test_an_order_is_data_and_is_checked(silos, request_, reason, tmp_path):
+    answer = make_sites(silos, tmp_path)[0].answer(request_)
+    assert reason in wire.text(answer, "refusal")
+
+
+def test_error_texts_do_not_quote_samples(tmp_path):
+    """Targets that do not fit the loss are described in the site's own log only."""
+    rng = np.random.default_rng(0)
+    odd = Silos.from_arrays([(rng.normal(size=(20, 3)), rng.normal(size=20) * 1234.5)], names=["a"])
+    said = []
+    site = Site("a", odd, StateStore(tmp_path), log=said.append)
+    answer = site.answer(order(config=write(method("FedAvg"))))
+    assert wire.text(answer, "refusal") == "its data do not fit this experiment (see the site's log)"
+    assert "labels" in said[0]
+
+
+def test_sites_whose_columns_differ_are_named(silos, nmap, tmp_path):
+    sites = make_sites(silos, tmp_path)
+    X, y = silos[2]
+    names = [*silos.feature_names[:-1], "f_seven"]
+    sites[2] = Site("c", Silos.from_arrays([(X, y)], names=["c"], feature_names=names), sites[2].store)
+    with pytest.raises(AgreementError, match="c has no column 'f7', which a has"):
+        federate(LocalGrid(sites), nmap)
+
+
+# -- what crosses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["FedNMap", "Scaffold", "EControlDA"])
+def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_path):
+    """Every message of a run is captured: names are those of the method, sizes do not depend on the samples,
+    no number of the data is among them, and the bytes of the method's vectors are those that the history reports."""
+    algorithm = method(name)
+    text = write(algorithm, regularizer_of(algorithm), rounds=4)
+    grid = LocalGrid(make_sites(silos, tmp_path / "1"))
+    one, run = federate(grid, text)
+    fields = {f"reply.{f}" for f in one._reply._fields}
+    secrets = np.unique(np.concatenate([silos.features.double().numpy().ravel()]))
+    up = 0
+    for _, request, answer in grid.log:
+        kind = wire.kind(answer)
+        assert list(answer) == [wire.RECORD]
+        if kind == "introduction":
+            met = Introduction.read(wire.text(answer, "introduction"))
+            allowed = {"site", "version", "samples", "features", "dtype", "names", "labels", "smoothness"}
+            assert set(met.model_dump()) == allowed
+            assert met.labels == [-1.0, 1.0] or met.labels in ([-1.0], [1.0])
+            assert set(answer[wire.RECORD]) == {"introduction"}
+            continue
+        assert kind == "report"
+        assert set(answer[wire.RECORD]) == {"report", "vectors"}
+        asked = Order.read(wire.text(request, "order"))
+        numbers = wire.numbers(answer)
+        assert set(numbers) <= {"round", "samples", "gradients", "proxes", "loss", "correct"}
+        vectors = safetensors.torch.load(answer[wire.RECORD]["vectors"])
+        wanted = (fields | {"buffers"} if asked.train else set()) | ({"gradient"} if asked.evaluate else set())
+        assert set(vectors) == wanted
+        for tensor in vectors.values():
+            assert tensor.numel() <= one.problem.dimension
+            assert not np.isin(tensor.double().numpy(), secrets[secrets != 0]).any()
+        up += sum(t.nbytes for k, t in vectors.items() if k != "gradient")
+    assert up == run.history[-1]["bytes_up"]
+    more = Silos.from_arrays(
+        [(torch.cat([silos[i][0]] * 3), torch.cat([silos[i][1]] * 3)) for i in range(4)],
+        names=silos.names, feature_names=silos.feature_names,
+    )  # fmt: skip
+    again = LocalGrid(make_sites(more, tmp_path / "2"))
+    federate(again, text)
+    assert [wire.nbytes(a) for _, _, a in grid.log] == [wire.nbytes(a) for _, _, a in again.log]
+
+
+# -- the parts ------------------------------------------------------------------------------------------------------
+
+
+def fab(**files):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "/"), content)
+    return made.getvalue()
+
+
+def test_a_bundle_with_code_is_refused(tmp_path):
+    label = (bundle.write(tmp_path / "b") / "pyproject.toml").read_text()
+    bundle.check(fab(**{"pyproject.toml": label, ".info__CONTENT": "x"}))
+    for archive, reason in [
+        (fab(**{"pyproject.toml": label, "fedcomposite__federation__apps.py": "import os"}), "holds 'fedcomposite/fed"),
+        (fab(**{"pyproject.toml": label, "conftest.py": ""}), "holds 'conftest.py'"),
+        (fab(**{"pyproject.toml": label.replace("fedcomposite.federation.apps:client", "os:system")}), "entry points"),
+        (fab(**{"other.toml": label}), "holds 'other.toml'"),
+        (fab(), "no readable pyproject"),
+        (b"#!/bin/sh", "cannot be read"),
+        (fab(**{"pyproject.toml": label}) + bytes(10**6), "weighs"),
+    ]:
+        with pytest.raises(bundle.BundleError, match=reason):
+            bundle.check(archive)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own use of pathspec
+def test_flower_builds_the_bundle_that_sites_accept(tmp_path):
+    from flwr.cli.build import build_fab_from_disk
+
+    bundle.check(build_fab_from_disk(bundle.write(tmp_path / "label")))
+
+
+def test_keys_and_certificates(tmp_path):
+    """Private keys are owner-only; the certificate carries the address and is signed by the authority alone."""
+    made = FederationFolder.create(tmp_path / "fed", "10.1.2.3", 9443, ["a", "b"])
+    for key in ("ca/ca.key", "server/server.key", "sites/a/site.key", "sites/b/site.key"):
+        assert stat.S_IMODE((made.path / key).stat().st_mode) == 0o600
+    server = x509.load_pem_x509_certificate((made.path / "server/server.pem").read_bytes())
+    authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "10.1.2.3" in [str(a) for a in names.get_values_for_type(x509.IPAddress)]
+    assert (made.bind, made.address) == ("0.0.0.0", "127.0.0.1:9443")
+    site = SiteFolder(made.path / "sites" / "a")
+    assert (site.name, site.address) == ("a", "10.1.2.3:9443")
+    with pytest.raises(FolderError, match="already holds files"):
+        FederationFolder.create(tmp_path / "fed", "10.1.2.3", 9443, ["a"])
+    with pytest.raises(FolderError, match="different names"):
+        FederationFolder.create(tmp_path / "fed2", "10.1.2.3", 9443, ["a", "a"])
+    with pytest.raises(FolderError, match="small letters"):
+        FederationFolder.create(tmp_path / "fed2", "10.1.2.3", 9443, ["../a"])
+    with pytest.raises(FolderError, match="no site 'c'"):
+        made.revoke("c")
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "status"),
+    [
+        ("/v1/fleet/pull-messages", "10.9.9.9", 200),
+        ("/health", "10.9.9.9", 200),
+        ("/v1/control/start-run", "10.9.9.9", 403),
+        ("/v1/control/start-run", "127.0.0.1", 200),
+        ("/v1/control/register-node", "::ffff:10.9.9.9", 403),
+        ("/v1/runtime/acquire-task", "10.9.9.9", 403),
+        ("/docs", "10.9.9.9", 403),
+        ("/v1/control/start-run", "10.0.0.1", 200),
+        ("/v1/control/start-run", "not an address", 403),
+    ],
+)
+def test_administration_is_closed_to_the_network(path, client, status):
+    seen = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        seen.append(message)
+
+    scope = {"type": "http", "path": path, "client": (client, 5), "server": ("10.0.0.1", 9443)}
+    asyncio.run(LocalOnly(app)(scope, None, send))
+    assert seen[0]["status"] == status
+
+
+def test_site_tables(tmp_path):
+    """csv and npz give the same samples; columns are renamed, dropped, and mistakes are one line."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(12, 3)), np.tile([0.0, 1.0], 6)
+    frame = pd.DataFrame(X, columns=["alter", "chol", "id"]).assign(num=y)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    np.savez(tmp_path / "a.npz", X=X[:, :2], num=y)
+    one = tables.load(tmp_path / "a.csv", name="a", target="num", columns={"age": "alter"}, drop=["id"])
+    two = tables.load(tmp_path / "a.npz", name="a", target="num", test=tmp_path / "a.npz")
+    assert one.feature_names == ("age", "chol")
+    assert torch.allclose(one.features, two.features, rtol=0, atol=1e-15)
+    assert torch.equal(one.targets, two.targets)
+    assert torch.equal(two.test[0], two.features)
+    for options, reason in [
+        ({"target": "nun"}, "no column 'nun'; did you mean 'num'"),
+        ({"target": "num", "columns": {"age": "alder"}}, "no column 'alder'; did you mean 'alter'"),
+        ({"target": "num", "columns": {"chol": "alter"}}, "two columns are called 'chol'"),
+    ]:
+        with pytest.raises(fc.DataError, match=reason):
+            tables.load(tmp_path / "a.csv", name="a", **options)
+    with pytest.raises(fc.DataError, match="no such file"):
+        tables.load(tmp_path / "b.csv", name="a", target="num")
+    with pytest.raises(fc.DataError, match="not a .csv"):
+        tables.load(tmp_path / "b.xlsx", name="a", target="num")
+    frame.assign(num=["?", *y[1:]]).to_csv(tmp_path / "c.csv", index=False)
+    with pytest.raises(fc.DataError, match="'num' has 1 missing"):
+        tables.load(tmp_path / "c.csv", name="a", target="num")
+    frame.assign(chol="high").to_csv(tmp_path / "d.csv", index=False)
+    with pytest.raises(fc.DataError, match="'chol' is not numeric"):
+        tables.load(tmp_path / "d.csv", name="a", target="num")
+
+
+def test_parquet(tmp_path):
+    frame = pd.DataFrame({"x": [1.0, 2.0], "num": [0.0, 1.0]})
+    try:
+        frame.to_parquet(tmp_path / "a.parquet")
+    except ImportError:
+        (tmp_path / "a.parquet").write_bytes(b"PAR1")
+        with pytest.raises(fc.DataError, match="needs the package pyarrow"):
+            tables.load(tmp_path / "a.parquet", name="a", target="num")
+        return
+    assert tables.load(tmp_path / "a.parquet", name="a", target="num").feature_names == ("x",)
+
+
+def test_test_data_at_the_sites(silos, tmp_path):
+    """Accuracy on held-out samples is pooled from counts."""
+    sites = []
+    for i in range(2):
+        held = silos[i + 2]
+        mine = Silos.from_arrays([silos[i]], names=[silos.names[i]], test=held)
+        sites.append(Site(silos.names[i], mine, StateStore(tmp_path / str(i)), Limits(min_samples=1)))
+    _, run = federate(LocalGrid(sites), write(method("FedAvg")))
+    X, y = (torch.cat([silos[2][k], silos[3][k]]).double() for k in (0, 1))
+    assert math.isclose(run.history[-1]["test_accuracy"], float(((X @ run.solution) * y > 0).double().mean()))
+
+
+def test_a_whole_job_leaves_the_run_folder_of_a_simulation(silos, nmap, tmp_path):
+    """The coordinator's entry point: config, history, model, coefficients, summary, plot, and status for others."""
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c", "d"])
+    for i, name in enumerate(made.sites):
+        made.set_node(name, i + 1)
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.config.write_text(nmap)
+    made.job("j1").parent.mkdir()
+    made.job("j1").write_text(Job(name="j1", out=str(folder.path)).model_dump_json())
+    run = carry_out(LocalGrid(make_sites(silos, tmp_path / "s")), made, "j1")
+    names = {p.name for p in folder.path.iterdir()}
+    assert names >= {
+        "config.toml",
+        "history.jsonl",
+        "model.safetensors",
+        "coefficients.csv",
+        "summary.json",
+        "plot.png",
+    }
+    assert folder.finished
+    assert folder.history() == run.history
+    assert set(pd.read_csv(folder.path / "coefficients.csv")["name"]) <= set(silos.feature_names)
+    status = json.loads((folder.path / "status.json").read_text())
+    assert (status["state"], status["round"], status["rounds"]) == ("finished", 6, 6)
+
+
+def test_a_job_that_fails_says_why(silos, nmap, tmp_path):
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b"])
+    made.set_node("a", 1)
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.config.write_text(nmap)
+    made.job("j1").parent.mkdir()
+    made.job("j1").write_text(Job(name="j1", out=str(folder.path)).model_dump_json())
+    with pytest.raises(FederationError):
+        carry_out(LocalGrid(make_sites(silos, tmp_path / "s")), made, "j1")
+    status = json.loads((folder.path / "status.json").read_text())
+    assert (status["state"], status["message"]) == ("failed", "b: is not registered or was revoked")
+    assert "failed: b: is not registered" in (folder.path / "federation.log").read_text()

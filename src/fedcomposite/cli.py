@@ -169,6 +169,8 @@ def export_run(
     target = destination or source / f"exported{_SUFFIXES[format]}"
     if target.resolve() == kept.resolve():
         raise ConfigError(f"--out {target}: is the run's own file; give another name")
+    if target.is_dir():
+        raise ConfigError(f"--out {target}: is a folder; give a file")
     problem = Config.read(folder.config).make_problem()
     try:
         tensors = load_file(kept)
@@ -179,9 +181,10 @@ def export_run(
     if problem.model is not None:
         _print_frame(problem.layers(x), "exact zeros per tensor")
     zeros = made.parameters - made.nonzeros
+    dense, file = (filesize.decimal(size) for size in (made.dense_bytes, made.file_bytes))
     out.print(
         f"zeros: {zeros} of {made.parameters} parameters ({100 * zeros / made.parameters:.1f} %)\n"
-        f"size: {filesize.decimal(made.dense_bytes)} as dense tensors, {filesize.decimal(made.file_bytes)} in the file\n"
+        f"size: {dense} of dense tensors, {file} in the file\n"
         f"predictions of the file and of the run agree (largest difference {made.difference:.2g})\n"
         f"written: {escape(str(made.path))}",
         highlight=False,
@@ -412,7 +415,7 @@ def main() -> None:
     except (ValueError, TypeError) as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except (ClientError, ExportError, FailedError) as error:
+    except (ClientError, ExportError, FailedError, OSError) as error:
         err.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:

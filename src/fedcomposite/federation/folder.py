@@ -161,7 +161,8 @@ class FederationFolder:
         return {k: v for k, v in self._registry().items() if k not in self.revoked()}
 
     def _registry(self) -> dict[str, int]:
-        return _json(self.state / "nodes.json", {})
+        found: dict[str, int] = _json(self.state / "nodes.json", {})
+        return found
 
     def set_node(self, site: str, node: int) -> None:
         """Remember a registration."""
@@ -173,7 +174,8 @@ class FederationFolder:
 
     def revoked(self) -> list[str]:
         """Sites that may no longer take part."""
-        return _json(self.state / "revoked.json", [])
+        found: list[str] = _json(self.state / "revoked.json", [])
+        return found
 
     def revoke(self, site: str) -> int | None:
         """Take a site's permission away; returns its node number, if it has one."""

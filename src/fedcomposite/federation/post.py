@@ -40,7 +40,7 @@ class Settings:
     """Fewest sites with which "skip" goes on."""
     tell_every: Positive = 10.0
     """Seconds between lines that name the missing sites."""
-    poll: Positive = 0.05
+    poll: Positive = 0.1
     """Seconds between looks for replies."""
 
     def __post_init__(self) -> None:

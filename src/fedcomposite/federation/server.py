@@ -282,7 +282,7 @@ class Coordinator:
 
     def _check_report(self, site: str, content: RecordDict, order: Order, forms: dict[str, Form]) -> Answer:
         _check_refusal(content)
-        numbers = wire.numbers(content, "report")
+        numbers = wire.numbers(content)
         must = {"round", "samples"} | ({"gradients", "proxes"} if order.train else set())
         must |= {"loss"} if order.evaluate else set()
         if absent := sorted(must - set(numbers)):
@@ -297,7 +297,7 @@ class Coordinator:
             raise WireError("a count in its report is negative, NaN or infinite")
         if np.isnan(numbers.get("loss", 0.0)):
             raise WireError("its loss is NaN")
-        return Answer(numbers, wire.unpack(content.get("vectors"), forms))
+        return Answer(numbers, wire.unpack(content, forms))
 
     def _advance(self, answers: dict[str, Answer], who: list[int]) -> Status:
         """Average the replies and move on by a round."""
@@ -375,7 +375,7 @@ class Coordinator:
 
 
 def _check_refusal(content: RecordDict) -> None:
-    if "refusal" in content:
+    if wire.kind(content) == "refusal":
         raise WireError("refuses: " + wire.text(content, "refusal").splitlines()[0][:300])
 
 

@@ -149,8 +149,8 @@ class Site:
         job = self._job(order, order.shape, config)
         began = time.perf_counter()
         report, vectors = self._work(order, job, request)
-        what = " and ".join(w for w, on in (("trained", order.train), ("evaluated", order.evaluate)) if on)
-        self._log(f"job {order.job}, round {order.round + 1}: {what} in {time.perf_counter() - began:.2f} s")
+        what = f"round {order.round + 1}" if order.train else f"evaluation after round {order.round}"
+        self._log(f"job {order.job}: {what} in {time.perf_counter() - began:.2f} s")
         return wire.content(report=report, vectors=vectors)
 
     # -- permission ---------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Site:
                 expected |= wire.form({"start": own.x0})
         if order.evaluate:
             expected |= wire.form({"model": own.x0})
-        given = wire.unpack(request.get("vectors"), expected)
+        given = wire.unpack(request, expected)
         report: dict[str, float] = {"round": order.round, "samples": int(self.silos.sizes[0])}
         vectors: Vectors = {}
         if order.evaluate:

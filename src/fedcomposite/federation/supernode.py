@@ -1,13 +1,14 @@
 """A site's connection to the coordinator: one long-lived process that answers orders itself.
 
 Flower's own SuperNode starts a Python process for every message and unpacks the bundle's code into it. This one keeps
-the site's data and problem in memory, looks for orders every tenth of a second, opens no port, and looks into a bundle
-only to refuse it if it holds code. It speaks the Fleet protocol through internals of the versions of flwr
-that :data:`fedcomposite.federation.engine.TESTED` names.
+the site's data and problem in memory, looks for orders every tenth of a second while there is a job, opens no port,
+and looks into a bundle only to refuse it if it holds code. It speaks the Fleet protocol through internals of the
+versions of flwr that :data:`fedcomposite.federation.engine.TESTED` names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 import time
@@ -58,6 +59,9 @@ HEARTBEAT = 10
 """Seconds, the least that the service takes: a site that dies is missed after twice that."""
 
 
+_ACTIVE = 60.0  # seconds after an order during which the next one is looked for often
+
+
 class RefusedError(RuntimeError):
     """The coordinator does not accept this site, or the site does not accept the coordinator."""
 
@@ -69,8 +73,8 @@ class _EndedError(Exception):
 def reach(address: str, authority: Path, timeout: float = 5.0) -> str:
     """Why the coordinator cannot be reached now, in one line; empty if it can.
 
-    Raises :class:`RefusedError` where waiting does not help: a certificate that the site's authority does not vouch for,
-    or a service without TLS.
+    Raises :class:`RefusedError` where waiting does not help: a certificate that the site's authority does not vouch
+    for, or a service without TLS.
     """
     try:
         context = ssl.create_default_context(cafile=str(authority))
@@ -112,7 +116,8 @@ class Connection:
                 NodeAuthHttpInterceptor(private, private.public_key()),
             ],
         )
-        self._verdicts: dict[str, str] = {}  # on bundles, by hash
+        self._verdicts: dict[int, str] = {}  # on the bundles of runs
+        self._worked = -_ACTIVE  # when the last order was done
         self._lost = 0.0  # since when the coordinator is silent
 
     def serve(self) -> None:
@@ -125,7 +130,8 @@ class Connection:
             while True:
                 answered = self._call(self._client.PullMessages, PullMessagesRequest(node=node))
                 if not answered.messages_list:
-                    time.sleep(self._poll)
+                    active = time.monotonic() - self._worked < _ACTIVE
+                    time.sleep(self._poll if active else max(self._poll, 1.0))
                     continue
                 try:
                     self._handle(message_from_proto(answered.messages_list[0]), answered.message_object_trees[0], node)
@@ -135,10 +141,8 @@ class Connection:
                     self._log(f"a message was lost on the way ({error}); the coordinator will ask again")
         finally:
             done.set()
-            try:
+            with contextlib.suppress(httpx.HTTPError, RuntimeError):
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-            except (httpx.HTTPError, RuntimeError):
-                pass
             self._client.close()
 
     def _activate(self) -> Node:
@@ -218,18 +222,19 @@ class Connection:
         else:
             reply = Message(self._site.answer(message.content), reply_to=message)
         self._send(reply, node, time.perf_counter() - began)
+        self._worked = time.monotonic()
 
     def _judge(self, run: int, node: Node) -> str:
         """Why the bundle of a run is not accepted; empty if it is the package's own."""
-        fab = self._call(self._client.GetRun, GetRunRequest(node=node, run_id=run)).run.fab_hash
-        if fab not in self._verdicts:
+        if run not in self._verdicts:
+            fab = self._call(self._client.GetRun, GetRunRequest(node=node, run_id=run)).run.fab_hash
             request = GetFabRequest(node=node, hash_str=fab, run_id=run)
             try:
                 bundle.check(self._call(self._client.GetFab, request).fab.content)
-                self._verdicts[fab] = ""
+                self._verdicts[run] = ""
             except bundle.BundleError as error:
-                self._verdicts[fab] = str(error)
-        return self._verdicts[fab]
+                self._verdicts[run] = str(error)
+        return self._verdicts[run]
 
     def _send(self, reply: Message, node: Node, seconds: float) -> None:
         run = reply.metadata.run_id

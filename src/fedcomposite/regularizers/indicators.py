@@ -93,8 +93,10 @@ class Box(Indicator, Separable):
         """Whether every entry is between the bounds."""
         return ((x >= self.low) & (x <= self.high)).all(dim=-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return v.clamp(self.low, self.high)
+    def _prox(
+        self, v: Tensor, step: Step, out: Tensor | None = None, one: Tensor | None = None, two: Tensor | None = None
+    ) -> Tensor:
+        return torch.clamp(v, self.low, self.high, out=out)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normal cone: {0} inside, a half-line on the boundary, empty (low > high) outside."""
@@ -111,8 +113,10 @@ class NonNegative(Indicator, Separable):
         """Whether no entry is negative."""
         return (x >= 0).all(dim=-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return v.clamp(min=0)
+    def _prox(
+        self, v: Tensor, step: Step, out: Tensor | None = None, one: Tensor | None = None, two: Tensor | None = None
+    ) -> Tensor:
+        return torch.clamp(v, min=0, out=out)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normal cone: {0} above zero, the negative half-line at zero, empty below."""

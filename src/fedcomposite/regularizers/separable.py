@@ -12,14 +12,35 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import NonNegative, Positive
-from fedcomposite.regularizers.base import Separable, Step, positive
+from fedcomposite.regularizers.base import Separable, Step, give, positive
+
+Buffer = Tensor | None
+"""Where a result goes; a new tensor if None."""
 
 
-def soft(v: Tensor, threshold: Step) -> Tensor:
-    """Soft-thresholding sign(v) (|v| - threshold)_+, written as the residual of a clamp."""
-    if isinstance(threshold, Tensor):
-        return v - torch.minimum(torch.maximum(v, -threshold), threshold)
-    return v - v.clamp(-threshold, threshold)
+def clip(v: Tensor, bound: Step, out: Tensor | None = None) -> Tensor:
+    """The entries of v brought into [-bound, bound]."""
+    return torch.clamp(v, -bound, bound, out=out)  # type: ignore[arg-type]  # numbers or tensors
+
+
+def soft(v: Tensor, threshold: Step, out: Tensor | None = None, one: Tensor | None = None) -> Tensor:
+    """Soft-thresholding sign(v) (|v| - threshold)_+, written as the residual of a clamp; ``one`` is scratch."""
+    return torch.sub(v, clip(v, threshold, one), out=out)
+
+
+def hat(v: Tensor, peak: Step, start: Step, width: Step, slope: Step, out: Buffer, one: Buffer, two: Buffer) -> Tensor:
+    """The vector v minus clip(v, peak) - slope * clip(soft(v, start), width), where slope * width = peak.
+
+    What is subtracted rises with v up to ``peak``, stays there up to ``start`` and falls to zero over ``width``. That
+    gives the prox of MCP (start = peak) and of SCAD: zero, a shifted line, a steeper one, and v itself.
+    """
+    top = clip(v, peak, one)
+    excess = clip(torch.sub(v, top if start is peak else clip(v, start, two), out=two), width, two)
+    if isinstance(slope, Tensor):
+        top = torch.addcmul(top, excess, slope, value=-1, out=one)
+    else:
+        top = torch.sub(top, excess, alpha=slope, out=one)
+    return torch.sub(v, top, out=out)
 
 
 def between(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,8 +58,8 @@ class Zero(Separable):
         """0."""
         return x.new_zeros(x.shape[:-1])
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return v.clone()
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+        return v.clone() if out is None else out.copy_(v)
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         """A copy of v, or v itself where it is ``out``."""
@@ -75,8 +96,8 @@ class L1(Separable):
         size = x.abs() if self.weights is None else x.abs() * self._weights(x)
         return self.lam * size.sum(-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return soft(v, self.lam * step)
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+        return soft(v, self.lam * step, out, one)
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         """Soft-thresholding; a weight acts like a step of its own."""
@@ -117,8 +138,8 @@ class L2Squared(Separable):
         """Lam/2 times the sum of squares."""
         return self.lam / 2 * x.square().sum(-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return v / (1 + self.lam * step)
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+        return torch.div(v, 1 + self.lam * step, out=out)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """{lam x}."""
@@ -142,11 +163,11 @@ class PositivePart(Separable):
         """Lam times the sum of the positive entries."""
         return self.lam * x.clamp(min=0).sum(-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
         threshold = self.lam * step
         if isinstance(threshold, Tensor):
-            return v - torch.minimum(v.clamp(min=0), threshold)
-        return v - v.clamp(0, threshold)
+            return torch.sub(v, torch.minimum(torch.clamp(v, min=0, out=one), threshold, out=one), out=out)
+        return torch.sub(v, torch.clamp(v, 0, threshold, out=one), out=out)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[0, lam] at zero, {lam} above, {0} below."""
@@ -168,8 +189,8 @@ class ElasticNet(Separable):
         """L1 ||x||_1 + (l2/2) ||x||^2."""
         return self.l1 * x.abs().sum(-1) + self.l2 / 2 * x.square().sum(-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
-        return soft(v, self.l1 * step) / (1 + self.l2 * step)
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+        return torch.div(soft(v, self.l1 * step, one, one), 1 + self.l2 * step, out=out)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[-l1, l1] at zero, l1 sign(x) + l2 x elsewhere."""
@@ -204,11 +225,10 @@ class MCP(Separable):
         u = x.abs().clamp(max=self.theta * self.lam)
         return self.kappa * (self.lam * u - u.square() / (2 * self.theta)).sum(-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
         s = self.kappa * step
-        # The shrunk line crosses the identity exactly at theta lam, so the smaller of the two is the prox.
-        size = v.abs()
-        return torch.minimum(size, (size - s * self.lam).clamp_(min=0).div_(1 - s / self.theta)).copysign_(v)
+        peak = s * self.lam
+        return hat(v, peak, peak, (self.theta - s) * self.lam, s / (self.theta - s), out, one, two)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Kappa [-lam, lam] at zero, kappa (lam - |x|/theta)_+ sign(x) elsewhere."""
@@ -248,13 +268,9 @@ class SCAD(Separable):
         bend = (u - self.lam).clamp(min=0)  # phi is lam |u| minus a parabola that starts at lam
         return self.kappa * (self.lam * u - bend.square() / (2 * (self.a - 1))).sum(-1)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
-        s, b = self.kappa * step, self.a - 1
-        # Lines of slopes 1, b/(b-s) > 1 and 1 meet at lam (1 + s) and a lam: max(first, min(second, third)).
-        size = v.abs()
-        middle = (size * b - s * self.a * self.lam).div_(b - s)
-        low = (size - s * self.lam).clamp_(min=0)
-        return torch.maximum(low, torch.minimum(middle, size, out=middle), out=low).copysign_(v)
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+        s, left = self.kappa * step, self.a - 1 - self.kappa * step
+        return hat(v, s * self.lam, (1 + s) * self.lam, left * self.lam, s / left, out, one, two)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Kappa [-lam, lam] at zero; the slope falls linearly from lam at |x| = lam to 0 at a lam."""
@@ -285,10 +301,10 @@ class L0(Separable):
         """Lam times the number of nonzeros."""
         return self.lam * (x != 0).sum(-1).to(x.dtype)
 
-    def _prox(self, v: Tensor, step: Step) -> Tensor:
+    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
         if isinstance(step, Tensor):
-            return torch.where(v.square() > 2 * self.lam * step, v, 0.0)
-        return torch.nn.functional.hardshrink(v, math.sqrt(2 * self.lam * step))
+            return give(torch.where(torch.square(v, out=one) > 2 * self.lam * step, v, 0.0), out)
+        return torch.hardshrink(v, math.sqrt(2 * self.lam * step), out=out)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The whole line at zero, {0} elsewhere."""

@@ -14,6 +14,7 @@ of changing cohorts. Nothing here depends on a timing, so a resumed run takes th
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,9 +99,10 @@ class Program:
         self._steps = 1
         if batches.size is not None:
             self._rows = self._draw(who, 0, 1)
-            self._steps = self._trial(first=True)  # how many local steps there are
+            self._steps = self._run(trial=True)[3]  # how many local steps there are; compiles, which may wait
             self._rows = self._draw(who, 0, self._steps)
-        self._trial()
+        self._run()
+        self._check()
         self.gradients, self.proxes = self._counter.gradients, self._counter.proxes
         self._graph = torch.cuda.CUDAGraph() if smooth.device.type == "cuda" else None
         if self._graph is not None:
@@ -114,16 +116,18 @@ class Program:
                 self._out = self._run()
         self.seconds = time.perf_counter() - began
 
-    def _trial(self, first: bool = False) -> int:
-        """Run once, refusing anything that waits for the device; returns the number of local steps."""
+    def _check(self) -> None:
+        """Run once more, refusing anything that waits for the device, and count the work."""
         self._counter.gradients = self._counter.proxes = 0
         cuda = self._smooth.device.type == "cuda"
         if cuda:
-            before = torch.cuda.get_sync_debug_mode()
             torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
+            before = torch.cuda.get_sync_debug_mode()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it does not find every kind of waiting: recording finds the rest
+                torch.cuda.set_sync_debug_mode("error")
         try:
-            return self._run(first)[3]
+            self._run()
         except RuntimeError as error:
             if isinstance(error, UnsuitableError) or "synchroniz" not in str(error):
                 raise
@@ -134,10 +138,12 @@ class Program:
 
     def _run(self, trial: bool = False) -> tuple[NamedTuple, NamedTuple, Tensor, int]:
         """The round on the static buffers."""
-        local = Local(self._buffers.expand(self._cohort, -1), np.zeros(self._cohort, np.uint64))
+        local = Local(self._buffers.repeat(self._cohort, 1), np.zeros(self._cohort, np.uint64))
         grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._cohort, trial)
         h = Counted(self._h, self._counter)
-        replies, new = self._algorithm.local_round(messages.stack(self._message, self._cohort), self._clients, grad, h)
+        # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.
+        message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
+        replies, new = self._algorithm.local_round(message, self._clients, grad, h)
         inputs = {t.untyped_storage().data_ptr() for t in (*self._message, *self._clients, self._buffers)}
 
         def own(t: Tensor) -> Tensor:  # an output that is an input would change under the next copy

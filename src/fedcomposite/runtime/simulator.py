@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
-from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.algorithms.base import AnyAlgorithm, Empty
 from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth, prox_gradient_norm
 from fedcomposite.problems.base import Local, UnsuitableError
 from fedcomposite.regularizers import Zero
 from fedcomposite.runtime import checkpoint as checkpoints
-from fedcomposite.runtime import messages
+from fedcomposite.runtime import distributed as processes
+from fedcomposite.runtime import messages, states
 from fedcomposite.runtime.compiled import Program
 from fedcomposite.runtime.history import Record, Run, Status
 from fedcomposite.runtime.wrapped import Counted
@@ -64,7 +65,9 @@ class Simulator:
     """One method on one problem, round by round. :func:`simulate` drives it; use it directly to look inside a run.
 
     ``server`` and ``clients`` are the states after ``round`` rounds; ``buffers`` is what a model keeps beside its
-    parameters, averaged over the participants of each round (empty for most models).
+    parameters, averaged over the participants of each round (empty for most models). ``states`` holds the clients'
+    states row by row. In a ``group`` of processes it has the rows of this process's clients, which are consecutive,
+    and bytes and evaluations are counted for these; :attr:`totals` are everyone's.
     """
 
     def __init__(
@@ -81,6 +84,9 @@ class Simulator:
         backend: Backend = "stacked",
         x0: Any = None,
         mode: Mode = "eager",
+        state_dir: str | Path | None = None,
+        memory_limit: float | None = None,
+        group: processes.Group | None = None,
     ) -> None:
         n = len(problem.silos)
         if not 0 < participation <= 1:
@@ -90,7 +96,12 @@ class Simulator:
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError("device = 'cuda', but this torch sees no GPU; use device = 'cpu'")
         self.problem, self.algorithm, self.batches, self.backend = problem, algorithm, batches, backend
-        self.smooth: Smooth = problem.smooth(dtype, device)
+        self.group, self.span = group, processes.Span(0, n) if group is None else group.span(n)
+        self.smooth: Smooth = (
+            problem.smooth(dtype, device)
+            if group is None
+            else processes.shard(problem, group, dtype, torch.device(device))
+        )
         self.cohort = max(1, round(participation * n))
         self.replace, self.seed = replace, seed
         self.counter = Counter()
@@ -99,14 +110,25 @@ class Simulator:
         self.x0, self.buffers = self._start(x0), self.smooth.buffers()
         self.server, client = algorithm.init(self.x0, problem.regularizer)
         self._check_fit(client)
-        self.clients = messages.stack(client, n)
-        if self.cohort < n:
-            self.clients = messages.each(self.clients, torch.clone)  # rows are written one by one
+        size = self.span.stop - self.span.start
+        self.states = states.ClientStates(client, size, folder=state_dir, limit=memory_limit)
+        self._everyone = self.cohort == n and not replace
         weights = problem.weights * n
         self._weights = None if problem.weighting == "uniform" else torch.from_numpy(weights).to(self.smooth.device)
         self._expect = 1
         self.mode: Mode = mode
         self._program: Program | None = None
+        self.stop = False
+        """Set to ask for an end; in a group, a round tells the others, and it is true for all after the round."""
+
+    @property
+    def clients(self) -> Any:
+        """The clients' states, a tuple of tensors ``(n, ...)``; for very many clients see ``states.take(rows)``."""
+        return self.states.everyone()
+
+    @clients.setter
+    def clients(self, new: NamedTuple) -> None:
+        self.states.put(None, new)
 
     def _start(self, x0: Any) -> Tensor:
         if x0 is None:
@@ -171,31 +193,66 @@ class Simulator:
         who = self.participants(self.round)
         message = self.algorithm.broadcast(self.server)
         run = self._stacked if self.backend == "stacked" else self._loop
-        replies, buffers = run(who, message)
-        weights = None if self._weights is None else self._weights[torch.from_numpy(who.astype(np.int64))]
-        share = len(who) / len(self.problem.silos)
-        mean = messages.mean(self.algorithm.decode(replies), weights)
-        self.server = self.algorithm.aggregate(self.server, mean, share, self.h)
-        if weights is None:
-            self.buffers = buffers.mean(0)
+        n, mine, place = len(self.problem.silos), who, (0, len(who))
+        if self.group is not None:
+            first, last = np.searchsorted(who, np.asarray(self.span, np.uint64)).tolist()
+            mine, place = who[first:last] - np.uint64(self.span.start), (first, len(who))
+        if len(mine):
+            replies, buffers = run(mine, message, place)
+            decoded = self.algorithm.decode(replies)
+            self.bytes_up += messages.nbytes(replies) + buffers.nbytes
         else:
-            self.buffers = torch.tensordot((weights / weights.sum()).to(buffers), buffers, dims=1)
-        self.bytes_down += len(who) * (messages.nbytes(message) + self.buffers.nbytes)
-        self.bytes_up += messages.nbytes(replies) + buffers.nbytes
+            decoded, buffers = self._nothing(message, len(who))
+        weights = None if self._weights is None else self._weights[torch.from_numpy(who.astype(np.int64))]
+        if self.group is None:
+            mean, self.buffers = messages.mean(decoded, weights), _mean_buffers(buffers, weights)
+        else:
+            mean, self.buffers = self._meet(decoded, buffers, weights, place)
+        # Every process does what the server does; it counts once.
+        h = self.h if self.group is None or self.group.rank == 0 else self.problem.regularizer
+        self.server = self.algorithm.aggregate(self.server, mean, len(who) / n, h)
+        self.bytes_down += len(mine) * (messages.nbytes(message) + self.buffers.nbytes)
         self.round += 1
 
-    def _gradients(self, who: rng.Ints, place: tuple[int, int] | None = None) -> ClientGradients:
+    def _meet(
+        self, decoded: NamedTuple, buffers: Tensor, weights: Tensor | None, place: tuple[int, int]
+    ) -> tuple[NamedTuple, Tensor]:
+        """The mean reply and buffers of all participants, from those of this process: one all-reduce."""
+        assert self.group is not None
+        first, cohort = place
+        everyone = torch.ones(cohort, device=buffers.device) if weights is None else weights
+        mine = everyone[first : first + len(buffers)]
+        sums = [torch.tensordot(mine.to(t.dtype), t, dims=1) for t in (*decoded, buffers)]
+        *sums, stop = self.group.add([*sums, torch.full((1,), float(self.stop)).to(buffers)])
+        self.stop = bool(stop > 0)
+        mean = iter(t / cohort for t in sums[:-1])
+        return messages.each(decoded, lambda t: next(mean)), sums[-1] / everyone.sum().to(sums[-1])
+
+    def _nothing(self, message: NamedTuple, cohort: int) -> tuple[NamedTuple, Tensor]:
+        """Decoded replies and buffers of no client; the first client here does the round for their shape alone."""
+        grad = ClientGradients(
+            self.smooth, np.zeros(1, np.uint64), self.round, self.batches, Counter(),
+            expect=self._expect, place=(0, cohort), buffers=self.buffers,
+        )  # fmt: skip
+        replies, _ = self.algorithm.local_round(
+            messages.stack(message, 1), self.states.take([0]), grad, self.problem.regularizer
+        )
+        decoded: NamedTuple = messages.each(self.algorithm.decode(replies), lambda t: t[:0])
+        return decoded, grad.buffers[:0]
+
+    def _gradients(
+        self, who: rng.Ints, place: tuple[int, int] | None = None, *, stacked: bool = True
+    ) -> ClientGradients:
         return ClientGradients(
             self.smooth, who, self.round, self.batches, self.counter,
-            stacked=place is None, expect=self._expect, place=place, buffers=self.buffers,
+            stacked=stacked, expect=self._expect, place=place, buffers=self.buffers,
         )  # fmt: skip
 
-    def _stacked(self, who: rng.Ints, message: NamedTuple) -> tuple[NamedTuple, Tensor]:
-        grad = self._gradients(who)
-        everyone = len(who) == len(self.problem.silos) and not self.replace
-        rows = torch.from_numpy(who.astype(np.int64)).to(self.smooth.device)
-        mine = self.clients if everyone else messages.take(self.clients, rows)
-        program = self._recorded(message, mine, who, everyone)
+    def _stacked(self, who: rng.Ints, message: NamedTuple, place: tuple[int, int]) -> tuple[NamedTuple, Tensor]:
+        grad = self._gradients(who, place)
+        rows = None if self._everyone else who
+        mine = self.states.take(rows)
+        program = self._recorded(message, mine, who, self._everyone)
         if program is None:
             replies, new = self.algorithm.local_round(messages.stack(message, len(who)), mine, grad, self.h)
             buffers, self._expect = grad.buffers, grad.steps_used
@@ -203,10 +260,7 @@ class Simulator:
             replies, new, buffers = program(message, mine, self.buffers, who, self.round)
             self.counter.gradients += program.gradients
             self.counter.proxes += program.proxes
-        if everyone:
-            self.clients = new
-        else:
-            messages.put(self.clients, rows, new)
+        self.states.put(rows, new)
         stacked: NamedTuple = replies
         return stacked, buffers
 
@@ -224,38 +278,50 @@ class Simulator:
                 warnings.warn(f"{name} runs step by step on the GPU: {reason}", EagerWarning, stacklevel=5)
         return self._program
 
-    def _loop(self, who: rng.Ints, message: NamedTuple) -> tuple[NamedTuple, Tensor]:
-        replies, states, buffers = [], [], []
-        for position, i in enumerate(who):
-            grad = self._gradients(np.asarray([i]), (position, len(who)))
-            mine = messages.each(self.clients, lambda t, i=i: t[int(i)])
+    def _loop(self, who: rng.Ints, message: NamedTuple, place: tuple[int, int]) -> tuple[NamedTuple, Tensor]:
+        replies, after, buffers = [], [], []
+        for position, i in enumerate(who, place[0]):
+            grad = self._gradients(np.asarray([i]), (position, place[1]), stacked=False)
+            mine = messages.each(self.states.take([int(i)]), lambda t: t[0])
             try:
                 reply, state = self.algorithm.local_round(message, mine, grad, self.h)
             except Exception as error:
-                name = self.problem.silos.names[int(i)]
-                raise ClientError(f"{name} (number {i}) failed in round {self.round + 1}: {error}") from error
+                raise ClientError(f"{self._name(i)} failed in round {self.round + 1}: {error}") from error
             if not (messages.finite(reply) and messages.finite(state)):
-                name = self.problem.silos.names[int(i)]
                 warnings.warn(
-                    f"{name} (number {i}) sent NaN or infinity in round {self.round + 1}",
+                    f"{self._name(i)} sent NaN or infinity in round {self.round + 1}",
                     DivergenceWarning,
                     stacklevel=4,
                 )
             replies.append(reply)
-            states.append(state)
+            after.append(state)
             buffers.append(grad.buffers)
             self._expect = grad.steps_used
-        if states[0]:
-            rows = torch.from_numpy(who.astype(np.int64))
-            self.clients = messages.each(self.clients, torch.clone)
-            messages.put(self.clients, rows, type(states[0])(*map(torch.stack, zip(*states, strict=True))))
+        new = type(after[0])(*map(torch.stack, zip(*after, strict=True)))
+        self.states.put(None if self._everyone else who, new)
         stacked: NamedTuple = type(replies[0])(*map(torch.stack, zip(*replies, strict=True)))
         return stacked, torch.stack(buffers)
+
+    def _name(self, i: Any) -> str:
+        number = int(i) + self.span.start
+        return f"{self.problem.silos.names[number]} (number {number})"
+
+    @property
+    def totals(self) -> tuple[int, int, int, int]:
+        """Gradients, proxes, bytes up and bytes down since the start, of all processes."""
+        mine = self.counter.gradients, self.counter.proxes, self.bytes_up, self.bytes_down
+        if self.group is None:
+            return mine
+        gradients, proxes, up, down = self.group.add_integers(*mine, device=self.smooth.device)
+        return gradients, proxes, up, down
 
     def measure(self, stationarity_step: float, seconds: float) -> Record:
         """Evaluate the model: one pass over all the data."""
         h, x = self.problem.regularizer, self.solution
         seen = self.smooth.during(Local(self.buffers[None])).evaluate(x)
+        if self.group is not None:
+            seen = processes.merge(self.problem, self.group, seen)
+        gradients, proxes, up, down = self.totals
         loss = float(seen.loss)
         nonzeros = int((x != 0).sum())
         return Record(
@@ -266,13 +332,21 @@ class Simulator:
             stationarity_step=stationarity_step,
             nonzeros=nonzeros,
             sparsity=1 - nonzeros / len(x),
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            prox_evaluations=self.counter.proxes,
-            gradient_evaluations=self.counter.gradients,
+            bytes_up=up,
+            bytes_down=down,
+            prox_evaluations=proxes,
+            gradient_evaluations=gradients,
             **{k: v.item() for k, v in seen.metrics.items()},
             seconds=seconds,
         )
+
+
+def _mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean of the participants' buffers; weights are brought to sum 1."""
+    if weights is None:
+        return buffers.mean(0)
+    mean: Tensor = torch.tensordot((weights / weights.sum()).to(buffers), buffers, dims=1)
+    return mean
 
 
 @contextmanager
@@ -331,6 +405,9 @@ def simulate(
     checkpoint_every: int = 0,
     resume: bool = False,
     on_record: Callable[[Record], None] | None = None,
+    state_dir: str | Path | None = None,
+    memory_limit: float | None = None,
+    distributed: bool | None = None,
 ) -> Run:
     """Run a method on a problem and measure it.
 
@@ -369,6 +446,16 @@ def simulate(
         ``resume=True`` goes on from it (or starts, if there is none) and gives bit-identical results.
     on_record : callable, optional
         Called with every new record.
+    memory_limit : int, optional
+        Bytes of clients' states above which they are kept in a file that is mapped into memory, with
+        ``participation`` below 1; half of the available memory if left out.
+    state_dir : path, optional
+        Folder of that file; the system's temporary folder if left out. It should not be a disk in memory.
+    distributed : bool, optional
+        Share the clients out to the processes of ``torch.distributed``. If left out, it is done when a process group
+        is there; True initialises one under ``torchrun``. Local rounds are then carried out eagerly. Process 0 calls
+        ``on_record`` and writes the checkpoint, and each process the states of its own clients beside it, in a folder
+        that all must see in order to resume.
 
     Returns
     -------
@@ -401,9 +488,16 @@ def simulate(
         raise ValueError(
             "keep_solutions=True cannot be combined with resume=True: earlier models are not in the checkpoint"
         )
+    group = processes.join(distributed, torch.device(device))
+    if group is not None and mode in ("record", "compile"):
+        raise ValueError(f"mode = {mode!r} is for one process; several carry out local rounds eagerly")
+    if group is not None and group.rank > 0:
+        on_record = None
     sim = Simulator(
         problem, algorithm, batches=Batches(seed, batch_size, sampling), participation=participation, replace=replace,
-        seed=seed, dtype=dtype, device=device, backend=backend, x0=x0, mode=_mode(mode, device, backend, rounds),
+        seed=seed, dtype=dtype, device=device, backend=backend, x0=x0,
+        mode=_mode(mode, device, backend, rounds if group is None else 0),
+        state_dir=state_dir, memory_limit=memory_limit, group=group,
     )  # fmt: skip
     step = problem.default_step() if stationarity_step is None else stationarity_step
     path = None if checkpoint is None else Path(checkpoint)
@@ -413,35 +507,44 @@ def simulate(
     )  # fmt: skip
     history: list[Record] = []
     elapsed = 0.0
+
+    def named() -> str:
+        return f"{identity[:16]}-{sim.round}"
+
     if resume and path is not None and path.exists():
-        snapshot = checkpoints.load(path, sim.server, sim.clients, identity)
-        sim.round, sim.server, sim.clients = snapshot.round, snapshot.server, snapshot.clients
-        sim.bytes_up, sim.bytes_down, elapsed = snapshot.bytes_up, snapshot.bytes_down, snapshot.seconds
-        sim.counter.gradients, sim.counter.proxes = snapshot.counter.gradients, snapshot.counter.proxes
-        history, sim.buffers = snapshot.history, snapshot.buffers
+        snapshot = checkpoints.load(path, sim.server, Empty(), identity)
+        sim.round, sim.server, sim.buffers = snapshot.round, snapshot.server, snapshot.buffers
+        sim.states.load(path, named(), sim.span.start)
+        history, elapsed = snapshot.history, snapshot.seconds
+        if group is None or group.rank == 0:  # what was counted before
+            sim.bytes_up, sim.bytes_down = snapshot.bytes_up, snapshot.bytes_down
+            sim.counter.gradients, sim.counter.proxes = snapshot.counter.gradients, snapshot.counter.proxes
         if on_record is not None:
             for old in history:
                 on_record(old)
     began = time.perf_counter() - elapsed
+    saved = -1
 
     def snap() -> None:
-        if path is not None:
-            seconds = time.perf_counter() - began
+        nonlocal saved
+        if path is None or saved == sim.round:
+            return
+        saved = sim.round
+        part = (0, 1) if group is None else (group.rank, group.size)
+        held = sim.states.save(path, named(), sim.span.start, part)
+        gradients, proxes, up, down = sim.totals  # in a group, nobody gets past this before all have come to it
+        if part[0] == 0:
             checkpoints.save(
                 path,
                 checkpoints.Snapshot(
-                    sim.round,
-                    sim.server,
-                    sim.clients,
-                    sim.counter,
-                    sim.bytes_up,
-                    sim.bytes_down,
-                    seconds,
-                    history,
-                    sim.buffers,
+                    sim.round, sim.server, held, Counter(gradients, proxes), up, down,
+                    time.perf_counter() - began, history, sim.buffers,
                 ),
                 identity,
-            )
+            )  # fmt: skip
+            states.tidy(path, named())
+        if group is not None:
+            group.wait()
 
     def record() -> Record:
         made = sim.measure(step, time.perf_counter() - began)
@@ -454,12 +557,17 @@ def simulate(
         return tolerance is not None and made["stationarity"] <= tolerance
 
     with _threads(sim.threads), _interrupts() as interrupted:
+
+        def stop() -> bool:  # the processes of a group must end after the same round
+            return interrupted.is_set() if group is None else sim.stop
+
         last = history[-1] if history else record()
         solution, first = sim.solution, history[0]["objective"]
         kept = [solution] if keep_solutions else []
         status: Status = "converged" if reached(last) else "completed"
-        while status == "completed" and sim.round < rounds and not interrupted.is_set():
+        while status == "completed" and sim.round < rounds and not stop():
             before = sim.server, sim.buffers
+            sim.stop = interrupted.is_set()
             sim.step()
             if not messages.finite(sim.server):
                 status, (sim.server, sim.buffers) = "diverged", before
@@ -475,21 +583,24 @@ def simulate(
                     status = "converged"
             if status == "completed" and checkpoint_every and sim.round % checkpoint_every == 0:
                 snap()
-        stopped = interrupted.is_set() and status == "completed" and sim.round < rounds
+        stopped = stop() and status == "completed" and sim.round < rounds
         if stopped:
             status = "interrupted"
         if status != "diverged":
             snap()
         if stopped and history[-1]["round"] != sim.round:
             record()
-    message = {
-        "completed": f"all {rounds} rounds done",
-        "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
-        "interrupted": f"stopped by Ctrl-C after round {sim.round}",
-        "diverged": _blame(problem, algorithm, sim.round),
-    }[status]
+    if status == "diverged":
+        message = _blame(problem, algorithm, sim.round)
+    else:
+        message = {
+            "completed": f"all {rounds} rounds done",
+            "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
+            "interrupted": f"stopped by Ctrl-C after round {sim.round}",
+        }[status]
     run = Run(
-        sim.solution, history, status, message, sim.round, sim.server, sim.clients,
+        sim.solution, history, status, message, sim.round, sim.server,
+        sim.clients if sim.states.small or sim._everyone else sim.states,  # type: ignore[arg-type]
         torch.stack(kept) if keep_solutions else None, sim.buffers,
     )  # fmt: skip
     if status == "diverged":

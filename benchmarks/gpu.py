@@ -1,0 +1,215 @@
+"""Full local steps on a GPU: ours, a per-client loop as researchers write it, and one centralised gradient.
+
+One local step of FedNMap with a SCAD prox (gather the batch, gradient, control variate, prox) for all clients, on
+images of random bytes, with FedCanon's CNN; then gradients of ResNet-18 and MobileNetV3-Small with batch norm; the
+prox alone against a copy; and FedCanon's Table VI. ``python benchmarks/gpu.py [--json FILE] [--part steps,prox]``.
+Times are milliseconds, medians; compare the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedcomposite as fc
+from fedcomposite.algorithms import FedAvg, FedCanon, FedDA, FedMid, FedNMap, Zhang
+from fedcomposite.problems import Batches
+from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet
+from fedcomposite.runtime import EagerWarning, Simulator
+from fedcomposite.runtime.wrapped import CompiledProx
+
+H = SCAD(0.05, kappa=0.01)
+STEP, GAMMA, TAU = 0.01, 0.1, 10
+BEGAN = time.perf_counter()
+
+
+def clock(work: Any, repeats: int = 5, calls: int = 1) -> float:
+    """Median time of a call in milliseconds; several calls in a row keep the device busy."""
+    work()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            work()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - began) / calls)
+    return statistics.median(times)
+
+
+def images(clients: int, samples: int, channels: int, size: int) -> fc.Silos:
+    rng = np.random.default_rng(0)
+    shape = (samples, channels, size, size)
+    return fc.Silos.from_arrays(
+        [(rng.integers(0, 256, shape, dtype=np.uint8), rng.integers(0, 10, samples)) for _ in range(clients)]
+    )
+
+
+class Loop:
+    """FedNMap as one would write it: a module per client, one client after another."""
+
+    def __init__(self, silos: fc.Silos, module: nn.Module, batch: int) -> None:
+        self.batch = batch
+        self.data = [(x.cuda(), y.cuda()) for x, y in (silos[i] for i in range(len(silos)))]
+        self.models = [copy.deepcopy(module).cuda().train() for _ in self.data]
+        self.z = [[p.detach().clone() for p in m.parameters()] for m in self.models]
+        self.c = [[torch.zeros_like(p) for p in m.parameters()] for m in self.models]
+        self.loss = nn.CrossEntropyLoss()
+
+    def gradients(self) -> None:
+        """One gradient of every client."""
+        for (X, y), model in zip(self.data, self.models, strict=True):
+            rows = torch.randint(len(X), (self.batch,), device="cuda")
+            model.zero_grad()
+            self.loss(model(X[rows].float() / 255), y[rows]).backward()
+
+    def step(self) -> None:
+        """One full local step of every client."""
+        for (X, y), model, z, c in zip(self.data, self.models, self.z, self.c, strict=True):
+            with torch.no_grad():
+                for p, zp in zip(model.parameters(), z, strict=True):
+                    p.copy_(H.prox(zp, GAMMA) if p.ndim > 1 else zp)
+            rows = torch.randint(len(X), (self.batch,), device="cuda")
+            model.zero_grad()
+            self.loss(model(X[rows].float() / 255), y[rows]).backward()
+            with torch.no_grad():
+                for p, zp, cp in zip(model.parameters(), z, c, strict=True):
+                    zp -= STEP * (p.grad + (zp - p) / GAMMA + cp)
+
+
+def centralised(silos: fc.Silos, module: nn.Module, batch: int) -> Any:
+    """One eager gradient of one model on as many samples."""
+    X, y = silos.features.cuda(), silos.targets.cuda()
+    model, loss, n = copy.deepcopy(module).cuda().train(), nn.CrossEntropyLoss(), len(silos)
+
+    def work() -> None:
+        rows = torch.randint(len(X), (n * batch,), device="cuda")
+        model.zero_grad()
+        loss(model(X[rows].float() / 255), y[rows]).backward()
+
+    return work
+
+
+def ours(problem: fc.Problem, method: Any, batch: int, mode: str) -> tuple[float, float]:
+    """Milliseconds per local step inside a round, and seconds to prepare."""
+    sim = Simulator(problem, method, batches=Batches(0, batch), dtype=torch.float32, device="cuda", mode=mode)  # type: ignore[arg-type]
+    began = time.perf_counter()
+    sim.step()
+    torch.cuda.synchronize()
+    prepared = time.perf_counter() - began
+    return clock(sim.step) / TAU, prepared
+
+
+def steps() -> list[dict[str, Any]]:
+    rows = []
+    module = fc.models.build("cnn", "mnist")
+    for clients, batch in ((10, 10), (10, 64), (100, 32)):
+        silos = images(clients, 600, 1, 28)
+        problem = fc.Problem(silos, model=module, regularizer=H)
+        method = FedNMap(TAU, STEP, gamma=GAMMA)
+        row: dict[str, Any] = {"what": f"CNN, {clients} clients, batch {batch}"}
+        row["loop"] = clock(Loop(silos, module, batch).step)
+        for mode in ("eager", "record", "compile"):
+            row[mode], row[f"{mode} start s"] = ours(problem, method, batch, mode)
+        row["centralised"] = clock(centralised(silos, module, batch))
+        row["gain"] = row["loop"] / row["compile"]
+        row["of centralised"] = row["compile"] / row["centralised"]
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def models() -> list[dict[str, Any]]:
+    rows = []
+    silos = images(10, 200, 3, 32)
+    for name in ("resnet18", "mobilenetv3-small"):
+        module = fc.models.build(name, "cifar10", **({"dropout": 0.0} if name.startswith("mobile") else {}))
+        problem = fc.Problem(silos, model=module, regularizer=L1(1e-5))
+        row: dict[str, Any] = {
+            "what": f"{name}, 10 clients, batch 32",
+            "loop": clock(Loop(silos, module, 32).gradients),
+        }
+        for mode in ("eager", "record", "compile"):
+            row[mode], row[f"{mode} start s"] = ours(problem, FedAvg(TAU, STEP), 32, mode)
+        row["centralised"] = clock(centralised(silos, module, 32))
+        row["gain"] = row["loop"] / min(row["record"], row["compile"])
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def prox() -> list[dict[str, Any]]:
+    rows = []
+    v = torch.randn(44_700_000, device="cuda")
+    out = torch.empty_like(v)
+    copying = clock(lambda: out.copy_(v), calls=50)
+    for h in (L1(0.1), ElasticNet(0.1, 0.1), MCP(0.1, 3.0), SCAD(0.1)):
+        compiled = CompiledProx(h)
+        row = {
+            "what": f"prox of {type(h).__name__}, 44.7 M floats",
+            "eager": clock(lambda h=h: h.prox(v, 0.5), calls=50),
+        }
+        row["compiled"] = clock(lambda c=compiled: c.prox(v, 0.5), calls=50)
+        row |= {"copy": copying, "share of copy bandwidth": copying / row["compiled"]}
+        torch.testing.assert_close(compiled.prox(v, 0.5), h.prox(v, 0.5), rtol=1e-6, atol=1e-6)
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def table() -> list[dict[str, Any]]:
+    """FedCanon's Table VI: 200 rounds, K = 80, 10 clients, batch 64; wall-clock of the whole run."""
+    rows = []
+    silos = images(10, 6000, 1, 28)
+    for method, h in (
+        (FedMid(80, STEP), H), (FedDA(80, STEP), L1(5e-4)), (Zhang(80, STEP), H), (FedCanon(80, STEP, 80 * STEP), H),
+    ):  # fmt: skip
+        problem = fc.Problem(silos, model=fc.models.build("cnn", "mnist"), regularizer=h)
+        began = time.perf_counter()
+        run = fc.simulate(
+            problem, method, rounds=200, batch_size=64, dtype=torch.float32, device="cuda", evaluate_every=50
+        )
+        seconds = time.perf_counter() - began
+        row = {"what": f"{type(method).__name__}, K = 80, T = 200", "seconds": seconds}
+        row["proxes"] = run.history[-1].prox_evaluations
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def show(row: dict[str, Any]) -> None:
+    cells = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "what"]
+    print(f"[{time.perf_counter() - BEGAN:.0f} s] {row['what']}: " + ", ".join(cells), flush=True)
+
+
+PARTS = {"steps": steps, "prox": prox, "table": table, "models": models}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default=",".join(PARTS), help="comma-separated: " + ", ".join(PARTS))
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks/gpu.py needs a CUDA GPU")
+    warnings.simplefilter("default", EagerWarning)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    found = {}
+    for part in arguments.part.split(","):
+        found[part] = PARTS[part]()
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

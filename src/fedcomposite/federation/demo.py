@@ -1,0 +1,99 @@
+"""A whole federation on one machine: four hospitals as processes of their own, with TLS and keys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedcomposite import data
+from fedcomposite.experiments import runner
+from fedcomposite.experiments.config import Config
+from fedcomposite.experiments.store import RunFolder
+from fedcomposite.federation.post import FederationError
+
+CONFIG = """\
+# Sparse logistic regression (SCAD) of heart disease over four hospitals.
+name = "heart"
+
+[data]
+name = "heart_disease"
+
+[problem]
+loss = "logistic"
+bias = true
+
+[regularizer]
+name = "SCAD"
+lam = 0.05
+
+[algorithm]
+name = "FedNMap"
+local_steps = 5
+step = 0.3
+gamma = 1.0
+
+[run]
+rounds = {rounds}
+stationarity_step = 1.0
+"""
+
+
+def write_hospitals(folder: Path) -> list[str]:
+    """One CSV per hospital, and the experiment; returns the hospitals' names."""
+    silos = data.load("heart_disease")
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, name in enumerate(silos.names):
+        X, y = silos[i]
+        frame = pd.DataFrame(X.numpy(), columns=list(silos.feature_names)).assign(num=y.numpy())
+        frame.to_csv(folder / f"{name}.csv", index=False)
+    return list(silos.names)
+
+
+@contextlib.contextmanager
+def party(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A party of the federation as a process, its output in a file; it is stopped at the end."""
+    command = [sys.executable, "-m", "fedcomposite.federation", *arguments]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen[bytes], timeout: float = 90.0) -> None:
+    """Wait until a party has said something."""
+    end = time.monotonic() + timeout
+    while text not in (said := log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""):
+        if process.poll() is not None or time.monotonic() > end:
+            lines = said.strip().splitlines()
+            raise FederationError(f"{log.stem}: {lines[-1] if lines else 'said nothing'} (see {log})")
+        time.sleep(0.2)
+
+
+def compare_with_simulation(folder: Path, config: Path, run: RunFolder) -> float:
+    """Do the same experiment in the simulator; the largest difference between the two models."""
+    alone = RunFolder(folder / "simulated")
+    alone.create()
+    simulated = runner.execute(Config.read(config), alone)
+    x: Tensor = load_file(str(run.path / "model.safetensors"))["x"]
+    return float((x - simulated.solution).abs().max())

@@ -1,0 +1,36 @@
+"""From a site's folder to a site: its data, loaded and checked here, its limits and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedcomposite.federation import tables
+from fedcomposite.federation.folder import FolderError, SiteFolder
+from fedcomposite.federation.site import Site
+from fedcomposite.federation.store import StateStore
+
+
+def open_site(
+    folder: SiteFolder,
+    data: Path | None = None,
+    target: str | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Site:
+    """Load the data that site.toml, or the caller, names; paths in site.toml are relative to it."""
+    section = folder.file.data
+    path = data or (folder.path / section.file if section.file else None)
+    wanted = target or section.target
+    if path is None or wanted is None:
+        missing = "--data FILE" if path is None else "--target COLUMN"
+        raise FolderError(f"{folder.path / 'site.toml'}: [data] is not complete; fill it in or give {missing}")
+    silos = tables.load(
+        path,
+        name=folder.name,
+        target=wanted,
+        columns=section.columns,
+        drop=section.drop,
+        missing=section.missing,
+        test=folder.path / section.test if section.test else None,
+    )
+    return Site(folder.name, silos, StateStore(folder.state), folder.file.limits, log)

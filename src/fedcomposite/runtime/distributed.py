@@ -1,0 +1,197 @@
+"""Clients spread over processes: ``torchrun --nproc-per-node 2 script.py``, one all-reduce per round.
+
+Every process builds the whole problem, then places the samples of its own share of the clients, a run of consecutive
+ones, on its device, and keeps only their states. In a round it works for those participants that are its own; the
+weighted sums of the decoded replies, flattened into one tensor, are added up over the processes, and every process
+applies the server's rule to the result. Cohorts, minibatches and coins are counted by the clients' numbers in the
+federation, so the result is that of one process up to the order of additions. Evaluations are shared out alike.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedcomposite.data.silos import Silos
+from fedcomposite.problems import Evaluation, Problem, Smooth
+from fedcomposite.problems.linear import Linear
+from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.network import Network, _spread
+
+
+class Span(NamedTuple):
+    """Consecutive clients, or samples: those from ``start`` to before ``stop``."""
+
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The processes of a run."""
+
+    rank: int
+    size: int
+
+    def span(self, n: int, rank: int | None = None) -> Span:
+        """The clients of n that a process, this one if left out, works for."""
+        r = self.rank if rank is None else rank
+        return Span(n * r // self.size, n * (r + 1) // self.size)
+
+    def spans(self, n: int) -> list[Span]:
+        """The clients of every process."""
+        return [self.span(n, r) for r in range(self.size)]
+
+    def add(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over the processes, by one all-reduce of everything in one flat tensor."""
+        flat = torch.cat([t.reshape(-1) for t in tensors])  # in the widest of the dtypes
+        dist.all_reduce(flat)
+        parts = flat.split_with_sizes([t.numel() for t in tensors])
+        return [p.view(t.shape).to(t.dtype) for p, t in zip(parts, tensors, strict=True)]
+
+    def add_integers(self, *values: int, device: torch.device) -> list[int]:
+        """Sums of whole numbers over the processes."""
+        total = torch.tensor(values, dtype=torch.int64, device=device)
+        dist.all_reduce(total)
+        return [int(v) for v in total.tolist()]
+
+    def wait(self) -> None:
+        """Go on when all processes are here."""
+        dist.barrier()
+
+
+def join(distributed: bool | None, device: torch.device) -> Group | None:
+    """The group of processes that this one belongs to, or None for a run in one process.
+
+    ``None`` takes the group that the program has initialised, if there is one; ``True`` insists on a group, and
+    initialises it as ``torchrun`` describes it; ``False`` ignores it.
+    """
+    if distributed is False or not dist.is_available():
+        return None
+    if not dist.is_initialized():
+        if distributed is None:
+            return None
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            raise ValueError(
+                "distributed = True, but there is no process group; start the program with torchrun, "
+                "or call torch.distributed.init_process_group first"
+            )
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(_leave)
+    return Group(dist.get_rank(), dist.get_world_size()) if dist.get_world_size() > 1 else None
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shard(problem: Problem, group: Group, dtype: torch.dtype, device: torch.device) -> Smooth:
+    """The functions of this process's clients, with their weights in the whole problem: parts of a sum."""
+    silos = problem.silos
+    n = len(silos)
+    if n < group.size:
+        raise ValueError(f"{n} clients cannot be shared by {group.size} processes; start at most {n}")
+    mine, weights = group.span(n), problem.weights
+    if isinstance(problem.loss, Loss):
+        return Linear(
+            _part(silos, mine, _tested(silos, group, None)),
+            problem.loss.adapt(silos),
+            bias=problem.bias,
+            weights=weights[slice(*mine)],
+            dtype=dtype,
+            device=device,
+        )
+    assert problem.model is not None
+    options, most = problem.options, problem.options.evaluation_samples
+    held = _tested(silos, group, most)
+    if most is not None:  # as many samples of each client as in one process
+        options = dataclasses.replace(options, evaluation_samples=-(-most // n) * (mine.stop - mine.start))
+    return Network(
+        _part(silos, mine, held),
+        problem.model,
+        problem.loss,
+        options,
+        weights=weights[slice(*mine)],
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _part(silos: Silos, mine: Span, test: tuple[Tensor, Tensor] | None) -> Silos:
+    """The silos of some consecutive clients; they are views, and keep their numbers."""
+    first, last = silos.offsets[mine.start], silos.offsets[mine.stop]
+    return dataclasses.replace(
+        silos,
+        features=silos.features[first:last],
+        targets=silos.targets[first:last],
+        offsets=tuple(o - first for o in silos.offsets[mine.start : mine.stop + 1]),
+        names=silos.names[slice(*mine)],
+        ids=silos.ids[slice(*mine)],
+        test=test,
+    )
+
+
+def _test_rows(silos: Silos, group: Group, most: int | None) -> list[Span]:
+    """Which of the evaluated test samples each process sees, in proportion to its clients."""
+    n, count = len(silos), 0 if silos.test is None else len(silos.test[1])
+    count = min(count, count if most is None else most)
+    return [Span(count * a // n, count * b // n) for a, b in group.spans(n)]
+
+
+def _tested(silos: Silos, group: Group, most: int | None) -> tuple[Tensor, Tensor] | None:
+    """The part of the test samples that this process evaluates."""
+    rows, whole = _test_rows(silos, group, most), silos.test
+    mine = rows[group.rank]
+    if whole is None or mine.start == mine.stop:
+        return None
+    seen = torch.from_numpy(_spread(len(whole[1]), rows[-1].stop)[slice(*mine)])
+    return whole[0][seen], whole[1][seen]
+
+
+_MEANS = {  # metrics that are means, and over what
+    "train_accuracy": "samples",
+    "client_accuracy_mean": "clients",
+    "test_accuracy": "test",
+    "test_loss": "test",
+}
+_METRICS = ("evaluated_samples", "train_accuracy", "client_accuracy_min", "client_accuracy_mean",
+            "client_accuracy_max", "test_accuracy", "test_loss")  # fmt: skip
+
+
+def merge(problem: Problem, group: Group, seen: Evaluation) -> Evaluation:
+    """The evaluation of the whole problem from those of the processes' shards."""
+    unknown = set(seen.metrics) - set(_METRICS)
+    assert not unknown, f"no rule to merge {unknown}"
+    table = torch.zeros(group.size, len(_METRICS), dtype=torch.float64, device=seen.loss.device)
+    known = torch.zeros_like(table)
+    for j, name in enumerate(_METRICS):
+        if name in seen.metrics:
+            table[group.rank, j], known[group.rank, j] = seen.metrics[name].double(), 1.0
+    loss, gradient, table, known = group.add([seen.loss, seen.gradient, table, known])
+    spans, offsets = group.spans(len(problem.silos)), problem.silos.offsets
+    counts = {
+        "clients": [b - a for a, b in spans],
+        "samples": [offsets[b] - offsets[a] for a, b in spans],
+        "test": [b - a for a, b in _test_rows(problem.silos, group, problem.options.evaluation_samples
+                                              if problem.model is not None else None)],
+    }  # fmt: skip
+    metrics: dict[str, Tensor] = {}
+    for name, values, there in zip(_METRICS, table.T.cpu(), known.T.cpu().bool(), strict=True):
+        if not bool(there.any()):
+            continue
+        if name in _MEANS:
+            weight = torch.tensor(counts[_MEANS[name]], dtype=torch.float64)
+            metrics[name] = (values * weight)[there].sum() / weight[there].sum()
+        elif name == "evaluated_samples":
+            metrics[name] = values.sum().round().long()
+        else:
+            metrics[name] = values.min() if name.endswith("min") else values.max()
+    return Evaluation(loss, gradient, metrics)
