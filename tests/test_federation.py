@@ -179,12 +179,29 @@ def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):
     assert "client_accuracy_min" in run.history[-1]
 
 
+def test_a_model_of_the_package_equals_the_simulator(tmp_path):
+    """[model] is built alike at the server and at sites, also where a site lacks the last class."""
+    rng = np.random.default_rng(0)
+    arrays = [(rng.normal(size=(20, 4)), rng.integers(0, 3 - (i == 1), 20)) for i in range(3)]
+    silos = Silos.from_arrays(arrays, names=["a", "b", "c"])
+    spec = {"model": {"name": "mlp", "options": {"hidden": [5, 4]}}}
+    text = tomli_w.dumps(spec) + write(method("FedNMap"), L1, batch_size=4)
+    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
+    config = parse(text)
+    want = simulate(
+        config.make_problem(silos), method("FedNMap"), rounds=5, batch_size=4, stationarity_step=0.1, backend="loop"
+    )
+    torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
+    for a, b in zip(run.history, want.history, strict=True):
+        close(a, b)
+
+
 def test_a_site_without_one_of_the_classes(tmp_path):
     """The classes are those of all sites together: a site that lacks one still has its coefficients."""
     rng = np.random.default_rng(0)
     arrays = [(rng.normal(size=(20, 3)), rng.integers(0, 3 - (i == 1), 20).astype(float)) for i in range(3)]
     silos = Silos.from_arrays(arrays, names=["a", "b", "c"])
-    text = 'problem.loss = "multinomial"\n' + write(method("FedNMap"), L1)
+    text = tomli_w.dumps({"problem": {"loss": "multinomial"}}) + write(method("FedNMap"), L1)
     _, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
     problem = fc.Problem(silos, loss="multinomial", regularizer=fc.regularizers.L1(0.003))
     want = simulate(problem, method("FedNMap"), rounds=5, stationarity_step=0.1, backend="loop")
@@ -597,7 +614,7 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
         assert list(answer) == [wire.RECORD]
         if kind == "introduction":
             met = Introduction.read(wire.text(answer, "introduction"))
-            allowed = {"site", "version", "samples", "features", "dtype", "names", "labels", "smoothness"}
+            allowed = {"site", "version", "samples", "features", "dtype", "names", "labels", "smoothness", "scale"}
             assert set(met.model_dump()) == allowed
             assert met.labels == [-1.0, 1.0] or met.labels in ([-1.0], [1.0])
             assert set(answer[wire.RECORD]) == {"introduction"}
@@ -731,7 +748,7 @@ def test_site_tables(tmp_path):
             tables.load(tmp_path / "a.csv", name="a", **options)
     with pytest.raises(fc.DataError, match="no such file"):
         tables.load(tmp_path / "b.csv", name="a", target="num")
-    with pytest.raises(fc.DataError, match="not a .csv"):
+    with pytest.raises(fc.DataError, match=r"not a \.csv"):
         tables.load(tmp_path / "b.xlsx", name="a", target="num")
     frame.assign(num=["?", *y[1:]]).to_csv(tmp_path / "c.csv", index=False)
     with pytest.raises(fc.DataError, match="'num' has 1 missing"):

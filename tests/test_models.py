@@ -142,3 +142,14 @@ def test_errors_name_the_remedy():
     with pytest.raises(ValueError, match="no option 'hiden'; did you mean 'hidden'"):
         build("mlp", "mnist", hiden=3)
     assert set(MODELS) >= {name for name, _ in COUNTS}
+
+
+@pytest.mark.parametrize(("old", "new"), [((1, 28, 28), 32), ((3, 20, 30), 32), ((1, 40, 32), 32)])
+def test_enlarging_is_bilinear_interpolation(old, new):
+    """The two matrix products against torch's own interpolation."""
+    from fedcomposite.models.small import Images
+
+    x = torch.rand(5, *old)
+    expected = torch.nn.functional.interpolate(x, size=(new, new), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(Images(old, new)(x), expected, rtol=0, atol=1e-6)
+    assert not Images(old, new).state_dict()

@@ -55,7 +55,8 @@ def backward(module, x, X, y, loss=nn.functional.cross_entropy):
 
 
 def flat_buffers(module, dtype):
-    found = [b.flatten().to(dtype) for b in module.buffers()]
+    kept = module.state_dict()
+    found = [b.flatten().to(dtype) for k, b in module.named_buffers() if k in kept]
     return torch.cat(found) if found else torch.zeros(0, dtype=dtype)
 
 

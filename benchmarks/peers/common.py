@@ -206,10 +206,13 @@ load = lru_cache(maxsize=1)(Task)
 
 
 class Clock:
-    """Ends of rounds; ``began`` is the wall time at which the process was launched."""
+    """Ends of rounds; ``began`` is the wall time at which the process was launched.
 
-    def __init__(self, began: float) -> None:
-        self.began, self.ends = began, [time.perf_counter()]
+    The first two rounds, which do not count, try all threads and one, and the better stays.
+    """
+
+    def __init__(self, began: float, threads: int) -> None:
+        self.began, self.threads, self.ends = began, threads, [time.perf_counter()]
         self.startup = time.time() - began
 
     def start(self) -> None:
@@ -219,6 +222,11 @@ class Clock:
     def lap(self) -> None:
         """A round ends now."""
         self.ends.append(time.perf_counter())
+        if len(self.ends) == 2:
+            torch.set_num_threads(1)
+        if len(self.ends) == 3:
+            every, one = np.diff(self.ends)
+            torch.set_num_threads(1 if one < every else self.threads)
 
     def save(self, task: Task, x: Tensor, version: str) -> None:
         """Write the outcome beside the task."""
@@ -236,4 +244,4 @@ def arguments() -> tuple[Task, Clock, int]:
     parser.add_argument("threads", type=int)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    return load(given.folder), Clock(given.began), given.threads
+    return load(given.folder), Clock(given.began, given.threads), given.threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from importlib.metadata import version
 
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0")
@@ -35,7 +36,8 @@ def main() -> None:
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
         module = task.module()
-        nodes = list(grid.get_node_ids())
+        while len(nodes := list(grid.get_node_ids())) < len(task.cohorts[0]):
+            time.sleep(0.01)  # they register one by one
         clock.start()
         for r in range(task.rounds):
             x = task.get(module).cpu().numpy()

@@ -9,6 +9,14 @@ from typing import Any
 import common
 import torch
 
+try:
+    import torchvision  # noqa: F401  # fluke imports it
+except RuntimeError:
+    # The published wheel is built for CUDA, and beside a CPU build of torch its operators do not load. Nothing here
+    # uses them, but the import wants this one to be declared.
+    _declared = torch.library.Library("torchvision", "DEF")
+    _declared.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
 from fluke import FlukeENV
 from fluke.algorithms import CentralizedFL
 from fluke.client import Client

@@ -9,10 +9,6 @@ from typing import Any
 
 import common
 import torch
-
-task, clock, _ = common.arguments()
-os.environ["PFL_PYTORCH_DEVICE"] = task.device.type
-
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -27,19 +23,24 @@ from pfl.model.pytorch import PyTorchModel
 class Timer(TrainingProcessCallback):
     """Notes the ends of rounds."""
 
+    def __init__(self, task: common.Task, clock: common.Clock) -> None:
+        self.task, self.clock = task, clock
+
     def on_train_begin(self, *, model: Any) -> Metrics:
         """Start the clock."""
-        clock.start()
+        self.clock.start()
         return Metrics()
 
     def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Metrics]:
         """A round is over."""
-        task.synchronize()
-        clock.lap()
+        self.task.synchronize()
+        self.clock.lap()
         return False, Metrics()
 
 
 def main() -> None:
+    task, clock, _ = common.arguments()
+    os.environ["PFL_PYTORCH_DEVICE"] = task.device.type
     module = task.module()
     module.loss = types.MethodType(lambda self, inputs, targets: task.loss(self(inputs), targets), module)
     module.metrics = types.MethodType(
@@ -77,7 +78,7 @@ def main() -> None:
             local_learning_rate=task.lr,
             local_batch_size=None if full else task.rows.shape[3],
         ),
-        callbacks=[Timer()],
+        callbacks=[Timer(task, clock)],
         send_metrics_to_platform=False,
     )
     clock.save(task, task.get(module), f"pfl {version('pfl')}, torch {torch.__version__}")

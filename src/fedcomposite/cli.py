@@ -105,7 +105,8 @@ def run(
     out.print(
         f"{result.message}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
         f"{last['nonzeros']} of {problem.dimension} nonzero, {_megabytes(last):.3g} MB sent, {last['seconds']:.2f} s"
-        + (f", test accuracy {last['test_accuracy']:.4f}" if "test_accuracy" in last else "")
+        + (f", test accuracy {last['test_accuracy']:.4f}" if "test_accuracy" in last else ""),
+        soft_wrap=True,
     )
     if problem.model is None:
         found = coefficients(problem, result.solution)
@@ -367,7 +368,8 @@ def _progress(rounds: int) -> Iterator[Callable[[str], Callable[[Record], None]]
                 )
                 bar.update(task, completed=record["round"], seen=seen)
                 if not err.is_terminal and record["round"] % max(1, rounds // 10) == 0:
-                    err.print(f"{label}: round {record['round']}/{rounds}  {seen}", highlight=False, markup=False)
+                    line = f"{label}: round {record['round']}/{rounds}  {seen}"
+                    err.print(line, highlight=False, markup=False, soft_wrap=True)
 
             return watch
 

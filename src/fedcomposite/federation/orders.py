@@ -69,4 +69,6 @@ class Introduction(_Data):
     names: list[str] = []
     labels: list[float] = []
     smoothness: float | None = None
-    """Smoothness constant of the site's loss; left out where it is unknown."""
+    """Smoothness constant of the site's loss; left out where it has none."""
+    scale: float | None = None
+    """What it would be for a loss of curvature 1; left out for networks."""

@@ -20,15 +20,15 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedcomposite import algorithms, theory
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.post import FederationError, Post, Settings, StoppedError
-from fedcomposite.federation.shape import agree, skeleton
+from fedcomposite.federation.shape import agree, skeleton, write
 from fedcomposite.federation.wire import Form, Vectors, WireError
 from fedcomposite.problems import Batches, Evaluation, Problem
-from fedcomposite.regularizers import Regularizer
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages, rounds
 from fedcomposite.runtime.history import Record, Run, Status
@@ -41,19 +41,6 @@ class Seen(NamedTuple):
     """What the server remembers of its sites."""
 
     last: Tensor  # last round of each
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What the choice of steps needs to know, from the sites' own constants."""
-
-    L: float | None
-    regularizer: Regularizer
-
-    def smoothness(self) -> float:
-        if self.L is None:
-            raise ConfigError("steps = 'auto': a site's loss has no smoothness constant; give the steps")
-        return self.L
 
 
 @dataclass(frozen=True)
@@ -109,7 +96,7 @@ class Coordinator:
 
     def prepare(self) -> None:
         """Meet the sites, check that their data fit together, and set up the server's state."""
-        text = self._text(self.config)
+        text = write(self.config)
         orders = {s: Order(job=self.job, site=s, config=text) for s in self.sites}
         requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
         met = self.post.collect(requests, "introduction", self._check_introduction, "wait")
@@ -119,15 +106,12 @@ class Coordinator:
         self.sizes = np.asarray([i.samples for i in self.introductions], float)
         weights = self.sizes / self.sizes.sum() if self.problem.weighting == "samples" else None
         self._weights = np.full(len(self.sites), 1 / len(self.sites)) if weights is None else weights
-        found = [i.smoothness for i in self.introductions if i.smoothness is not None]
-        constants = found if len(found) == len(self.sites) else None
-        facts = _Facts(max(constants) if constants else None, self.problem.regularizer)
         (spec,) = self.config.specs
-        self.algorithm: AnyAlgorithm = self.config.make_algorithm(spec, facts)  # type: ignore[arg-type]
+        self.algorithm: AnyAlgorithm = self._method(spec)
         chosen = {k: v for k, v in vars(self.algorithm).items() if v is not None}
         label = {"label": spec["label"]} if "label" in spec else {}
         self.config = self.config.only({"name": type(self.algorithm).__name__, **chosen, **label}, self.config.seed)
-        self.step = self._stationarity_step(float(self._weights @ constants) if constants else None)
+        self.step = self._stationarity_step()
         run = self.config.run
         # The simulator on the skeleton: its checks, its cohorts, its counters and its h; it has no data to work on.
         self.sim = Simulator(
@@ -145,13 +129,6 @@ class Coordinator:
                 f"{type(self.algorithm).__name__} needs every site in every round, so the policy must be 'wait'"
             )
 
-    @staticmethod
-    def _text(config: Config) -> str:
-        import tomli_w
-
-        content = config.model_dump(exclude_none=True)
-        return tomli_w.dumps({k: v for k, v in content.items() if k not in ("data", "partition") and v != []})
-
     def _check_introduction(self, site: str, content: RecordDict) -> Introduction:
         _check_refusal(content)
         met = Introduction.read(wire.text(content, "introduction"))
@@ -159,20 +136,54 @@ class Coordinator:
             raise WireError(f"introduces itself as {met.site!r}")
         return met
 
-    def _stationarity_step(self, L: float | None) -> float:
+    def _constants(self) -> tuple[list[float], list[float]]:
+        """The sites' smoothness constants and scales; empty where a site has none."""
+        found = [i.smoothness for i in self.introductions], [i.scale for i in self.introductions]
+        smoothness, scale = ([v for v in one if v is not None] for one in found)
+        n = len(self.sites)
+        return smoothness if len(smoothness) == n else [], scale if len(scale) == n else []
+
+    def _method(self, spec: dict[str, Any]) -> AnyAlgorithm:
+        """The method; steps that are to be chosen come from the largest constants of the sites."""
+        steps, run = spec.get("steps"), self.config.run
+        if steps is None:
+            return self.config.make_algorithm(spec, None)
+        smoothness, scale = self._constants()
+        if not scale:
+            raise ConfigError("[algorithm] the smoothness of a network is unknown; give the steps yourself")
+        known = theory.Constants(
+            L=max(smoothness) if smoothness else None,
+            scale=max(scale),
+            rho=self.problem.regularizer.rho,
+            n=len(self.sites),
+            cohort=max(1, round(run.participation * len(self.sites))),
+            batch=run.batch_size,
+            rounds=run.rounds,
+        )
+        fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
+        name, local_steps = algorithms.lookup(spec["name"]).__name__, fields.get("local_steps", 10)
+        if steps == "theory":
+            chosen = theory.steps(name, known, local_steps)
+        else:
+            chosen = vars(theory.auto(name, known, local_steps))
+        return algorithms.build(name, **{**chosen, **fields})
+
+    def _stationarity_step(self) -> float:
         """The step of the experiment; or 1/L with L the weighted mean of the sites' constants, an upper bound."""
         given = self.config.run.stationarity_step
         if given is not None:
             return given
         if self.problem.model is not None:
             return self.problem.default_step()
-        step, rho = (1 / L if L else 1.0), self.problem.regularizer.rho
+        smoothness, scale = self._constants()
+        L, rho = float(self._weights @ (smoothness or scale)), self.problem.regularizer.rho
+        step = 1 / L if L > 0 else 1.0
         return min(step, 0.5 / rho) if rho > 0 else step
 
     @property
     def identity(self) -> str:
         """A digest of everything that determines the run's numbers, except the sites' data."""
-        known = (self._text(self.config), self.sites, self.shape.model_dump_json(), self.sizes.tolist())
+        known = (write(self.config), self.sites, self.shape.model_dump_json(), self.sizes.tolist())
         return hashlib.sha256(repr(known).encode()).hexdigest()
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -187,7 +198,7 @@ class Coordinator:
         status: Status = "completed"
         if self.history:
             status = rounds.verdict(self.history[-1], self.history[0], self.config.run.tolerance)
-        text = self._text(self.config)
+        text = write(self.config)
         try:
             while status == "completed":
                 due = self._due(total)

@@ -6,6 +6,7 @@ import dataclasses
 import tomllib
 from collections.abc import Sequence
 
+import tomli_w
 import torch
 
 from fedcomposite._validation import suggest
@@ -29,7 +30,9 @@ def parse(text: str, where: str = "config") -> Config:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
-    config = Config.check({**content, "data": _NO_DATA, "partition": None}, where)
+    named = content.get("data", {}).get("name") if isinstance(content.get("data"), dict) else None
+    here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
+    config = Config.check({**content, "data": here, "partition": None}, where)
     if config.algorithm is None:
         raise ConfigError(f"{where}: a federation runs one [algorithm]")
     if config.run.replace:
@@ -37,6 +40,14 @@ def parse(text: str, where: str = "config") -> Config:
     if config.run.device != "cpu":
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
     return config
+
+
+def write(config: Config) -> str:
+    """The experiment as TOML, without the data that a federation has at its sites; :func:`parse` reads it."""
+    content = config.model_dump(exclude_none=True, exclude={"data", "partition"})
+    if "name" in config.data:
+        content["data"] = {"name": config.data["name"]}
+    return tomli_w.dumps({k: v for k, v in content.items() if v != []})
 
 
 def skeleton(config: Config, shape: Shape) -> Problem:

@@ -28,6 +28,8 @@ from fedcomposite.federation.store import LostStateError, StateStore
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, ClientGradients, Problem
 from fedcomposite.problems.base import Local
+from fedcomposite.problems.linear import Linear
+from fedcomposite.problems.losses import Loss
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.simulator import NonSmoothWarning, Simulator
 
@@ -184,10 +186,9 @@ class Site:
             clients=1,
         )
         problem = self._problem(config, shape, self.silos)
-        try:
-            L = problem.smoothness()
-        except ValueError:  # a network, or a loss with kinks
-            L = None
+        smooth = problem.smooth()
+        scale = smooth.scale() if isinstance(smooth, Linear) else None
+        curvature = problem.loss.curvature if isinstance(problem.loss, Loss) else math.inf
         return Introduction(
             site=self.name,
             version=__version__,
@@ -196,7 +197,8 @@ class Site:
             dtype=shape.dtype,
             names=shape.names,
             labels=labels if problem.loss.classifier else [],
-            smoothness=L,
+            smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
+            scale=scale,
         )
 
     @staticmethod

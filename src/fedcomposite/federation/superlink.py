@@ -9,6 +9,10 @@ they are answered only on this machine. Run as ``python -m fedcomposite.federati
 from __future__ import annotations
 
 import ipaddress
+import os
+import signal
+import threading
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -54,7 +58,15 @@ def main() -> None:
     from starlette.middleware import Middleware
 
     extensions.get_middleware = lambda: (Middleware(LocalOnly),)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     flower_superlink()
+
+
+def _end_with(parent: int) -> None:
+    """Stop when the process that started the service is gone, so that no orphan keeps the port."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def quicken() -> None:

@@ -20,14 +20,28 @@ class Images(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], size: int | None = None) -> None:
         super().__init__()
-        self.shape, self.size = shape, size
+        self.shape = shape
+        self.rows: Tensor
+        self.columns: Tensor
+        self.enlarged = size is not None and shape[1:] != (size, size)
+        if self.enlarged and size is not None:
+            self.register_buffer("rows", _bilinear(shape[1], size), persistent=False)
+            self.register_buffer("columns", _bilinear(shape[2], size).t().contiguous(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Reshape, and enlarge by bilinear interpolation."""
+        """Reshape, and enlarge by bilinear interpolation: a product with a matrix from each side.
+
+        ``nn.functional.interpolate`` gives the same and is many times slower on a GPU for small images.
+        """
         x = images(x, self.shape)
-        if self.size is None or self.shape[1:] == (self.size, self.size):
-            return x
-        return nn.functional.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)
+        return self.rows @ x @ self.columns if self.enlarged else x
+
+
+def _bilinear(old: int, new: int) -> Tensor:
+    """The matrix ``(new, old)`` that interpolates a line linearly, between the centres of its pixels."""
+    line = torch.eye(old, dtype=torch.float64).reshape(1, 1, old, old)
+    grown = nn.functional.interpolate(line, size=(old, new), mode="bilinear", align_corners=False)
+    return grown[0, 0].t().to(torch.get_default_dtype()).contiguous()
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:

@@ -46,6 +46,7 @@ from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, Unsuitab
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 _GROUPED = 8  # largest batch at which grouped convolutions are faster than one pass per client, on a CPU
+_COMPILED = 24  # layers up to which compiling takes seconds and not minutes; deeper models are recorded as they are
 _LARGE = 1 << 20  # parameters from which they are slower whatever the batch
 _PIECE = 256  # samples of a client that one pass of a full gradient takes
 _PASS = 512  # samples that one pass of an evaluation takes
@@ -325,7 +326,8 @@ class Network(Smooth):
         if self.options.gradients == "loop" or self._refuses():
             raise UnsuitableError("the model's gradients are computed one client at a time")
         self._module.train(True)
-        if compile and self._compiled is None:
+        layers = sum(not list(m.children()) for m in self._module.modules())
+        if compile and layers <= _COMPILED and self._compiled is None:
             self._compiled = torch.compile(self._vectorised, dynamic=False)
 
     def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:

@@ -11,7 +11,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from fedcomposite.regularizers.base import Layout, Regularizer, Step
+from fedcomposite.regularizers.base import Layout, Regularizer, Separable, Step
+from fedcomposite.regularizers.separable import L1
 
 Runs = tuple[tuple[int, int], ...]
 
@@ -48,12 +49,19 @@ class On(Regularizer):
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         """The prox of h where it acts, the identity elsewhere."""
+        self._fits(v)
+        # One rule for all coordinates can be applied where they lie; others see the regularized ones side by side.
+        alike = isinstance(self.h, Separable) and not (isinstance(self.h, L1) and self.h.weights is not None)
+        if alike and torch.compiler.is_compiling():
+            at = torch.arange(self.dimension, device=v.device)
+            inside = torch.stack([(at >= a) & (at < b) for a, b in self.runs]).any(0)
+            return torch.where(inside, self.h.prox(v, step), v)  # one kernel, one pass over memory
         result = v.clone() if out is None else (out if out is v else out.copy_(v))
-        inside = self._take(result)
-        if len(self.runs) == 1:
-            self.h.prox(inside, step, out=inside)  # a view of the result
+        if alike or len(self.runs) == 1:
+            for a, b in self.runs:
+                self.h.prox(result[..., a:b], step, out=result[..., a:b])
         else:
-            self._put(result, self.h.prox(inside, step))
+            self._put(result, self.h.prox(self._take(result), step))
         return result
 
     def subgradient(self, x: Tensor) -> Tensor:
@@ -70,9 +78,12 @@ class On(Regularizer):
         """Kappa h on the same coordinates."""
         return replace(self, h=self.h.scaled(kappa))
 
-    def _take(self, x: Tensor) -> Tensor:
+    def _fits(self, x: Tensor) -> None:
         if x.shape[-1] != self.dimension:
             raise ValueError(f"{self.h} was set on vectors of length {self.dimension}, got {x.shape[-1]}")
+
+    def _take(self, x: Tensor) -> Tensor:
+        self._fits(x)
         parts = [x[..., a:b] for a, b in self.runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 

@@ -99,7 +99,7 @@ class Program:
         self._steps = 1
         if batches.size is not None:
             self._rows = self._draw(who, 0, 1)
-            self._steps = self._run(trial=True)[3]  # how many local steps there are; compiles, which may wait
+            self._steps = max(1, self._run(trial=True)[3])  # how many local steps there are; compiles, which may wait
             self._rows = self._draw(who, 0, self._steps)
         self._run()
         self._check()

@@ -29,9 +29,10 @@ def advance(
 
 
 def mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
-    """Average of the participants' buffers ``(m, b)``; weights are brought to sum 1."""
-    shares = torch.ones(len(buffers)) if weights is None else weights
-    mean: Tensor = torch.tensordot((shares / shares.sum()).to(buffers), buffers, dims=1)
+    """The mean of the participants' buffers ``(m, b)``; weights are brought to sum 1."""
+    if weights is None:
+        return buffers.mean(0)
+    mean: Tensor = torch.tensordot((weights / weights.sum()).to(buffers), buffers, dims=1)
     return mean
 
 

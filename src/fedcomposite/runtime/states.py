@@ -99,11 +99,11 @@ class ClientStates:
         """
         if rows is None:
             return self.everyone()
-        which = np.asarray(rows, np.int64)
+        which = self._numbers(rows)
         if self._rows is None:
             return messages.stack(self._initial, len(which))
         at = self._index(which)
-        found = messages.each(self._rows, lambda t: t[at])
+        found = messages.take(self._rows, at)
         if self.spilled:
             found = type(found)(*(t.to(i.device) for t, i in zip(found, self._initial, strict=True)))
         if self._complete or self._touched[which].all():
@@ -122,13 +122,12 @@ class ClientStates:
         if rows is None:
             self._rows, self._complete, self._borrowed, self.spilled = new, True, True, False
             return
-        which = np.asarray(rows, np.int64)
+        which = self._numbers(rows)
         self._reserve()
         if self.spilled and not self._complete:
             self._check_disk(int((~self._touched[which]).sum()))
         at = self._index(which)
-        for old, fresh in zip(self._rows, new, strict=True):
-            old[at] = fresh.to(old)
+        messages.put(self._rows, at, messages.each(new, lambda t: t.to(at.device)))
         self._touched[which] = True
 
     def everyone(self) -> Any:
@@ -144,6 +143,12 @@ class ClientStates:
                 row[at] = first.to(row)
             self._complete = True
         return self._rows
+
+    def _numbers(self, rows: Any) -> Any:
+        which = np.asarray(rows, np.int64)
+        if len(which) and not (which.min() >= 0 and which.max() < self.n):
+            raise IndexError(f"clients are numbered from 0 to {self.n - 1}, asked for {which.min()} to {which.max()}")
+        return which
 
     def _index(self, which: Any) -> Tensor:
         return torch.from_numpy(which).to(next((t.device for t in self._rows), "cpu"))
@@ -161,6 +166,8 @@ class ClientStates:
         self._rows = messages.each(self._initial, self._mapped if self.spilled else self._room)
         self._borrowed = False
         if before is not None:
+            if self.spilled:
+                self._check_disk(self.n)
             for row, held in zip(self._rows, before, strict=True):
                 row.copy_(held)
 
