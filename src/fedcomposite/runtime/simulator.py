@@ -26,6 +26,7 @@ from fedcomposite.runtime import distributed as processes
 from fedcomposite.runtime import messages, states
 from fedcomposite.runtime.compiled import Program
 from fedcomposite.runtime.history import Record, Run, Status
+from fedcomposite.runtime.rounds import mean_buffers
 from fedcomposite.runtime.wrapped import Counted
 
 Backend = Literal["stacked", "loop"]
@@ -205,7 +206,7 @@ class Simulator:
             decoded, buffers = self._nothing(message, len(who))
         weights = None if self._weights is None else self._weights[torch.from_numpy(who.astype(np.int64))]
         if self.group is None:
-            mean, self.buffers = messages.mean(decoded, weights), _mean_buffers(buffers, weights)
+            mean, self.buffers = messages.mean(decoded, weights), mean_buffers(buffers, weights)
         else:
             mean, self.buffers = self._meet(decoded, buffers, weights, place)
         # Every process does what the server does; it counts once.
@@ -339,14 +340,6 @@ class Simulator:
             **{k: v.item() for k, v in seen.metrics.items()},
             seconds=seconds,
         )
-
-
-def _mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of the participants' buffers; weights are brought to sum 1."""
-    if weights is None:
-        return buffers.mean(0)
-    mean: Tensor = torch.tensordot((weights / weights.sum()).to(buffers), buffers, dims=1)
-    return mean
 
 
 @contextmanager
