@@ -3,8 +3,8 @@
 Each workload is run by ours, by a plain per-client PyTorch loop, by the installed peers (Flower's simulation,
 pfl-research and fluke: ``make bench-peers``) and as centralised steps on the same samples, the floor. All take the same
 minibatches and must arrive at the same objective, or the row says so and the exit status is 1. Seconds are medians over
-rounds after a warm-up; the time until the first round (imports, actors, compilation) stands apart. Everyone has the
-better of one thread and all of them. Compare ratios of one run.
+rounds after a warm-up; the time until the first round (imports, actors, compilation) stands apart. The others have the
+better of one thread and all of them, ours the number it chooses. Compare ratios of one run.
 """
 
 from __future__ import annotations

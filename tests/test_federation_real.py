@@ -118,7 +118,7 @@ class Parties:
             party.leave()
 
 
-def slow(name="FedNMap", rounds=5, local_steps=5000, **fields):
+def slow(name="FedNMap", rounds=5, local_steps=2000, **fields):
     """Rounds of a second or so: long enough to die in the middle of one."""
     spec = {"name": name, "local_steps": local_steps, "step": 5e-4, **fields}
     content = {"algorithm": spec, "run": {"rounds": rounds, "stationarity_step": 1.0, "batch_size": 20}}
@@ -187,7 +187,7 @@ def test_a_site_is_killed_in_the_middle_of_a_round(parties, whole):
     while site.said().count("round 2 in") == began:
         assert time.monotonic() < end
         time.sleep(0.02)
-    time.sleep(1.0)
+    time.sleep(0.6)
     site.kill()
     parties.sites["south"] = parties.join("south")
     said = run.ends(0, 120)
@@ -201,7 +201,7 @@ def test_the_server_and_then_everybody_is_killed(parties, whole):
     out = parties.folder / "killed-server"
     run = parties.run("run-killed-server", parties.folder / "slow.toml", "--out", out)
     run.wait_for("round 1/5")
-    time.sleep(0.7)
+    time.sleep(0.5)
     parties.server.kill()
     assert "--resume" in run.ends(1, 60)
     parties.server = parties.serve()
@@ -209,7 +209,7 @@ def test_the_server_and_then_everybody_is_killed(parties, whole):
     run = parties.run("run-resume-1", "--resume", out)
     run.wait_for("going on after round")
     run.wait_for("round 3/5")
-    time.sleep(0.7)
+    time.sleep(0.5)
     for party in (parties.server, *parties.sites.values()):
         party.kill()
     assert "--resume" in run.ends(1, 60)
@@ -224,7 +224,7 @@ def test_the_server_and_then_everybody_is_killed(parties, whole):
 def test_skip_goes_on_without_a_site_that_leaves(parties):
     """Ctrl-C at a site is clean; the run goes on with the others and says so."""
     config = parties.folder / "skip.toml"
-    config.write_text(tomli_w.dumps(slow("FedAvg", rounds=4, local_steps=1500)))
+    config.write_text(tomli_w.dumps(slow("FedAvg", rounds=4, local_steps=500)))
     out = parties.folder / "skip"
     run = parties.run("run-skip", config, "--out", out, "--policy", "skip", "--patience", "2")
     run.wait_for("round 1/4")

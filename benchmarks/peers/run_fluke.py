@@ -13,9 +13,10 @@ try:
     import torchvision  # noqa: F401  # fluke imports it
 except RuntimeError:
     # The published wheel is built for CUDA, and beside a CPU build of torch its operators do not load. Nothing here
-    # uses them, but the import wants this one to be declared.
+    # uses them, but the import wants these two to be declared.
     _declared = torch.library.Library("torchvision", "DEF")
-    _declared.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for _name in ("nms", "qnms"):
+        _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from fluke import FlukeENV
 from fluke.algorithms import CentralizedFL

@@ -284,14 +284,15 @@ def _conduct(federation: FederationFolder, place: RunFolder) -> None:
         raise FederationError(f"{reason}; is `fedcomposite federation serve` running?")
     job = (place.path / "job").read_text().strip()
     label = bundle.write(federation.state / "bundle")
+    said = len(_lines(place))
     engine.flwr(federation.home, "run", str(label), "federation", "--run-config", f'job="{job}"')
     hint = f"go on with: fedcomposite federation run {federation.path} --resume {place.path}"
     try:
-        status = _follow(place)
+        status = _follow(place, said)
     except KeyboardInterrupt:
         (place.path / "stop").touch()
         _say("stopping; Ctrl-C again leaves at once")
-        status = _follow(place, quiet=True)
+        status = _follow(place, len(_lines(place)), quiet=True)
     if status["state"] != "finished":
         raise FederationError(f"{status.get('message', 'the server is gone')}; {hint}")
     summary, last = place.summary(), place.history()[-1]
@@ -300,9 +301,10 @@ def _conduct(federation: FederationFolder, place: RunFolder) -> None:
         f"{last['nonzeros']} nonzero, {(last['bytes_up'] + last['bytes_down']) / 1e6:.3g} MB sent, "
         f"{last['seconds']:.1f} s"
     )
-    found = pd.read_csv(place.path / "coefficients.csv")
-    many = f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
-    _print(found.head(15), many)
+    if (place.path / "coefficients.csv").is_file():  # a linear model
+        found = pd.read_csv(place.path / "coefficients.csv")
+        many = f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
+        _print(found.head(15), many)
     out.print(f"written: {escape(str(place.path))}")
     if summary["status"] == "interrupted":
         raise FederationError(f"{summary['message']}; {hint}")
@@ -310,17 +312,20 @@ def _conduct(federation: FederationFolder, place: RunFolder) -> None:
         raise FederationError(summary["message"])
 
 
-def _follow(place: RunFolder, quiet: bool = False, starting: float = 90.0) -> dict[str, Any]:
-    """Print a job's events and records until it ends; its last status."""
-    began, seen, shown = time.monotonic(), 0, -1
+def _lines(place: RunFolder) -> list[str]:
     log = place.path / "federation.log"
+    return log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+
+
+def _follow(place: RunFolder, seen: int, quiet: bool = False, starting: float = 90.0) -> dict[str, Any]:
+    """Print a job's events, after the first ``seen``, and its records until it ends; its last status."""
+    began, shown = time.monotonic(), -1
     while True:
         status = _status(place)
-        if log.is_file():
-            lines = log.read_text(encoding="utf-8").splitlines()
-            for line in lines[seen:]:
-                out.print(line, markup=False, highlight=False, soft_wrap=True)
-            seen = len(lines)
+        lines = _lines(place)
+        for line in lines[seen:]:
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        seen = len(lines)
         rounds = status.get("rounds", 0)
         if not quiet and status.get("round", -1) > shown and rounds and (place.path / "history.jsonl").is_file():
             shown = _show_record(place, shown, rounds)
@@ -447,10 +452,11 @@ def demo(
 
 
 def _print(frame: pd.DataFrame, caption: str) -> None:
-    table = Table(caption=escape(caption), caption_justify="left")
+    table = Table()
     for column in frame.columns:
         numeric = pd.api.types.is_numeric_dtype(frame[column])
         table.add_column(escape(str(column)), justify="right" if numeric else "left", overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(f"{v:.6g}" if isinstance(v, float) else escape(str(v)) for v in row))
     out.print(table)
+    out.print(escape(caption), highlight=False)

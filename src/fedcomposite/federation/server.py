@@ -224,7 +224,8 @@ class Coordinator:
             "interrupted": f"stopped after round {sim.round}",
             "diverged": f"{type(self.algorithm).__name__} diverged in round {sim.round}: try smaller steps",
         }[status]
-        return Run(sim.solution, self.history, status, message, sim.round, sim.server, Seen(torch.tensor(self.last)))
+        seen = Seen(torch.tensor(self.last))
+        return Run(sim.solution, self.history, status, message, sim.round, sim.server, seen, buffers=sim.buffers)
 
     def _due(self, total: int) -> bool:
         """Whether the model of now has to be measured."""

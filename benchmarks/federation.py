@@ -1,0 +1,115 @@
+"""Time per round of a real federation on this machine: TLS, site keys, one process per party.
+
+* warm: four sites with this package's long-lived executor, the Heart Disease hospitals, FedNMap;
+* stock: the same with Flower's own SuperNode, which starts a process per message;
+* large: two sites with a ResNet-18 in float32 (45 MB in every message) and FedDR (three such vectors of state each).
+
+Every round is evaluated. The time of a round is the median difference between the history's clock readings; ``compute``
+is the part that the slowest site spent computing, by its own log, and the rest is overhead.
+
+Run ``python benchmarks/federation.py [--cases warm,stock,large] [--json FILE]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import re
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from fedcomposite.federation import demo
+from fedcomposite.federation.folder import FederationFolder
+
+ROUNDS = {"warm": 12, "stock": 4, "large": 3}
+
+
+def hospitals(folder: Path, rounds: int) -> tuple[list[str], str, str]:
+    """The demo's data and experiment."""
+    sites = demo.write_hospitals(folder)
+    (folder / "config.toml").write_text(demo.CONFIG.format(rounds=rounds))
+    return sites, "csv", "num"
+
+
+def images(folder: Path, rounds: int) -> tuple[list[str], str, str]:
+    """Random images for a ResNet-18."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    sites = ["left", "right"]
+    for site in sites:
+        X = rng.integers(0, 256, (20, 3, 32, 32), dtype=np.uint8)
+        np.savez(folder / f"{site}.npz", X=X, label=np.arange(20) % 10)
+    config = {
+        "problem": {"loss": "cross_entropy"},
+        "model": {"name": "resnet18"},
+        "regularizer": {"name": "L1", "lam": 1e-5},
+        "algorithm": {"name": "FedDR", "eta": 10.0, "alpha": 1.0, "inner_steps": 1, "inner_step": 0.01},
+        "run": {"rounds": rounds, "batch_size": 4, "dtype": "float32"},
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    return sites, "npz", "label"
+
+
+def measure(case: str, folder: Path) -> dict[str, float]:
+    rounds = ROUNDS[case]
+    data = folder / "data"
+    sites, kind, target = (images if case == "large" else hospitals)(data, rounds)
+    fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, sites)
+    with contextlib.ExitStack() as stack:
+        began = time.perf_counter()
+        server = stack.enter_context(demo.party(folder / "serve.log", "serve", str(fed.path)))
+        demo.wait_for(folder / "serve.log", "serving on", server)
+        for site in sites:
+            place = fed.path / "sites" / site
+            text = (place / "site.toml").read_text()
+            added = f'[data]\nfile = "{data / f"{site}.{kind}"}"\ntarget = "{target}"\n'
+            (place / "site.toml").write_text(text.replace("[data]\n", added, 1))
+            stock = ["--stock"] * (case == "stock")
+            joined = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place), *stock))
+            demo.wait_for(folder / f"{site}.log", "SuperNode ID" if stock else "waiting for work", joined)
+        ready = time.perf_counter() - began
+        command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run")]
+        with demo.party(folder / "run.log", *command) as run:
+            if run.wait(900) != 0:
+                raise RuntimeError((folder / "run.log").read_text())
+    clock = [json.loads(line)["seconds"] for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
+    each = [b - a for a, b in itertools.pairwise(clock)][1:]
+    worked = [re.findall(r"round \d+ in ([\d.]+) s", (folder / f"{s}.log").read_text()) for s in sites]
+    slowest = [max(map(float, one)) for one in zip(*worked, strict=False)] or [0.0]
+    states = [sum(p.stat().st_size for p in (fed.path / "sites" / s / "state").rglob("*.safetensors")) for s in sites]
+    return {
+        "ready": ready,
+        "round": statistics.median(each),
+        "worst": max(each),
+        "compute": statistics.median(slowest),
+        "overhead": statistics.median(each) - statistics.median(slowest),
+        "state_mb": max(states) / 2e6,  # two states are kept
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="warm,stock,large")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    results = {}
+    for case in chosen.cases.split(","):
+        with tempfile.TemporaryDirectory(prefix=f"federation-{case}-") as folder:
+            results[case] = measure(case, Path(folder))
+        shown = "  ".join(f"{k} {v:.2f}" for k, v in results[case].items())
+        print(f"{case:6s} {shown}", flush=True)
+    if {"warm", "stock"} <= set(results):
+        print(f"stock / warm: {results['stock']['round'] / results['warm']['round']:.1f}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

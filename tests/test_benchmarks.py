@@ -1,0 +1,176 @@
+"""Benchmarks run: every CPU workload for two rounds, ours against the loop, which must do the same work."""
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedcomposite as fc
+from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet
+from fedcomposite.regularizers import base as regularizers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
+
+from benchmarks import __main__ as command  # noqa: E402
+from benchmarks import prox, table6, workloads  # noqa: E402
+from benchmarks.peers import common  # noqa: E402
+
+CPU = [name for name, work in workloads.WORKLOADS.items() if not work.gpu]
+
+
+def problem_of(name):
+    try:
+        return workloads.WORKLOADS[name].problem(quick=True)
+    except fc.data.DataError as error:
+        pytest.skip(str(error).splitlines()[0])
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_ours_and_the_loop_do_the_same_work(name):
+    work, problem = workloads.WORKLOADS[name], problem_of(name)
+    mine, theirs = (run(work, problem, "cpu", 3) for run in (workloads.ours, workloads.loop))
+    start = problem.smooth(work.dtype).start()
+    assert (mine.solution - start).norm() > 0
+    torch.testing.assert_close(theirs.solution, mine.solution, rtol=1e-5, atol=1e-6)
+    assert min(mine.seconds, theirs.seconds, workloads.central(work, problem, "cpu", 3).seconds) > 0
+
+
+def test_methods_of_table_6_equal_their_loops():
+    problem_of("fashion-cnn")
+    rows = table6.measure("cpu", quick=True)
+    assert [(r["K"], r["method"]) for r in rows] == [(K, m) for K in (2, 4) for m in table6.METHODS]
+    assert all(r["difference"] < 1e-5 for r in rows if r["difference"] is not None)
+    assert {r["method"] for r in rows if r["difference"] is not None} == set(table6.METHODS)
+    proxes = {r["method"]: r["proxes"] for r in rows if r["K"] == 4}
+    assert proxes == {"FedCanon": 1, "FedMid": 41, "FedDA": 40, "Zhang": 41}
+
+
+@pytest.mark.parametrize("name", ["sparse-logistic", "mnist-mlp"])
+def test_an_exported_task_holds_the_same_work(name, tmp_path):
+    # What the peers read: followed here by hand, without their frameworks.
+    work, problem = workloads.WORKLOADS[name], problem_of(name)
+    workloads.export(work, problem, "cpu", 2, tmp_path)
+    task = common.Task(str(tmp_path))
+    module = task.module()
+    for r in range(2):
+        start, models = task.get(module), []
+        for position in range(len(task.cohorts[r])):
+            task.put(module, start)
+            task.train(module, task.optimizer(module), task.batches(r, position))
+            models.append(task.get(module))
+        task.put(module, torch.stack(models).mean(0))
+        task.server_prox(module)
+    mine = workloads.ours(work, problem, "cpu", 2)
+    torch.testing.assert_close(task.get(module), mine.solution, rtol=1e-5, atol=1e-6)
+
+
+def test_the_command_prints_and_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "HERE", tmp_path)  # no peer is installed there
+    names = ["sparse-logistic", "cifar-resnet18", "prox"]
+    assert (
+        command.main([*names, "--quick", "--json", str(tmp_path / "a.json"), "--chart", str(tmp_path / "a.png")]) == 0
+    )
+    out = capsys.readouterr().out
+    assert out.count("not installed (make bench-peers)") == 3
+    assert "skipped: it takes a GPU" in out
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert {r["name"] for r in written["workloads"]} == {"ours", "loop", "flower", "pfl", "fluke", "centralised"}
+    assert len(written["prox"]) == len(prox.CASES)
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_different_work_is_told(monkeypatch, capsys):
+    def wrong(work, problem, device, rounds):
+        found = workloads.loop(work, problem, device, rounds)
+        found.solution = found.solution * 1.1
+        return found
+
+    monkeypatch.setattr(command, "loop", wrong)
+    assert command.main(["sparse-logistic", "--quick", "--no-peers"]) == 1
+    assert "NOT THE SAME WORK" in capsys.readouterr().out
+
+
+def test_a_peer_that_fails_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "HERE", tmp_path)
+    for name in ("flower", "pfl", "fluke"):
+        python = tmp_path / ".peers" / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\necho broken >&2; exit 3\n")
+        python.chmod(0o755)
+    assert command.main(["sparse-logistic", "--quick"]) == 0
+    assert capsys.readouterr().out.count("failed: broken") == 3
+
+
+def test_naive_proxes_beat_a_grid():
+    # The oracle of the loops: each formula against the best point of a fine grid.
+    grid = torch.linspace(-4, 4, 80001, dtype=torch.float64)
+    v = torch.linspace(-3, 3, 61, dtype=torch.float64)
+    for h, spec in (
+        (L1(0.7), {"name": "l1", "lam": 0.7}),
+        (MCP(0.7, 2.0), {"name": "mcp", "lam": 0.7, "theta": 2.0}),
+        (SCAD(0.7, 3.0, 0.9), {"name": "scad", "lam": 0.7, "a": 3.0, "kappa": 0.9}),
+    ):
+        cost = h.value(grid.unsqueeze(-1)) + (grid - v.unsqueeze(-1)).square() / (2 * 0.8)
+        np.testing.assert_allclose(common.prox_of(spec)(v, 0.8), grid[cost.argmin(-1)], atol=1e-4)
+
+
+# -- the prox of very large vectors, which threads share ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("h", [L1(0.3), ElasticNet(0.3, 0.2), MCP(0.3, 2.0), SCAD(0.3)], ids=lambda h: type(h).__name__)
+def test_threads_change_neither_the_prox_nor_the_setting(h):
+    v = torch.randn(3, 1 << 19, generator=torch.Generator().manual_seed(1))
+    each = torch.tensor([[0.1], [0.2], [0.4]])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [h.prox(v, s) for s in (0.4, each)]
+        torch.set_num_threads(3)
+        shared = [h.prox(v, s) for s in (0.4, each)]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
+    small = torch.cat([h.prox(part, 0.4) for part in v.split(1 << 15, dim=1)], dim=1)
+    assert torch.equal(alone[0], small)
+
+
+def test_a_shared_prox_works_in_inference_mode_and_in_place():
+    h, v = SCAD(0.3), torch.randn(1 << 21, generator=torch.Generator().manual_seed(1))
+    expected, before = h.prox(v, 0.4), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with torch.inference_mode():
+            inner = v.clone()
+            assert h.prox(inner, 0.4, out=inner) is inner
+            assert torch.equal(h.prox(v, 0.4), expected)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(inner, expected)
+
+
+def test_a_differentiated_prox_keeps_its_graph():
+    size = 2 * regularizers._BLOCK
+    v = torch.linspace(-3, 3, size, dtype=torch.float64).requires_grad_()
+    L1(1.0).prox(v, 0.5).sum().backward()
+    assert torch.equal(v.grad, (v.abs() > 0.5).double())
+
+
+def test_concave_regularizers_leave_large_entries_alone():
+    v = torch.randn(1 << 18, generator=torch.Generator().manual_seed(2)) * 5
+    for h, beyond in ((MCP(0.3, 4.0), 1.2), (SCAD(0.3), 3.7 * 0.3)):
+        large = v.abs() > beyond
+        assert torch.equal(h.prox(v, 0.4)[large], v[large])
+
+
+def test_adapters_name_pinned_peers():
+    lines = {
+        name: (command.HERE / "peers" / f"requirements-{name}.txt").read_text() for name in ("flower", "pfl", "fluke")
+    }
+    assert all("==" in text for text in lines.values())
+    pinned = (command.HERE / "peers" / "constraints.txt").read_text()
+    assert f"torch=={importlib.metadata.version('torch').split('+')[0]}" in pinned
