@@ -2,12 +2,13 @@
 
 * warm: four sites with this package's long-lived executor, the Heart Disease hospitals, FedNMap;
 * stock: the same with Flower's own SuperNode, which starts a process per message;
-* large: two sites with a ResNet-18 in float32 (45 MB in every message) and FedDR (three such vectors of state each).
+* large: two sites with a ResNet-18 in float32 (45 MB a vector) and FedDR (two vectors of state at each site);
+* state: the same with a perceptron of 13 million weights (52 MB a vector, over 100 MB of state at each site).
 
 Every round is evaluated. The time of a round is the median difference between the history's clock readings; ``compute``
 is the part that the slowest site spent computing, by its own log, and the rest is overhead.
 
-Run ``python benchmarks/federation.py [--cases warm,stock,large] [--json FILE]``.
+Run ``python benchmarks/federation.py [--cases warm,stock,large,state] [--json FILE]``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import tomli_w
 from fedcomposite.federation import demo
 from fedcomposite.federation.folder import FederationFolder
 
-ROUNDS = {"warm": 12, "stock": 4, "large": 3}
+ROUNDS = {"warm": 12, "stock": 4, "large": 3, "state": 3}
+MODELS = {"large": {"name": "resnet18"}, "state": {"name": "mlp", "options": {"hidden": [4096, 64]}}}
 
 
 def hospitals(folder: Path, rounds: int) -> tuple[list[str], str, str]:
@@ -38,8 +40,8 @@ def hospitals(folder: Path, rounds: int) -> tuple[list[str], str, str]:
     return sites, "csv", "num"
 
 
-def images(folder: Path, rounds: int) -> tuple[list[str], str, str]:
-    """Random images for a ResNet-18."""
+def images(folder: Path, rounds: int, model: dict[str, object]) -> tuple[list[str], str, str]:
+    """Random images for a network."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     sites = ["left", "right"]
@@ -48,7 +50,7 @@ def images(folder: Path, rounds: int) -> tuple[list[str], str, str]:
         np.savez(folder / f"{site}.npz", X=X, label=np.arange(20) % 10)
     config = {
         "problem": {"loss": "cross_entropy"},
-        "model": {"name": "resnet18"},
+        "model": model,
         "regularizer": {"name": "L1", "lam": 1e-5},
         "algorithm": {"name": "FedDR", "eta": 10.0, "alpha": 1.0, "inner_steps": 1, "inner_step": 0.01},
         "run": {"rounds": rounds, "batch_size": 4, "dtype": "float32"},
@@ -60,7 +62,7 @@ def images(folder: Path, rounds: int) -> tuple[list[str], str, str]:
 def measure(case: str, folder: Path) -> dict[str, float]:
     rounds = ROUNDS[case]
     data = folder / "data"
-    sites, kind, target = (images if case == "large" else hospitals)(data, rounds)
+    sites, kind, target = images(data, rounds, MODELS[case]) if case in MODELS else hospitals(data, rounds)
     fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, sites)
     with contextlib.ExitStack() as stack:
         began = time.perf_counter()
@@ -96,7 +98,7 @@ def measure(case: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="warm,stock,large")
+    parser.add_argument("--cases", default="warm,stock,large,state")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     results = {}

@@ -145,8 +145,8 @@ def measure(device: str, quick: bool = False) -> list[dict[str, Any]]:
     """Seconds per round of ours and of the loop for each K and method; the methods take turns."""
     rows = []
     problems = {name: workload(name, 10).problem(quick) for name in ("FedMid", "FedDA")}
-    for K in (2, 4) if quick else PAPER:
-        rounds = 2 if K > 20 or quick else 3
+    for K in (2, 3) if quick else PAPER:
+        rounds = 1 if quick else 2 if K > 20 else 3
         sims = {m: workload(m, K).simulator(problems.get(m, problems["FedMid"]), device, method(m, K)) for m in METHODS}
         loops = {m: Loop(m, K, problems.get(m, problems["FedMid"]), device, rounds + 1) for m in METHODS}
         ours: dict[str, list[float]] = {m: [] for m in METHODS}

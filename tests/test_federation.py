@@ -6,6 +6,7 @@ import io
 import json
 import math
 import stat
+import time
 import zipfile
 from pathlib import Path
 
@@ -416,6 +417,29 @@ def test_waiting_names_the_missing_site_and_gives_up(silos, nmap, tmp_path):
     with pytest.raises(FederationError, match="b: no answer for"):
         federate(grid, nmap, settings, log=log)
     assert any(line.startswith("waiting for b (") for line in log)
+
+
+class SlowGrid(LocalGrid):
+    """Answers arrive late."""
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        self.due = {**getattr(self, "due", {}), **{i: time.monotonic() + 0.5 for i in ids}}
+        return ids
+
+    def pull_messages(self, message_ids):
+        return super().pull_messages([i for i in message_ids if self.due[i] <= time.monotonic()])
+
+
+def test_a_site_slower_than_the_timeout_is_still_heard(silos, tmp_path):
+    """An order is repeated, and the answer to the first one counts."""
+    text = write(method("Scaffold"), rounds=2)
+    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), text)
+    log = []
+    grid = SlowGrid(make_sites(silos, tmp_path / "2"))
+    _, run = federate(grid, text, Settings(round_timeout=0.2, poll=0.02), log=log)
+    assert any("a has not answered for 0 s; asking again" in line for line in log)
+    same(run, want)
 
 
 def test_stopping_keeps_what_was_done(silos, nmap, tmp_path):

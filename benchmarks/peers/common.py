@@ -158,8 +158,8 @@ class Task:
 
     @staticmethod
     def put(module: nn.Module, x: Tensor) -> None:
-        """Set the parameters from a flat vector."""
-        nn.utils.vector_to_parameters(x, module.parameters())
+        """Set the parameters to a copy of a flat vector."""
+        nn.utils.vector_to_parameters(x.clone(), module.parameters())
 
     @staticmethod
     def get(module: nn.Module) -> Tensor:

@@ -384,11 +384,11 @@ def status(folder: Federation) -> None:
             since, left = node.get("online-at", ""), node.get("offline-at", "")
             rows.append({"site": site, "status": state, "last came": since, "last left": left})
         _print(pd.DataFrame(rows), f"service at {federation.address}")
-        runs = sorted(federation.runs.glob("*/status.json"), key=lambda p: p.stat().st_mtime)
-        if not runs:
+        jobs = sorted((federation.state / "jobs").glob("*.json"), key=lambda p: p.stat().st_mtime)
+        if not jobs:
             out.print("no job yet")
             return
-        place = RunFolder(runs[-1].parent)
+        place = RunFolder(Job.model_validate_json(jobs[-1].read_text(encoding="utf-8")).out)
         now = _status(place)
         if now.get("state") in ("preparing", "running") and not _alive(now["pid"]):
             now["state"] = "gone (go on with --resume)"

@@ -31,7 +31,7 @@ class Settings:
     policy: Literal["wait", "skip"] = "wait"
     """What to do about missing sites: wait for them, or go on with the others."""
     round_timeout: Positive = 600.0
-    """Seconds after which an order that a site has taken is sent again."""
+    """Seconds after which an order is sent again, doubled every time; an answer to any of them counts."""
     patience: NonNegative = 30.0
     """Seconds that "skip" waits for a site before going on without it."""
     give_up: Positive = 86400.0
@@ -49,8 +49,9 @@ class Settings:
 
 @dataclass
 class _Sent:
-    id: str
-    at: float
+    ids: list[str]  # of the order, and of its repetitions
+    at: float  # of the last one
+    patience: float
 
 
 class Post:
@@ -99,29 +100,41 @@ class Post:
             for name in [p for p in pending if p not in nodes]:
                 self._lose(name, "is not registered or was revoked", policy)
                 del pending[name]
-            ready = [p for p in pending if p not in sent and nodes[p] in online and now >= not_before.get(p, 0.0)]
+            late = [n for n, s in sent.items() if now - s.at > s.patience]
+            for name in late:
+                self._log(f"{name} has not answered for {now - sent[name].at:.0f} s; asking again")
+            ready = [
+                p
+                for p in pending
+                if (p in late or p not in sent) and nodes[p] in online and now >= not_before.get(p, 0.0)
+            ]
             for name, number in zip(ready, self._push([(nodes[p], pending[p]) for p in ready], group), strict=True):
-                sent[name] = _Sent(number, now)
-            owner = {s.id: name for name, s in sent.items()}
+                old = sent.get(name, _Sent([], now, self._settings.round_timeout / 2))
+                sent[name] = _Sent([*old.ids, number], now, 2 * old.patience)
+            owner = {number: name for name, s in sent.items() for number in s.ids}
             for message in self._grid.pull_messages(list(owner)) if owner else ():
-                name = owner[message.metadata.reply_to_message_id]
-                del sent[name]
-                if message.has_error():
+                number = message.metadata.reply_to_message_id
+                name = owner[number]
+                if name not in pending:
+                    continue
+                if message.has_error() and f"{name} refuses" not in message.error.reason:
                     # The engine speaks here (the site went away), not the site: its order is sent again.
                     self._log(f"{name} did not answer: {message.error.reason}")
+                    sent[name].ids.remove(number)
+                    if not sent[name].ids:
+                        del sent[name]
                     not_before[name], look = now + 1.0, 0.0
                     continue
                 try:
+                    if message.has_error():
+                        raise WireError(message.error.reason.removeprefix(f"{name} "))
                     answers[name] = check(name, message.content)
                     if name in self._absent:
                         self._log(f"{name} is back")
                         self._absent.discard(name)
                 except WireError as error:
                     self._lose(name, str(error), policy)
-                del pending[name]
-            for name in [n for n, s in sent.items() if now - s.at > self._settings.round_timeout]:
-                self._log(f"{name} has not answered for {self._settings.round_timeout:g} s; asking again")
-                del sent[name]
+                del pending[name], sent[name]
             away = [p for p in pending if p not in sent]
             self.missing = {p: now - began for p in (away if now - began < self._settings.patience else pending)}
             if policy == "skip":

@@ -96,11 +96,12 @@ class Program:
         self._full = smooth.full(who) if everyone else None
         smooth.ready(compile)
         self._rows: Tensor | None = None
+        self._ahead: tuple[tuple[int, bytes], Tensor] = (-1, b""), torch.empty(0)
         self._steps = 1
         if batches.size is not None:
-            self._rows = self._draw(who, 0, 1)
+            self._rows = self._draw(who, 0, 1).to(smooth.device)
             self._steps = max(1, self._run(trial=True)[3])  # how many local steps there are; compiles, which may wait
-            self._rows = self._draw(who, 0, self._steps)
+            self._rows = self._draw(who, 0, self._steps).to(smooth.device)
         self._run()
         self._check()
         self.gradients, self.proxes = self._counter.gradients, self._counter.proxes
@@ -152,10 +153,10 @@ class Program:
         return messages.each(replies, own), messages.each(new, own), own(local.buffers), grad.steps
 
     def _draw(self, who: rng.Ints, round: int, steps: int) -> Tensor:
+        """The round's minibatch rows, on the host."""
         s = self._smooth
         local = self._batches.draw(s.ids[who], s.sizes[who], round, range(steps))
-        rows = torch.from_numpy((local + s.offsets[who][None, :, None]).astype(np.int64))
-        return rows.pin_memory().to(s.device, non_blocking=True) if s.device.type == "cuda" else rows
+        return torch.from_numpy((local + s.offsets[who][None, :, None]).astype(np.int64))
 
     def __call__(
         self, message: NamedTuple, clients: NamedTuple, buffers: Tensor, who: rng.Ints, round: int
@@ -166,8 +167,11 @@ class Program:
         ):
             old.copy_(new)
         if self._rows is not None:
-            self._rows.copy_(self._draw(who, round, self._steps))
+            key = round, who.tobytes()
+            self._rows.copy_(self._ahead[1] if self._ahead[0] == key else self._draw(who, round, self._steps))
         if self._graph is None:
             return self._run()[:3]
         self._graph.replay()
+        if self._rows is not None and self._full is not None:  # the next round's rows, while the device is at work
+            self._ahead = (round + 1, who.tobytes()), self._draw(who, round + 1, self._steps)
         return self._out[:3]
