@@ -10,7 +10,7 @@ from scipy import sparse
 from torch import nn
 
 import fedcomposite as fc
-from fedcomposite.export import ExportError, export, read_csr
+from fedcomposite.exporting import ExportError, export, read_csr
 
 
 def network():
@@ -143,7 +143,7 @@ def test_several_classes(tmp_path):
 
 def test_a_file_that_differs_is_refused(trained, tmp_path, monkeypatch):
     problem, run = trained
-    import fedcomposite.export as module
+    import fedcomposite.exporting as module
 
     read = module.load_file
     monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})

@@ -238,9 +238,11 @@ def test_skip_goes_on_without_a_site_that_leaves(parties):
 
 def test_ctrl_c_at_the_analyst_leaves_a_run_to_resume(parties):
     parties.sites["west"].wait_for("waiting for work")
+    config = parties.folder / "long.toml"
+    config.write_text(tomli_w.dumps(slow(rounds=300)))
     out = parties.folder / "stopped"
-    run = parties.run("run-stopped", parties.folder / "slow.toml", "--out", out)
-    run.wait_for("round 1/5")
+    run = parties.run("run-stopped", config, "--out", out)
+    run.wait_for("round 0/300")
     shown = subprocess.run(
         [sys.executable, "-m", "fedcomposite.federation", "status", str(parties.fed.path)],
         env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True,

@@ -1,8 +1,9 @@
 """Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
 
-from fedcomposite import algorithms, data, export, metrics, models, problems, regularizers, runtime, theory
+from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, theory
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
+from fedcomposite.exporting import export
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import (
     CheckpointError,

@@ -42,7 +42,7 @@ from fedcomposite.experiments import runner
 from fedcomposite.experiments.config import Config, ConfigError, shipped
 from fedcomposite.experiments.plots import draw_histories, draw_silos
 from fedcomposite.experiments.store import RunFolder, StoreError, coefficients
-from fedcomposite.export import ExportError, Format, export
+from fedcomposite.exporting import ExportError, Format, export
 from fedcomposite.runtime import ClientError, Interrupted, Record
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)

@@ -65,6 +65,7 @@ class RunSection(_Section):
     tolerance: float | None = Field(default=None, gt=0)
     stationarity_step: float | None = Field(default=None, gt=0)
     backend: Literal["stacked", "loop"] = "stacked"
+    mode: Literal["auto", "eager", "record", "compile"] = "auto"
     checkpoint_every: int = Field(default=50, ge=0)
 
 

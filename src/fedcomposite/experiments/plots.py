@@ -46,11 +46,13 @@ def _column(runs: Sequence[Sequence[Record]], key: str) -> tuple[Curve, Curve]:
 
 
 def draw_histories(histories: Histories, path: str | Path | None = None, title: str = "") -> Figure:
-    """Relative stationarity, objective gap and nonzeros against rounds; mean over seeds, and their range as a band.
+    """Relative stationarity, objective gap, nonzeros and test accuracy, if any, against rounds.
 
+    Curves are means over seeds, bands their range.
     The gap is measured to the lowest objective seen in any of the runs.
     """
-    figure, (left, middle, right) = _figure(13, 4.2, 3)
+    judged = all("test_accuracy" in r for runs in histories.values() for run in runs for r in run)
+    figure, (left, middle, right, *last) = _figure(17 if judged else 13, 4.2, 4 if judged else 3)
     best = min(r["objective"] for runs in histories.values() for run in runs for r in run)
     for i, (label, runs) in enumerate(histories.items()):
         look: dict[str, Any] = {
@@ -64,7 +66,10 @@ def draw_histories(histories: Histories, path: str | Path | None = None, title: 
         _curve(left, rounds, relative, look, log=True)
         _curve(middle, rounds, _column(runs, "objective")[1] - best, look, log=True)
         _curve(right, rounds, _column(runs, "nonzeros")[1], look, log=False)
-    for axes, name in ((left, "stationarity / initial"), (middle, "objective − lowest seen"), (right, "nonzeros")):
+        for axes in last:
+            _curve(axes, rounds, _column(runs, "test_accuracy")[1], look, log=False)
+    names = ("stationarity / initial", "objective − lowest seen", "nonzeros", "test accuracy")
+    for axes, name in zip((left, middle, right, *last), names, strict=False):
         axes.set(xlabel="round", ylabel=name)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

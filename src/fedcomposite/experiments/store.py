@@ -71,8 +71,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be created ({error.strerror})") from None
-        for old in ("history.jsonl", "checkpoint.safetensors", "summary.json", "model.safetensors", "plot.png"):
-            (self.path / old).unlink(missing_ok=True)
+        for pattern in ("history.jsonl", "checkpoint.safetensors*", "summary.json", "model.safetensors", "plot.png"):
+            for old in self.path.glob(pattern):
+                old.unlink()
 
     def history(self) -> list[Record]:
         """The records so far; a last line cut short by a crash is left out."""

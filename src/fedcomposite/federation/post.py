@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -14,6 +14,7 @@ from fedcomposite._validation import Count, NonNegative, Positive, validate
 from fedcomposite.federation.wire import WireError
 
 T = TypeVar("T")
+Policy = Literal["wait", "skip"]
 
 
 class FederationError(RuntimeError):
@@ -28,7 +29,7 @@ class StoppedError(Exception):
 class Settings:
     """How patient a run is."""
 
-    policy: Literal["wait", "skip"] = "wait"
+    policy: Policy = "wait"
     """What to do about missing sites: wait for them, or go on with the others."""
     round_timeout: Positive = 600.0
     """Seconds after which an order is sent again, doubled every time; an answer to any of them counts."""
@@ -69,8 +70,9 @@ class Post:
         log: Callable[[str], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._grid, self._nodes, self._settings, self._log, self._stop = grid, nodes, settings, log, stop
-        self._absent: set[str] = set()
+        self.grid, self.nodes, self.settings, self.log, self._stop = grid, nodes, settings, log, stop
+        self.absent: set[str] = set()
+        """Sites that "skip" went on without, until they are heard again."""
         self.missing: dict[str, float] = {}
         """Seconds for which sites have been waited for, now."""
 
@@ -79,92 +81,125 @@ class Post:
         requests: Mapping[str, RecordDict],
         group: str,
         check: Callable[[str, RecordDict], T],
-        policy: Literal["wait", "skip"] | None = None,
+        policy: Policy | None = None,
     ) -> dict[str, T]:
         """Send the requests and gather the answers that pass ``check``, by site.
 
         With "wait" all of them, or an error; with "skip" those of the sites that are there and answer well.
         """
-        policy = policy or self._settings.policy
-        pending, answers = dict(requests), {}
-        sent: dict[str, _Sent] = {}
-        not_before: dict[str, float] = {}
-        began = told = time.monotonic()
-        look, nodes, online = 0.0, self._nodes(), set[int]()
-        while pending:
+        one = _Exchange(self, requests, group, check, policy or self.settings.policy)
+        while one.pending:
             if self._stop():
                 raise StoppedError
             now = time.monotonic()
-            if now >= look:
-                nodes, online, look = self._nodes(), set(self._grid.get_node_ids()), now + 1.0
-            for name in [p for p in pending if p not in nodes]:
-                self._lose(name, "is not registered or was revoked", policy)
-                del pending[name]
-            late = [n for n, s in sent.items() if now - s.at > s.patience]
-            for name in late:
-                self._log(f"{name} has not answered for {now - sent[name].at:.0f} s; asking again")
-            ready = [
-                p
-                for p in pending
-                if (p in late or p not in sent) and nodes[p] in online and now >= not_before.get(p, 0.0)
-            ]
-            for name, number in zip(ready, self._push([(nodes[p], pending[p]) for p in ready], group), strict=True):
-                old = sent.get(name, _Sent([], now, self._settings.round_timeout / 2))
-                sent[name] = _Sent([*old.ids, number], now, 2 * old.patience)
-            owner = {number: name for name, s in sent.items() for number in s.ids}
-            for message in self._grid.pull_messages(list(owner)) if owner else ():
-                number = message.metadata.reply_to_message_id
-                name = owner[number]
-                if name not in pending:
-                    continue
-                if message.has_error() and f"{name} refuses" not in message.error.reason:
-                    # The engine speaks here (the site went away), not the site: its order is sent again.
-                    self._log(f"{name} did not answer: {message.error.reason}")
-                    sent[name].ids.remove(number)
-                    if not sent[name].ids:
-                        del sent[name]
-                    not_before[name], look = now + 1.0, 0.0
-                    continue
-                try:
-                    if message.has_error():
-                        raise WireError(message.error.reason.removeprefix(f"{name} "))
-                    answers[name] = check(name, message.content)
-                    if name in self._absent:
-                        self._log(f"{name} is back")
-                        self._absent.discard(name)
-                except WireError as error:
-                    self._lose(name, str(error), policy)
-                del pending[name], sent[name]
-            away = [p for p in pending if p not in sent]
-            self.missing = {p: now - began for p in (away if now - began < self._settings.patience else pending)}
-            if policy == "skip":
-                for name in [p for p in away if p in self._absent] if now - began > 1.0 or answers else []:
-                    del pending[name]
-                if now - began > self._settings.patience:
-                    for name in pending:
-                        self._log(f"going on without {name}, missing for {now - began:.0f} s")
-                    self._absent |= set(pending)
-                    break
-            elif now - began > self._settings.give_up:
-                raise FederationError(f"{', '.join(pending)}: no answer for {now - began:.0f} s; resume when back")
-            if now - told >= self._settings.tell_every and self.missing:
-                told = now
-                self._log("waiting for " + ", ".join(f"{n} ({s:.0f} s)" for n, s in self.missing.items()))
-            if pending:
-                time.sleep(self._settings.poll)
+            one.send(now)
+            one.receive(now)
+            one.lose_patience(now)
+            if one.pending:
+                time.sleep(self.settings.poll)
         self.missing = {}
-        if policy == "skip" and len(answers) < self._settings.min_sites:
-            raise FederationError(f"{len(answers)} site(s) answered, fewer than min_sites = {self._settings.min_sites}")
-        return answers
+        if one.policy == "skip" and len(one.answers) < self.settings.min_sites:
+            few = f"{len(one.answers)} site(s) answered, fewer than min_sites = {self.settings.min_sites}"
+            raise FederationError(few)
+        return one.answers
 
-    def _lose(self, name: str, reason: str, policy: str) -> None:
+
+class _Exchange(Generic[T]):
+    """One round of requests on its way."""
+
+    def __init__(
+        self,
+        post: Post,
+        requests: Mapping[str, RecordDict],
+        group: str,
+        check: Callable[[str, RecordDict], T],
+        policy: Policy,
+    ) -> None:
+        self._post, self._group, self._check, self.policy = post, group, check, policy
+        self.pending, self.answers = dict(requests), dict[str, T]()
+        self._sent: dict[str, _Sent] = {}
+        self._not_before: dict[str, float] = {}
+        self._began = self._told = time.monotonic()
+        self._look, self._nodes, self._online = 0.0, post.nodes(), set[int]()
+
+    def send(self, now: float) -> None:
+        """Ask every site that is there and has not been asked, or not answered for too long."""
+        if now >= self._look:
+            self._nodes, self._online = self._post.nodes(), set(self._post.grid.get_node_ids())
+            self._look = now + 1.0
+        for name in [p for p in self.pending if p not in self._nodes]:
+            self._lose(name, "is not registered or was revoked")
+        ready = [p for p in self.pending if self._nodes[p] in self._online and self._wants(p, now)]
+        messages = [
+            Message(self.pending[p], dst_node_id=self._nodes[p], message_type="train", group_id=self._group)
+            for p in ready
+        ]
+        numbers = list(self._post.grid.push_messages(messages)) if messages else []
+        for name, number in zip(ready, numbers, strict=True):
+            old = self._sent.get(name)
+            if old is not None:
+                self._post.log(f"{name} has not answered for {now - old.at:.0f} s; asked again")
+                self._sent[name] = _Sent([*old.ids, number], now, 2 * old.patience)
+            else:
+                self._sent[name] = _Sent([number], now, self._post.settings.round_timeout)
+
+    def _wants(self, name: str, now: float) -> bool:
+        sent = self._sent.get(name)
+        return now >= self._not_before.get(name, 0.0) and (sent is None or now - sent.at > sent.patience)
+
+    def receive(self, now: float) -> None:
+        """Take what has arrived."""
+        owner = {number: name for name, sent in self._sent.items() for number in sent.ids}
+        for message in self._post.grid.pull_messages(list(owner)) if owner else ():
+            number = message.metadata.reply_to_message_id
+            name = owner[number]
+            if name not in self.pending:
+                continue
+            reason = (message.error.reason or "no reason given") if message.has_error() else ""
+            if reason and not reason.startswith(f"{name} refuses"):
+                # The engine speaks here (the site went away), not the site: its order is sent again.
+                self._post.log(f"{name} did not answer: {reason}")
+                self._sent[name].ids.remove(number)
+                if not self._sent[name].ids:
+                    del self._sent[name]
+                self._not_before[name], self._look = now + 1.0, 0.0
+                continue
+            try:
+                if reason:
+                    raise WireError(reason.removeprefix(f"{name} "))
+                self.answers[name] = self._check(name, message.content)
+            except WireError as error:
+                self._lose(name, str(error))
+                continue
+            del self.pending[name], self._sent[name]
+            if name in self._post.absent:
+                self._post.log(f"{name} is back")
+                self._post.absent.discard(name)
+
+    def _lose(self, name: str, reason: str) -> None:
         """A site that is not to be counted: the end of the run, or a line in its log."""
-        if policy == "wait":
+        if self.policy == "wait":
             raise FederationError(f"{name}: {reason}")
-        self._log(f"refused: {name}: {reason}")
+        self._post.log(f"refused: {name}: {reason}")
+        del self.pending[name]
+        self._sent.pop(name, None)
 
-    def _push(self, orders: list[tuple[int, RecordDict]], group: str) -> list[str]:
-        if not orders:
-            return []
-        made = [Message(content, dst_node_id=n, message_type="train", group_id=group) for n, content in orders]
-        return list(self._grid.push_messages(made))
+    def lose_patience(self, now: float) -> None:
+        """Name the missing sites, and go on without them or give up when it is time."""
+        post, waited = self._post, now - self._began
+        away = [p for p in self.pending if p not in self._sent]
+        post.missing = {p: waited for p in (away if waited < post.settings.patience else self.pending)}
+        if self.policy == "skip":
+            if waited > 1.0 or self.answers:
+                for name in [p for p in away if p in post.absent]:
+                    del self.pending[name]
+            if waited > post.settings.patience:
+                for name in self.pending:
+                    post.log(f"going on without {name}, missing for {waited:.0f} s")
+                post.absent |= set(self.pending)
+                self.pending.clear()
+        elif self.pending and waited > post.settings.give_up:
+            raise FederationError(f"{', '.join(self.pending)}: no answer for {waited:.0f} s; resume when back")
+        if post.missing and now - self._told >= post.settings.tell_every:
+            self._told = now
+            post.log("waiting for " + ", ".join(f"{n} ({s:.0f} s)" for n, s in post.missing.items()))

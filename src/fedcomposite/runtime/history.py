@@ -43,7 +43,9 @@ class Run:
     rounds: int
     """Rounds done."""
     server: NamedTuple
-    clients: NamedTuple
+    """The server's state."""
+    clients: Any
+    """The clients' states, a tuple of ``(n, ...)`` tensors; a :class:`ClientStates` store where they are very large."""
     solutions: Tensor | None = field(default=None, repr=False)
     """With ``keep_solutions=True``: the model before the first and after each round, ``(rounds + 1, d)``."""
     buffers: Tensor | None = field(default=None, repr=False)

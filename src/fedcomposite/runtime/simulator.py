@@ -143,14 +143,16 @@ class Simulator:
 
     def _check_fit(self, client: NamedTuple) -> None:
         """Refuse what the method cannot do, and name methods that can."""
-        from fedcomposite.algorithms import REGISTRY
+        from fedcomposite.algorithms import REGISTRY, fields
 
         info, name, n = self.algorithm.info, type(self.algorithm).__name__, len(self.problem.silos)
         if self.cohort < n and not self.algorithm.partial:
             able = ", ".join(k for k, v in REGISTRY.items() if v.info.participation == "any")
+            own = "partial_participation" in fields(type(self.algorithm))
+            hint = f"; or set partial_participation=True, {name}'s own form for it" if own else ""
             raise ValueError(
                 f"{name} needs every client in every round, but participation asks for {self.cohort} of {n}; "
-                f"methods that allow it: {able}"
+                f"methods that allow it: {able}{hint}"
             )
         if self.replace and len(client):
             raise ValueError(
@@ -593,7 +595,7 @@ def simulate(
         }[status]
     run = Run(
         sim.solution, history, status, message, sim.round, sim.server,
-        sim.clients if sim.states.small or sim._everyone else sim.states,  # type: ignore[arg-type]
+        sim.clients if sim.states.small or sim._everyone else sim.states,
         torch.stack(kept) if keep_solutions else None, sim.buffers,
     )  # fmt: skip
     if status == "diverged":
