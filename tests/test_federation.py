@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 import stat
 import time
 import zipfile
@@ -30,8 +31,10 @@ from cryptography import x509
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from typer.testing import CliRunner
 
-from fedcomposite.federation import bundle, tables, wire
+from fedcomposite.federation import bundle, engine, tables, wire
+from fedcomposite.federation.commands import federation_app
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.jobs import Job, carry_out
 from fedcomposite.federation.orders import Introduction, Order
@@ -517,21 +520,27 @@ LIES = {
 }
 
 
+@pytest.fixture(scope="module")
+def honest(silos, tmp_path_factory):
+    """The run in which the liar of round 3 simply sits it out."""
+
+    def absent(site, order, answer):
+        gone = site == "b" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2
+        return wire.content(refusal="not today") if gone else answer
+
+    grid = LocalGrid(make_sites(silos, tmp_path_factory.mktemp("honest")), absent)
+    return federate(grid, write(method("FedAvg"), rounds=3), Settings(policy="skip"))[1]
+
+
 @pytest.mark.parametrize("lie", list(LIES))
-def test_a_lie_is_refused_by_name_and_never_counted(silos, lie, tmp_path):
+def test_a_lie_is_refused_by_name_and_never_counted(silos, honest, lie, tmp_path):
     """With "wait" the run stops with one line; with "skip" the round is that of the honest sites."""
     text = write(method("FedAvg"), rounds=3)
     with pytest.raises(FederationError, match=f"^b: .*({lie})"):
         federate(LocalGrid(make_sites(silos, tmp_path / "1"), LIES[lie]), text)
     log = []
     _, run = federate(LocalGrid(make_sites(silos, tmp_path / "2"), LIES[lie]), text, Settings(policy="skip"), log=log)
-
-    def absent(site, order, answer):
-        gone = site == "b" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2
-        return wire.content(refusal="not today") if gone else answer
-
-    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "3"), absent), text, Settings(policy="skip"))
-    assert torch.equal(run.solution, want.solution)
+    assert torch.equal(run.solution, honest.solution)
     assert sum(line.startswith("refused: b: ") for line in log) == 1
 
 
@@ -858,3 +867,44 @@ def test_a_job_that_fails_says_why(silos, nmap, tmp_path):
     status = json.loads((folder.path / "status.json").read_text())
     assert (status["state"], status["message"]) == ("failed", "b: is not registered or was revoked")
     assert "failed: b: is not registered" in (folder.path / "federation.log").read_text()
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    done = CliRunner().invoke(federation_app, list(map(str, arguments)))
+    return done.exit_code, done.output
+
+
+def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path):
+    fed = tmp_path / "fed"
+    assert command("init", fed, "--sites", "a,b", "--port", 0)[0] == 0
+    (tmp_path / "a.csv").write_text("x,y\n" + "1.5,0\n2.5,1\n" * 10)
+    (tmp_path / "bad.toml").write_text("[run]\nround = 3\n")
+    (tmp_path / "good.toml").write_text(write(method("FedNMap"), L1))
+    for arguments, code, reason in [
+        (("init", fed, "--sites", "a"), 2, "already holds files"),
+        (("init", tmp_path / "fed2", "--sites", "A b"), 2, "small letters"),
+        (("serve", tmp_path / "nowhere"), 2, "no federation.toml there"),
+        (("join", tmp_path / "nowhere"), 2, "no site.toml there"),
+        (("join", fed / "sites" / "a"), 2, "give --data FILE"),
+        (("join", fed / "sites" / "a", "--data", tmp_path / "a.csv"), 2, "give --target COLUMN"),
+        (("join", fed / "sites" / "a", "--data", tmp_path / "a.csv", "--target", "z"), 2, "no column 'z'"),
+        (("run", fed), 2, "give a CONFIG, or --resume RUN"),
+        (("run", fed, tmp_path / "bad.toml"), 2, "is missing|is not a known field"),
+        (("run", fed, "--resume", tmp_path), 2, "not a run of a federation"),
+        (("run", fed, tmp_path / "good.toml", "--out", tmp_path / "run"), 1, "is `fedcomposite federation serve` run"),
+        (("run", fed, tmp_path / "good.toml", "--round-timeout", -1), 2, "round_timeout = -1"),
+        (("status", fed), 1, "is `fedcomposite federation serve` run"),
+        (("revoke", fed, "c"), 2, "no site 'c'"),
+    ]:
+        exit_code, said = command(*arguments)
+        assert exit_code == code, said
+        assert re.search(reason, " ".join(said.split())), said
+
+
+def test_another_version_of_flower_is_refused(monkeypatch):
+    monkeypatch.setattr(engine, "version", lambda name: "1.42.0")
+    with pytest.raises(engine.EngineError, match=r"flwr 1\.42\.0 is installed, but this release knows flwr 1\.41"):
+        engine.check_version()

@@ -56,6 +56,8 @@ class Info:
     """Whether, with full gradients and several local steps, it reaches a stationary point of f + h with no residual."""
     nonsmooth_loss: bool = False
     """Whether the method is meant for losses that are themselves non-smooth."""
+    uniform_only: bool = False
+    """Whether the server's mean must weigh all clients alike."""
 
 
 S = TypeVar("S", bound=NamedTuple)  # server state

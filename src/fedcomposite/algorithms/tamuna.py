@@ -70,6 +70,7 @@ class TAMUNA(Algorithm[Server, Client, Server, Reply]):
         regularizer="none",
         participation="any",
         exact=True,
+        uniform_only=True,
     )
     exchanges: ClassVar[int] = 2
 

@@ -7,15 +7,20 @@
 ``tables``         a site's own data
 ``store``          a site's memory between rounds: atomic files tagged with job and round
 ``site``           the client side: limits, one round, evaluation
-``server``         the coordinator's loop: cohorts, waiting or skipping, checkpoints, history
-``apps``           the two entry points of the bundle, which holds no code
-``bundle``         that bundle, and the check that it holds no code
+``enrol``          from a site's folder to a site
+``post``           sending to sites that come and go: waiting, skipping, refusing
+``server``         the coordinator's rounds: cohorts, averaging, checkpoints, history
+``jobs``           one experiment from its run folder to its end
+``apps``           the two entry points of the bundle
+``bundle``         that bundle, which holds no code, and the check of it
 ``pki``            certificate authority, server certificate, site keys
 ``folder``         the federation's and the sites' folders
-``supernode``      the site's long-lived connection (touches Flower's internals; version-checked)
+``engine``         Flower as a program: version, environment, command line
+``supernode``      a site's long-lived connection (uses Flower's internals; version-checked)
 ``superlink``      the coordinator's service, its administration closed to the network (the same)
+``demo``           a whole federation on one machine
 ``commands``       the command line
 =================  ================================================================================================
 
-Only ``wire``, ``server``, ``apps``, ``supernode`` and ``superlink`` import Flower; the methods never do.
+The methods know nothing of Flower, and of Flower's internals only ``supernode`` and ``superlink`` know.
 """

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedcomposite.experiments.config import Config
+from fedcomposite.experiments.config import locate
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import bundle, engine
 from fedcomposite.federation import demo as demonstration
@@ -35,7 +36,7 @@ from fedcomposite.federation.enrol import open_site
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder, free_port
 from fedcomposite.federation.jobs import Job
 from fedcomposite.federation.post import FederationError, Settings
-from fedcomposite.federation.shape import parse
+from fedcomposite.federation.shape import parse, write
 from fedcomposite.federation.supernode import Connection, RefusedError, reach
 
 federation_app = typer.Typer(
@@ -255,20 +256,20 @@ def _begin(
         job = Job.model_validate_json(federation.job(name_file.read_text().strip()).read_text(encoding="utf-8"))
         job = job.model_copy(update={"out": str(place.path), "settings": asdict(settings)})
     else:
-        source = Path(str(config))
-        content = source.read_text(encoding="utf-8") if source.is_file() else None
-        experiment = parse(content, source.name) if content is not None else Config.read(str(config))
-        written = Config.read(str(config)) if content is None or "[data]" in content else None
+        source = locate(str(config))
+        text = source.read_text(encoding="utf-8")
+        experiment = parse(text, source.name)
         chosen = destination or federation.runs / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = RunFolder(chosen.absolute())
         place.create()
-        (written or experiment).write(place.config)
+        place.config.write_text(write(experiment), encoding="utf-8")
+        written = tomllib.loads(text)
         job = Job(
             name=uuid.uuid4().hex[:16],
             out=str(place.path),
             settings=asdict(settings),
-            data=written.data if written is not None else None,
-            partition=written.partition if written is not None else None,
+            data=written.get("data"),
+            partition=written.get("partition"),
         )
         (place.path / "job").write_text(job.name + "\n", encoding="utf-8")
     for old in ("stop", "status.json"):

@@ -129,7 +129,7 @@ class Site:
         except DataError as error:  # may quote samples, so its text stays here
             self._log(f"refused: {error}")
             reason = "its data do not fit this experiment (see the site's log)"
-        except (RefusalError, WireError, LostStateError, ConfigError, ValueError) as error:
+        except (RefusalError, WireError, LostStateError, ConfigError) as error:
             self._log(f"refused: {error}")
             reason = str(error)
         except Exception as error:

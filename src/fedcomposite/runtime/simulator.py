@@ -158,6 +158,8 @@ class Simulator:
             raise ValueError(
                 f"{name} keeps state at its clients, so a client must not be drawn twice in a round; use replace=False"
             )
+        if info.uniform_only and self.problem.weighting != "uniform":
+            raise ValueError(f"{name} averages masked replies, which only works with weights='uniform'")
         if info.regularizer == "none" and not isinstance(self.problem.regularizer, Zero):
             able = ", ".join(k for k, v in REGISTRY.items() if "convex" in v.info.regularizer)
             raise ValueError(f"{name} has no rule for a regularizer; leave it out, or use a composite method: {able}")

@@ -1,0 +1,76 @@
+"""The practical steps are safe: with them no method diverges and all make progress, on very different problems."""
+
+import math
+import warnings
+
+import pytest
+
+import fedcomposite as fc
+from fedcomposite.algorithms import REGISTRY
+from fedcomposite.experiments import Config
+from fedcomposite.regularizers import L1, SCAD, Zero
+
+
+def lopsided():
+    silos = fc.data.load("synthetic", clients=8, features=12, samples=60, alpha=2.0, beta=2.0, seed=4)
+    return fc.Silos.from_arrays([(silos[i][0][: 60 // (i + 1)], silos[i][1][: 60 // (i + 1)]) for i in range(8)])
+
+
+PROBLEMS = {
+    "two classes, label skew": lambda h: fc.Problem(
+        fc.data.load("breast_cancer").partition("dirichlet", clients=6, alpha=0.2), loss="logistic", regularizer=h
+    ),
+    "regression": lambda h: fc.Problem(
+        fc.data.load("diabetes").partition("kmeans", clients=5), loss="least_squares", regularizer=h, bias=True
+    ),
+    "unequal silos": lambda h: fc.Problem(lopsided(), loss="logistic", regularizer=h, weights="samples"),
+    "hospitals": lambda h: fc.Problem(fc.data.load("heart_disease"), loss="squared_hinge", regularizer=h),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", REGISTRY)
+def test_auto_steps_are_safe(name, problem):
+    cls = REGISTRY[name]
+    terms = {"none": [Zero()], "weakly convex": [L1(0.01), SCAD(0.5, kappa=0.02)]}.get(cls.info.regularizer, [L1(0.01)])
+    for h in terms:
+        made = PROBLEMS[problem](h)
+        if cls.info.uniform_only and made.weighting == "samples":
+            with pytest.raises(ValueError, match=f"{name} averages masked replies"):
+                fc.simulate(made, cls.auto(1.0), rounds=1)
+            continue
+        L = made.smoothness()
+        method = cls.auto(L, made.regularizer.rho, local_steps=5)
+        run = fc.simulate(made, method, rounds=60 * cls.exchanges, evaluate_every=20)
+        assert run.status != "diverged", run.message
+        first, last = run.history[0].objective, run.history[-1].objective
+        assert math.isfinite(last)
+        assert last < first
+
+
+def test_auto_and_theory_steps_in_a_configuration():
+    content = {
+        "data": {"name": "synthetic", "clients": 5, "samples": 20, "seed": 0},
+        "regularizer": {"name": "L1", "lam": 0.01},
+        "run": {"rounds": 10},
+    }
+    made = {}
+    for steps in ("auto", "theory"):
+        config = Config.check({**content, "algorithm": {"name": "Zhang", "local_steps": 4, "steps": steps}})
+        problem = config.make_problem()
+        made[steps] = config.make_algorithm(config.specs[0], problem)
+        assert made[steps].local_steps == 4
+        assert bool(config.outside_theory(made[steps], problem)) == (steps == "auto")
+    assert made["theory"].round_step < made["auto"].round_step
+    fixed = Config.check({**content, "algorithm": {"name": "Zhang", "steps": "auto", "server_step": 3.0}})
+    assert fixed.make_algorithm(fixed.specs[0], fixed.make_problem()).server_step == 3.0
+
+
+def test_smooth_methods_warn_once_about_losses_with_kinks():
+    problem = fc.Problem(fc.data.load("wisconsin").partition("iid", clients=4), loss="hinge")
+    with pytest.warns(fc.NonSmoothWarning, match=r"FedAvg is made for smooth losses .* FedMLS, FedMSPP") as seen:
+        fc.simulate(problem, REGISTRY["FedAvg"](2, 0.01), rounds=5)
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fc.simulate(problem, REGISTRY["FedMLS"](lambda0=1.0), rounds=3)
