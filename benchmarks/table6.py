@@ -146,19 +146,20 @@ def measure(device: str, quick: bool = False) -> list[dict[str, Any]]:
     rows = []
     problems = {name: workload(name, 10).problem(quick) for name in ("FedMid", "FedDA")}
     for K in (2, 3) if quick else PAPER:
-        rounds = 1 if quick else 2 if K > 20 else 3
+        warm = int(min(PAPER) == K or quick)  # larger K only repeat the same steps
+        rounds = warm + (1 if quick else 3 if warm else 2)
         sims = {m: workload(m, K).simulator(problems.get(m, problems["FedMid"]), device, method(m, K)) for m in METHODS}
-        loops = {m: Loop(m, K, problems.get(m, problems["FedMid"]), device, rounds + 1) for m in METHODS}
+        loops = {m: Loop(m, K, problems.get(m, problems["FedMid"]), device, rounds) for m in METHODS}
         ours: dict[str, list[float]] = {m: [] for m in METHODS}
         theirs: dict[str, list[float]] = {m: [] for m in METHODS}
-        for r in range(rounds + 1):
+        for r in range(rounds):
             for m in METHODS:
                 with _threads(sims[m].threads):
                     ours[m].append(lap(sims[m].step, device))
-                if K <= 10 or r < 1:  # the loop is followed to the end once, and timed in one round for larger K
+                if warm or r < 1:  # the loop is followed to the end once, and timed in one round for larger K
                     theirs[m].append(lap(loops[m].round, device))
-        seconds = {m: statistics.median(t[1:]) for m, t in ours.items()}
-        loop = {m: statistics.median(t[1:] or t) for m, t in theirs.items()}
+        seconds = {m: statistics.median(t[warm:]) for m, t in ours.items()}
+        loop = {m: statistics.median(t[warm:] or t) for m, t in theirs.items()}
         for j, m in enumerate(METHODS):
             gap = float((sims[m].solution - loops[m].solution).abs().max()) if loops[m].r == sims[m].round else None
             paper = PAPER[K][j] / PAPER[K][0] if K in PAPER else None

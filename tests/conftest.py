@@ -1,6 +1,7 @@
 """Problems that several tests share."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,22 @@ def real_data():
     if not folder or not Path(folder).is_dir():
         pytest.skip("FEDCOMPOSITE_DATA does not name a folder with the real data sets")
     return Path(folder)
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """The command's entry point without the price of a new process: checks the exit code, returns what was printed."""
+    from fedcomposite import cli as module
+
+    for console in (module.out, module.err):
+        monkeypatch.setattr(console, "_width", 400)
+
+    def call(*arguments, check):
+        monkeypatch.setattr(sys, "argv", ["fedcomposite", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            module.main()
+        seen = capsys.readouterr()
+        assert stop.value.code == check, seen
+        return seen
+
+    return call

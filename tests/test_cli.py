@@ -64,25 +64,6 @@ def config(tmp_path):
     return path
 
 
-@pytest.fixture
-def cli(capsys, monkeypatch):
-    """The same entry point without the price of a new process: returns exit code, output, errors."""
-    from fedcomposite import cli as module
-
-    for console in (module.out, module.err):
-        monkeypatch.setattr(console, "_width", 400)
-
-    def call(*arguments, check):
-        monkeypatch.setattr(sys, "argv", ["fedcomposite", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            module.main()
-        seen = capsys.readouterr()
-        assert stop.value.code == check, seen
-        return seen
-
-    return call
-
-
 def history(folder):
     return [{**json.loads(line), "seconds": 0} for line in (folder / "history.jsonl").read_text().splitlines()]
 

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import json
 import shutil
-import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -18,7 +17,6 @@ from safetensors.numpy import load_file
 from scipy import sparse
 
 import fedcomposite as fc
-from fedcomposite import cli as module
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import SHIPPED, File
 from fedcomposite.experiments import Config
@@ -65,23 +63,6 @@ step = 0.5
 [run]
 rounds = 30
 """
-
-
-@pytest.fixture
-def cli(capsys, monkeypatch):
-    """The entry point of the command: returns what it printed, after a check of the exit code."""
-    for console in (module.out, module.err):
-        monkeypatch.setattr(console, "_width", 400)
-
-    def call(*arguments, check):
-        monkeypatch.setattr(sys, "argv", ["fedcomposite", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            module.main()
-        seen = capsys.readouterr()
-        assert stop.value.code == check, seen
-        return seen
-
-    return call
 
 
 @pytest.fixture

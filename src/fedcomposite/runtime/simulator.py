@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm, Empty
-from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth, prox_gradient_norm
+from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth
 from fedcomposite.problems.base import Local, UnsuitableError
 from fedcomposite.regularizers import Zero
 from fedcomposite.runtime import checkpoint as checkpoints
@@ -26,7 +25,7 @@ from fedcomposite.runtime import distributed as processes
 from fedcomposite.runtime import messages, states
 from fedcomposite.runtime.compiled import Program
 from fedcomposite.runtime.history import Record, Run, Status
-from fedcomposite.runtime.rounds import mean_buffers
+from fedcomposite.runtime.rounds import make_record, mean_buffers, verdict
 from fedcomposite.runtime.wrapped import Counted
 
 Backend = Literal["stacked", "loop"]
@@ -327,23 +326,10 @@ class Simulator:
         if self.group is not None:
             seen = processes.merge(self.problem, self.group, seen)
         gradients, proxes, up, down = self.totals
-        loss = float(seen.loss)
-        nonzeros = int((x != 0).sum())
-        return Record(
-            round=self.round,
-            objective=loss + float(h.value(x)),
-            loss=loss,
-            stationarity=float(prox_gradient_norm(x, seen.gradient, h, stationarity_step)),
-            stationarity_step=stationarity_step,
-            nonzeros=nonzeros,
-            sparsity=1 - nonzeros / len(x),
-            bytes_up=up,
-            bytes_down=down,
-            prox_evaluations=proxes,
-            gradient_evaluations=gradients,
-            **{k: v.item() for k, v in seen.metrics.items()},
-            seconds=seconds,
-        )
+        return make_record(
+            x, seen, h, round=self.round, step=stationarity_step, bytes_up=up, bytes_down=down,
+            counter=Counter(gradients, proxes), seconds=seconds,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -550,18 +536,14 @@ def simulate(
             on_record(made)
         return made
 
-    def reached(made: Record) -> bool:
-        return tolerance is not None and made["stationarity"] <= tolerance
-
     with _threads(sim.threads), _interrupts() as interrupted:
 
         def stop() -> bool:  # the processes of a group must end after the same round
             return interrupted.is_set() if group is None else sim.stop
 
         last = history[-1] if history else record()
-        solution, first = sim.solution, history[0]["objective"]
-        kept = [solution] if keep_solutions else []
-        status: Status = "converged" if reached(last) else "completed"
+        kept = [sim.solution] if keep_solutions else []
+        status: Status = verdict(last, history[0], tolerance)
         while status == "completed" and sim.round < rounds and not stop():
             before = sim.server, sim.buffers
             sim.stop = interrupted.is_set()
@@ -573,11 +555,7 @@ def simulate(
                 kept.append(sim.solution)
             if sim.round % evaluate_every == 0 or sim.round == rounds:
                 last = record()
-                if not math.isfinite(last["objective"]) or last["objective"] > 1e10 * max(1.0, abs(first)):
-                    if math.isfinite(first):
-                        status = "diverged"
-                elif reached(last):
-                    status = "converged"
+                status = verdict(last, history[0], tolerance)
             if status == "completed" and checkpoint_every and sim.round % checkpoint_every == 0:
                 snap()
         stopped = stop() and status == "completed" and sim.round < rounds
