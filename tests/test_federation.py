@@ -29,6 +29,7 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from cryptography import x509
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from typer.testing import CliRunner
@@ -143,7 +144,7 @@ def close(a, b):
 @pytest.mark.parametrize(
     ("name", "weights"),
     [(name, "uniform") for name in algorithms.REGISTRY]
-    + [(name, "samples") for name in ("FedNMap", "Scaffold", "TAMUNA", "EControlDA")],
+    + [(name, "samples") for name in ("FedNMap", "Scaffold", "FedDR", "EControlDA")],
 )
 def test_equals_the_simulator_round_by_round(name, weights, tmp_path):
     """Every method, full and minibatch gradients, all and some of the sites: models and records agree to 1e-12."""
@@ -454,6 +455,32 @@ def test_a_site_slower_than_the_timeout_is_still_heard(silos, tmp_path):
     grid = SlowGrid(make_sites(silos, tmp_path / "2"))
     _, run = federate(grid, text, Settings(round_timeout=0.2, poll=0.02), log=log)
     assert any("a has not answered for 0 s; asked again" in line for line in log)
+    same(run, want)
+
+
+class ForgetfulGrid(LocalGrid):
+    """The first order of round 2 to site b is lost, and b connects anew before the engine has missed it."""
+
+    session = "1"
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=n, last_activated_at=self.session if n == 2 else "0") for n in self.get_node_ids()]
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        for i, message in zip(ids, messages, strict=True):
+            order = Order.read(wire.text(message.content, "order"))
+            if (order.site, order.round, self.session) == ("b", 1, "1"):
+                del self._box[i]
+                self.session = "2"
+        return ids
+
+
+def test_a_site_that_is_back_before_it_was_missed_is_asked_again(silos, nmap, tmp_path):
+    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
+    log = []
+    _, run = federate(ForgetfulGrid(make_sites(silos, tmp_path / "2")), nmap, log=log)
+    assert log == ["b has connected anew; asked again"]
     same(run, want)
 
 

@@ -40,7 +40,6 @@ from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import SHIPPED, File, cache_folder
 from fedcomposite.experiments import runner
 from fedcomposite.experiments.config import Config, ConfigError, shipped
-from fedcomposite.experiments.plots import draw_histories, draw_silos
 from fedcomposite.experiments.store import RunFolder, StoreError, coefficients
 from fedcomposite.exporting import ExportError, Format, export
 from fedcomposite.runtime import ClientError, Interrupted, Record
@@ -249,6 +248,8 @@ def plot(
     title: Annotated[str, typer.Option(help="A title.")] = "",
 ) -> None:
     """Draw the curves of one or more runs in one picture."""
+    from fedcomposite.experiments.plots import draw_histories
+
     draw_histories(runner.collect(runs), destination, title)
     out.print(f"written: {escape(str(destination))}")
 
@@ -299,7 +300,7 @@ def describe(
     _print_frame(silos.summary(), str(silos))
     out.print(", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in silos.heterogeneity().items()))
     if picture is not None:
-        draw_silos(silos, picture)
+        silos.plot(picture)
         out.print(f"written: {escape(str(picture))}")
 
 
@@ -409,10 +410,24 @@ def _first_line(thing: Any) -> str:
     return lines[0].rstrip(":") if lines else ""
 
 
+def _add_federation() -> None:
+    try:
+        from fedcomposite.federation.commands import federation_app
+    except ModuleNotFoundError as missing:
+        if sys.argv[1:2] == ["federation"]:
+            raise ConfigError(
+                f"a federation needs the package {missing.name!r}: pip install 'fedcomposite[flower]'"
+            ) from None
+        return
+    app.add_typer(federation_app, name="federation")
+
+
 def main() -> None:
     """Entry point: one clear line for what went wrong, and the exit code that says whose move it is."""
     warnings.showwarning = _show_warning
     try:
+        if sys.argv[1:2] in ([], ["--help"], ["federation"]):  # it brings a network stack, which others need not load
+            _add_federation()
         app()
     except (ValueError, TypeError) as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -13,8 +13,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.io import loadmat
-from sklearn.datasets import load_svmlight_file
 
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import fetch
@@ -55,6 +53,8 @@ def finish(silos: Silos, standardize: bool, test: float, seed: int) -> Silos:
 
 
 def _svmlight(content: bytes, features: int) -> tuple[npt.NDArray[np.float32], Floats]:
+    from sklearn.datasets import load_svmlight_file
+
     X, y = load_svmlight_file(io.BytesIO(content), n_features=features, dtype=np.float32, zero_based=False)
     return X.toarray(), y.astype(np.float64)
 
@@ -157,6 +157,8 @@ def ilea_schools(*, constant: bool = False, standardize: bool = True, test: Shar
     denomination, and two percentages of the school; 15 pupils have no reasoning band. The published constant column
     is dropped (ask the problem for an intercept), unless ``constant=True``.
     """
+    from scipy.io import loadmat
+
     (content,) = fetch("ilea_schools", FILES["ilea_schools"])
     cells = loadmat(io.BytesIO(content))  # type: ignore[arg-type]  # the stubs know paths only
     kept = len(SCHOOL) if constant else len(SCHOOL) - 1

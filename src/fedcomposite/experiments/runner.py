@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from fedcomposite.experiments.config import Config
-from fedcomposite.experiments.plots import draw_histories
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import DivergenceWarning, Interrupted, Record, Run, simulate
@@ -77,6 +76,8 @@ def compare(
     ``begin(label, seed)`` is called before each run and returns its watcher. Returns the table of :func:`tabulate`,
     which is also written beside the plot.
     """
+    from fedcomposite.experiments.plots import draw_histories  # brings matplotlib
+
     seeds = config.seeds or [config.seed]
     config.write(out / "config.toml")
     histories: dict[str, list[list[Record]]] = {}

@@ -24,7 +24,6 @@ import torch
 from safetensors.torch import save as serialise
 
 from fedcomposite._version import __version__
-from fedcomposite.experiments.plots import draw_histories
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.checkpoint import write_atomic
 from fedcomposite.runtime.history import Record, Run
@@ -103,6 +102,8 @@ class RunFolder:
 
     def finish(self, run: Run, problem: Problem, label: str) -> None:
         """Write the model, the coefficient table, the plot and the summary (last: it marks a finished run)."""
+        from fedcomposite.experiments.plots import draw_histories  # brings matplotlib
+
         tensors = {"x": run.solution.detach().cpu()}
         metadata = {"format": "pt"}
         if problem.model is None:

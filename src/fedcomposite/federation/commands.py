@@ -253,12 +253,14 @@ def _begin(
         name_file = place.path / "job"
         if not name_file.is_file():
             raise FolderError(f"--resume {resume}: no job there, so this is not a run of a federation")
+        _require_service(federation)
         job = Job.model_validate_json(federation.job(name_file.read_text().strip()).read_text(encoding="utf-8"))
         job = job.model_copy(update={"out": str(place.path), "settings": asdict(settings)})
     else:
         source = locate(str(config))
         text = source.read_text(encoding="utf-8")
         experiment = parse(text, source.name)
+        _require_service(federation)
         chosen = destination or federation.runs / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = RunFolder(chosen.absolute())
         place.create()
@@ -279,10 +281,13 @@ def _begin(
     return place
 
 
-def _conduct(federation: FederationFolder, place: RunFolder) -> None:
-    """Submit the job, follow it and print its result."""
+def _require_service(federation: FederationFolder) -> None:
     if reason := reach(federation.address, federation.authority):
         raise FederationError(f"{reason}; is `fedcomposite federation serve` running?")
+
+
+def _conduct(federation: FederationFolder, place: RunFolder) -> None:
+    """Submit the job, follow it and print its result."""
     job = (place.path / "job").read_text().strip()
     label = bundle.write(federation.state / "bundle")
     said = len(_lines(place))
@@ -374,8 +379,7 @@ def status(folder: Federation) -> None:
     """Show the sites (online, last seen) and what the newest job is doing."""
     with _one_line():
         federation = FederationFolder(folder)
-        if reason := reach(federation.address, federation.authority):
-            raise FederationError(f"{reason}; is `fedcomposite federation serve` running?")
+        _require_service(federation)
         listed = engine.flwr(federation.home, "supernode", "list", "federation")["nodes"]
         by_node = {int(n["node-id"]): n for n in listed}
         rows = []

@@ -52,6 +52,7 @@ class Settings:
 class _Sent:
     ids: list[str]  # of the order, and of its repetitions
     at: float  # of the last one
+    session: str  # since when the site has been connected
     patience: float
 
 
@@ -120,13 +121,13 @@ class _Exchange(Generic[T]):
         self._sent: dict[str, _Sent] = {}
         self._not_before: dict[str, float] = {}
         self._began = self._told = time.monotonic()
-        self._look, self._nodes, self._online = 0.0, post.nodes(), set[int]()
+        self._look, self._nodes, self._online = 0.0, post.nodes(), dict[int, str]()
 
     def send(self, now: float) -> None:
         """Ask every site that is there and has not been asked, or not answered for too long."""
         if now >= self._look:
-            self._nodes, self._online = self._post.nodes(), set(self._post.grid.get_node_ids())
-            self._look = now + 1.0
+            self._nodes, self._look = self._post.nodes(), now + 1.0
+            self._online = {n.node_id: n.last_activated_at for n in self._post.grid.get_nodes()}
         for name in [p for p in self.pending if p not in self._nodes]:
             self._lose(name, "is not registered or was revoked")
         ready = [p for p in self.pending if self._nodes[p] in self._online and self._wants(p, now)]
@@ -136,16 +137,21 @@ class _Exchange(Generic[T]):
         ]
         numbers = list(self._post.grid.push_messages(messages)) if messages else []
         for name, number in zip(ready, numbers, strict=True):
-            old = self._sent.get(name)
-            if old is not None:
-                self._post.log(f"{name} has not answered for {now - old.at:.0f} s; asked again")
-                self._sent[name] = _Sent([*old.ids, number], now, 2 * old.patience)
-            else:
-                self._sent[name] = _Sent([number], now, self._post.settings.round_timeout)
+            old, session = self._sent.get(name), self._online[self._nodes[name]]
+            if old is None:
+                self._sent[name] = _Sent([number], now, session, self._post.settings.round_timeout)
+                continue
+            why = f"has not answered for {now - old.at:.0f} s" if session == old.session else "has connected anew"
+            self._post.log(f"{name} {why}; asked again")
+            self._sent[name] = _Sent([*old.ids, number], now, session, 2 * old.patience)
 
     def _wants(self, name: str, now: float) -> bool:
+        if now < self._not_before.get(name, 0.0):
+            return False
         sent = self._sent.get(name)
-        return now >= self._not_before.get(name, 0.0) and (sent is None or now - sent.at > sent.patience)
+        # A site that was killed and is back before anybody noticed has lost its order.
+        anew = sent is not None and self._online[self._nodes[name]] != sent.session
+        return sent is None or anew or now - sent.at > sent.patience
 
     def receive(self, now: float) -> None:
         """Take what has arrived."""
