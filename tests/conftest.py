@@ -12,6 +12,11 @@ import fedcomposite as fc
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """The federation's real processes take longest: start them first, so that the other workers run beside them."""
+    items.sort(key=lambda item: item.path.name != "test_federation_real.py")
+
+
 @pytest.fixture(scope="session")
 def silos():
     """The heterogeneous silos of the acceptance tests: n = 30, d = 20, m = 100."""

@@ -153,3 +153,37 @@ def test_enlarging_is_bilinear_interpolation(old, new):
     expected = torch.nn.functional.interpolate(x, size=(new, new), mode="bilinear", align_corners=False)
     torch.testing.assert_close(Images(old, new)(x), expected, rtol=0, atol=1e-6)
     assert not Images(old, new).state_dict()
+
+
+def test_models_of_other_packages(tmp_path, monkeypatch):
+    """A package offers a model through an entry point; a configuration names it, and no code travels."""
+    import importlib
+
+    import fedcomposite as fc
+    from fedcomposite.experiments import Config
+
+    (tmp_path / "hospital_nets.py").write_text(
+        "from torch import nn\n"
+        "def tiny(shape, classes, width=4):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.Tanh(), nn.Linear(width, classes))\n"
+    )
+    information = tmp_path / "hospital_nets-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: hospital-nets\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[fedcomposite.models]\ntiny-net = hospital_nets:tiny\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    silos = fc.data.load("wine").partition("iid", clients=3)
+    assert sum(p.numel() for p in fc.models.build("tiny_net", silos, width=5).parameters()) == 13 * 5 + 5 + 5 * 3 + 3
+    content = {
+        "data": {"name": "wine"},
+        "partition": {"name": "iid", "clients": 3},
+        "model": {"name": "tiny-net", "options": {"width": 6}},
+        "algorithm": {"name": "FedAvg", "local_steps": 1, "step": 0.1},
+        "run": {"rounds": 1},
+    }
+    assert Config.check(content).make_problem().dimension == 13 * 6 + 6 + 6 * 3 + 3
+    with pytest.raises(ValueError, match="model 'tiny-net' has no option 'widht'; did you mean 'width'"):
+        fc.models.build("tiny-net", silos, widht=5)
+    with pytest.raises(ValueError, match="unknown model 'tinny-net'; did you mean 'tiny-net'"):
+        fc.models.build("tinny-net", silos)

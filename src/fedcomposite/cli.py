@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from importlib.metadata import EntryPoint
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -212,7 +213,9 @@ def list_names(
         "datasets": lambda: {k: _first_line(v) for k, v in data.DATASETS.items()},
         "partitions": lambda: {k: _first_line(v) for k, v in data.PARTITIONERS.items()},
         "losses": lambda: {k: _first_line(v) for k, v in problems.LOSSES.items()},
-        "models": lambda: {k: _first_line(v) for k, v in models.MODELS.items()},
+        "models": lambda: {
+            k: f"of {v.value}" if isinstance(v, EntryPoint) else _first_line(v) for k, v in models.available().items()
+        },
         "experiments": shipped,
     }[what]()
     _print_frame(pd.DataFrame({"name": known.keys(), "what": known.values()}), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fedcomposite.models.mobilenet import MobileNetV3Small
 from fedcomposite.models.resnet import ResNet18
 from fedcomposite.models.small import Shape, cnn, linear, mlp, sigmoid_net, zhang_cnn
 
-__all__ = ["MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "build"]
+__all__ = ["MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "available", "build"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
@@ -42,7 +43,8 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
     Parameters
     ----------
     name : str
-        ``linear``, ``mlp``, ``cnn``, ``zhang-cnn``, ``resnet18``, ``sigmoid-net`` or ``mobilenetv3-small``.
+        ``linear``, ``mlp``, ``cnn``, ``zhang-cnn``, ``resnet18``, ``sigmoid-net``, ``mobilenetv3-small``, or one that
+        an installed package offers (:func:`available`).
     dataset : Silos or str
         Silos with class labels, or the name of a data set of the papers (``a9a``, ``mnist``, ``fashion-mnist``,
         ``cifar10``).
@@ -57,10 +59,12 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
     >>> sum(p.numel() for p in fc.models.build("mlp", "mnist").parameters())
     109386
     """
-    key = name.casefold().replace("_", "-")
-    if key not in MODELS:
-        raise ValueError(f"unknown model {name!r}{suggest(name, MODELS)} (known: {', '.join(sorted(MODELS))})")
-    known = list(inspect.signature(MODELS[key]).parameters)[2:]
+    key, models = name.casefold().replace("_", "-"), available()
+    if key not in models:
+        raise ValueError(f"unknown model {name!r}{suggest(name, models)} (known: {', '.join(sorted(models))})")
+    made = models[key]
+    factory: Callable[..., nn.Module] = made.load() if isinstance(made, EntryPoint) else made
+    known = list(inspect.signature(factory).parameters)[2:]
     for given in options:
         if given not in known:
             options_known = ", ".join(known) or "none"
@@ -70,7 +74,18 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
     shape, classes = _fit(dataset)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return MODELS[key](shape, classes, **options)
+        return factory(shape, classes, **options)
+
+
+def available() -> dict[str, Callable[..., nn.Module] | EntryPoint]:
+    """The models of this package and of installed packages that offer some.
+
+    Another package offers a model through an entry point of the group ``fedcomposite.models``: a function of
+    (shape of a sample, number of classes, options). A configuration can then name it, also in a federation, where every
+    site runs only what is installed there.
+    """
+    offered = {p.name.casefold().replace("_", "-"): p for p in entry_points(group="fedcomposite.models")}
+    return {**offered, **MODELS}
 
 
 def _fit(dataset: Silos | str) -> tuple[Shape, int]:
