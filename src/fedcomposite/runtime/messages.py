@@ -43,6 +43,13 @@ def mean(replies: T, weights: Tensor | None = None) -> T:
     return each(replies, lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1) / len(weights))
 
 
+def join(parts: Any) -> Any:
+    """Stacked tuples, or tensors, of several groups of clients as those of all."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    return type(parts[0])(*map(torch.cat, zip(*parts, strict=True)))
+
+
 def finite(state: NamedTuple) -> bool:
     """Whether every number in a tuple is finite."""
     return all(bool(torch.isfinite(t).all()) for t in state)

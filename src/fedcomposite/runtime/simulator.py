@@ -34,6 +34,7 @@ Mode = Literal["eager", "record", "compile"]
 RECORD_ROUNDS, COMPILE_ROUNDS = 10, 100
 """Rounds from which a GPU run is recorded as one program per round, and from which it is compiled as well."""
 
+_ROOM = 1 << 20  # entries of a stacked vector up to which temporaries stay near the cores, on a CPU
 _SMALL = 1 << 18  # elements of data in a local step below which a second thread costs more than it gives
 
 
@@ -253,13 +254,15 @@ class Simulator:
         )  # fmt: skip
 
     def _stacked(self, who: rng.Ints, message: NamedTuple, place: tuple[int, int]) -> tuple[NamedTuple, Tensor]:
-        grad = self._gradients(who, place)
         rows = None if self._everyone else who
         mine = self.states.take(rows)
         program = self._recorded(message, mine, who, self._everyone)
         if program is None:
-            replies, new = self.algorithm.local_round(messages.stack(message, len(who)), mine, grad, self.h)
-            buffers, self._expect = grad.buffers, grad.steps_used
+            cpu = self.smooth.device.type == "cpu"
+            per = max(1, _ROOM // self.smooth.dimension) if cpu else len(who)
+            chunks = [slice(a, a + per) for a in range(0, len(who), per)]
+            parts = [self._together(who[c], message, mine, c, place) for c in chunks]
+            replies, new, buffers = parts[0] if len(parts) == 1 else map(messages.join, zip(*parts, strict=True))
         else:
             replies, new, buffers = program(message, mine, self.buffers, who, self.round)
             self.counter.gradients += program.gradients
@@ -267,6 +270,16 @@ class Simulator:
         self.states.put(rows, new)
         stacked: NamedTuple = replies
         return stacked, buffers
+
+    def _together(
+        self, who: rng.Ints, message: NamedTuple, mine: NamedTuple, chunk: slice, place: tuple[int, int]
+    ) -> tuple[NamedTuple, NamedTuple, Tensor]:
+        """Replies, states and buffers of some clients, as one stacked computation."""
+        grad = self._gradients(who, (place[0] + chunk.start, place[1]))
+        states = messages.each(mine, lambda t: t[chunk])
+        replies, new = self.algorithm.local_round(messages.stack(message, len(who)), states, grad, self.h)
+        self._expect = grad.steps_used
+        return replies, new, grad.buffers
 
     def _recorded(self, message: NamedTuple, mine: NamedTuple, who: rng.Ints, everyone: bool) -> Program | None:
         """The round as one program, made in the first round; None where it is carried out eagerly."""
