@@ -836,7 +836,7 @@ def test_parquet(tmp_path):
         frame.to_parquet(tmp_path / "a.parquet")
     except ImportError:
         (tmp_path / "a.parquet").write_bytes(b"PAR1")
-        with pytest.raises(fc.DataError, match="needs the package pyarrow"):
+        with pytest.raises(fc.DataError, match="needs pyarrow"):
             tables.load(tmp_path / "a.parquet", name="a", target="num")
         return
     assert tables.load(tmp_path / "a.parquet", name="a", target="num").feature_names == ("x",)
