@@ -101,6 +101,8 @@ def _read(path: Path, missing: Sequence[str]) -> pd.DataFrame:
             return pd.read_csv(path, na_values=list(missing), skipinitialspace=True)
         return pd.read_parquet(path)
     except ImportError:
-        raise DataError(f"{path}: reading parquet needs pyarrow: pip install 'fedcomposite[parquet]', or save a .csv") from None
+        raise DataError(
+            f"{path}: reading parquet needs pyarrow: pip install 'fedcomposite[parquet]', or save a .csv"
+        ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError, ValueError) as error:
         raise DataError(f"{path}: not a readable {kind} file ({error})") from None
