@@ -341,3 +341,14 @@ def test_config_check_is_usable_from_python():
 def test_readme_is_about_this_version():
     readme = Path(__file__).parent.parent / "README.md"
     assert "make demo" in readme.read_text()
+
+
+def test_overwriting_a_comparison_with_unusable_data_keeps_the_old_one(tmp_path, cli):
+    (tmp_path / "a.csv").write_text("x,y\n1,1\n2,-1\n")
+    text = '[data]\nfiles = ["a.csv"]\ntarget = "y"\n[[algorithms]]\nname = "FedAvg"\nlocal_steps = 1\nstep = 0.1\n'
+    (tmp_path / "c.toml").write_text(text + "[run]\nrounds = 2\n")
+    cli("compare", tmp_path / "c.toml", "--out", tmp_path / "old", check=0)
+    (tmp_path / "a.csv").write_text("x,y\n1,1\n,-1\n")
+    cli("compare", tmp_path / "c.toml", "--out", tmp_path / "old", "--overwrite", check=2)
+    assert (tmp_path / "old" / "comparison.csv").exists()
+    assert len(history(tmp_path / "old" / "FedAvg" / "seed-0")) == 3

@@ -131,6 +131,8 @@ def compare(
         raise ConfigError(f"{config or resume}: no [[algorithms]] to compare")
     if resume is None:
         if overwrite:
+            if path.exists():
+                experiment.make_problem()  # data that cannot be used must not cost an old comparison
             runner.clear(path)
         elif path.exists() and any(path.iterdir()):
             raise ConfigError(f"{path}: already holds files; use --resume, --overwrite or another --out")
