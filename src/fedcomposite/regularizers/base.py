@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -22,9 +21,8 @@ Step = float | Tensor
 Layout = Sequence[tuple[str, int, int, tuple[int, ...]]]
 """Where a model's parameters lie in the flat vector: (name, start, stop, shape) of each."""
 
-_BLOCK = 1 << 17  # elements per block: a few temporaries of this size stay in a core's cache
-_SHARE = 1 << 19  # elements that repay a thread
-_HANDS = 4  # threads that the interpreter keeps busy
+_BLOCK = 1 << 18  # elements per block and thread: a few temporaries of this size stay in a core's caches
+_THREADS = 8  # threads up to which blocks grow, so that scratch stays small
 
 
 class Regularizer(ABC):
@@ -159,8 +157,8 @@ class Boxed(Regularizer):
 class Separable(Boxed):
     """h(x) = sum_j phi(x_j): subclasses give phi's prox on a block, in place of memory traffic.
 
-    A large vector is worked through in blocks that stay in cache, so a prox reads and writes memory once; a very large
-    one is shared between threads. Neither changes a bit of the result.
+    A large vector is worked through in blocks that stay in cache, so a prox reads and writes memory once. That does not
+    change a bit of the result.
     """
 
     @abstractmethod
@@ -186,7 +184,8 @@ class Separable(Boxed):
         """The prox block by block; a tensor of steps broadcasts against ``v``."""
         if v.requires_grad and torch.is_grad_enabled():  # autograd follows new tensors only
             return give(self._prox(v, step), out)
-        if v.numel() <= _BLOCK or v.device.type != "cpu":
+        most = _BLOCK * min(torch.get_num_threads(), _THREADS)  # torch gives each thread the same part of every block
+        if v.numel() <= most or v.device.type != "cpu":
             return self._prox(v, step, out)
         sink = torch.empty_like(v) if out is None else out
         if any(t.dim() > 2 and not t.is_contiguous() for t in (v, sink)):  # rows cannot be seen without a copy
@@ -195,44 +194,20 @@ class Separable(Boxed):
             source, target = v.view(1, -1), sink.view(1, -1)
         else:
             source, target = v.view(-1, v.shape[-1]), sink.view(-1, v.shape[-1])
-        blocks: list[tuple[Tensor, Tensor, Step]]
-        if isinstance(step, Tensor):
-            steps = step.broadcast_to(v.shape).reshape(source.shape)
-            blocks = list(zip(_blocks(source), _blocks(target), _blocks(steps), strict=True))
-        else:
-            blocks = [(a, b, step) for a, b in zip(_blocks(source), _blocks(target), strict=True)]
-        hands = max(1, min(torch.get_num_threads(), _HANDS, v.numel() // _SHARE))
-        per = -(-len(blocks) // hands)
-        if hands == 1:
-            self._work(blocks)
-            return sink
-        with ThreadPoolExecutor(hands) as pool:  # a context is a thread's own, so a new thread is told
-            inference = torch.is_inference_mode_enabled()
-            shares = [blocks[a : a + per] for a in range(0, len(blocks), per)]
-            list(pool.map(self._work, shares, [inference] * len(shares)))
+        steps = step.broadcast_to(v.shape).reshape(source.shape) if isinstance(step, Tensor) else None
+        scratch = torch.empty(most, dtype=v.dtype), torch.empty(most, dtype=v.dtype)
+        with torch.no_grad():
+            for at in _blocks(source.shape, most):
+                block = source[at]
+                one, two = (room[: block.numel()].view(block.shape) for room in scratch)
+                self._prox(block, step if steps is None else steps[at], target[at], one, two)
         return sink
 
-    def _work(self, blocks: list[tuple[Tensor, Tensor, Step]], inference: bool = False) -> None:
-        """One thread's share, with scratch that is reused from block to block."""
-        before = torch.get_num_threads()
-        if before > 1:
-            torch.set_num_threads(1)  # a block is too small to be divided again
-        try:
-            with torch.inference_mode() if inference else torch.no_grad():
-                room = [torch.empty(_BLOCK, dtype=blocks[0][0].dtype) for _ in range(2)]
-                shape, (one, two) = None, room
-                for source, target, step in blocks:
-                    if source.shape != shape:
-                        shape = source.shape
-                        one, two = (r[: source.numel()].view(shape) for r in room)
-                    self._prox(source, step, target, one, two)
-        finally:
-            if before > 1:
-                torch.set_num_threads(before)
 
-
-def _blocks(x: Tensor) -> list[Tensor]:
-    """Views of a matrix with at most ``_BLOCK`` entries each: several rows, or equal pieces of a row."""
-    pieces = -(-x.shape[1] // _BLOCK)
-    wide = -(-x.shape[1] // pieces)
-    return [part for rows in x.split(max(1, _BLOCK // wide)) for part in rows.split(wide, 1)]  # type: ignore[no-untyped-call]
+def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a matrix into blocks of at most ``most`` entries: several rows, or equal pieces of a row."""
+    rows, columns = shape
+    wide = -(-columns // -(-columns // most))
+    tall = max(1, most // wide)
+    for i in range(0, rows, tall):
+        yield from ((slice(i, i + tall), slice(j, j + wide)) for j in range(0, columns, wide))

@@ -24,8 +24,15 @@ def clip(v: Tensor, bound: Step, out: Tensor | None = None) -> Tensor:
 
 
 def soft(v: Tensor, threshold: Step, out: Tensor | None = None, one: Tensor | None = None) -> Tensor:
-    """Soft-thresholding sign(v) (|v| - threshold)_+, written as the residual of a clamp; ``one`` is scratch."""
-    return torch.sub(v, clip(v, threshold, one), out=out)
+    """Soft-thresholding sign(v) (|v| - threshold)_+; with several thresholds the residual of a clamp, in ``one``."""
+    if isinstance(threshold, Tensor):
+        return torch.sub(v, clip(v, threshold, one), out=out)
+    shrunk: Tensor = (
+        torch.nn.functional.softshrink(v, threshold)
+        if out is None
+        else torch.ops.aten.softshrink.out(v, threshold, out=out)
+    )
+    return shrunk
 
 
 def hat(v: Tensor, peak: Step, start: Step, width: Step, slope: Step, out: Buffer, one: Buffer, two: Buffer) -> Tensor:
@@ -35,7 +42,8 @@ def hat(v: Tensor, peak: Step, start: Step, width: Step, slope: Step, out: Buffe
     gives the prox of MCP (start = peak) and of SCAD: zero, a shifted line, a steeper one, and v itself.
     """
     top = clip(v, peak, one)
-    excess = clip(torch.sub(v, top if start is peak else clip(v, start, two), out=two), width, two)
+    excess = torch.sub(v, top, out=two) if start is peak else soft(v, start, two, two)
+    excess = clip(excess, width, two)
     if isinstance(slope, Tensor):
         top = torch.addcmul(top, excess, slope, value=-1, out=one)
     else:
