@@ -29,7 +29,6 @@ import fedcomposite as fc
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.problems import Batches
 from fedcomposite.runtime import Simulator
-from fedcomposite.runtime.simulator import _threads
 
 COHORT, SAMPLES, FEATURES = 20, 10, 50
 LINES = [
@@ -75,7 +74,7 @@ def measure(model: str, clients: int, file: bool, rounds: int) -> dict[str, Any]
     simulator.measure(0.1, 0.0)
     setup = time.perf_counter() - began
     times, present = [], set()
-    with _threads(simulator.threads):
+    with simulator.running():
         for r in range(rounds):
             present |= set(simulator.participants(r).tolist())
             began = time.perf_counter()

@@ -25,7 +25,7 @@ import fedcomposite as fc
 from fedcomposite.algorithms import FedAvg
 from fedcomposite.problems import Batches
 from fedcomposite.runtime import Simulator
-from fedcomposite.runtime.simulator import _threads
+from fedcomposite.runtime import simulator as runtime
 
 SHAPES = [(30, 100, 20), (100, 50, 1000), (1000, 20, 50)]
 PROMISED = {(30, 100, 20): 8.0, (100, 50, 1000): 1.0, (1000, 20, 50): 10.0}
@@ -75,7 +75,7 @@ def measure(n: int, m: int, d: int, seconds: float) -> dict[str, float]:
 
 
 def _timed(work: Callable[[], object], threads: int | None, seconds: float) -> float:
-    with _threads(threads):
+    with runtime.threads(threads):
         return median_time(work, seconds)
 
 

@@ -28,7 +28,7 @@ from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, SCAD, Regularizer
 from fedcomposite.runtime import Simulator
-from fedcomposite.runtime.simulator import _threads
+from fedcomposite.runtime import simulator as runtime
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def ours(work: Workload, problem: fc.Problem, device: str, rounds: int) -> Timin
     """The stacked simulator."""
     began = time.perf_counter()
     sim = work.simulator(problem, device)
-    with _threads(sim.threads):
+    with sim.running():
         first = time.perf_counter() - began + lap(sim.step, device)
         times = [lap(sim.step, device) for _ in range(rounds - 1)]
         return Timing(statistics.median(times), sim.solution, first)
@@ -275,7 +275,7 @@ def loop(work: Workload, problem: fc.Problem, device: str, rounds: int) -> Timin
     """The per-client loop, with the better of one thread and all of them."""
     run = Loop(work, problem, device, rounds)
     best = _better([run.round] * min(2, rounds - 1), device)
-    with _threads(best):
+    with runtime.threads(best):
         times = [lap(run.round, device) for _ in range(rounds - run.r)]
     return Timing(statistics.median(times), common.Task.get(run.module))
 
@@ -285,7 +285,7 @@ def central(work: Workload, problem: fc.Problem, device: str, rounds: int) -> Ti
     run = Loop(work, problem, device, 1)
     run.central()  # the warm-up
     best = _better([run.central] * min(2, rounds - 1), device)
-    with _threads(best):
+    with runtime.threads(best):
         return Timing(statistics.median(lap(run.central, device) for _ in range(rounds)))
 
 
@@ -293,7 +293,7 @@ def _better(trials: list[Callable[[], None]], device: str) -> int | None:
     """The number of threads of the faster trial; None is all."""
     times: dict[int | None, float] = {}
     for threads, trial in zip((None, 1), trials, strict=False):
-        with _threads(threads) if device == "cpu" else nullcontext():
+        with runtime.threads(threads) if device == "cpu" else nullcontext():
             times[threads] = lap(trial, device)
     return min(times, key=lambda t: times[t]) if device == "cpu" else None
 

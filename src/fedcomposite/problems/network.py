@@ -5,10 +5,10 @@ Stacked gradients
 The gradients of m clients at their own parameters, ``(m, d)``, come from one vectorised pass (``torch.func.vmap``) or
 from one pass per client. The rule depends on the module and on shapes, never on a timing, so that a resumed run repeats
 every bit: one pass per client for a single client, for layers that draw random numbers, for modules that vmap refuses
-(data-dependent branches, writing into unbatched tensors), and on a CPU for convolutions with batches above 8 or a
-million parameters, since vectorised weights become grouped convolutions (on one core 1.2 times slower at batch 10,
-2.4 times at batch 64); vectorised otherwise (up to 4 times faster at batch 1, and 2 to 20 times on a GPU at any batch).
-``gradients="vmap"`` or ``"loop"`` forces it.
+(data-dependent branches, writing into unbatched tensors), and on a CPU for convolutions with batches above 12 or a
+million parameters, since vectorised weights become grouped convolutions; vectorised otherwise.
+``gradients="vmap"`` or ``"loop"`` forces it. On a CPU, a pass that is asked for again and again is turned into the list
+of its operations (:mod:`fedcomposite.problems.traced`), if that gives the same bits.
 
 Training and evaluation
 -----------------------
@@ -42,11 +42,15 @@ from fedcomposite import rng
 from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, UnsuitableError
+from fedcomposite.problems.traced import trace
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+Pass = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From parameters, buffers, rows and weights of the samples to gradients and buffers."""
 
-_GROUPED = 8  # largest batch at which grouped convolutions are faster than one pass per client, on a CPU
+_GROUPED = 12  # largest batch at which grouped convolutions are faster than one pass per client, on a CPU
 _COMPILED = 24  # layers up to which compiling takes seconds and not minutes; deeper models are recorded as they are
+_OFTEN = 16  # passes over the same shapes after which their operations are listed once, which takes a second
 _LARGE = 1 << 20  # parameters from which they are slower whatever the batch
 _PIECE = 256  # samples of a client that one pass of a full gradient takes
 _PASS = 512  # samples that one pass of an evaluation takes
@@ -206,6 +210,7 @@ class Network(Smooth):
         self._buffers = {k: b for k, b in self._module.named_buffers() if k in kept}
         self._buffer_sizes = [b.numel() for b in self._buffers.values()]
         kinds = list(self._module.modules())
+        self._layers = sum(not list(m.children()) for m in kinds)
         self._convolves = any(isinstance(m, _CONVOLUTION) for m in kinds)
         self._whole = any(isinstance(m, _BATCH_NORM) for m in kinds)  # batch statistics: a silo is one batch
         attention = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in kinds)
@@ -216,7 +221,9 @@ class Network(Smooth):
         self._random = attention or any(isinstance(m, _RANDOM) and getattr(m, "p", 1) > 0 for m in kinds)
         self._refused: list[bool] = []  # whether vmap refuses the module, once it has been tried
         self._constants = options.constants(dtype, device)
-        self._compiled: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._compiled: Pass | None = None
+        self._asked: dict[Any, int] = {}
+        self._traces: dict[Any, Pass] = {}
         self._local: Local | None = None
         self._place_data(silos, weights)
 
@@ -245,8 +252,8 @@ class Network(Smooth):
     def _outputs(self, X: Tensor) -> int:
         """Width of the module's output."""
         with torch.no_grad():
-            out = self._forward(self.start(), self.buffers(), self.options.inputs(X[:2], self.dtype), train=False)[0]
-        return int(out.shape[-1])
+            state = self.state(self.start(), self.buffers())
+            return int(self._forward(state, self.options.inputs(X[:2], self.dtype), train=False).shape[-1])
 
     # -- the module as a function of flat vectors ---------------------------------------------------------------------
 
@@ -276,16 +283,14 @@ class Network(Smooth):
         parts = zip(self.layout, x.split_with_sizes(self._sizes), strict=True)
         return {slot.name: v.view(slot.shape) for slot, v in parts} | self._unpack(buffers)
 
-    def _forward(self, x: Tensor, buffers: Tensor, inputs: Tensor, *, train: bool) -> tuple[Tensor, Tensor]:
-        """Outputs, and the buffers afterwards."""
-        state = self.state(x, buffers)
-        if self._module.training != train:
-            self._module.train(train)
+    def _forward(self, state: dict[str, Tensor], inputs: Tensor, *, train: bool) -> Tensor:
+        """Outputs of the module with these tensors; training moves the buffers among them."""
+        module = self._module
+        if module.training != train:
+            module.train(train)
         with self._precision():
-            outputs = functional_call(self._module, state, (inputs,))
-        if outputs.dtype != self.dtype:
-            outputs = outputs.to(self.dtype)
-        return outputs, self._pack(state) if train else buffers
+            outputs: Tensor = functional_call(module, state, (inputs,))
+        return outputs if outputs.dtype == self.dtype else outputs.to(self.dtype)
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.options.precision == "bf16" and self.device.type == "cuda":
@@ -295,9 +300,13 @@ class Network(Smooth):
     def _objective(
         self, x: Tensor, buffers: Tensor, inputs: Tensor, b: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        outputs, after = self._forward(x, buffers, inputs, train=True)
-        values = self.loss.function(outputs, b)
-        return (values * weight).sum() if self.loss.per_sample else values * weight.sum(), after
+        """The loss of one client, and its buffers afterwards."""
+        state = self.state(x, buffers)
+        return self._loss(state, inputs, b, weight), self._pack(state)
+
+    def _loss(self, state: dict[str, Tensor], inputs: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+        values = self.loss.function(self._forward(state, inputs, train=True), b)
+        return (values * weight).sum() if self.loss.per_sample else values * weight.sum()
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -313,11 +322,31 @@ class Network(Smooth):
         weight = torch.full(rows.shape, 1 / rows.shape[1], dtype=self.dtype, device=self.device)
         local = self._state_of(everyone.astype(np.uint64))
         if self.options.augment is None and self._mode(len(rows), rows.shape[1]) == "vmap":
-            chunks = self._chunks(*rows.shape)
-            parts = [self._together(x[c], local.buffers[c], rows[c], weight[c], []) for c in chunks]
+            each = [(x[c], local.buffers[c], rows[c], weight[c]) for c in self._chunks(*rows.shape)]
+            parts = [self._often(self._vectorised, *given) for given in each]
             gradient, local.buffers = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
             return gradient
+        if self._steady:
+            each = list(zip(x, local.buffers, rows, weight, strict=True))
+            gradient, local.buffers = map(torch.stack, zip(*(self._often(self._single, *g) for g in each), strict=True))
+            return gradient
         return self._gradient(x, everyone, rows, weight, local)
+
+    def _often(self, function: Pass, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """The function's result; where it is asked for the same shapes again and again, from its list of operations."""
+        if self._compiled is not None:
+            return self._compiled(*given)
+        key = function.__name__, *(t.shape for t in given)
+        self._asked[key] = asked = self._asked.get(key, 0) + 1
+        if asked == _OFTEN and self._layers <= _COMPILED and self.device.type == "cpu":
+            try:
+                listed = trace(function, *given)
+                same = all(map(torch.equal, listed(*given), function(*given)))
+                self._traces[key] = listed if same else function
+            except Exception:  # whatever a module does that cannot be listed, it goes on as before
+                self._traces[key] = function
+        with torch.no_grad():
+            return self._traces.get(key, function)(*given)
 
     def ready(self, compile: bool) -> None:
         """Refuse what cannot be recorded; compile the vectorised gradient if asked."""
@@ -326,8 +355,7 @@ class Network(Smooth):
         if self.options.gradients == "loop" or self._refuses():
             raise UnsuitableError("the model's gradients are computed one client at a time")
         self._module.train(True)
-        layers = sum(not list(m.children()) for m in self._module.modules())
-        if compile and layers <= _COMPILED and self._compiled is None:
+        if compile and self._layers <= _COMPILED and self._compiled is None:
             self._compiled = torch.compile(self._vectorised, dynamic=False)
 
     def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
@@ -370,7 +398,7 @@ class Network(Smooth):
         if self.options.gradients != "auto":
             return self.options.gradients
         grouped = self._convolves and self.device.type == "cpu" and (batch > _GROUPED or self.dimension >= _LARGE)
-        return "loop" if clients == 1 or self._random or grouped or self._refuses() else "vmap"
+        return "loop" if clients == 1 or self._random or self._refuses() or grouped else "vmap"
 
     def _refuses(self) -> bool:
         """Whether vmap cannot take the module: tried once, on two clients with two samples each."""
@@ -414,13 +442,20 @@ class Network(Smooth):
                 for c in self._chunks(*rows.shape):
                     out[c], after[c] = self._together(x[c], before[c], rows[c], weight[c], seeds[c])
             else:
-                for i, seed in enumerate(self._seeds(local, members, piece)):
-                    out[i], after[i] = self._alone(x[i], before[i], rows[i], weight[i], seed)
+                for i, seed in enumerate([0] * len(x) if self._steady else self._seeds(local, members, piece)):
+                    after[i] = self._alone(x[i], before[i], rows[i], weight[i], seed, out[i])
         local.buffers = local.buffers.index_copy(0, at, after)
         return out
 
+    @property
+    def _steady(self) -> bool:
+        """Whether the module is known to draw no random numbers: vmap, which would refuse that, has taken it."""
+        return self._refused == [False] and not self._random and self.options.augment is None
+
     def _generator(self) -> AbstractContextManager[Any]:
         """Give torch's generator back as it was."""
+        if self._steady:
+            return nullcontext()
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
     @staticmethod
@@ -441,7 +476,7 @@ class Network(Smooth):
     ) -> tuple[Tensor, Tensor]:
         """Gradients ``(m, d)`` and buffers, in one vectorised pass."""
         if self.options.augment is None:
-            return (self._compiled or self._vectorised)(x, buffers, rows, weight)
+            return self._vectorised(x, buffers, rows, weight)
         inputs = torch.stack([self._inputs(r, s) for r, s in zip(rows, seeds, strict=True)])
         gradient: tuple[Tensor, Tensor] = vmap(grad(self._objective, has_aux=True))(
             x, buffers, inputs, self.b[rows], weight
@@ -457,17 +492,28 @@ class Network(Smooth):
         )
         return gradient
 
-    def _alone(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Gradient ``(d,)`` and buffers of one client."""
-        leaf = x.detach().requires_grad_()
+    def _single(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one client: gradient ``(d,)`` and buffers."""
+        inputs = self.options.inputs(self.X[rows], self.dtype, self._constants)
+        gradient: tuple[Tensor, Tensor] = grad(self._objective, has_aux=True)(x, buffers, inputs, self.b[rows], weight)
+        return gradient
+
+    def _alone(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, seed: int, out: Tensor) -> Tensor:
+        """The gradient of one client, into ``out``, and its buffers."""
+        parts = zip(self.layout, x.detach().split_with_sizes(self._sizes), strict=True)
+        leaves = {slot.name: v.view(slot.shape).requires_grad_() for slot, v in parts}
+        state = leaves | self._unpack(buffers)
         with torch.enable_grad():
-            value, after = self._objective(leaf, buffers, self._inputs(rows, seed), self.b[rows], weight)
-        return torch.autograd.grad(value, leaf)[0], after.detach()
+            value = self._loss(state, self._inputs(rows, seed), self.b[rows], weight)
+        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        torch.cat([g.reshape(-1) for g in gradients], out=out)
+        return self._pack(state).detach()
 
     def _inputs(self, rows: Tensor, seed: int) -> Tensor:
         """One client's inputs; torch's generator is left where the module's random layers take it up."""
-        torch.manual_seed(seed)
-        inputs = self.options.inputs(self.X[rows], self.dtype)
+        if not self._steady:
+            torch.manual_seed(seed)
+        inputs = self.options.inputs(self.X[rows], self.dtype, self._constants)
         return inputs if self.options.augment is None else self.options.augment(inputs)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
@@ -476,8 +522,9 @@ class Network(Smooth):
         """The module's outputs for some samples, in evaluation mode."""
         buffers = self.buffers() if self._local is None else self._local.buffers[0]
         with torch.no_grad():
+            state = self.state(x, buffers)
             parts = [
-                self._forward(x, buffers, self.options.inputs(raw.to(self.device), self.dtype), train=False)[0]
+                self._forward(state, self.options.inputs(raw.to(self.device), self.dtype), train=False)
                 for raw in (features[a : a + _PASS] for a in range(0, len(features), _PASS))
             ]
         return torch.cat(parts)
@@ -492,7 +539,7 @@ class Network(Smooth):
             seen = rows.to(self.device)
             with torch.enable_grad():
                 inputs = self.options.inputs(self.X[seen], self.dtype)
-                outputs = self._forward(leaf, buffers, inputs, train=False)[0]
+                outputs = self._forward(self.state(leaf, buffers), inputs, train=False)
                 values = self.loss.function(outputs, self.b[seen])
                 weight = self._weights[at : at + len(rows)]
                 part = values @ weight if self.loss.per_sample else values * weight.sum()

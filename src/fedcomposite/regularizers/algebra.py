@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import pairwise
 from typing import NoReturn
 
@@ -56,6 +57,12 @@ class On(Regularizer):
             at = torch.arange(self.dimension, device=v.device)
             inside = torch.stack([(at >= a) & (at < b) for a, b in self.runs]).any(0)
             return torch.where(inside, self.h.prox(v, step), v)  # one kernel, one pass over memory
+        if alike and 2 * self._rest < self.dimension:  # the whole vector at once, and then the rest as it was
+            rest = [v[..., a:b].clone() if out is v else v[..., a:b] for a, b in self._gaps]
+            result = self.h.prox(v, step, out)
+            for (a, b), values in zip(self._gaps, rest, strict=True):
+                result[..., a:b] = values
+            return result
         result = v.clone() if out is None else (out if out is v else out.copy_(v))
         if alike or len(self.runs) == 1:
             for a, b in self.runs:
@@ -63,6 +70,16 @@ class On(Regularizer):
         else:
             self._put(result, self.h.prox(self._take(result), step))
         return result
+
+    @cached_property
+    def _gaps(self) -> Runs:
+        """The ranges of coordinates that h leaves alone."""
+        edges = [0, *(edge for run in self.runs for edge in run), self.dimension]
+        return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
+
+    @property
+    def _rest(self) -> int:
+        return sum(b - a for a, b in self._gaps)
 
     def subgradient(self, x: Tensor) -> Tensor:
         """A subgradient of h where it acts, zero elsewhere."""
