@@ -17,6 +17,7 @@ of several local steps, as in FedAvg, remains.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
@@ -65,7 +66,7 @@ class FedMid(Algorithm[Model, Empty, Model, Reply]):
         """Tau proximal gradient steps."""
         y = message.x
         for t in range(self.local_steps):
-            y = y - self.step * grad(y, t)
+            y = torch.sub(y, grad(y, t), alpha=self.step)
             if not self.server_prox_only:
                 y = h.prox(y, self.step)
         return Reply(y - message.x), client

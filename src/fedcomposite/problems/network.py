@@ -5,9 +5,12 @@ Stacked gradients
 The gradients of m clients at their own parameters, ``(m, d)``, come from one vectorised pass (``torch.func.vmap``) or
 from one pass per client. The rule depends on the module and on shapes, never on a timing, so that a resumed run repeats
 every bit: one pass per client for a single client, for layers that draw random numbers, for modules that vmap refuses
-(data-dependent branches, writing into unbatched tensors), and on a CPU for convolutions with batches above 12 or a
-million parameters, since vectorised weights become grouped convolutions; vectorised otherwise.
-``gradients="vmap"`` or ``"loop"`` forces it. On a CPU, a pass that is asked for again and again is turned into the list
+(data-dependent branches, writing into unbatched tensors), and on a CPU for models with convolutions and a million
+parameters; vectorised otherwise. ``gradients="vmap"`` or ``"loop"`` forces it.
+
+On a CPU, two-dimensional convolutions and pooling of smaller models keep channels last in memory
+(:mod:`fedcomposite.problems.layers`), unless the module takes views that this layout does not allow; then its
+convolutions are vectorised for batches up to 12 only. A pass that is asked for again and again is turned into the list
 of its operations (:mod:`fedcomposite.problems.traced`), if that gives the same bits.
 
 Training and evaluation
@@ -42,16 +45,17 @@ from fedcomposite import rng
 from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, UnsuitableError
+from fedcomposite.problems.layers import quicken, slacken
 from fedcomposite.problems.traced import trace
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Pass = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From parameters, buffers, rows and weights of the samples to gradients and buffers."""
 
-_GROUPED = 12  # largest batch at which grouped convolutions are faster than one pass per client, on a CPU
+_GROUPED = 12  # largest batch at which torch's own vectorised convolutions are faster than one pass per client
 _COMPILED = 24  # layers up to which compiling takes seconds and not minutes; deeper models are recorded as they are
 _OFTEN = 16  # passes over the same shapes after which their operations are listed once, which takes a second
-_LARGE = 1 << 20  # parameters from which they are slower whatever the batch
+_LARGE = 1 << 20  # parameters from which they are slower whatever the batch and layout
 _PIECE = 256  # samples of a client that one pass of a full gradient takes
 _PASS = 512  # samples that one pass of an evaluation takes
 _ACTIVATIONS = 32  # rough ratio of a network's activations to its inputs
@@ -212,6 +216,7 @@ class Network(Smooth):
         kinds = list(self._module.modules())
         self._layers = sum(not list(m.children()) for m in kinds)
         self._convolves = any(isinstance(m, _CONVOLUTION) for m in kinds)
+        self._quick = device.type == "cpu" and self.dimension < _LARGE and quicken(self._module)
         self._whole = any(isinstance(m, _BATCH_NORM) for m in kinds)  # batch statistics: a silo is one batch
         attention = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in kinds)
         if options.precision == "bf16":
@@ -251,9 +256,17 @@ class Network(Smooth):
 
     def _outputs(self, X: Tensor) -> int:
         """Width of the module's output."""
+        inputs, state = self.options.inputs(X[:2], self.dtype), self.state(self.start(), self.buffers())
         with torch.no_grad():
-            state = self.state(self.start(), self.buffers())
-            return int(self._forward(state, self.options.inputs(X[:2], self.dtype), train=False).shape[-1])
+            try:
+                return int(self._forward(state, inputs, train=False).shape[-1])
+            except RuntimeError:  # a view of what has channels last in memory, perhaps
+                self._slacken()
+                return int(self._forward(state, inputs, train=False).shape[-1])
+
+    def _slacken(self) -> None:
+        slacken(self._module)
+        self._quick = False
 
     # -- the module as a function of flat vectors ---------------------------------------------------------------------
 
@@ -397,24 +410,20 @@ class Network(Smooth):
     def _mode(self, clients: int, batch: int) -> Literal["vmap", "loop"]:
         if self.options.gradients != "auto":
             return self.options.gradients
-        grouped = self._convolves and self.device.type == "cpu" and (batch > _GROUPED or self.dimension >= _LARGE)
-        return "loop" if clients == 1 or self._random or self._refuses() or grouped else "vmap"
+        convolves = self._convolves and self.device.type == "cpu"
+        if clients == 1 or self._random or (convolves and self.dimension >= _LARGE) or self._refuses():
+            return "loop"
+        return "loop" if convolves and not self._quick and batch > _GROUPED else "vmap"
 
     def _refuses(self) -> bool:
         """Whether vmap cannot take the module: tried once, on two clients with two samples each."""
         if not self._refused:
-            rows = torch.zeros(2, 2, dtype=torch.long, device=self.device)
-            x, buffers = (v.repeat(2, 1) for v in (self.start(), self.buffers()))
-            inputs = self.options.inputs(self.X[rows.flatten()], self.dtype)
-            inputs = inputs.reshape(2, 2, *inputs.shape[1:])
-            try:
-                vmap(grad(self._objective, has_aux=True))(x, buffers, inputs, self.b[rows], torch.ones_like(x[:, :2]))
-                self._refused.append(False)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self._refused.append(True)
-                reason = str(error).strip().split("\n")[0]
+            reason = self._trial()
+            if reason is not None and self._quick:
+                self._slacken()
+                reason = self._trial()
+            self._refused.append(reason is not None)
+            if reason is not None:
                 warnings.warn(
                     f"{type(self._module).__name__} cannot be vectorised over clients ({reason}); its gradients are "
                     "computed one client at a time, which gradients='loop' asks for without this warning",
@@ -422,6 +431,18 @@ class Network(Smooth):
                     stacklevel=2,
                 )
         return self._refused[0]
+
+    def _trial(self) -> str | None:
+        """Why vmap does not take the module, if it does not."""
+        rows = torch.zeros(2, 2, dtype=torch.long, device=self.device)
+        x, buffers = (v.repeat(2, 1) for v in (self.start(), self.buffers()))
+        try:
+            self._vectorised(x, buffers, rows, torch.ones_like(x[:, :2]))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return str(error).strip().split("\n")[0]
+        return None
 
     def _gradient(
         self,

@@ -1,0 +1,180 @@
+"""Convolutions and max pooling as a CPU likes them: channels last in memory, for one client and for many.
+
+With that layout torch's pooling is 20 times faster, and convolutions of single channels are 4 times faster. Under vmap,
+which knows only the other layout, stacked clients become groups of channels here: ``(m, b, c, h, w)`` is seen as
+``(b, m c, h, w)``. Shapes and values are those of torch's own layers; only the strides differ, so a module that asks
+for a ``view`` of them, where ``reshape`` or ``flatten`` would do, cannot have them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+_LAST = torch.channels_last
+_ATEN = torch.ops.aten
+
+
+def quicken(module: nn.Module) -> bool:
+    """Let the module's plain convolutions and max pooling run as below; whether it has no other convolutions."""
+    all_plain = True
+    for layer in module.modules():
+        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+            layer.forward = partial(_convolve, layer)  # type: ignore[method-assign]
+        elif type(layer) is nn.MaxPool2d and not layer.return_indices:
+            layer.forward = partial(_pool, layer)  # type: ignore[method-assign]
+        else:
+            all_plain &= not isinstance(layer, nn.modules.conv._ConvNd)
+    return all_plain
+
+
+def slacken(module: nn.Module) -> None:
+    """Undo :func:`quicken`."""
+    for layer in module.modules():
+        vars(layer).pop("forward", None)
+
+
+def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    if x.ndim != 4:
+        return nn.Conv2d.forward(layer, x)
+    sizes = layer.stride, layer.padding, layer.dilation
+    out: Tensor = _call(_Convolution, x, layer.weight, sizes, layer.groups)
+    if layer.bias is not None:
+        out = out + layer.bias[:, None, None]
+    return out
+
+
+def _pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
+    out: Tensor
+    if x.ndim != 4:
+        out = nn.MaxPool2d.forward(layer, x)
+        return out
+    sizes = [_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)]
+    out = _call(_Pool, x, sizes, layer.ceil_mode)[0]
+    return out
+
+
+def _call(function: type[Function], *given: Any) -> Any:
+    return function.apply(*given)  # type: ignore[no-untyped-call]
+
+
+def _pair(value: Any) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)
+
+
+def _last(x: Tensor) -> Tensor:
+    """With channels last, also for a single channel, where torch sees no difference and takes the other layout."""
+    return x if x.stride(1) == 1 and x.is_contiguous(memory_format=_LAST) else x.clone(memory_format=_LAST)
+
+
+def _stacked(x: Tensor, axis: int | None, clients: int) -> Tensor:
+    """``(m, b, c, ...)`` with m at ``axis`` as ``(b, m c, ...)``; the same for all clients if there is no axis."""
+    each = x.expand(clients, *x.shape) if axis is None else x.movedim(axis, 0)
+    return each.movedim(0, 1).flatten(1, 2)
+
+
+def _weights(w: Tensor, axis: int | None, clients: int) -> Tensor:
+    """``(m, o, c, ...)`` as ``(m o, c, ...)``."""
+    return (w.expand(clients, *w.shape) if axis is None else w.movedim(axis, 0)).flatten(0, 1)
+
+
+def _apart(x: Tensor, clients: int) -> Tensor:
+    """``(b, m c, ...)`` as ``(b, m, c, ...)``, with the clients' axis in the second place."""
+    return x.view(len(x), clients, -1, *x.shape[2:])
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, sizes: Any, groups: int) -> Tensor:
+        out: Tensor = _ATEN.convolution(_last(x), _last(w), None, *sizes, False, [0, 0], groups)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, w, ctx.sizes, ctx.groups = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad[:2]
+        gx, gw = _call(_Convolved, gradient, *ctx.saved_tensors, ctx.sizes, ctx.groups, wanted)
+        return gx if wanted[0] else None, gw if wanted[1] else None, None, None
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, x: Tensor, w: Tensor, sizes: Any, groups: int) -> tuple[Tensor, int]:
+        m = info.batch_size
+        out = _call(_Convolution, _stacked(x, axes[0], m), _weights(w, axes[1], m), sizes, m * groups)
+        return _apart(out, m), 1
+
+
+class _Convolved(Function):
+    """The gradient of a convolution; what is not wanted is empty."""
+
+    @staticmethod
+    def forward(
+        gradient: Tensor, x: Tensor, w: Tensor, sizes: Any, groups: int, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor, Tensor]:
+        gx, gw, _ = _ATEN.convolution_backward(
+            _last(gradient), _last(x), _last(w), None, *sizes, False, [0, 0], groups, [*wanted, False]
+        )
+        return gx if wanted[0] else x.new_empty(0), gw if wanted[1] else x.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        return
+
+    @staticmethod
+    def vmap(
+        info: Any, axes: Any, gradient: Tensor, x: Tensor, w: Tensor, sizes: Any, groups: int, wanted: tuple[bool, bool]
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int | None]]:
+        m = info.batch_size
+        stacked = _stacked(gradient, axes[0], m), _stacked(x, axes[1], m), _weights(w, axes[2], m)
+        gx, gw = _call(_Convolved, *stacked, sizes, m * groups, wanted)
+        found = _apart(gx, m) if wanted[0] else gx, gw.view(m, -1, *gw.shape[1:]) if wanted[1] else gw
+        return found, (1 if wanted[0] else None, 0 if wanted[1] else None)
+
+
+class _Pool(Function):
+    @staticmethod
+    def forward(x: Tensor, sizes: Any, ceil: bool) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = _ATEN.max_pool2d_with_indices(_last(x), *sizes, ceil)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.sizes, ctx.ceil = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
+        return _call(_Pooled, gradient, *ctx.saved_tensors, ctx.sizes, ctx.ceil), None, None
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, x: Tensor, sizes: Any, ceil: bool) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        m = info.batch_size
+        out, where = _call(_Pool, _stacked(x, axes[0], m), sizes, ceil)
+        return (_apart(out, m), _apart(where, m)), (1, 1)
+
+
+class _Pooled(Function):
+    """The gradient of pooling."""
+
+    @staticmethod
+    def forward(gradient: Tensor, x: Tensor, where: Tensor, sizes: Any, ceil: bool) -> Tensor:
+        out: Tensor = _ATEN.max_pool2d_with_indices_backward(_last(gradient), _last(x), *sizes, ceil, where)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        return
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, *given: Any) -> tuple[Tensor, int]:
+        m = info.batch_size
+        stacked = [_stacked(t, a, m) for t, a in zip(given[:3], axes[:3], strict=True)]
+        return _apart(_call(_Pooled, *stacked, *given[3:]), m), 1
