@@ -31,6 +31,7 @@ from fedcomposite.data import DataError
 
 HERE = Path(__file__).parent
 SAME = {"loop": 1e-5}  # relative difference of the objective that is still the same work; 1e-3 for the peers
+TF32 = 5e-3  # the same for everyone on a GPU, where convolutions round to ten bits
 QUICK_ROUNDS = 3
 LIMIT = 150  # seconds that a peer may take
 
@@ -47,11 +48,12 @@ class Row:
     objective: float | None = None
     difference: float | None = None  # of the objective, relative to ours
     note: str = ""
+    same: float = 1e-3  # how far apart the objectives of the same work may be
 
     @property
     def differs(self) -> bool:
         """Whether it did not do the same work."""
-        return self.difference is not None and not self.difference <= SAME.get(self.name, 1e-3)
+        return self.difference is not None and not self.difference <= self.same
 
 
 class NotRunError(Exception):
@@ -102,6 +104,7 @@ def compare(name: str, device: str, quick: bool, peers: bool = True) -> list[Row
 
     def add(contestant: str, found: Timing) -> None:
         row = Row(name, contestant, found.seconds, found.seconds / first.seconds, found.startup or None)
+        row.same = TF32 if device == "cuda" else SAME.get(contestant, row.same)
         if found.solution is not None:
             row.objective = problem.objective(found.solution.cpu())
             row.difference = abs(row.objective - reference) / abs(reference)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import fedcomposite as fc
-from fedcomposite.problems.layers import quicken, slacken
+from fedcomposite.problems.layers import _written, fusing, quicken, slacken
 
 LAYERS = {
     "single channel": lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -100,3 +100,21 @@ def test_a_module_that_takes_views_keeps_the_usual_layout():
     assert [net._mode(3, b) for b in (12, 13)] == ["vmap", "loop"]
     run = fc.simulate(problem, fc.algorithms.FedAvg(local_steps=2, step=0.1), rounds=2, batch_size=4)
     assert run.status == "completed"
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(3, 1), ((1, 3), (0, 2)), (5, 0)])
+def test_convolutions_of_single_channels_written_out(kernel, padding):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(1, 4, kernel, padding=padding), nn.ReLU(), nn.Conv2d(4, 3, 3)).double()
+    quick = copy.deepcopy(plain)
+    quicken(quick, single=True)
+    assert ["forward" in vars(layer) for layer in quick] == [True, False, False]
+    own = {
+        k: torch.stack([v.detach() + 0.1 * torch.randn_like(v) for _ in range(5)]) for k, v in plain.named_parameters()
+    }
+    x = torch.randn(5, 6, 1, 9, 10, dtype=torch.float64)
+    with fusing():
+        found = vmap(grad(value(quick)))(own, x)
+        assert _written(x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)
+    torch.testing.assert_close(found, vmap(grad(value(plain)))(own, x), rtol=1e-11, atol=1e-11)
+    assert not _written(x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)

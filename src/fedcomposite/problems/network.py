@@ -45,7 +45,7 @@ from fedcomposite import rng
 from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, UnsuitableError
-from fedcomposite.problems.layers import quicken, slacken
+from fedcomposite.problems.layers import fusing, quicken, slacken
 from fedcomposite.problems.traced import trace
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -226,7 +226,7 @@ class Network(Smooth):
         self._random = attention or any(isinstance(m, _RANDOM) and getattr(m, "p", 1) > 0 for m in kinds)
         self._refused: list[bool] = []  # whether vmap refuses the module, once it has been tried
         self._constants = options.constants(dtype, device)
-        self._compiled: Pass | None = None
+        self._compile = False
         self._asked: dict[Any, int] = {}
         self._traces: dict[Any, Pass] = {}
         self._local: Local | None = None
@@ -347,19 +347,26 @@ class Network(Smooth):
 
     def _often(self, function: Pass, *given: Tensor) -> tuple[Tensor, Tensor]:
         """The function's result; where it is asked for the same shapes again and again, from its list of operations."""
-        if self._compiled is not None:
-            return self._compiled(*given)
         key = function.__name__, *(t.shape for t in given)
         self._asked[key] = asked = self._asked.get(key, 0) + 1
-        if asked == _OFTEN and self._layers <= _COMPILED and self.device.type == "cpu":
-            try:
-                listed = trace(function, *given)
-                same = all(map(torch.equal, listed(*given), function(*given)))
-                self._traces[key] = listed if same else function
-            except Exception:  # whatever a module does that cannot be listed, it goes on as before
-                self._traces[key] = function
+        if self._compile:
+            if asked == 1:
+                with fusing():
+                    self._traces[key] = torch.compile(self._listed(function, given), dynamic=False)
+        elif asked == _OFTEN and self._layers <= _COMPILED and self.device.type == "cpu":
+            listed = self._listed(function, given)
+            same = all(map(torch.equal, listed(*given), function(*given)))
+            self._traces[key] = listed if same else function
         with torch.no_grad():
             return self._traces.get(key, function)(*given)
+
+    @staticmethod
+    def _listed(function: Pass, given: tuple[Tensor, ...]) -> Pass:
+        """The list of a function's operations; itself, where a module does what cannot be listed."""
+        try:
+            return trace(function, *given)
+        except Exception:
+            return function
 
     def ready(self, compile: bool) -> None:
         """Refuse what cannot be recorded; compile the vectorised gradient if asked."""
@@ -368,8 +375,10 @@ class Network(Smooth):
         if self.options.gradients == "loop" or self._refuses():
             raise UnsuitableError("the model's gradients are computed one client at a time")
         self._module.train(True)
-        if compile and self._layers <= _COMPILED and self._compiled is None:
-            self._compiled = torch.compile(self._vectorised, dynamic=False)
+        if compile and self._layers <= _COMPILED and not self._compile:
+            quicken(self._module, single=True)
+            self._compile = True
+            self._asked.clear()
 
     def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
         """Gradients on all samples, in training mode: in pieces, and whole silos where there is batch norm."""
