@@ -593,6 +593,9 @@ def simulate(
             "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
             "interrupted": f"stopped by Ctrl-C after round {sim.round}",
         }[status]
+        if sim._program is not None:
+            done = "compiled" if sim.mode == "compile" else "recorded"
+            message += f" (rounds {done} for the GPU in {sim._program.seconds:.1f} s)"
     run = Run(
         sim.solution, history, status, message, sim.round, sim.server,
         sim.clients if sim.states.small or sim._everyone else sim.states,
