@@ -110,3 +110,12 @@ def test_a_gpu_gives_what_a_cpu_gives(name):
     torch.testing.assert_close(gpu.solution.cpu(), cpu.solution, rtol=0, atol=1e-4)
     for a, b in zip(cpu.history, gpu.history, strict=True):
         assert a.objective == pytest.approx(b.objective, abs=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "word"), [("record", "recorded"), ("eager", None)])
+def test_the_cost_of_preparing_is_told(monkeypatch, mode, word):
+    method = FedAvg(local_steps=2, step=0.1)
+    monkeypatch.setattr("fedcomposite.runtime.simulator._mode", lambda *_: mode)
+    run = fc.simulate(small_problem(method), method, rounds=2)
+    assert run.message.startswith("all 2 rounds done")
+    assert (f"rounds {word} for the GPU in " in run.message) == (word is not None)

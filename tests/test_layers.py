@@ -80,6 +80,18 @@ def test_what_is_not_plain_is_left_to_torch():
     assert single(torch.randn(1, 8, 8)).shape == (2, 3, 3)  # without a batch
 
 
+def test_a_layer_with_a_rule_of_its_own_keeps_it():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
+    module[1].forward = torch.tanh
+    quicken(module)
+    assert module[1].forward is torch.tanh
+    slacken(module)
+    assert module[1].forward is torch.tanh
+    assert "forward" not in vars(module[0])
+    module[0].forward = torch.sin
+    assert not quicken(module)
+
+
 class Views(nn.Module):
     """As many write it: a view where a reshape is meant."""
 

@@ -22,7 +22,6 @@ from torch.autograd import Function
 _LAST = torch.channels_last
 _ATEN = torch.ops.aten
 
-
 _fusing = False
 
 
@@ -46,7 +45,10 @@ def quicken(module: nn.Module, *, single: bool = False) -> bool:
     for layer in module.modules():
         if single and not (isinstance(layer, nn.Conv2d) and layer.in_channels == 1):
             continue
-        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        own = "forward" in vars(layer) and not _ours(layer)  # somebody else has given it another rule
+        if own:
+            all_plain &= not isinstance(layer, nn.modules.conv._ConvNd)
+        elif type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
             layer.forward = partial(_convolve, layer)  # type: ignore[method-assign]
         elif type(layer) is nn.MaxPool2d and not layer.return_indices:
             layer.forward = partial(_pool, layer)  # type: ignore[method-assign]
@@ -58,7 +60,13 @@ def quicken(module: nn.Module, *, single: bool = False) -> bool:
 def slacken(module: nn.Module) -> None:
     """Undo :func:`quicken`."""
     for layer in module.modules():
-        vars(layer).pop("forward", None)
+        if _ours(layer):
+            del layer.forward
+
+
+def _ours(layer: nn.Module) -> bool:
+    rule = vars(layer).get("forward")
+    return isinstance(rule, partial) and rule.func in (_convolve, _pool)
 
 
 def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:

@@ -376,7 +376,8 @@ class Network(Smooth):
             raise UnsuitableError("the model's gradients are computed one client at a time")
         self._module.train(True)
         if compile and self._layers <= _COMPILED and not self._compile:
-            quicken(self._module, single=True)
+            if self.options.precision == "full":  # autocast does not look inside
+                quicken(self._module, single=True)
             self._compile = True
             self._asked.clear()
 
