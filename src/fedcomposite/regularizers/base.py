@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -161,6 +161,9 @@ class Separable(Boxed):
     change a bit of the result.
     """
 
+    one_operation: ClassVar[bool] = False
+    """Whether the prox with one step for all is a single operation, which gains nothing from blocks."""
+
     @abstractmethod
     def _prox(
         self,
@@ -185,7 +188,7 @@ class Separable(Boxed):
         if v.requires_grad and torch.is_grad_enabled():  # autograd follows new tensors only
             return give(self._prox(v, step), out)
         most = _BLOCK * min(torch.get_num_threads(), _THREADS)  # torch gives each thread the same part of every block
-        if v.numel() <= most or v.device.type != "cpu":
+        if v.numel() <= most or v.device.type != "cpu" or (self.one_operation and not isinstance(step, Tensor)):
             return self._prox(v, step, out)
         sink = torch.empty_like(v) if out is None else out
         if any(t.dim() > 2 and not t.is_contiguous() for t in (v, sink)):  # rows cannot be seen without a copy

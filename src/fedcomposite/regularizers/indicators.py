@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -81,6 +81,7 @@ def _norm(x: Tensor) -> Tensor:
 class Box(Indicator, Separable):
     """The constraint low <= x_j <= high; the prox clamps. Either bound may be infinite."""
 
+    one_operation: ClassVar[bool] = True
     low: float
     high: float
 
@@ -108,6 +109,8 @@ class Box(Indicator, Separable):
 @dataclass(frozen=True)
 class NonNegative(Indicator, Separable):
     """The constraint x_j >= 0; the prox is the positive part."""
+
+    one_operation: ClassVar[bool] = True
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether no entry is negative."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import annotated_types as at
 import torch
@@ -24,14 +24,17 @@ def clip(v: Tensor, bound: Step, out: Tensor | None = None) -> Tensor:
 
 
 def soft(v: Tensor, threshold: Step, out: Tensor | None = None, one: Tensor | None = None) -> Tensor:
-    """Soft-thresholding sign(v) (|v| - threshold)_+; with several thresholds the residual of a clamp, in ``one``."""
+    """Soft-thresholding sign(v) (|v| - threshold)_+, written as the residual of a clamp; ``one`` is scratch."""
+    return torch.sub(v, clip(v, threshold, one), out=out)
+
+
+def beyond(v: Tensor, threshold: Step, out: Tensor | None = None) -> Tensor:
+    """Soft-thresholding in one operation where there is one threshold; a zero may then be negative."""
     if isinstance(threshold, Tensor):
-        return torch.sub(v, clip(v, threshold, one), out=out)
-    shrunk: Tensor = (
-        torch.nn.functional.softshrink(v, threshold)
-        if out is None
-        else torch.ops.aten.softshrink.out(v, threshold, out=out)
-    )
+        return soft(v, threshold, out, out)
+    if out is None:
+        return torch.nn.functional.softshrink(v, threshold)
+    shrunk: Tensor = torch.ops.aten.softshrink.out(v, threshold, out=out)
     return shrunk
 
 
@@ -42,8 +45,7 @@ def hat(v: Tensor, peak: Step, start: Step, width: Step, slope: Step, out: Buffe
     gives the prox of MCP (start = peak) and of SCAD: zero, a shifted line, a steeper one, and v itself.
     """
     top = clip(v, peak, one)
-    excess = torch.sub(v, top, out=two) if start is peak else soft(v, start, two, two)
-    excess = clip(excess, width, two)
+    excess = clip(torch.sub(v, top, out=two) if start is peak else beyond(v, start, two), width, two)
     if isinstance(slope, Tensor):
         top = torch.addcmul(top, excess, slope, value=-1, out=one)
     else:
@@ -140,6 +142,7 @@ class L1(Separable):
 class L2Squared(Separable):
     """h(x) = (lam/2) ||x||^2 (ridge); the prox divides by 1 + lam * step."""
 
+    one_operation: ClassVar[bool] = True
     lam: NonNegative
 
     def value(self, x: Tensor) -> Tensor:
@@ -298,6 +301,7 @@ class L0(Separable):
     exactly on the threshold there are two, and it is the zero one.
     """
 
+    one_operation: ClassVar[bool] = True
     lam: NonNegative
 
     @property
