@@ -107,10 +107,17 @@ def test_a_module_that_takes_views_keeps_the_usual_layout():
     rng = np.random.default_rng(0)
     silos = fc.Silos.from_arrays([(rng.normal(size=(20, 1, 8, 8)), rng.integers(0, 3, 20)) for _ in range(3)])
     problem = fc.Problem(silos, model=Views())
-    net = problem.smooth()
+    net = problem.smooth(torch.float32)
     assert not net._quick
+    assert (
+        fc.Problem(silos, model=nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)))
+        .smooth(torch.float32)
+        ._quick
+    )
     assert [net._mode(3, b) for b in (12, 13)] == ["vmap", "loop"]
-    run = fc.simulate(problem, fc.algorithms.FedAvg(local_steps=2, step=0.1), rounds=2, batch_size=4)
+    run = fc.simulate(
+        problem, fc.algorithms.FedAvg(local_steps=2, step=0.1), rounds=2, batch_size=4, dtype=torch.float32
+    )
     assert run.status == "completed"
 
 

@@ -145,11 +145,12 @@ def test_chunks_do_not_matter():
 
 def test_the_rule_depends_on_shapes_only():
     silos = make_silos((1, 8, 8))
-    modes = {
-        name: fc.Problem(silos, model=build(name, silos)).smooth()._mode for name in ("mlp", "cnn", "mobilenetv3-small")
-    }
+    names = "mlp", "cnn", "mobilenetv3-small"
+    modes = {name: fc.Problem(silos, model=build(name, silos)).smooth(torch.float32)._mode for name in names}
     assert [modes["mlp"](10, b) for b in (1, 64)] == ["vmap", "vmap"]
     assert [modes["cnn"](10, b) for b in (1, 64)] == ["vmap", "vmap"]
+    double = fc.Problem(silos, model=build("cnn", silos)).smooth(torch.float64)._mode
+    assert [double(10, b) for b in (12, 13)] == ["vmap", "loop"]
     assert [modes["mobilenetv3-small"](m, 2) for m in (1, 10)] == ["loop", "loop"]
     assert modes["mlp"](1, 4) == "loop"
 

@@ -8,8 +8,8 @@ every bit: one pass per client for a single client, for layers that draw random 
 (data-dependent branches, writing into unbatched tensors), and on a CPU for models with convolutions and a million
 parameters; vectorised otherwise. ``gradients="vmap"`` or ``"loop"`` forces it.
 
-On a CPU, two-dimensional convolutions and pooling of smaller models keep channels last in memory
-(:mod:`fedcomposite.problems.layers`), unless the module takes views that this layout does not allow; then its
+On a CPU, two-dimensional convolutions and pooling of smaller models in float32 keep channels last in memory
+(:mod:`fedcomposite.problems.layers`), unless the module takes views that this layout does not allow; other
 convolutions are vectorised for batches up to 12 only. A pass that is asked for again and again is turned into the list
 of its operations (:mod:`fedcomposite.problems.traced`), if that gives the same bits.
 
@@ -216,7 +216,8 @@ class Network(Smooth):
         kinds = list(self._module.modules())
         self._layers = sum(not list(m.children()) for m in kinds)
         self._convolves = any(isinstance(m, _CONVOLUTION) for m in kinds)
-        self._quick = device.type == "cpu" and self.dimension < _LARGE and quicken(self._module)
+        fits = device.type == "cpu" and dtype == torch.float32 and self.dimension < _LARGE
+        self._quick = fits and quicken(self._module)
         self._whole = any(isinstance(m, _BATCH_NORM) for m in kinds)  # batch statistics: a silo is one batch
         attention = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in kinds)
         if options.precision == "bf16":
