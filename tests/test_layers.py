@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import fedcomposite as fc
+from fedcomposite.problems.base import Local
 from fedcomposite.problems.layers import _written, fusing, quicken, slacken
 
 LAYERS = {
@@ -137,3 +138,66 @@ def test_convolutions_of_single_channels_written_out(kernel, padding):
         assert _written(x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)
     torch.testing.assert_close(found, vmap(grad(value(plain)))(own, x), rtol=1e-11, atol=1e-11)
     assert not _written(x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)
+
+
+class TrainingViews(nn.Module):
+    """A view in training only, and arguments by name."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.dropout, self.convolution, self.pool = nn.Dropout(dropout), nn.Conv2d(1, 2, 3), nn.MaxPool2d(2)
+        self.linear = nn.Linear(18, 3)
+
+    def forward(self, x):
+        x = self.pool(input=self.convolution(input=self.dropout(x)))
+        return self.linear(x.view(len(x), -1) if self.training else x.flatten(1))
+
+
+@pytest.mark.parametrize(("clients", "gradients", "dropout"), [(1, "auto", 0), (3, "loop", 0), (3, "auto", 0.5)])
+def test_a_view_in_training_is_found_before_the_first_round(clients, gradients, dropout):
+    rng = np.random.default_rng(0)
+    silos = fc.Silos.from_arrays([(rng.normal(size=(20, 1, 8, 8)), rng.integers(0, 3, 20)) for _ in range(clients)])
+    problem = fc.Problem(silos, model=TrainingViews(dropout), gradients=gradients)
+    assert not problem.smooth(torch.float32)._quick
+    run = fc.simulate(
+        problem, fc.algorithms.FedAvg(local_steps=2, step=0.1), rounds=2, batch_size=4, dtype=torch.float32
+    )
+    assert run.status == "completed"
+
+
+def test_views_of_a_problem_agree_on_the_layout():
+    rng = np.random.default_rng(0)
+    silos = fc.Silos.from_arrays([(rng.normal(size=(20, 1, 8, 8)), rng.integers(0, 3, 20)) for _ in range(3)])
+    net = fc.Problem(silos, model=nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))).smooth(
+        torch.float32
+    )
+    view = net.during(Local(net.buffers().repeat(3, 1)))
+    assert net._quick
+    assert view._slacken()
+    assert not net._quick
+    assert not net._slacken()
+
+
+@pytest.mark.parametrize("kind", ["layer twice", "weight twice"])
+def test_shared_layers_and_weights(kind):
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1)
+    if kind == "weight twice":
+        second.weight = first.weight
+    else:
+        second = first
+    module = nn.Sequential(first, nn.Tanh(), second, nn.Flatten(), nn.Linear(64, 3))
+    rng = np.random.default_rng(0)
+    silos = fc.Silos.from_arrays([(rng.normal(size=(9, 1, 8, 8)), rng.integers(0, 3, 9)) for _ in range(3)])
+    net = fc.Problem(silos, model=module).smooth(torch.float64)
+    x = net.start().repeat(3, 1)
+    assert x.shape[1] == net.dimension == sum(p.numel() for p in module.parameters())
+    rows = torch.arange(4).repeat(3, 1) + 9 * torch.arange(3)[:, None]
+    for _ in range(2):
+        found = net.minibatch(x, rows)
+    for i in range(3):
+        module.zero_grad()
+        out = module.double()(silos.features[rows[i]])
+        nn.functional.cross_entropy(out, silos.targets[rows[i]].long()).backward()
+        expected = torch.cat([p.grad.flatten() for p in module.parameters()])
+        torch.testing.assert_close(found[i], expected, rtol=1e-10, atol=1e-12)

@@ -785,3 +785,32 @@ def test_build_from_config_values(built, expected):
     h = build(name, **fields)
     assert h == expected
     assert hash(h) == hash(expected)
+
+
+def test_a_part_of_a_part_and_an_output_that_overlaps():
+    inner = L1(1.0).on([True, True, True, False])
+    outer = inner.on([True] * 4 + [False] * 2)
+    v = torch.full((6,), 3.0)
+    assert outer.prox(v, 0.5).tolist() == [2.5, 2.5, 2.5, 3, 3, 3]
+    x = v[:4].clone()
+    inner.prox(x, 0.5, out=x[:])
+    assert x.tolist() == [2.5, 2.5, 2.5, 3]
+
+
+@pytest.mark.parametrize("mask", [[True] + [False] * 5, [False] + [True] * 5, [True, False, True, False, False, True]])
+def test_a_prox_on_a_part_can_be_differentiated(mask):
+    for h in (L1(0.1), SCAD(0.1), L1(0.1, weights=(1.0,) * sum(mask))):
+        v = torch.linspace(-1, 1, 6, dtype=torch.float64).requires_grad_()
+        h.on(mask).prox(v, 0.3).square().sum().backward()
+        w = v.detach().clone().requires_grad_()
+        torch.where(torch.tensor(mask), (L1(0.1) if isinstance(h, L1) else h).prox(w, 0.3), w).square().sum().backward()
+        torch.testing.assert_close(v.grad, w.grad)
+
+
+def test_a_tensor_of_steps_has_the_dtype_of_the_vector_and_is_followed():
+    for size in (10, 1 << 20):
+        v, step = torch.ones(2, size), torch.tensor([[0.1], [0.2]], dtype=torch.float64, requires_grad=True)
+        found = L1(1.0).prox(v, step)
+        assert found.dtype == torch.float32
+        found.sum().backward()
+        torch.testing.assert_close(step.grad, torch.full((2, 1), -float(size), dtype=torch.float64))

@@ -81,6 +81,31 @@ def test_what_cannot_be_listed_goes_on_as_before():
     assert torch.equal(found[0], found[-1])
 
 
+def test_samples_that_leave_torch_are_not_taken_for_constants():
+    def through_numpy(x):
+        return torch.from_numpy(np.tanh(x.numpy()))
+
+    problem = fc.Problem(silos(), model=dense(), transform=through_numpy)
+    net, _ = asked(problem, 5, network._OFTEN + 1)
+    assert [f.__name__ for f in net._traces.values()] == ["_vectorised"]
+
+
+def test_compiled_passes_stay_with_their_run(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda f, **_: f)
+    problem = fc.Problem(silos(), model=convolution(), gradients="vmap")
+    net = problem.smooth(torch.float32)
+    net._refuses()
+    view = net.ready(compile=True)
+    assert view is not net
+    rows = torch.arange(5).repeat(4, 1) + 12 * torch.arange(4)[:, None]
+    x = net.start().repeat(4, 1)
+    torch.testing.assert_close(view.minibatch(x, rows), net.minibatch(x, rows))
+    assert len(view._traces) == 1
+    assert not net._compile
+    assert not net._traces
+    assert net.ready(compile=False) is net
+
+
 def test_repeated_work_is_done_once_unless_something_is_written():
     x = torch.randn(3, 4)
 
@@ -127,6 +152,7 @@ def test_memory_is_kept_during_runs_and_given_back_after_the_last(monkeypatch):
     class Library:
         def mallopt(self, *given):
             calls.append(given)
+            return 1
 
         def malloc_trim(self, pad):
             calls.append("trim")
@@ -134,7 +160,7 @@ def test_memory_is_kept_during_runs_and_given_back_after_the_last(monkeypatch):
     monkeypatch.setattr(memory, "_library", Library)
     with memory.kept(), memory.kept():
         assert len(calls) == 2
-    assert calls[2:] == [(memory._TRIM, memory._USUAL[0]), (memory._MMAP, memory._USUAL[1]), "trim"]
+    assert calls[2:] == [(memory._MMAP, memory._USUAL[1]), (memory._TRIM, memory._USUAL[0]), "trim"]
     monkeypatch.setattr(memory, "_library", lambda: None)
     with memory.kept():
         pass

@@ -116,9 +116,9 @@ class Smooth(ABC):
         """The state beside the parameters before the first round, ``(b,)``: running statistics; empty for most."""
         return torch.zeros(0, dtype=self.dtype, device=self.device)
 
-    def ready(self, compile: bool) -> None:
-        """Prepare for gradients inside a recorded round, compiled if asked; refuse with :class:`UnsuitableError`."""
-        return
+    def ready(self, compile: bool) -> Self:
+        """The same functions for a recorded round, compiled if asked; refuses with :class:`UnsuitableError`."""
+        return self
 
     def during(self, local: Local) -> Self:
         """The same functions, reading and updating ``local``; those without buffers and random layers ignore it."""

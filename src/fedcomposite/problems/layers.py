@@ -57,11 +57,12 @@ def quicken(module: nn.Module, *, single: bool = False) -> bool:
     return all_plain
 
 
-def slacken(module: nn.Module) -> None:
-    """Undo :func:`quicken`."""
-    for layer in module.modules():
-        if _ours(layer):
-            del layer.forward
+def slacken(module: nn.Module) -> bool:
+    """Undo :func:`quicken`; whether there was anything to undo."""
+    ours = [layer for layer in module.modules() if _ours(layer)]
+    for layer in ours:
+        del layer.forward
+    return bool(ours)
 
 
 def _ours(layer: nn.Module) -> bool:
@@ -69,23 +70,23 @@ def _ours(layer: nn.Module) -> bool:
     return isinstance(rule, partial) and rule.func in (_convolve, _pool)
 
 
-def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    if x.ndim != 4:
-        return nn.Conv2d.forward(layer, x)
+def _convolve(layer: nn.Conv2d, input: Tensor) -> Tensor:
+    if input.ndim != 4:
+        return nn.Conv2d.forward(layer, input)
     sizes = layer.stride, layer.padding, layer.dilation
-    out: Tensor = _call(_Convolution, x, layer.weight, sizes, layer.groups)
+    out: Tensor = _call(_Convolution, input, layer.weight, sizes, layer.groups)
     if layer.bias is not None:
         out = out + layer.bias[:, None, None]
     return out
 
 
-def _pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
+def _pool(layer: nn.MaxPool2d, input: Tensor) -> Tensor:
     out: Tensor
-    if x.ndim != 4:
-        out = nn.MaxPool2d.forward(layer, x)
+    if input.ndim != 4:
+        out = nn.MaxPool2d.forward(layer, input)
         return out
     sizes = [_pair(v) for v in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)]
-    out = _call(_Pool, x, sizes, layer.ceil_mode)[0]
+    out = _call(_Pool, input, sizes, layer.ceil_mode)[0]
     return out
 
 

@@ -191,6 +191,16 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
     return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1)
 
 
+def _aliases(module: nn.Module) -> dict[str, list[str]]:
+    """Further names of shared parameters, by their first: one for every layer and attribute that holds them."""
+    names: dict[int, list[str]] = {}
+    for place, layer in module.named_modules():
+        for key, p in layer._parameters.items():
+            if p is not None and p.requires_grad:
+                names.setdefault(id(p), []).append(f"{place}.{key}" if place else key)
+    return {first: others for first, *others in names.values() if others}
+
+
 class Network(Smooth):
     """f_i(x) = (1/m_i) sum_j phi(model(x; a_ij), b_ij)."""
 
@@ -210,6 +220,7 @@ class Network(Smooth):
         self.layout = layout(module)
         self.dimension = self.layout[-1].stop
         self._sizes = [s.stop - s.start for s in self.layout]
+        self._aliases = _aliases(self._module)
         kept = self._module.state_dict()
         self._buffers = {k: b for k, b in self._module.named_buffers() if k in kept}
         self._buffer_sizes = [b.numel() for b in self._buffers.values()]
@@ -217,7 +228,9 @@ class Network(Smooth):
         self._layers = sum(not list(m.children()) for m in kinds)
         self._convolves = any(isinstance(m, _CONVOLUTION) for m in kinds)
         fits = device.type == "cpu" and dtype == torch.float32 and self.dimension < _LARGE
-        self._quick = fits and quicken(self._module)
+        self._fast = [
+            fits and quicken(self._module)
+        ]  # whether all its convolutions have channels last; shared by views
         self._whole = any(isinstance(m, _BATCH_NORM) for m in kinds)  # batch statistics: a silo is one batch
         attention = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in kinds)
         if options.precision == "bf16":
@@ -232,6 +245,8 @@ class Network(Smooth):
         self._traces: dict[Any, Pass] = {}
         self._local: Local | None = None
         self._place_data(silos, weights)
+        if fits and self._convolves:
+            self._settle()
 
     def _place_data(self, silos: Silos, weights: npt.NDArray[np.float64]) -> None:
         def placed(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,12 +277,28 @@ class Network(Smooth):
             try:
                 return int(self._forward(state, inputs, train=False).shape[-1])
             except RuntimeError:  # a view of what has channels last in memory, perhaps
-                self._slacken()
+                if not self._slacken():
+                    raise
                 return int(self._forward(state, inputs, train=False).shape[-1])
 
-    def _slacken(self) -> None:
-        slacken(self._module)
-        self._quick = False
+    @property
+    def _quick(self) -> bool:
+        return self._fast[0]
+
+    def _slacken(self) -> bool:
+        """Give the module's layers their usual layout back; whether that changes anything."""
+        self._fast[0] = False
+        return slacken(self._module)
+
+    def _settle(self) -> None:
+        """Try a gradient of one client, since a module may do in training what channels last do not allow."""
+        rows = torch.zeros(2, dtype=torch.long, device=self.device)
+        x, weight = self.start(), torch.ones(2, dtype=self.dtype, device=self.device)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._alone(x, self.buffers(), rows, weight, 0, torch.empty_like(x))
+        except Exception:  # if it is not the layout, the first gradient will say so
+            self._slacken()
 
     # -- the module as a function of flat vectors ---------------------------------------------------------------------
 
@@ -303,7 +334,8 @@ class Network(Smooth):
         if module.training != train:
             module.train(train)
         with self._precision():
-            outputs: Tensor = functional_call(module, state, (inputs,))
+            named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
+            outputs: Tensor = functional_call(module, state | named, (inputs,), tie_weights=False)
         return outputs if outputs.dtype == self.dtype else outputs.to(self.dtype)
 
     def _precision(self) -> AbstractContextManager[Any]:
@@ -356,7 +388,9 @@ class Network(Smooth):
                     self._traces[key] = torch.compile(self._listed(function, given), dynamic=False)
         elif asked == _OFTEN and self._layers <= _COMPILED and self.device.type == "cpu":
             listed = self._listed(function, given)
-            same = all(map(torch.equal, listed(*given), function(*given)))
+            x, buffers, rows, weight = given
+            other = 0.9 * x, buffers, (rows + 1) % len(self.X), weight  # what was taken for a constant shows
+            same = all(torch.equal(a, b) for g in (given, other) for a, b in zip(listed(*g), function(*g), strict=True))
             self._traces[key] = listed if same else function
         with torch.no_grad():
             return self._traces.get(key, function)(*given)
@@ -369,18 +403,21 @@ class Network(Smooth):
         except Exception:
             return function
 
-    def ready(self, compile: bool) -> None:
+    def ready(self, compile: bool) -> Self:
         """Refuse what cannot be recorded; compile the vectorised gradient if asked."""
         if self._random or self.options.augment is not None:
             raise UnsuitableError("random layers or augmentation draw new numbers in every step")
         if self.options.gradients == "loop" or self._refuses():
             raise UnsuitableError("the model's gradients are computed one client at a time")
         self._module.train(True)
-        if compile and self._layers <= _COMPILED and not self._compile:
-            if self.options.precision == "full":  # autocast does not look inside
-                quicken(self._module, single=True)
-            self._compile = True
-            self._asked.clear()
+        if not compile or self._layers > _COMPILED:
+            return self
+        view = copy.copy(self)  # the problem's other runs go on without compiled passes
+        view._compile, view._asked, view._traces = True, {}, {}
+        if self.options.precision == "full":  # autocast does not look inside
+            view._module = copy.deepcopy(self._module)
+            quicken(view._module, single=True)
+        return view
 
     def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
         """Gradients on all samples, in training mode: in pieces, and whole silos where there is batch norm."""
@@ -430,8 +467,7 @@ class Network(Smooth):
         """Whether vmap cannot take the module: tried once, on two clients with two samples each."""
         if not self._refused:
             reason = self._trial()
-            if reason is not None and self._quick:
-                self._slacken()
+            if reason is not None and self._slacken():
                 reason = self._trial()
             self._refused.append(reason is not None)
             if reason is not None:

@@ -58,17 +58,19 @@ class On(Regularizer):
             inside = torch.stack([(at >= a) & (at < b) for a, b in self.runs]).any(0)
             return torch.where(inside, self.h.prox(v, step), v)  # one kernel, one pass over memory
         if alike and 2 * self._rest < self.dimension:  # the whole vector at once, and then the rest as it was
-            rest = [v[..., a:b].clone() if out is v else v[..., a:b] for a, b in self._gaps]
+            rest = [v[..., a:b] if out is None else v[..., a:b].clone() for a, b in self._gaps]  # out may be v
             result = self.h.prox(v, step, out)
             for (a, b), values in zip(self._gaps, rest, strict=True):
                 result[..., a:b] = values
             return result
         result = v.clone() if out is None else (out if out is v else out.copy_(v))
+        source = v if out is None else result
         if alike or len(self.runs) == 1:
             for a, b in self.runs:
-                self.h.prox(result[..., a:b], step, out=result[..., a:b])
+                part = result[..., a:b]
+                self.h.prox(part if source is result else source[..., a:b], step, out=part)
         else:
-            self._put(result, self.h.prox(self._take(result), step))
+            self._put(result, self.h.prox(self._take(source), step))
         return result
 
     @cached_property

@@ -110,7 +110,7 @@ class Regularizer(ABC):
         if isinstance(step, Tensor):
             if not bounded and step.device.type != "cpu":
                 return  # nothing else to refuse, and reading a device's tensor would stall it
-            low, high = float(step.min()), float(step.max())
+            low, high = float(step.detach().min()), float(step.detach().max())
         else:
             low = high = step
         if not low >= 0:
@@ -185,7 +185,10 @@ class Separable(Boxed):
 
     def _blockwise(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
         """The prox block by block; a tensor of steps broadcasts against ``v``."""
-        if v.requires_grad and torch.is_grad_enabled():  # autograd follows new tensors only
+        if isinstance(step, Tensor):
+            step = step.to(v.dtype)
+        followed = v.requires_grad or (isinstance(step, Tensor) and step.requires_grad)
+        if followed and torch.is_grad_enabled():  # autograd follows new tensors only
             return give(self._prox(v, step), out)
         most = _BLOCK * min(torch.get_num_threads(), _THREADS)  # torch gives each thread the same part of every block
         if v.numel() <= most or v.device.type != "cpu" or (self.one_operation and not isinstance(step, Tensor)):

@@ -87,6 +87,7 @@ class Program:
         compile: bool,
     ) -> None:
         began = time.perf_counter()
+        smooth = smooth.ready(compile)
         self._algorithm, self._smooth, self._batches = algorithm, smooth, batches
         self._h = CompiledProx(h) if compile else h
         self._cohort, self._counter = len(who), Counter()
@@ -94,7 +95,6 @@ class Program:
         self._clients = messages.each(clients, lambda t: t.clone(memory_format=torch.contiguous_format))
         self._buffers = buffers.clone()
         self._full = smooth.full(who) if everyone else None
-        smooth.ready(compile)
         self._rows: Tensor | None = None
         self._ahead: tuple[tuple[int, bytes], Tensor] = (-1, b""), torch.empty(0)
         self._steps = 1

@@ -15,7 +15,7 @@ from typing import Any
 
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of mallopt(3)
 _KEPT = (1 << 31) - 1, 1 << 30
-_USUAL = 1 << 26, 1 << 25  # where glibc's own rule ends up after large blocks have been freed
+_USUAL = 1 << 26, 1 << 25  # where glibc's own rule ends up after large blocks have been freed; the most for old ones
 
 _lock, _runs = threading.Lock(), 0
 
@@ -49,7 +49,9 @@ def _count(c: Any, change: int) -> None:
         before, _runs = _runs, _runs + change
         if (before > 0) == (_runs > 0):
             return
-        for option, value in zip((_TRIM, _MMAP), _KEPT if _runs else _USUAL, strict=True):
-            c.mallopt(option, value)
+        trim, mmap = _KEPT if _runs else _USUAL
+        if not c.mallopt(_MMAP, mmap):
+            c.mallopt(_MMAP, _USUAL[1])
+        c.mallopt(_TRIM, trim)
         if not _runs:
             c.malloc_trim(0)
