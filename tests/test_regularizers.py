@@ -9,7 +9,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedcomposite.regularizers import (
@@ -342,6 +342,8 @@ def test_2_to_4_prox_beats_many_starts():
     assert counts == {2, 3, 4}
 
 
+@example(v=[1.175494351e-38] * 4, s=1e-9)
+@example(v=[3e-20, 2e-20, 1e-20, 1e-25], s=1.0)
 @settings(deadline=None, max_examples=60)
 @given(
     v=st.lists(st.integers(-3, 3) | st.floats(-5, 5, allow_subnormal=False), min_size=4, max_size=4),

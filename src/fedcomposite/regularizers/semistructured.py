@@ -70,8 +70,12 @@ def _newton(x: Tensor, low: Tensor, high: Tensor, function: Callable[[Tensor], t
 
 
 def _refined(w: Tensor, z: Tensor) -> Tensor:
-    """Small entries, found as differences of numbers near 1/2, to the precision of z, from w_i = z_i - e2(others)."""
-    return (z - _others(w.clamp(min=0))).clamp(min=0)
+    """Small entries, found as differences of numbers near 1/2, to the precision of z, from w_i = z_i - e2(others).
+
+    Where all are small this contracts: a second time makes up for entries that are lost in the rounding of 1/2.
+    """
+    once = (z - _others(w.clamp(min=0))).clamp(min=0)
+    return torch.where(z[..., :1] < 0.1, (z - _others(once)).clamp(min=0), once)
 
 
 def _three(z: Tensor) -> Tensor:
@@ -93,9 +97,8 @@ def _three(z: Tensor) -> Tensor:
     largest = z2 / z1.clamp(min=tiny)  # beyond it the second entry would be negative
     u = _newton((1 - t) / (1 + t), torch.zeros_like(z3), largest, condition)
     p, m = halves(u)
-    w = _refined(torch.stack([(p + m) / 2, (p - m) / 2, u, torch.zeros_like(u)], dim=-1), z)
-    w[..., 3] = 0
-    return w
+    none = torch.zeros_like(u)
+    return _refined(torch.stack([(p + m) / 2, (p - m) / 2, u, none], -1), torch.stack([z1, z2, z3, none], -1))
 
 
 def _four(z: Tensor) -> Tensor:
