@@ -190,9 +190,7 @@ def table() -> list[dict[str, Any]]:
     ):  # fmt: skip
         problem = fc.Problem(silos, model=fc.models.build("cnn", "mnist"), regularizer=h)
         began = time.perf_counter()
-        sim = Simulator(
-            problem, method, batches=Batches(0, 64), dtype=torch.float32, device="cuda", mode="compile"
-        )  # fmt: skip
+        sim = Simulator(problem, method, batches=Batches(0, 64), dtype=torch.float32, device="cuda", mode="compile")
         sim.step()
         torch.cuda.synchronize()
         ready = time.perf_counter()

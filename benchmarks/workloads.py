@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,18 @@ def _a9a(quick: bool) -> fc.Silos:
 
 SCAD_FEDCANON = {"name": "scad", "lam": 0.05, "a": 3.7, "kappa": 0.01}
 
+FASHION_CNN = Workload(
+    "Fashion-MNIST, FedCanon's CNN (268,362 parameters), SCAD, 10 clients, 10 steps at batch 10",
+    _images("fashion_mnist", 10),
+    SCAD_FEDCANON,
+    local_steps=10,
+    step=0.02,
+    rounds=6,
+    model="cnn",
+    batch=10,
+    normalization=((0.2860,), (0.3530,)),
+)
+
 WORKLOADS: dict[str, Workload] = {
     "sparse-logistic": Workload(
         "sparse logistic regression, 30 clients x 100 samples, 20 features, l1, 10 full-gradient steps",
@@ -129,29 +141,9 @@ WORKLOADS: dict[str, Workload] = {
         batch=10,
         normalization=((0.1307,), (0.3081,)),
     ),
-    "fashion-cnn": Workload(
-        "Fashion-MNIST, FedCanon's CNN (268,362 parameters), SCAD, 10 clients, 10 steps at batch 10",
-        _images("fashion_mnist", 10),
-        SCAD_FEDCANON,
-        local_steps=10,
-        step=0.02,
-        rounds=6,
-        model="cnn",
-        batch=10,
-        normalization=((0.2860,), (0.3530,)),
-    ),
-    "fashion-cnn-64": Workload(
-        "the same at batch 64",
-        _images("fashion_mnist", 10),
-        SCAD_FEDCANON,
-        local_steps=10,
-        step=0.02,
-        rounds=6,
-        model="cnn",
-        batch=64,
-        normalization=((0.2860,), (0.3530,)),
-        peers=(),
-        skipped_peers="they do the same as at batch 10",
+    "fashion-cnn": FASHION_CNN,
+    "fashion-cnn-64": replace(
+        FASHION_CNN, title="the same at batch 64", batch=64, peers=(), skipped_peers="they do the same as at batch 10"
     ),
     "cifar-resnet18": Workload(
         "CIFAR-10, ResNet-18 (11.2 M parameters), l1, 10 clients, 10 steps at batch 32",

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ import fedcomposite as fc
 from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet
 from fedcomposite.regularizers import base as regularizers
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
 from benchmarks import prox, table6, workloads
@@ -119,6 +121,14 @@ def test_naive_proxes_beat_a_grid():
     ):
         cost = h.value(grid.unsqueeze(-1)) + (grid - v.unsqueeze(-1)).square() / (2 * 0.8)
         np.testing.assert_allclose(common.prox_of(spec)(v, 0.8), grid[cost.argmin(-1)], atol=1e-4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: it would run for minutes")
+@pytest.mark.parametrize("command", [["-m", "benchmarks.gpu"], ["benchmarks/gpu_training.py"]])
+def test_gpu_benchmarks_say_that_they_need_one(command):
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs a CUDA GPU" in done.stderr
 
 
 # -- the prox of very large vectors, which threads share ------------------------------------------------------------

@@ -79,8 +79,9 @@ class On(Regularizer):
         edges = [0, *(edge for run in self.runs for edge in run), self.dimension]
         return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
 
-    @property
+    @cached_property
     def _rest(self) -> int:
+        """How many coordinates h leaves alone."""
         return sum(b - a for a, b in self._gaps)
 
     def subgradient(self, x: Tensor) -> Tensor:
