@@ -15,13 +15,13 @@ import fedcomposite as fc
 from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet
 from fedcomposite.regularizers import base as regularizers
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # benchmarks are run from the repository, not installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
 from benchmarks import prox, table6, workloads
 from benchmarks.peers import common
 
+ROOT = Path(__file__).parents[1]
 CPU = [name for name, work in workloads.WORKLOADS.items() if not work.gpu]
 
 
