@@ -74,7 +74,7 @@ def measure(model: str, clients: int, file: bool, rounds: int) -> dict[str, Any]
     simulator.measure(0.1, 0.0)
     setup = time.perf_counter() - began
     times, present = [], set()
-    with simulator.running():
+    with simulator.transport.running():
         for r in range(rounds):
             present |= set(simulator.participants(r).tolist())
             began = time.perf_counter()

@@ -24,8 +24,7 @@ import torch
 import fedcomposite as fc
 from fedcomposite.algorithms import FedAvg
 from fedcomposite.problems import Batches
-from fedcomposite.runtime import Simulator
-from fedcomposite.runtime import simulator as runtime
+from fedcomposite.runtime import Simulator, process
 
 SHAPES = [(30, 100, 20), (100, 50, 1000), (1000, 20, 50)]
 PROMISED = {(30, 100, 20): 8.0, (100, 50, 1000): 1.0, (1000, 20, 50): 10.0}
@@ -49,7 +48,7 @@ def measure(n: int, m: int, d: int, seconds: float) -> dict[str, float]:
     arrays = [(rng.standard_normal((m, d)), np.sign(rng.standard_normal(m))) for _ in range(n)]
     problem = fc.Problem(fc.Silos.from_arrays(arrays), loss="logistic")
     simulator = Simulator(problem, FedAvg(1, 0.1), batches=Batches())
-    grad = simulator._gradients(simulator.participants(0))
+    grad = simulator.gradients(simulator.participants(0))
     x = torch.from_numpy(rng.standard_normal((n, d)))
     parts = [(torch.from_numpy(X), torch.from_numpy(y)) for X, y in arrays]
 
@@ -69,13 +68,13 @@ def measure(n: int, m: int, d: int, seconds: float) -> dict[str, float]:
 
     torch.testing.assert_close(grad(x, 0), torch.stack(loop()), rtol=0, atol=1e-12)  # the same work
     result = {"loop": min(_timed(loop, t, seconds) for t in (1, None))}  # the loop gets its better thread count
-    result["stacked"] = _timed(lambda: grad(x, 0), simulator.threads, seconds)
+    result["stacked"] = _timed(lambda: grad(x, 0), simulator.transport.threads, seconds)
     result["floor"] = min(_timed(floor, t, seconds) for t in (1, None))
     return {k: 1e6 * v for k, v in result.items()}
 
 
 def _timed(work: Callable[[], object], threads: int | None, seconds: float) -> float:
-    with runtime.threads(threads):
+    with process.threads(threads):
         return median_time(work, seconds)
 
 

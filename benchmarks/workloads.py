@@ -27,8 +27,7 @@ from fedcomposite.algorithms import FedMid
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, SCAD, Regularizer
-from fedcomposite.runtime import Simulator
-from fedcomposite.runtime import simulator as runtime
+from fedcomposite.runtime import Simulator, process
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def ours(work: Workload, problem: fc.Problem, device: str, rounds: int) -> Timin
     """The stacked simulator."""
     began = time.perf_counter()
     sim = work.simulator(problem, device)
-    with sim.running():
+    with sim.transport.running():
         first = time.perf_counter() - began + lap(sim.step, device)
         times = [lap(sim.step, device) for _ in range(rounds - 1)]
         return Timing(statistics.median(times), sim.solution, first)
@@ -280,7 +279,7 @@ def loop(work: Workload, problem: fc.Problem, device: str, rounds: int) -> Timin
     """The per-client loop, with the better of one thread and all of them."""
     run = Loop(work, problem, device, rounds)
     best = _better([run.round] * min(2, rounds - 1), device)
-    with runtime.threads(best):
+    with process.threads(best):
         times = [lap(run.round, device) for _ in range(rounds - run.r)]
     return Timing(statistics.median(times), common.Task.get(run.module))
 
@@ -290,7 +289,7 @@ def central(work: Workload, problem: fc.Problem, device: str, rounds: int) -> Ti
     run = Loop(work, problem, device, 1)
     run.central()  # the warm-up
     best = _better([run.central] * min(2, rounds - 1), device)
-    with runtime.threads(best):
+    with process.threads(best):
         return Timing(statistics.median(lap(run.central, device) for _ in range(rounds)))
 
 
@@ -298,7 +297,7 @@ def _better(trials: list[Callable[[], None]], device: str) -> int | None:
     """The number of threads of the faster trial; None is all."""
     times: dict[int | None, float] = {}
     for threads, trial in zip((None, 1), trials, strict=False):
-        with runtime.threads(threads) if device == "cpu" else nullcontext():
+        with process.threads(threads) if device == "cpu" else nullcontext():
             times[threads] = lap(trial, device)
     return min(times, key=lambda t: times[t]) if device == "cpu" else None
 

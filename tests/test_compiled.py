@@ -39,8 +39,7 @@ def test_recorded_rounds_equal_eager_ones(name, batch_size):
         torch.testing.assert_close(recorded.solution, eager.solution, rtol=0, atol=1e-12)
         for a, b in zip(eager.clients, recorded.clients, strict=True):
             torch.testing.assert_close(b, a, rtol=0, atol=1e-12)
-        assert recorded.counter == eager.counter
-        assert (recorded.bytes_up, recorded.bytes_down) == (eager.bytes_up, eager.bytes_down)
+        assert recorded.counter == eager.counter  # gradients, proxes and bytes
 
 
 def network(batch_norm=True):

@@ -178,8 +178,10 @@ def table_run(problem, algorithm, rounds, cohort, batch, seed):
         replies = []
         who = sim.participants(r)
         for position, i in enumerate(who):
-            grad = sim._gradients(np.asarray([i]), (position, len(who)), stacked=False)
-            reply, held[int(i)] = algorithm.local_round(algorithm.broadcast(server), held[int(i)], grad, sim.h)
+            grad = sim.gradients(np.asarray([i]), (position, len(who)), stacked=False)
+            reply, held[int(i)] = algorithm.local_round(
+                algorithm.broadcast(server), held[int(i)], grad, sim.transport.h
+            )
             replies.append(algorithm.decode(reply))
         mean = type(replies[0])(*(torch.stack(t).mean(0) for t in zip(*replies, strict=True)))
         server = algorithm.aggregate(server, mean, len(who) / 6, problem.regularizer)

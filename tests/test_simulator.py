@@ -72,7 +72,7 @@ def test_minibatches_are_the_same_in_a_larger_federation(uneven):
     for silos in (uneven, alone):
         problem = fc.Problem(silos, loss="logistic")
         sim = Simulator(problem, FedAvg(3, 1.0), batches=Batches(5, 4))
-        grad = sim._gradients(np.asarray([3 if silos is uneven else 0], np.uint64))
+        grad = sim.gradients(np.asarray([3 if silos is uneven else 0], np.uint64))
         both.append(grad(torch.ones(1, 7, dtype=torch.float64), 2))
     torch.testing.assert_close(*both, rtol=0, atol=1e-14)
 
@@ -82,7 +82,7 @@ def test_minibatch_gradients_against_numpy(uneven, sampling):
     problem = fc.Problem(uneven, loss="logistic")
     sim = Simulator(problem, FedAvg(3, 1.0), batches=Batches(1, 6, sampling))
     who = np.arange(5, dtype=np.uint64)
-    grad = sim._gradients(who)
+    grad = sim.gradients(who)
     x = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for k in (2, 0):
         got = grad(x, k)
@@ -236,7 +236,7 @@ def test_threads_are_restored(lasso):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert Simulator(lasso, FedAvg(1, 0.1), batches=Batches()).threads == 1
+        assert Simulator(lasso, FedAvg(1, 0.1), batches=Batches()).transport.threads == 1
         fc.simulate(lasso, FedAvg(1, 0.1), rounds=1)
         assert torch.get_num_threads() == 2
     finally:

@@ -24,8 +24,8 @@ import torch
 from safetensors.torch import save as serialise
 
 from fedcomposite._version import __version__
+from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
-from fedcomposite.runtime.checkpoint import write_atomic
 from fedcomposite.runtime.history import Record, Run
 
 

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedcomposite._validation import suggest
 from fedcomposite.federation import pki
 from fedcomposite.federation.site import Limits
-from fedcomposite.runtime.checkpoint import write_atomic
+from fedcomposite.files import write_atomic
 
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,62}")
 

@@ -21,7 +21,7 @@ from fedcomposite.federation.folder import FederationFolder
 from fedcomposite.federation.post import Settings
 from fedcomposite.federation.server import Coordinator
 from fedcomposite.federation.shape import parse
-from fedcomposite.runtime.checkpoint import write_atomic
+from fedcomposite.files import write_atomic
 from fedcomposite.runtime.history import Record, Run
 
 State = Literal["preparing", "running", "finished", "failed"]

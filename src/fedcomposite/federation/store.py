@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from fedcomposite.runtime.checkpoint import write_atomic
+from fedcomposite.files import write_atomic
 
 _JOB = re.compile("[0-9a-z-]{1,64}")
 

@@ -48,10 +48,12 @@ class Evaluation:
 
 @dataclass
 class Counter:
-    """Work done, counted where it happens: one unit per client and call, or per vector."""
+    """Work done, counted where it happens: one unit per client and call, or per vector; and the bytes sent."""
 
     gradients: int = 0
     proxes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 class Slot(NamedTuple):

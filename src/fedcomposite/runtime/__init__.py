@@ -1,26 +1,30 @@
 """Runtimes: where the rules of a method are carried out."""
 
 from fedcomposite.runtime.checkpoint import CheckpointError
-from fedcomposite.runtime.history import Record, Run
-from fedcomposite.runtime.simulator import (
-    ClientError,
-    DivergenceWarning,
-    EagerWarning,
-    Interrupted,
-    NonSmoothWarning,
-    Simulator,
-    simulate,
-)
+from fedcomposite.runtime.driver import Cohorts, Driver, Plan
+from fedcomposite.runtime.fit import NonSmoothWarning, check_fit
+from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
+from fedcomposite.runtime.identity import UnnamedError
+from fedcomposite.runtime.program import EagerWarning
+from fedcomposite.runtime.simulator import Simulator, simulate
+from fedcomposite.runtime.transports import ClientError, Transport
 
 __all__ = [
     "CheckpointError",
     "ClientError",
+    "Cohorts",
     "DivergenceWarning",
+    "Driver",
     "EagerWarning",
+    "GrowthWarning",
     "Interrupted",
     "NonSmoothWarning",
+    "Plan",
     "Record",
     "Run",
     "Simulator",
+    "Transport",
+    "UnnamedError",
+    "check_fit",
     "simulate",
 ]

@@ -20,10 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedcomposite.data.silos import Silos
-from fedcomposite.problems import Evaluation, Problem, Smooth
+from fedcomposite.problems import Counter, Evaluation, Problem, Smooth
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss
 from fedcomposite.problems.network import Network, _spread
+from fedcomposite.runtime import messages
+from fedcomposite.runtime.messages import mean_buffers
 
 
 class Span(NamedTuple):
@@ -31,6 +33,49 @@ class Span(NamedTuple):
 
     start: int
     stop: int
+
+
+class Meeting(NamedTuple):
+    """What the processes agree on after a round."""
+
+    mean: NamedTuple
+    buffers: Tensor
+    stop: bool
+
+
+class Alone:
+    """The one process of a run that has no others."""
+
+    rank, size = 0, 1
+
+    def span(self, n: int) -> Span:
+        """All clients."""
+        return Span(0, n)
+
+    def share(self, problem: Problem, dtype: torch.dtype, device: torch.device) -> Smooth:
+        """The functions of all clients."""
+        return problem.smooth(dtype, device)
+
+    def mean(
+        self, decoded: NamedTuple, buffers: Tensor, weights: Tensor | None, place: tuple[int, int], stop: bool
+    ) -> Meeting:
+        """The weighted means of replies and buffers."""
+        return Meeting(messages.mean(decoded, weights), mean_buffers(buffers, weights), stop)
+
+    def merge(self, problem: Problem, seen: Evaluation) -> Evaluation:
+        """What was seen is all there is."""
+        return seen
+
+    def totals(self, counter: Counter, device: torch.device) -> Counter:
+        """Its own."""
+        return dataclasses.replace(counter)
+
+    def agree(self, stop: bool, device: torch.device) -> bool:
+        """Its own will."""
+        return stop
+
+    def wait(self) -> None:
+        """For nobody."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +94,27 @@ class Group:
         """The clients of every process."""
         return [self.span(n, r) for r in range(self.size)]
 
+    def share(self, problem: Problem, dtype: torch.dtype, device: torch.device) -> Smooth:
+        """The functions of this process's clients, with their weights in the whole problem: parts of a sum."""
+        return shard(problem, self, dtype, device)
+
+    def mean(
+        self, decoded: NamedTuple, buffers: Tensor, weights: Tensor | None, place: tuple[int, int], stop: bool
+    ) -> Meeting:
+        """The means over all participants, from those of this process: one all-reduce."""
+        first, cohort = place
+        everyone = torch.ones(cohort, device=buffers.device) if weights is None else weights
+        mine = everyone[first : first + len(buffers)]
+        sums = [torch.tensordot(mine.to(t.dtype), t, dims=1) for t in (*decoded, buffers)]
+        *sums, stops = self.add([*sums, torch.full((1,), float(stop)).to(buffers)])
+        mean = iter(t / cohort for t in sums[:-1])
+        averaged = messages.each(decoded, lambda t: next(mean))
+        return Meeting(averaged, sums[-1] / everyone.sum().to(sums[-1]), bool(stops > 0))
+
+    def merge(self, problem: Problem, seen: Evaluation) -> Evaluation:
+        """The evaluation of the whole problem from those of the processes' shards."""
+        return merge(problem, self, seen)
+
     def add(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over the processes, by one all-reduce of everything in one flat tensor."""
         flat = torch.cat([t.reshape(-1) for t in tensors])  # in the widest of the dtypes
@@ -56,28 +122,34 @@ class Group:
         parts = flat.split_with_sizes([t.numel() for t in tensors])
         return [p.view(t.shape).to(t.dtype) for p, t in zip(parts, tensors, strict=True)]
 
-    def add_integers(self, *values: int, device: torch.device) -> list[int]:
-        """Sums of whole numbers over the processes."""
-        total = torch.tensor(values, dtype=torch.int64, device=device)
+    def totals(self, counter: Counter, device: torch.device) -> Counter:
+        """Work and bytes of all processes."""
+        total = torch.tensor(dataclasses.astuple(counter), dtype=torch.int64, device=device)
         dist.all_reduce(total)
-        return [int(v) for v in total.tolist()]
+        return Counter(*total.tolist())
+
+    def agree(self, stop: bool, device: torch.device) -> bool:
+        """Whether any process wants to stop."""
+        wanted = torch.tensor([int(stop)], device=device)
+        dist.all_reduce(wanted)
+        return bool(wanted.item())
 
     def wait(self) -> None:
         """Go on when all processes are here."""
         dist.barrier()
 
 
-def join(distributed: bool | None, device: torch.device) -> Group | None:
-    """The group of processes that this one belongs to, or None for a run in one process.
+def join(distributed: bool | None, device: torch.device) -> Group | Alone:
+    """The group of processes that this one belongs to.
 
     ``None`` takes the group that the program has initialised, if there is one; ``True`` insists on a group, and
     initialises it as ``torchrun`` describes it; ``False`` ignores it.
     """
     if distributed is False or not dist.is_available():
-        return None
+        return Alone()
     if not dist.is_initialized():
         if distributed is None:
-            return None
+            return Alone()
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             raise ValueError(
                 "distributed = True, but there is no process group; start the program with torchrun, "
@@ -85,7 +157,7 @@ def join(distributed: bool | None, device: torch.device) -> Group | None:
             )
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(_leave)
-    return Group(dist.get_rank(), dist.get_world_size()) if dist.get_world_size() > 1 else None
+    return Group(dist.get_rank(), dist.get_world_size()) if dist.get_world_size() > 1 else Alone()
 
 
 def _leave() -> None:

@@ -12,7 +12,23 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Status = Literal["completed", "converged", "diverged", "interrupted"]
+Status = Literal["completed", "converged", "stopped", "diverged", "interrupted"]
+
+
+class DivergenceWarning(RuntimeWarning):
+    """A run left the finite numbers; its history is kept up to there."""
+
+
+class GrowthWarning(RuntimeWarning):
+    """A run ended with a larger objective than it began with."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C at a run: it stopped after a whole round, and ``run`` holds what was done."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.message)
+        self.run = run
 
 
 class Record(dict[str, Any]):
@@ -37,7 +53,7 @@ class Run:
     history: list[Record]
     """One record per evaluated round; the first is the starting model, round 0."""
     status: Status
-    """Why it stopped: all rounds done, tolerance reached, divergence, or Ctrl-C."""
+    """Why it ended: all rounds done, tolerance reached, a callback, divergence, or Ctrl-C."""
     message: str
     """One line for people."""
     rounds: int
@@ -50,6 +66,9 @@ class Run:
     """With ``keep_solutions=True``: the model before the first and after each round, ``(rounds + 1, d)``."""
     buffers: Tensor | None = field(default=None, repr=False)
     """A network's running statistics after the last round, flat; empty for most models."""
+
+    identity: dict[str, str] = field(default_factory=dict, repr=False)
+    """What determines the run's numbers, as a checkpoint keeps it; empty without one."""
 
     @property
     def frame(self) -> pd.DataFrame:

@@ -43,6 +43,14 @@ def mean(replies: T, weights: Tensor | None = None) -> T:
     return each(replies, lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1) / len(weights))
 
 
+def mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean of the participants' buffers ``(m, b)``; weights are brought to sum 1."""
+    if weights is None:
+        return buffers.mean(0)
+    mean: Tensor = torch.tensordot((weights / weights.sum()).to(buffers), buffers, dims=1)
+    return mean
+
+
 def join(parts: Any) -> Any:
     """Stacked tuples, or tensors, of several groups of clients as those of all."""
     if isinstance(parts[0], Tensor):

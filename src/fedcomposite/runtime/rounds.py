@@ -1,4 +1,4 @@
-"""What every runtime does with a round, whoever carries the messages: averaging, record, verdict."""
+"""What a driver says of a round, whoever carried it: record, verdict, and what a reply looks like."""
 
 from __future__ import annotations
 
@@ -11,29 +11,12 @@ from torch import Tensor
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Counter, Evaluation, prox_gradient_norm
 from fedcomposite.regularizers import Regularizer
-from fedcomposite.runtime import messages
 from fedcomposite.runtime.history import Record, Status
 
 S = TypeVar("S", bound=NamedTuple)
 
 DIVERGED = 1e10
 """Growth of the objective, in units of its first value (at least 1), at which a run counts as diverged."""
-
-
-def advance(
-    algorithm: AnyAlgorithm, server: S, replies: NamedTuple, weights: Tensor | None, share: float, h: Regularizer
-) -> S:
-    """The server's new state from the stacked replies ``(m, ...)`` of the participants."""
-    moved: S = algorithm.aggregate(server, messages.mean(algorithm.decode(replies), weights), share, h)
-    return moved
-
-
-def mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of the participants' buffers ``(m, b)``; weights are brought to sum 1."""
-    if weights is None:
-        return buffers.mean(0)
-    mean: Tensor = torch.tensordot((weights / weights.sum()).to(buffers), buffers, dims=1)
-    return mean
 
 
 def make_record(
@@ -43,8 +26,6 @@ def make_record(
     *,
     round: int,
     step: float,
-    bytes_up: int,
-    bytes_down: int,
     counter: Counter,
     seconds: float,
 ) -> Record:
@@ -58,8 +39,8 @@ def make_record(
         stationarity_step=step,
         nonzeros=nonzeros,
         sparsity=1 - nonzeros / len(x),
-        bytes_up=bytes_up,
-        bytes_down=bytes_down,
+        bytes_up=counter.bytes_up,
+        bytes_down=counter.bytes_down,
         prox_evaluations=counter.proxes,
         gradient_evaluations=counter.gradients,
         **{k: v.item() for k, v in seen.metrics.items()},
@@ -73,6 +54,14 @@ def verdict(last: Record, first: Record, tolerance: float | None) -> Status:
     if not math.isfinite(value) or value > DIVERGED * max(1.0, abs(start)):
         return "diverged" if math.isfinite(start) else "completed"
     return "converged" if tolerance is not None and last["stationarity"] <= tolerance else "completed"
+
+
+def growth(last: Record, first: Record, factor: float = 1.01) -> str:
+    """A sentence on an objective that ended at more than ``factor`` times its first value; empty if it did not."""
+    end, start = last["objective"], first["objective"]
+    if not math.isfinite(start) or end - start <= (factor - 1) * max(abs(start), 1e-12):
+        return ""
+    return f"the objective grew from {start:.4g} to {end:.4g}"
 
 
 class _Still:

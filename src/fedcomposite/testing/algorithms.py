@@ -65,8 +65,8 @@ def measure_traffic(cls: type[AnyAlgorithm], clients: int = 4, local_steps: int 
         sim.step()
     vectors = times * clients * 500 * 8
     return Traffic(
-        sim.bytes_up / vectors,
-        sim.bytes_down / vectors,
+        sim.counter.bytes_up / vectors,
+        sim.counter.bytes_down / vectors,
         sim.counter.proxes / times,
         sim.counter.gradients / times / clients,
     )
@@ -124,7 +124,7 @@ def bytes_are_measured(algorithm: AnyAlgorithm) -> None:
             reply, _ = algorithm.local_round(message, mine, grad, problem.regularizer)
             down, up = down + messages.nbytes(message), up + messages.nbytes(reply)
         sim.step()
-    assert (sim.bytes_down, sim.bytes_up) == (down, up)
+    assert (sim.counter.bytes_down, sim.counter.bytes_up) == (down, up)
 
 
 @law

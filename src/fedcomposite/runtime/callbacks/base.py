@@ -1,0 +1,121 @@
+"""Callbacks: called after each record with a view of the run; they may stop it, and change nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedcomposite.runtime.history import Record
+
+
+class _Watched(Protocol):
+    """What a view shows of a driver."""
+
+    round: int
+    history: list[Record]
+    algorithm: Any
+
+    @property
+    def solution(self) -> Tensor: ...
+
+    def stop(self, reason: str) -> None: ...
+
+
+class View:
+    """A run as a callback sees it: everything is a copy, so that nothing but :meth:`stop` has an effect."""
+
+    __slots__ = ("_driver", "_rounds")
+
+    def __init__(self, driver: _Watched, rounds: int) -> None:
+        self._driver, self._rounds = driver, rounds
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the run will do at most."""
+        return self._rounds
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        return self._driver.round
+
+    @property
+    def record(self) -> Record:
+        """The newest record."""
+        return Record(self._driver.history[-1])
+
+    @property
+    def history(self) -> list[Record]:
+        """All records, those before a resumed run's checkpoint included."""
+        return [Record(r) for r in self._driver.history]
+
+    @property
+    def solution(self) -> Tensor:
+        """The model of now."""
+        return self._driver.solution.detach().clone()
+
+    @property
+    def algorithm(self) -> Any:
+        """The method."""
+        return self._driver.algorithm
+
+    def stop(self, reason: str) -> None:
+        """End the run cleanly after this record; its status is then "stopped" and its message gives the reason."""
+        self._driver.stop(reason)
+
+
+class Callback:
+    """The base of callbacks that need to know where a run begins and ends; a plain function of the view does as well.
+
+    A resumed run begins with the history of its checkpoint, so a callback that depends on the past reads
+    ``view.history`` and is right after a resume too.
+    """
+
+    def begin(self, view: View) -> None:
+        """Before the first round, or after a checkpoint was read."""
+
+    def __call__(self, view: View) -> None:
+        """After each record."""
+
+    def end(self, view: View) -> None:
+        """At the end, also after an error."""
+
+
+AnyCallback = Callback | Callable[[View], Any]
+
+
+class _Function(Callback):
+    """A plain function as a callback."""
+
+    def __init__(self, function: Callable[[View], Any]) -> None:
+        self._function = function
+
+    def __call__(self, view: View) -> None:
+        """Call it."""
+        self._function(view)
+
+
+class OnRecord(Callback):
+    """Calls a function with every record, those of a resumed run's past included."""
+
+    def __init__(self, function: Callable[[Record], Any]) -> None:
+        self._function = function
+
+    def begin(self, view: View) -> None:
+        """Tell the past."""
+        for old in view.history:
+            self._function(old)
+
+    def __call__(self, view: View) -> None:
+        """Tell the newest record."""
+        self._function(view.record)
+
+
+def attach(callbacks: Sequence[AnyCallback]) -> list[Callback]:
+    """Callbacks in their common form."""
+    for one in callbacks:
+        if not callable(one):
+            raise TypeError(f"callbacks: {one!r} is neither a Callback nor a function of a view")
+    return [one if isinstance(one, Callback) else _Function(one) for one in callbacks]

@@ -1,0 +1,47 @@
+"""Whether a method can do what is asked of it: said before any work starts, with methods that can."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from fedcomposite.algorithms import REGISTRY, fields
+from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.problems import Problem
+from fedcomposite.regularizers import Zero
+from fedcomposite.runtime.driver import Cohorts
+
+
+class NonSmoothWarning(UserWarning):
+    """A method that needs a smooth loss was given one with kinks."""
+
+
+def check_fit(algorithm: AnyAlgorithm, problem: Problem, cohorts: Cohorts, *, stacklevel: int = 2) -> None:
+    """Refuse what the method cannot do, and name methods that can."""
+    info, name, n = algorithm.info, type(algorithm).__name__, cohorts.clients
+    if cohorts.size < n and not algorithm.partial:
+        able = ", ".join(k for k, v in REGISTRY.items() if v.info.participation == "any")
+        own = "partial_participation" in fields(type(algorithm))
+        hint = f"; or set partial_participation=True, {name}'s own form for it" if own else ""
+        raise ValueError(
+            f"{name} needs every client in every round, but participation asks for {cohorts.size} of {n}; "
+            f"methods that allow it: {able}{hint}"
+        )
+    if info.uniform_only and problem.weighting != "uniform":
+        raise ValueError(f"{name} averages masked replies, which only works with weights='uniform'")
+    if info.regularizer == "none" and not isinstance(problem.regularizer, Zero):
+        able = ", ".join(k for k, v in REGISTRY.items() if "convex" in v.info.regularizer)
+        raise ValueError(f"{name} has no rule for a regularizer; leave it out, or use a composite method: {able}")
+    if cohorts.replace and len(algorithm.init(torch.zeros(problem.dimension), problem.regularizer)[1]):
+        raise ValueError(
+            f"{name} keeps state at its clients, so a client must not be drawn twice in a round; use replace=False"
+        )
+    if not problem.loss.smooth and not info.nonsmooth_loss:
+        able = ", ".join(k for k, v in REGISTRY.items() if v.info.nonsmooth_loss) or "none yet"
+        warnings.warn(
+            f"{name} is made for smooth losses and {problem.loss} has kinks: expect slow or no convergence; "
+            f"methods made for it: {able}",
+            NonSmoothWarning,
+            stacklevel=stacklevel + 1,
+        )

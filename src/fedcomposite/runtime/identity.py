@@ -1,0 +1,101 @@
+"""What a run *is*: everything that determines its numbers, as one value that is stored and compared on resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedcomposite.problems import Problem
+
+Identity = dict[str, str]
+
+
+class UnnamedError(ValueError):
+    """A function without a name under which it could be found again."""
+
+
+def identify(problem: Problem, x0: Tensor, **settings: Any) -> Identity:
+    """The identity of a run: data, start, problem and settings, each as a short text or a digest."""
+    silos = problem.silos
+    data = silos.features, silos.targets, silos.offsets, silos.ids
+    parts: dict[str, Any] = {
+        "data": hashlib.sha256(describe(data).encode()).hexdigest(),
+        "start": describe(x0),
+        "loss": problem.loss,
+        "regularizer": problem.regularizer,
+        "bias": problem.bias,
+        "weights": problem.weighting,
+        "model": problem.model,
+        "model options": problem.options if problem.model is not None else None,
+        **settings,
+    }
+    return {key: value if isinstance(value, str) else describe(value) for key, value in parts.items()}
+
+
+def differences(one: Mapping[str, str], two: Mapping[str, str]) -> list[str]:
+    """The parts in which two identities differ, with the values where they are short."""
+    found = []
+    for key in [*one, *(k for k in two if k not in one)]:
+        a, b = one.get(key, "-"), two.get(key, "-")
+        if a != b:
+            found.append(f"{key} ({a} there, {b} here)" if max(len(a), len(b)) <= 60 else key)
+    return found
+
+
+def describe(value: Any) -> str:
+    """A text that tells values apart: tensors by their content, functions by the name that imports them."""
+    if isinstance(value, Tensor):
+        return _tensor(value)
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value)).hexdigest()}"
+    if isinstance(value, nn.Module):
+        state = dict(value.state_dict(keep_vars=True))
+        trained = [k for k, v in state.items() if v.requires_grad]
+        return f"{type(value).__module__}.{value} {trained} {describe(state)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {describe(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({', '.join(map(describe, value))})"
+    if isinstance(value, functools.partial):
+        return f"partial({describe(value.func)}, {describe(value.args)}, {describe(value.keywords)})"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return type(value).__qualname__ + describe(fields)
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+        return importable_name(value)
+    plain = value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device)
+    if plain or not hasattr(value, "__dict__"):
+        return repr(value)
+    return f"{importable_name(type(value))}{describe(vars(value))}"
+
+
+def importable_name(function: Callable[..., Any]) -> str:
+    """``module:name`` of a function or class that can be imported; others are refused, since two of them look alike."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    try:
+        found: Any = importlib.import_module(module) if module else None
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not function:
+        raise UnnamedError(
+            f"{name or function!r} has no name that can be imported, so a checkpoint could not tell it from another "
+            "function: define it at the top level of a module (no lambda, no function inside a function)"
+        )
+    return f"{module}:{name}"
+
+
+def _tensor(value: Tensor) -> str:
+    raw = value.detach().cpu().contiguous()
+    content = hashlib.sha256(raw.view(-1).view(torch.uint8).numpy()).hexdigest()
+    return f"tensor {raw.dtype} {tuple(raw.shape)} {content}"

@@ -1,0 +1,202 @@
+"""Clients on this machine: all of them, or this process's share, with their data and their states."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomposite import rng
+from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.problems import Batches, ClientGradients, Counter, Evaluation, Problem, Smooth
+from fedcomposite.problems.base import Local
+from fedcomposite.runtime import memory, messages, process, states
+from fedcomposite.runtime.distributed import Alone, Group
+from fedcomposite.runtime.transports.base import Gathered, Request
+from fedcomposite.runtime.wrapped import Counted
+
+_SMALL = 1 << 18  # elements of data in a local step below which a second thread costs more than it gives
+
+
+class LocalTransport(ABC):
+    """The clients of ``problem`` that this process works for; subclasses say how a round of theirs is carried out.
+
+    In a ``group`` of processes it has the rows of this process's clients, which are consecutive.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: AnyAlgorithm,
+        *,
+        batches: Batches,
+        dtype: torch.dtype,
+        device: torch.device,
+        cohort: int,
+        replace: bool = False,
+        state_dir: str | Path | None = None,
+        memory_limit: float | None = None,
+        group: Group | Alone | None = None,
+    ) -> None:
+        self.problem, self.algorithm, self.batches = problem, algorithm, batches
+        self.group = group or Alone()
+        self.lockstep = self.group.size > 1
+        self.clients = n = len(problem.silos)
+        self.span = self.group.span(n)
+        self.smooth: Smooth = self.group.share(problem, dtype, device)
+        self.counter = Counter()
+        self.h = Counted(problem.regularizer, self.counter)
+        self._limits = state_dir, memory_limit
+        self._everyone = cohort == n and not replace
+        self._cohort = cohort
+        weights = problem.weights * n
+        self._weights = None if problem.weighting == "uniform" else torch.from_numpy(weights).to(self.smooth.device)
+        self._expect = 1
+        self.rows: states.ClientStates
+
+    def begin(self, client: NamedTuple) -> None:
+        """Put every client into its state before the first round."""
+        folder, limit = self._limits
+        self.rows = states.ClientStates(client, self.span.stop - self.span.start, folder=folder, limit=limit)
+
+    # -- an exchange ------------------------------------------------------------------------------------------------
+
+    def exchange(self, request: Request) -> LocalExchange:
+        """Nothing is on its way here: what is asked for is done when it is asked for."""
+        return LocalExchange(self, request)
+
+    def measure(self, model: Tensor, buffers: Tensor) -> Evaluation:
+        """Loss, gradient and counts over all the data: one pass."""
+        return self.group.merge(self.problem, self.smooth.during(Local(buffers[None])).evaluate(model))
+
+    def gather(self, request: Request) -> Gathered:
+        """One round of the participants."""
+        who, message = request.participants, request.message
+        assert who is not None
+        assert message is not None
+        first, last = np.searchsorted(who, np.asarray(self.span, np.uint64)).tolist()
+        mine, place = who[first:last] - np.uint64(self.span.start), (first, len(who))
+        if len(mine):
+            replies, buffers = self._carry_out(mine, message, request, place)
+            decoded = self.algorithm.decode(replies)
+            self.counter.bytes_up += messages.nbytes(replies) + buffers.nbytes
+        else:
+            decoded, buffers = self._nothing(message, request, len(who))
+        weights = None if self._weights is None else self._weights[torch.from_numpy(who.astype(np.int64))]
+        mean, together, stop = self.group.mean(decoded, buffers, weights, place, request.stop)
+        self.counter.bytes_down += len(mine) * (messages.nbytes(message) + together.nbytes)
+        return Gathered(mean, together, len(who), stop)
+
+    @abstractmethod
+    def _carry_out(
+        self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
+    ) -> tuple[NamedTuple, Tensor]:
+        """Stacked replies and buffers of some of this process's clients; it keeps their new states."""
+
+    def _nothing(self, message: NamedTuple, request: Request, cohort: int) -> tuple[NamedTuple, Tensor]:
+        """Decoded replies and buffers of no client; the first client here does the round for their shape alone."""
+        grad = self.gradients(np.zeros(1, np.uint64), request.round, request.buffers, (0, cohort), Counter())
+        replies, _ = self.algorithm.local_round(
+            messages.stack(message, 1), self.rows.take([0]), grad, self.problem.regularizer
+        )
+        decoded: NamedTuple = messages.each(self.algorithm.decode(replies), lambda t: t[:0])
+        return decoded, grad.buffers[:0]
+
+    def gradients(
+        self,
+        who: rng.Ints,
+        round: int,
+        buffers: Tensor,
+        place: tuple[int, int] | None = None,
+        counter: Counter | None = None,
+        *,
+        stacked: bool = True,
+    ) -> ClientGradients:
+        """The gradient oracle of some of this process's clients in one round."""
+        return ClientGradients(
+            self.smooth, who, round, self.batches, counter or self.counter,
+            stacked=stacked, expect=self._expect, place=place, buffers=buffers,
+        )  # fmt: skip
+
+    # -- around the rounds ------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first process."""
+        return self.group.rank == 0
+
+    def totals(self) -> Counter:
+        """Work and bytes of all processes."""
+        return self.group.totals(self.counter, self.smooth.device)
+
+    def agree(self, stop: bool) -> bool:
+        """Whether any process wants the run to end."""
+        return self.group.agree(stop, self.smooth.device)
+
+    @property
+    def threads(self) -> int | None:
+        """One thread for small problems on a CPU (a second one only adds waiting); None leaves the setting alone."""
+        if self.smooth.device.type != "cpu":
+            return None
+        per = self.batches.size or int(self.smooth.sizes.max())
+        return 1 if per * self._at_once * self.smooth.dimension < _SMALL else None
+
+    @property
+    def _at_once(self) -> int:
+        """Clients that one operation works on."""
+        return self._cohort
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Settings of the process under which rounds are fastest: threads, and memory that is not given back."""
+        with process.threads(self.threads), memory.kept() if self.smooth.device.type == "cpu" else nullcontext():
+            yield
+
+    def save(self, path: Path, name: str) -> NamedTuple:
+        """Hand the states to a checkpoint, or write them beside it."""
+        held: NamedTuple = self.rows.save(path, name, self.span.start, (self.group.rank, self.group.size))
+        return held
+
+    def saved(self, path: Path, name: str) -> None:
+        """Remove what the last checkpoint had beside it."""
+        if self.leads:
+            states.tidy(path, name)
+        self.group.wait()
+
+    def load(self, path: Path, name: str) -> None:
+        """Take the rows of this process's clients."""
+        self.rows.load(path, name, self.span.start)
+
+    @property
+    def states(self) -> Any:
+        """Tensors ``(n, ...)``; the store itself where they are very large."""
+        return self.rows.everyone() if self.rows.small or self._everyone else self.rows
+
+    @property
+    def remark(self) -> str:
+        """Nothing special."""
+        return ""
+
+
+@dataclass(frozen=True)
+class LocalExchange:
+    """An exchange that is carried out part by part, as the driver asks."""
+
+    _transport: LocalTransport
+    _request: Request
+
+    def measured(self) -> Evaluation:
+        """One pass over all the data."""
+        assert self._request.model is not None
+        return self._transport.measure(self._request.model, self._request.buffers)
+
+    def gathered(self) -> Gathered:
+        """One round of the participants."""
+        return self._transport.gather(self._request)

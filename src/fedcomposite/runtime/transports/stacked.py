@@ -1,0 +1,84 @@
+"""All clients of a round at once: one stacked tensor program, recorded or compiled on a GPU."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedcomposite import rng
+from fedcomposite.problems.base import UnsuitableError
+from fedcomposite.runtime import messages
+from fedcomposite.runtime.program import EagerWarning, Mode, Program
+from fedcomposite.runtime.transports.base import Request
+from fedcomposite.runtime.transports.local import LocalTransport
+
+_ROOM = 1 << 22  # entries of a stacked vector up to which temporaries stay near the cores, on a CPU
+
+
+class Stacked(LocalTransport):
+    """Clients as rows of ``(m, d)`` tensors."""
+
+    def __init__(self, *given: Any, mode: Mode = "eager", **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.mode: Mode = mode
+        self._program: Program | None = None
+
+    def _carry_out(
+        self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
+    ) -> tuple[NamedTuple, Tensor]:
+        rows = None if self._everyone else who
+        mine = self.rows.take(rows)
+        program = self._recorded(message, mine, request, who)
+        if program is None:
+            cpu = self.smooth.device.type == "cpu"
+            per = max(1, _ROOM // self.smooth.dimension) if cpu else len(who)
+            chunks = [slice(a, a + per) for a in range(0, len(who), per)]
+            parts = [self._together(who[c], message, mine, c, request, place) for c in chunks]
+            replies, new, buffers = parts[0] if len(parts) == 1 else map(messages.join, zip(*parts, strict=True))
+        else:
+            replies, new, buffers = program(message, mine, request.buffers, who, request.round)
+            self.counter.gradients += program.gradients
+            self.counter.proxes += program.proxes
+        self.rows.put(rows, new)
+        stacked: NamedTuple = replies
+        return stacked, buffers
+
+    def _together(
+        self,
+        who: rng.Ints,
+        message: NamedTuple,
+        mine: NamedTuple,
+        chunk: slice,
+        request: Request,
+        place: tuple[int, int],
+    ) -> tuple[NamedTuple, NamedTuple, Tensor]:
+        """Replies, states and buffers of some clients, as one stacked computation."""
+        grad = self.gradients(who, request.round, request.buffers, (place[0] + chunk.start, place[1]))
+        states = messages.each(mine, lambda t: t[chunk])
+        replies, new = self.algorithm.local_round(messages.stack(message, len(who)), states, grad, self.h)
+        self._expect = grad.steps_used
+        return replies, new, grad.buffers
+
+    def _recorded(self, message: NamedTuple, mine: NamedTuple, request: Request, who: rng.Ints) -> Program | None:
+        """The round as one program, made in the first round; None where it is carried out eagerly."""
+        if self.mode != "eager" and self._program is None:
+            try:
+                self._program = Program(
+                    self.algorithm, self.smooth, self.problem.regularizer, self.batches, message, mine,
+                    request.buffers, who, everyone=self._everyone, compile=self.mode == "compile",
+                )  # fmt: skip
+            except UnsuitableError as reason:
+                self.mode = "eager"
+                name = type(self.algorithm).__name__
+                warnings.warn(f"{name} runs step by step on the GPU: {reason}", EagerWarning, stacklevel=7)
+        return self._program
+
+    @property
+    def remark(self) -> str:
+        """How long recording took."""
+        if self._program is None:
+            return ""
+        done = "compiled" if self.mode == "compile" else "recorded"
+        return f"rounds {done} for the GPU in {self._program.seconds:.1f} s"
