@@ -343,7 +343,7 @@ class Simulator:
         h, x = self.problem.regularizer, self.solution
         seen = self.smooth.during(Local(self.buffers[None])).evaluate(x)
         if self.group is not None:
-            seen = processes.merge(self.problem, self.group, seen)
+            seen = processes.merge(self.group, seen)
         gradients, proxes, up, down = self.totals
         return make_record(
             x, seen, h, round=self.round, step=stationarity_step, bytes_up=up, bytes_down=down,
