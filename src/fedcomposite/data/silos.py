@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import annotated_types as at
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ArrayLike = Tensor | npt.ArrayLike
 Seed = Annotated[int, at.Ge(0)]
 Share = Annotated[float, at.Ge(0), at.Lt(1)]
+HeldOut = Literal["validation", "test"]
 
 
 class DataError(ValueError):
@@ -83,6 +84,9 @@ class Silos:
     test: tuple[Tensor, Tensor] | None = None
     ids: tuple[int, ...] = field(default=())
     """The clients' numbers in the whole federation; their minibatches are drawn by these."""
+    validation: tuple[Tensor, Tensor] | None = None
+    held_by: Mapping[HeldOut, Tensor] = field(default_factory=dict)
+    """Whose the samples of a held-out part are, where that is known: positions of clients."""
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -112,8 +116,12 @@ class Silos:
         names: Sequence[str] = (),
         feature_names: Sequence[str] = (),
         test: tuple[ArrayLike, ArrayLike] | None = None,
+        validation: tuple[ArrayLike, ArrayLike] | None = None,
     ) -> Silos:
-        """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y is ``(samples,)``."""
+        """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y is ``(samples,)``.
+
+        ``validation`` and ``test`` are pairs of samples that nobody trains on.
+        """
         parts: list[tuple[Tensor, Tensor]] = []
         labels = list(names)
         for i, (X, y) in enumerate(arrays):
@@ -121,7 +129,8 @@ class Silos:
             parts.append(cls._pair(X, y, who, parts[0][0] if parts else None))
         if not parts:
             raise DataError("no clients were given")
-        held_out = cls._pair(*test, "test data", parts[0][0]) if test is not None else None
+        first, held_out = parts[0][0], {"test": test, "validation": validation}
+        held: dict[str, Any] = {k: cls._pair(*v, f"{k} data", first) for k, v in held_out.items() if v is not None}
         offsets = np.cumsum([0, *(len(y) for _, y in parts)]).tolist()
         return cls(
             torch.cat([X for X, _ in parts]),
@@ -129,7 +138,7 @@ class Silos:
             tuple(offsets),
             tuple(labels),
             tuple(feature_names),
-            held_out,
+            **held,
         )
 
     @staticmethod
@@ -240,6 +249,12 @@ class Silos:
         return f"Silos({len(self)} {many}, {spread} samples each, {shape} features)"
 
     @property
+    def held_out(self) -> dict[HeldOut, tuple[Tensor, Tensor]]:
+        """The parts that nobody trains on, where there are any."""
+        parts: dict[HeldOut, tuple[Tensor, Tensor] | None] = {"validation": self.validation, "test": self.test}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """Samples per client."""
         return np.diff(np.asarray(self.offsets))
@@ -311,29 +326,41 @@ class Silos:
             offsets=offsets,
             names=tuple(names),
             ids=(),
+            held_by={},
         )
 
-    def split(self, test: float = 0.2, seed: int = 0) -> Silos:
-        """Hold out a share of every client's samples (at least one stays) as pooled test data."""
-        if not 0 < test < 1:
-            raise DataError(f"split: test = {test}, must be between 0 and 1")
-        if self.test is not None:
-            raise DataError("split: these silos have test data already")
+    def split(self, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> Silos:
+        """Hold out shares of every client's samples (at least one stays) as pooled test and validation data."""
+        shares: dict[HeldOut, float] = {"test": test, "validation": validation}
+        for part, share in shares.items():
+            if not (0 < share < 1 or (share == 0 and test + validation > 0)):
+                raise DataError(f"split: {part} = {share}, must be between 0 and 1")
+            if share > 0 and part in self.held_out:
+                raise DataError(f"split: these silos have {part} data already")
         generator = np.random.default_rng(seed)
-        keep, out = [], []
+        keep: list[npt.NDArray[np.int64]] = []
+        out: dict[HeldOut, list[npt.NDArray[np.int64]]] = {part: [] for part, share in shares.items() if share > 0}
         for i in range(len(self)):
             rows = self.offsets[i] + generator.permutation(int(self.sizes[i]))
-            cut = min(len(rows) - 1, round(test * len(rows)))
-            out.append(rows[:cut])
-            keep.append(rows[cut:])
-        held = torch.from_numpy(np.sort(np.concatenate(out)))
-        if len(held) == 0:
-            raise DataError(f"split: test = {test} of silos with at most {self.sizes.max()} samples holds out none")
-        kept = self.subset(keep, self.names)
-        return replace(kept, test=(self.features[held], self.targets[held]), ids=self.ids)
+            size = len(rows)
+            for part, held in out.items():
+                cut = min(len(rows) - 1, round(shares[part] * size))
+                held.append(rows[:cut])
+                rows = rows[cut:]
+            keep.append(rows)
+        parts: dict[str, Any] = {}
+        owners = dict(self.held_by)
+        for part, held in out.items():
+            chosen = np.sort(np.concatenate(held))
+            if len(chosen) == 0:
+                most = self.sizes.max()
+                raise DataError(f"split: {part} = {shares[part]} of silos with at most {most} samples holds out none")
+            owners[part] = torch.from_numpy(np.searchsorted(self.offsets, chosen, side="right") - 1)
+            parts[part] = self.features[chosen], self.targets[chosen]
+        return replace(self.subset(keep, self.names), **parts, ids=self.ids, held_by=owners)
 
     def standardize(self) -> Silos:
-        """(x - mean) / sd of each feature over the pooled training samples; test data are scaled alike.
+        """(x - mean) / sd of each feature over the pooled training samples; held-out data are scaled alike.
 
         A feature that is constant in training is left as it is.
         """
@@ -342,5 +369,5 @@ class Silos:
         varies = high > low
         mean = torch.where(varies, X.mean(0), 0.0)
         sd = torch.where(varies, X.std(0, correction=0), 1.0)
-        test = ((self.test[0].double() - mean) / sd, self.test[1]) if self.test is not None else None
-        return replace(self, features=(X - mean) / sd, test=test)
+        held: dict[str, Any] = {k: ((v.double() - mean) / sd, b) for k, (v, b) in self.held_out.items()}
+        return replace(self, features=(X - mean) / sd, **held)

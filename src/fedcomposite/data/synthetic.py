@@ -37,10 +37,11 @@ def synthetic(
     classes: Count = 2,
     scale: bool = True,
     test: Share = 0.0,
+    validation: Share = 0.0,
 ) -> Silos:
     """Make ``clients`` silos; ``samples=None`` draws their sizes as int(lognormal(4, 2)) + 50, as published.
 
-    ``test`` is the share of each silo that is held out (0.1 in the published code).
+    ``test`` and ``validation`` are the shares of each silo that are held out (test = 0.1 in the published code).
     """
     check_call("synthetic", synthetic, locals(), DataError)
     if classes < 2 or (labels == "logit" and classes != 2):

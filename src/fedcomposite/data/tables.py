@@ -46,9 +46,9 @@ SCHOOL = (
 )
 
 
-def finish(silos: Silos, standardize: bool, test: float, seed: int) -> Silos:
-    """Hold out test data first, so that the scaling knows nothing of it."""
-    silos = silos.split(test, seed) if test else silos
+def finish(silos: Silos, standardize: bool, test: float, validation: float, seed: int) -> Silos:
+    """Hold out data first, so that the scaling knows nothing of them."""
+    silos = silos.split(test, seed, validation) if test or validation else silos
     return silos.standardize() if standardize else silos
 
 
@@ -65,20 +65,20 @@ def a9a() -> Silos:
     return Silos.from_arrays([train], names=["pooled"], test=test)
 
 
-def w8a(*, test: Share = 0.0, seed: Seed = 0) -> Silos:
+def w8a(*, test: Share = 0.0, validation: Share = 0.0, seed: Seed = 0) -> Silos:
     """Web pages (Platt 1998): 49749 pages, 300 binary features, labels -1 (48270) and +1 (1479)."""
     (content,) = fetch("w8a", FILES["w8a"])
-    return finish(Silos.from_arrays([_svmlight(content, 300)], names=["pooled"]), False, test, seed)
+    return finish(Silos.from_arrays([_svmlight(content, 300)], names=["pooled"]), False, test, validation, seed)
 
 
-def mushrooms(*, test: Share = 0.0, seed: Seed = 0) -> Silos:
+def mushrooms(*, test: Share = 0.0, validation: Share = 0.0, seed: Seed = 0) -> Silos:
     """Mushrooms (UCI): 8124 samples, 112 binary features; the published labels 1 and 2 become -1 and +1 (edible)."""
     (content,) = fetch("mushrooms", FILES["mushrooms"])
     X, y = _svmlight(content, 112)
-    return finish(Silos.from_arrays([(X, 2 * y - 3)], names=["pooled"]), False, test, seed)
+    return finish(Silos.from_arrays([(X, 2 * y - 3)], names=["pooled"]), False, test, validation, seed)
 
 
-def wisconsin(*, standardize: bool = True, test: Share = 0.0, seed: Seed = 0) -> Silos:
+def wisconsin(*, standardize: bool = True, test: Share = 0.0, validation: Share = 0.0, seed: Seed = 0) -> Silos:
     """Breast cancer, Wisconsin original (Wolberg 1992): 699 samples, 9 features from 1 to 10, malignant (+1) or not.
 
     The 16 missing values, all of bare nuclei, are replaced by the mean of that column; the sample number is dropped.
@@ -89,7 +89,11 @@ def wisconsin(*, standardize: bool = True, test: Share = 0.0, seed: Seed = 0) ->
     X = X.fillna(X.mean())
     y = np.where(frame["class"] == 4, 1.0, -1.0)
     return finish(
-        Silos.from_arrays([(X.to_numpy(), y)], names=["pooled"], feature_names=WISCONSIN), standardize, test, seed
+        Silos.from_arrays([(X.to_numpy(), y)], names=["pooled"], feature_names=WISCONSIN),
+        standardize,
+        test,
+        validation,
+        seed,
     )
 
 
@@ -99,6 +103,7 @@ def heart_disease(
     one_hot: bool = False,
     standardize: bool = True,
     test: Share = 0.0,
+    validation: Share = 0.0,
     seed: Seed = 0,
 ) -> Silos:
     """Heart disease (+1) or not at four hospitals (Janosi, Steinbrunn, Pfisterer & Detrano 1988), one silo each.
@@ -115,8 +120,8 @@ def heart_disease(
     standardize : bool
         Scale the features by mean and deviation over all hospitals' training rows (a federation learns these from one
         secure sum).
-    test : float
-        Share of every silo that is held out.
+    test, validation : float
+        Shares of every silo that are held out.
     seed : int
         Chooses the held-out rows.
 
@@ -140,7 +145,9 @@ def heart_disease(
         (frame.drop(columns="num").to_numpy(np.float64), np.where(frame["num"] > 0, 1.0, -1.0)) for frame in frames
     ]
     columns = [str(c) for c in frames[0].columns if c != "num"]
-    return finish(Silos.from_arrays(arrays, names=HOSPITALS, feature_names=columns), standardize, test, seed)
+    return finish(
+        Silos.from_arrays(arrays, names=HOSPITALS, feature_names=columns), standardize, test, validation, seed
+    )
 
 
 def _indicators(frame: pd.DataFrame, column: str, levels: tuple[int, ...]) -> pd.DataFrame:
@@ -150,7 +157,9 @@ def _indicators(frame: pd.DataFrame, column: str, levels: tuple[int, ...]) -> pd
     return frame.drop(columns=column).assign(**known)
 
 
-def ilea_schools(*, constant: bool = False, standardize: bool = True, test: Share = 0.0, seed: Seed = 0) -> Silos:
+def ilea_schools(
+    *, constant: bool = False, standardize: bool = True, test: Share = 0.0, validation: Share = 0.0, seed: Seed = 0
+) -> Silos:
     """Examination scores of 15362 pupils at 139 schools of Inner London, 1985-87: regression, one silo per school.
 
     The 27 features are indicators of year, gender, verbal reasoning band, ethnic group, school gender and
@@ -167,4 +176,6 @@ def ilea_schools(*, constant: bool = False, standardize: bool = True, test: Shar
         for X, y in zip(cells["X"].ravel(), cells["Y"].ravel(), strict=True)
     ]
     names = [f"school {i + 1}" for i in range(len(arrays))]
-    return finish(Silos.from_arrays(arrays, names=names, feature_names=SCHOOL[:kept]), standardize, test, seed)
+    return finish(
+        Silos.from_arrays(arrays, names=names, feature_names=SCHOOL[:kept]), standardize, test, validation, seed
+    )

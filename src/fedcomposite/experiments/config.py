@@ -36,6 +36,7 @@ class ProblemSection(_Section):
     loss_options: dict[str, Any] = {}
     bias: bool = False
     weights: Literal["uniform", "samples"] = "uniform"
+    metrics: list[str] = []
 
 
 class ModelSection(_Section):

@@ -28,7 +28,7 @@ from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.post import FederationError, Post, Settings, StoppedError
 from fedcomposite.federation.shape import agree, skeleton, write
 from fedcomposite.federation.wire import Form, Vectors, WireError
-from fedcomposite.problems import Batches, Evaluation, Problem
+from fedcomposite.problems import Batches, Counts, Evaluation, Problem
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages, rounds
 from fedcomposite.runtime.history import Record, Run, Status
@@ -346,7 +346,7 @@ class Coordinator:
         stacked = torch.stack([a.vectors["gradient"] for a in got])
         gradient = torch.tensordot(torch.from_numpy(weights).to(stacked), stacked, dims=1)
         loss = torch.tensor(sum(w * a.numbers["loss"] for w, a in zip(weights, got, strict=True)))
-        seen = Evaluation(loss, gradient, _metrics([a.numbers for a in got]))
+        seen = Evaluation(loss, gradient, _counts([a.numbers for a in got]), self.problem.measures)
         made = rounds.make_record(
             sim.solution,
             seen,
@@ -391,21 +391,14 @@ def _check_refusal(content: RecordDict) -> None:
         raise WireError("refuses: " + wire.text(content, "refusal").splitlines()[0][:300])
 
 
-def _metrics(numbers: list[dict[str, float]]) -> dict[str, Tensor]:
-    """The simulator's metrics from the sites' counts."""
-    made: dict[str, Tensor] = {}
-    samples = np.asarray([x["samples"] for x in numbers])
-    if all("evaluated" in x for x in numbers):
-        made["evaluated_samples"] = torch.tensor(int(sum(x["evaluated"] for x in numbers)))
+def _counts(numbers: list[dict[str, float]]) -> Counts:
+    """The sites' counts, a row for each."""
+    seen = [x.get("evaluated", x["samples"]) for x in numbers]
+    made = {"train/samples": [[a, x["samples"]] for a, x in zip(seen, numbers, strict=True)]}
     if all("correct" in x for x in numbers):
-        correct = np.asarray([x["correct"] for x in numbers])
-        made["train_accuracy"] = torch.tensor(correct.sum() / samples.sum())
-        if "evaluated_samples" in made:
-            each = correct / samples
-            for name, value in (("min", each.min()), ("mean", each.mean()), ("max", each.max())):
-                made[f"client_accuracy_{name}"] = torch.tensor(value)
+        made["train/accuracy"] = [[x["correct"] / x["samples"] * a, a] for a, x in zip(seen, numbers, strict=True)]
     held = [x for x in numbers if "test_samples" in x]
-    for part, name in (("test_correct", "test_accuracy"), ("test_total", "test_loss")):
+    for part, name in (("test_correct", "test/accuracy"), ("test_total", "test/loss")):
         if held and all(part in x for x in held):
-            made[name] = torch.tensor(sum(x[part] for x in held) / sum(x["test_samples"] for x in held))
-    return made
+            made[name] = [[x[part], x["test_samples"]] for x in held]
+    return {name: torch.tensor(rows, dtype=torch.float64) for name, rows in made.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Sequence
+from typing import Any
 
 import tomli_w
 import torch
@@ -69,11 +70,19 @@ def local_problem(config: Config, shape: Shape, silos: Silos) -> Problem:
             loss=general.loss.adapt(general.silos),
             regularizer=general.regularizer,
             bias=general.bias,
+            metrics=config.problem.metrics,
         )
     options = vars(general.options)
     if (most := options["evaluation_samples"]) is not None:  # the simulator spreads them over all clients
         options = {**options, "evaluation_samples": -(-most // shape.clients)}
-    return Problem(silos, loss=general.loss.name, regularizer=general.regularizer, model=general.model, **options)
+    return Problem(
+        silos,
+        loss=general.loss.name,
+        regularizer=general.regularizer,
+        model=general.model,
+        metrics=config.problem.metrics,
+        **options,
+    )
 
 
 def agree(introductions: Sequence[Introduction]) -> Shape:
@@ -112,9 +121,10 @@ def arrange(silos: Silos, names: Sequence[str]) -> Silos:
     if list(names) == list(silos.feature_names):
         return silos
     order = [silos.feature_names.index(name) for name in names]
+    held: dict[str, Any] = {part: (X[:, order], y) for part, (X, y) in silos.held_out.items()}
     return dataclasses.replace(
         silos,
         features=silos.features[:, order],
         feature_names=tuple(names),
-        test=None if silos.test is None else (silos.test[0][:, order], silos.test[1]),
+        **held,
     )

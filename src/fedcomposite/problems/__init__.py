@@ -3,17 +3,24 @@
 from fedcomposite.problems.base import Batches, ClientGradients, Counter, Evaluation, Smooth
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import LOSSES, Loss
+from fedcomposite.problems.measures import Counts, Measures, summarise
+from fedcomposite.problems.metrics import METRICS, Metric
 from fedcomposite.problems.problem import Problem, prox_gradient_norm
 
 __all__ = [
     "LOSSES",
+    "METRICS",
     "Batches",
     "ClientGradients",
     "Counter",
+    "Counts",
     "Evaluation",
     "Linear",
     "Loss",
+    "Measures",
+    "Metric",
     "Problem",
     "Smooth",
     "prox_gradient_norm",
+    "summarise",
 ]

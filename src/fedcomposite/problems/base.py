@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite.problems.measures import Counts, Measures
 
 _FULL = 2**32 - 1  # the step that stands for a full gradient in the counters of random layers
 
@@ -43,7 +44,16 @@ class Evaluation:
 
     loss: Tensor
     gradient: Tensor
-    metrics: dict[str, Tensor] = field(default_factory=dict)
+    counts: Counts = field(default_factory=dict)
+    """Rows of counts by ``"part/metric"``, which add up over parties; see :mod:`fedcomposite.problems.metrics`."""
+    measures: Measures = field(default_factory=Measures)
+    """What the counts are of."""
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """The counts' values, by their names in a record."""
+        found = self.measures.summarise(self.counts)
+        return {k: torch.tensor(v, dtype=torch.float64 if isinstance(v, float) else None) for k, v in found.items()}
 
 
 @dataclass

@@ -17,6 +17,7 @@ from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.contract import combine, margins
 from fedcomposite.problems.losses import Loss, Multinomial
+from fedcomposite.problems.measures import MeanLoss, Measures, Part, Rows
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Linear(Smooth):
         weights: npt.NDArray[np.float64],
         dtype: torch.dtype,
         device: torch.device,
+        measures: Measures | None = None,
     ) -> None:
         if silos.features.ndim != 2:
             shape = "x".join(map(str, silos.features.shape[1:]))
@@ -53,15 +55,11 @@ class Linear(Smooth):
             )
         self.loss = loss = loss.adapt(silos)
         self.outputs = loss.outputs
+        self.measures = Measures.of(loss) if measures is None else measures
         self.dtype, self.device = dtype, device
         self._bias = bias
         self.X = self._design(silos.features)
         self.b = loss.prepare(silos, silos.targets).to(device, dtype)
-        self._test = (
-            (self._design(silos.test[0]), loss.prepare(silos, silos.test[1]).to(device, dtype))
-            if silos.test is not None
-            else None
-        )
         self.dimension = self.X.shape[1] * self.outputs
         self.bias_coordinates = self.outputs if bias else 0
         self.sizes = silos.sizes.astype(np.uint64)
@@ -72,6 +70,18 @@ class Linear(Smooth):
         # A minibatch stands for all of its client's samples: the factor of its mean, where that is not 1.
         self._factors = self._per_sample(silos.sizes / self._divisors) if loss.reduction == "sum" else None
         self._padded: tuple[bytes, list[_Block]] = (b"", [])
+        sizes = silos.sizes.tolist()
+        self._rows, self._targets = Rows.of(sizes, sizes, device), self._as_targets(self.b)
+        self._held: dict[Part, tuple[Tensor, Tensor, Tensor, Rows]] = {}
+        for part, held in silos.held_out.items():
+            b, count = loss.prepare(silos, held[1]).to(device, dtype), [len(held[1])]
+            self._held[part] = self._design(held[0]), b, self._as_targets(b), Rows.of(count, count, device)
+
+    def _as_targets(self, b: Tensor) -> Tensor:
+        """Prepared targets as metrics see them."""
+        if not self.loss.classifier:
+            return b
+        return (b > 0).long() if self.outputs == 1 else b.argmax(-1)
 
     def _design(self, features: Tensor) -> Tensor:
         X = features.to(self.device, self.dtype)
@@ -156,16 +166,13 @@ class Linear(Smooth):
         z = self.X @ w
         loss = self._sample_weights.view(-1) @ self.loss.value(z, self.b)
         gradient = (self.X.t() @ (self.loss.derivative(z, self.b) * self._sample_weights)).flatten()
-        metrics: dict[str, Tensor] = {}
-        if self.loss.classifier:
-            metrics["train_accuracy"] = self.loss.correct(z, self.b).double().mean()
-            if self._test is not None:
-                X, b = self._test
-                metrics["test_accuracy"] = self.loss.correct(X @ w, b).double().mean()
-        elif self._test is not None:
-            X, b = self._test
-            metrics["test_loss"] = self.loss.value(X @ w, b).mean()
-        return Evaluation(loss, gradient, metrics)
+        counts = self.measures.count("train", self.loss.response(z), self._targets, self._rows)
+        for part, (X, b, targets, rows) in self._held.items():
+            z = X @ w
+            counts |= self.measures.count(part, self.loss.response(z), targets, rows)
+            if self.measures.loss:
+                counts[f"{part}/loss"] = MeanLoss().counts(self.loss.value(z, b), targets, rows.owner, 1)
+        return Evaluation(loss, gradient, counts, self.measures)
 
     def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
         """Curvature times the largest eigenvalue of X'X/m: of the clients, of f, or of single samples (||a||^2)."""

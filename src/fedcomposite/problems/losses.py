@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Positive, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 
 
 class Loss(ABC):
@@ -32,6 +33,8 @@ class Loss(ABC):
     slope: float
     """Bound on |phi'|, which makes a sample's loss slope * ||a||-Lipschitz. Infinite if there is none."""
     classifier: bool = False
+    probabilistic: bool = False
+    """Whether margins are logarithms of odds, which metrics of probabilities need."""
     smooth: bool = True
     """False for losses with kinks, whose :meth:`derivative` is a subgradient."""
     reduction: Literal["mean", "sum"] = "mean"
@@ -44,6 +47,13 @@ class Loss(ABC):
     def outputs(self) -> int:
         """Margins per sample."""
         return 1
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of problems that its metrics are for."""
+        if not self.classifier:
+            return ("regression",)
+        return {1: ("binary",), 2: CLASSIFIERS}.get(self.outputs, ("multiclass",))
 
     def adapt(self, silos: Silos) -> Loss:
         """The loss with what it has to know of the data filled in."""
@@ -61,9 +71,9 @@ class Loss(ABC):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """The derivative of phi in z, of each sample, as a new tensor."""
 
-    def correct(self, z: Tensor, b: Tensor) -> Tensor:
-        """Whether each sample is classified right (classifiers only)."""
-        raise TypeError(f"{type(self).__name__} is not a classifier")
+    def response(self, z: Tensor) -> Tensor:
+        """What margins say about targets: themselves, for most losses."""
+        return z
 
 
 class _Binary(Loss):
@@ -84,10 +94,6 @@ class _Binary(Loss):
         b = targets.double()
         return b if -1.0 in found or 0.0 not in found else 2 * b - 1
 
-    def correct(self, z: Tensor, b: Tensor) -> Tensor:
-        """Sign of the margin against the label; a margin of zero counts as +1."""
-        return (z >= 0) == (b > 0)
-
 
 class _Regression(Loss):
     """Any real targets."""
@@ -103,6 +109,7 @@ class Logistic(_Binary):
 
     curvature = 0.25
     slope = 1.0
+    probabilistic = True
 
     def value(self, z: Tensor, b: Tensor) -> Tensor:
         """log(1 + exp(-b z)), without overflow."""
@@ -127,6 +134,7 @@ class Multinomial(Loss):
     curvature = 0.5
     slope = math.sqrt(2.0)
     classifier = True
+    probabilistic = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,10 +178,6 @@ class Multinomial(Loss):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """The softmax of z minus the row of the class."""
         return torch.softmax(z, -1).sub_(b)
-
-    def correct(self, z: Tensor, b: Tensor) -> Tensor:
-        """The largest margin against the class; the first of equals counts."""
-        return z.argmax(-1) == b.argmax(-1)
 
 
 @dataclass(frozen=True)
@@ -324,6 +328,10 @@ class Poisson(Loss):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """exp(z) - b."""
         return z.exp().sub_(b)
+
+    def response(self, z: Tensor) -> Tensor:
+        """The mean exp(z)."""
+        return z.exp()
 
 
 LOSSES: dict[str, Loss] = {

@@ -46,6 +46,8 @@ from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, UnsuitableError
 from fedcomposite.problems.layers import fusing, quicken, slacken
+from fedcomposite.problems.measures import Counts, MeanLoss, Measures, Part, Rows
+from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 from fedcomposite.problems.traced import trace
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -76,7 +78,9 @@ class ModelLoss:
     function: LossFunction = field(repr=False, compare=False)
     classifier: bool
     per_sample: bool
+    kinds: tuple[Kind, ...] = ()
     smooth: ClassVar[bool] = True
+    probabilistic: ClassVar[bool] = True
 
     def prepare(self, targets: Tensor, outputs: int) -> Tensor:
         """Class labels as integers from 0, with -1 and +1 read as 0 and 1; other targets as they are."""
@@ -92,9 +96,10 @@ class ModelLoss:
             )
         return targets.long()
 
-    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Whether the largest output is the label's."""
-        return outputs.argmax(1) == targets
+    def of_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The samples' losses; a mean, where that is all there is, stands for each of them."""
+        values = self.function(outputs, targets)
+        return values if self.per_sample else values.expand(len(targets))
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -171,12 +176,13 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             raise DataError(
                 f"cross_entropy needs outputs (batch, classes), the module gives {tuple(outputs.shape)} for 2 samples"
             )
-        return ModelLoss("cross_entropy", _cross_entropy, classifier=True, per_sample=True)
+        kinds = CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
+        return ModelLoss("cross_entropy", _cross_entropy, classifier=True, per_sample=True, kinds=kinds)
     targets = silos.targets[:2]
     if loss == "mse":
         if outputs.numel() != targets.numel():
             raise DataError(f"mse needs one output per sample, the module gives {tuple(outputs.shape)} for 2 samples")
-        return ModelLoss("mse", _squared_error, classifier=False, per_sample=True)
+        return ModelLoss("mse", _squared_error, classifier=False, per_sample=True, kinds=("regression",))
     if not callable(loss):
         known = ("cross_entropy", "mse")
         raise ValueError(
@@ -188,7 +194,17 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
         raise ValueError(f"the loss gives shape {tuple(values.shape)} for 2 samples, expected (2,) or a mean ()")
     classes = outputs.ndim == 2 and outputs.shape[1] > 1 and not targets.is_floating_point()
     name = getattr(loss, "__qualname__", repr(loss))
-    return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1)
+    return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
+
+
+def _kinds(outputs: Tensor, silos: Silos, classes: bool) -> tuple[Kind, ...]:
+    """What a loss of somebody else's may be for; a single output for two labels is a margin or a prediction."""
+    if classes:
+        return CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
+    if outputs.numel() != len(outputs):
+        return ()
+    labels = set(torch.unique(silos.targets).tolist())
+    return ("binary", "regression") if labels <= {0, 1} or labels <= {-1, 1} else ("regression",)
 
 
 def _aliases(module: nn.Module) -> dict[str, list[str]]:
@@ -214,7 +230,9 @@ class Network(Smooth):
         weights: npt.NDArray[np.float64],
         dtype: torch.dtype,
         device: torch.device,
+        measures: Measures | None = None,
     ) -> None:
+        self.measures = Measures.of(loss, clients=True) if measures is None else measures
         self.loss, self.options, self.dtype, self.device = loss, options, dtype, device
         self._module = copy.deepcopy(module).to(device, dtype)
         self.layout = layout(module)
@@ -261,14 +279,15 @@ class Network(Smooth):
         most = self.options.evaluation_samples
         counts = silos.sizes if most is None else np.minimum(silos.sizes, -(-most // len(silos)))
         spread = [_spread(m, c) for m, c in zip(silos.sizes.tolist(), counts.tolist(), strict=True)]
+        self._rows = Rows.of(counts.tolist(), silos.sizes.tolist(), self.device)
         self._counts = counts.tolist()
         self._seen = torch.from_numpy(np.concatenate([o + s for o, s in zip(silos.offsets[:-1], spread, strict=True)]))
-        self._owner = torch.from_numpy(np.repeat(np.arange(len(silos)), counts)).to(self.device)
         self._weights = torch.from_numpy(np.repeat(weights / counts, counts)).to(self.device, self.dtype)
-        self._test = None
-        if silos.test is not None:
-            held = torch.from_numpy(_spread(len(silos.test[1]), min(most or len(silos.test[1]), len(silos.test[1]))))
-            self._test = placed(silos.test[0][held], silos.test[1][held])
+        self._held: dict[Part, tuple[Tensor, Tensor, Rows]] = {}
+        for part, (features, targets) in silos.held_out.items():
+            count = min(most or len(targets), len(targets))
+            seen = torch.from_numpy(_spread(len(targets), count))
+            self._held[part] = *placed(features[seen], targets[seen]), Rows.of([count], [len(targets)], self.device)
 
     def _outputs(self, X: Tensor) -> int:
         """Width of the module's output."""
@@ -601,7 +620,7 @@ class Network(Smooth):
         """Loss, gradient and metrics in evaluation mode, on ``evaluation_samples`` spread evenly over the clients."""
         buffers = self.buffers() if self._local is None else self._local.buffers[0]
         leaf, loss, gradient = x.detach().requires_grad_(), x.new_zeros(()), torch.zeros_like(x)
-        right: list[Tensor] = []
+        passed: list[Tensor] = []
         at = 0
         for rows in self._passes():
             seen = rows.to(self.device)
@@ -613,35 +632,26 @@ class Network(Smooth):
                 part = values @ weight if self.loss.per_sample else values * weight.sum()
             gradient += torch.autograd.grad(part, leaf)[0]
             loss = loss + part.detach()
-            if self.loss.classifier:
-                right.append(self.loss.correct(outputs.detach(), self.b[seen]))
+            passed.append(outputs.detach())
             at += len(rows)
-        metrics = {"evaluated_samples": torch.tensor(at)} | (self._accuracies(torch.cat(right)) if right else {})
-        return Evaluation(loss, gradient, metrics | self._tested(x))
+        counts = self._counted("train", torch.cat(passed), self.b[self._seen.to(self.device)], self._rows)
+        for name, (X, b, held) in self._held.items():
+            outputs = self.predict(x, X)
+            counts |= self._counted(name, outputs, b, held)
+            if self.measures.loss:
+                counts[f"{name}/loss"] = MeanLoss().counts(self.loss.of_rows(outputs, b), b, held.owner, 1)
+        return Evaluation(loss, gradient, counts, self.measures)
 
     def _passes(self) -> Iterator[Tensor]:
         """The evaluated rows; a mean loss must not mix clients."""
         for rows in [self._seen] if self.loss.per_sample else self._seen.split_with_sizes(self._counts):
             yield from (rows[a : a + _PASS] for a in range(0, len(rows), _PASS))
 
-    def _accuracies(self, right: Tensor) -> dict[str, Tensor]:
-        hits = torch.zeros(len(self.sizes), dtype=torch.float64, device=self.device)
-        per = hits.index_add(0, self._owner, right.double()) / torch.tensor(self._counts, device=self.device)
-        sizes = torch.from_numpy(self.sizes.astype(np.float64)).to(self.device)
-        return {
-            "train_accuracy": (per @ sizes) / sizes.sum(),
-            "client_accuracy_min": per.min(),
-            "client_accuracy_mean": per.mean(),
-            "client_accuracy_max": per.max(),
-        }
-
-    def _tested(self, x: Tensor) -> dict[str, Tensor]:
-        if self._test is None:
-            return {}
-        outputs, b = self.predict(x, self._test[0]), self._test[1]
-        if self.loss.classifier:
-            return {"test_accuracy": self.loss.correct(outputs, b).double().mean()}
-        return {"test_loss": self.loss.function(outputs, b).mean()}
+    def _counted(self, part: Part, outputs: Tensor, b: Tensor, rows: Rows) -> Counts:
+        """The counts of a part; a single output per sample is a margin or a prediction."""
+        if outputs.numel() == len(outputs):
+            outputs = outputs.reshape(-1)
+        return self.measures.count(part, outputs, b, rows)
 
     def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> NoReturn:
         """Refused: a network's smoothness constant is unknown."""

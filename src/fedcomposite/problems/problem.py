@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,8 @@ from fedcomposite.data.silos import Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
+from fedcomposite.problems.measures import Measures
+from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
 from fedcomposite.regularizers import On, Regularizer, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
@@ -69,6 +71,10 @@ class Problem:
     evaluation_samples : int, optional
         Training samples, spread evenly over the clients (at least one each), on which a model's loss, gradient and
         accuracy are measured, and the most test samples; None takes all. A record says how many it used.
+    metrics : list of str or Metric
+        What is measured beside the loss and, for classifiers, accuracy: names of
+        :data:`fedcomposite.metrics.METRICS`, for example ``["auc", "log_loss"]``, or metrics of your own
+        (:class:`fedcomposite.metrics.Metric`).
 
     Examples
     --------
@@ -96,6 +102,7 @@ class Problem:
         augment: Callable[[Tensor], Tensor] | None = None,
         precision: Literal["full", "bf16"] = "full",
         evaluation_samples: int | None = 2000,
+        metrics: Sequence[str | Metric] = (),
     ) -> None:
         if weights not in ("uniform", "samples"):
             raise ValueError(f"weights = {weights!r}, must be 'uniform' or 'samples'")
@@ -114,6 +121,7 @@ class Problem:
                 raise ValueError(f"{loss} is for linear models; with a model use 'cross_entropy', 'mse' or a function")
             self.layout = layout(self.model)
             self.loss = model_loss("cross_entropy" if loss is None else loss, self.model, silos, self.options)
+            self.measures = Measures.of(self.loss, metrics, clients=True)
         else:
             if self.options != NetworkOptions():
                 given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
@@ -121,6 +129,7 @@ class Problem:
             if loss is not None and not isinstance(loss, str | Loss):
                 raise ValueError(f"loss = {loss!r}: a function of outputs and targets needs a model")
             self.loss = get_loss("logistic" if loss is None else loss, loss_options)
+            self.measures = Measures.of(self.loss.adapt(silos), metrics)
             self.layout = self._linear_layout()
         self.dimension = self.layout[-1].stop
         self.regularizer: Regularizer = self._restricted(regularizer or Zero())
@@ -181,12 +190,25 @@ class Problem:
         if place not in self._placed:
             if isinstance(self.loss, Loss):
                 self._placed[place] = Linear(
-                    self.silos, self.loss, bias=self.bias, weights=self.weights, dtype=dtype, device=place[1]
+                    self.silos,
+                    self.loss,
+                    bias=self.bias,
+                    weights=self.weights,
+                    dtype=dtype,
+                    device=place[1],
+                    measures=self.measures,
                 )
             else:
                 assert self.model is not None
                 self._placed[place] = Network(
-                    self.silos, self.model, self.loss, self.options, weights=self.weights, dtype=dtype, device=place[1]
+                    self.silos,
+                    self.model,
+                    self.loss,
+                    self.options,
+                    weights=self.weights,
+                    dtype=dtype,
+                    device=place[1],
+                    measures=self.measures,
                 )
         return self._placed[place]
 

@@ -13,7 +13,7 @@ import atexit
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -62,7 +62,7 @@ class Alone:
         """The weighted means of replies and buffers."""
         return Meeting(messages.mean(decoded, weights), mean_buffers(buffers, weights), stop)
 
-    def merge(self, problem: Problem, seen: Evaluation) -> Evaluation:
+    def merge(self, seen: Evaluation) -> Evaluation:
         """What was seen is all there is."""
         return seen
 
@@ -111,9 +111,9 @@ class Group:
         averaged = messages.each(decoded, lambda t: next(mean))
         return Meeting(averaged, sums[-1] / everyone.sum().to(sums[-1]), bool(stops > 0))
 
-    def merge(self, problem: Problem, seen: Evaluation) -> Evaluation:
+    def merge(self, seen: Evaluation) -> Evaluation:
         """The evaluation of the whole problem from those of the processes' shards."""
-        return merge(problem, self, seen)
+        return merge(self, seen)
 
     def add(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over the processes, by one all-reduce of everything in one flat tensor."""
@@ -174,32 +174,34 @@ def shard(problem: Problem, group: Group, dtype: torch.dtype, device: torch.devi
     mine, weights = group.span(n), problem.weights
     if isinstance(problem.loss, Loss):
         return Linear(
-            _part(silos, mine, _tested(silos, group, None)),
+            _part(silos, mine, None),
             problem.loss.adapt(silos),
             bias=problem.bias,
             weights=weights[slice(*mine)],
             dtype=dtype,
             device=device,
+            measures=problem.measures,
         )
     assert problem.model is not None
     options, most = problem.options, problem.options.evaluation_samples
-    held = _tested(silos, group, most)
     if most is not None:  # as many samples of each client as in one process
         options = dataclasses.replace(options, evaluation_samples=-(-most // n) * (mine.stop - mine.start))
     return Network(
-        _part(silos, mine, held),
+        _part(silos, mine, most),
         problem.model,
         problem.loss,
         options,
         weights=weights[slice(*mine)],
         dtype=dtype,
         device=device,
+        measures=problem.measures,
     )
 
 
-def _part(silos: Silos, mine: Span, test: tuple[Tensor, Tensor] | None) -> Silos:
-    """The silos of some consecutive clients; they are views, and keep their numbers."""
+def _part(silos: Silos, mine: Span, most: int | None) -> Silos:
+    """The silos of some consecutive clients; they are views, and keep their numbers. Held-out samples are shared."""
     first, last = silos.offsets[mine.start], silos.offsets[mine.stop]
+    held: dict[str, Any] = {part: _held(pair, len(silos), mine, most) for part, pair in silos.held_out.items()}
     return dataclasses.replace(
         silos,
         features=silos.features[first:last],
@@ -207,63 +209,23 @@ def _part(silos: Silos, mine: Span, test: tuple[Tensor, Tensor] | None) -> Silos
         offsets=tuple(o - first for o in silos.offsets[mine.start : mine.stop + 1]),
         names=silos.names[slice(*mine)],
         ids=silos.ids[slice(*mine)],
-        test=test,
+        held_by={},
+        **held,
     )
 
 
-def _test_rows(silos: Silos, group: Group, most: int | None) -> list[Span]:
-    """Which of the evaluated test samples each process sees, in proportion to its clients."""
-    n, count = len(silos), 0 if silos.test is None else len(silos.test[1])
-    count = min(count, count if most is None else most)
-    return [Span(count * a // n, count * b // n) for a, b in group.spans(n)]
+def _held(whole: tuple[Tensor, Tensor], n: int, mine: Span, most: int | None) -> tuple[Tensor, Tensor] | None:
+    """The held-out samples, ``most`` of them, that the process of these clients of n evaluates."""
+    count = len(whole[1]) if most is None else min(len(whole[1]), most)
+    seen = torch.from_numpy(_spread(len(whole[1]), count)[count * mine.start // n : count * mine.stop // n])
+    return (whole[0][seen], whole[1][seen]) if len(seen) else None
 
 
-def _tested(silos: Silos, group: Group, most: int | None) -> tuple[Tensor, Tensor] | None:
-    """The part of the test samples that this process evaluates."""
-    rows, whole = _test_rows(silos, group, most), silos.test
-    mine = rows[group.rank]
-    if whole is None or mine.start == mine.stop:
-        return None
-    seen = torch.from_numpy(_spread(len(whole[1]), rows[-1].stop)[slice(*mine)])
-    return whole[0][seen], whole[1][seen]
-
-
-_MEANS = {  # metrics that are means, and over what
-    "train_accuracy": "samples",
-    "client_accuracy_mean": "clients",
-    "test_accuracy": "test",
-    "test_loss": "test",
-}
-_METRICS = ("evaluated_samples", "train_accuracy", "client_accuracy_min", "client_accuracy_mean",
-            "client_accuracy_max", "test_accuracy", "test_loss")  # fmt: skip
-
-
-def merge(problem: Problem, group: Group, seen: Evaluation) -> Evaluation:
-    """The evaluation of the whole problem from those of the processes' shards."""
-    unknown = set(seen.metrics) - set(_METRICS)
-    assert not unknown, f"no rule to merge {unknown}"
-    table = torch.zeros(group.size, len(_METRICS), dtype=torch.float64, device=seen.loss.device)
-    known = torch.zeros_like(table)
-    for j, name in enumerate(_METRICS):
-        if name in seen.metrics:
-            table[group.rank, j], known[group.rank, j] = seen.metrics[name].double(), 1.0
-    loss, gradient, table, known = group.add([seen.loss, seen.gradient, table, known])
-    spans, offsets = group.spans(len(problem.silos)), problem.silos.offsets
-    counts = {
-        "clients": [b - a for a, b in spans],
-        "samples": [offsets[b] - offsets[a] for a, b in spans],
-        "test": [b - a for a, b in _test_rows(problem.silos, group, problem.options.evaluation_samples
-                                              if problem.model is not None else None)],
-    }  # fmt: skip
-    metrics: dict[str, Tensor] = {}
-    for name, values, there in zip(_METRICS, table.T.cpu(), known.T.cpu().bool(), strict=True):
-        if not bool(there.any()):
-            continue
-        if name in _MEANS:
-            weight = torch.tensor(counts[_MEANS[name]], dtype=torch.float64)
-            metrics[name] = (values * weight)[there].sum() / weight[there].sum()
-        elif name == "evaluated_samples":
-            metrics[name] = values.sum().round().long()
-        else:
-            metrics[name] = values.min() if name.endswith("min") else values.max()
-    return Evaluation(loss, gradient, metrics)
+def merge(group: Group, seen: Evaluation) -> Evaluation:
+    """The evaluation of the whole problem from those of the processes' shards: rows of counts in their order."""
+    loss, gradient = group.add([seen.loss, seen.gradient])
+    each: list[dict[str, Tensor]] = [{} for _ in range(group.size)]
+    dist.all_gather_object(each, {k: v.cpu() for k, v in seen.counts.items()})
+    names = dict.fromkeys(name for counts in each for name in counts)
+    counts = {name: torch.cat([one[name] for one in each if name in one]) for name in names}
+    return Evaluation(loss, gradient, counts, seen.measures)

@@ -43,7 +43,7 @@ def make_record(
         bytes_down=counter.bytes_down,
         prox_evaluations=counter.proxes,
         gradient_evaluations=counter.gradients,
-        **{k: v.item() for k, v in seen.metrics.items()},
+        **seen.measures.summarise(seen.counts),
         seconds=seconds,
     )
 

@@ -74,7 +74,7 @@ class LocalTransport(ABC):
 
     def measure(self, model: Tensor, buffers: Tensor) -> Evaluation:
         """Loss, gradient and counts over all the data: one pass."""
-        return self.group.merge(self.problem, self.smooth.during(Local(buffers[None])).evaluate(model))
+        return self.group.merge(self.smooth.during(Local(buffers[None])).evaluate(model))
 
     def gather(self, request: Request) -> Gathered:
         """One round of the participants."""
