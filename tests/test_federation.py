@@ -395,7 +395,7 @@ def test_skip_goes_on_with_the_sites_present(silos, tmp_path):
         x = x + algorithm.server_step * np.mean(moved, 0)
     np.testing.assert_allclose(run.solution, x, atol=1e-12)
     assert [r.get("sites", 4) for r in run.history] == [4, 4, 4, 3, 3, 3]
-    assert one.last == [4, 4, 4, 2]
+    assert one.transport.last == [4, 4, 4, 2]
     assert any("going on without d" in line for line in log)
 
 
@@ -415,7 +415,7 @@ def test_a_late_site_starts_from_its_last_counted_round(silos, tmp_path):
 
     grid.meddle = late
     one, run = federate(grid, text, Settings(policy="skip", patience=0.2))
-    assert one.last == [4, 4, 4, 4]
+    assert one.transport.last == [4, 4, 4, 4]
     c = [s.store.load("job", 4, one.algorithm.init(torch.zeros(8).double(), None)[1])[0] for s in grid.sites.values()]
     torch.testing.assert_close(torch.stack(c).mean(0), run.server.c, rtol=0, atol=1e-14)
 
@@ -678,7 +678,7 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
     text = write(algorithm, regularizer_of(algorithm), rounds=4)
     grid = LocalGrid(make_sites(silos, tmp_path / "1"))
     one, run = federate(grid, text)
-    fields = {f"reply.{f}" for f in one._reply._fields}
+    fields = {f"reply.{f}" for f in one.transport.reply._fields}
     secrets = np.unique(np.concatenate([silos.features.double().numpy().ravel()]))
     up = 0
     for _, request, answer in grid.log:
@@ -695,14 +695,15 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
         assert set(answer[wire.RECORD]) == {"report", "vectors"}
         asked = Order.read(wire.text(request, "order"))
         numbers = wire.numbers(answer)
-        assert set(numbers) <= {"round", "samples", "gradients", "proxes", "loss", "correct"}
+        assert set(numbers) <= {"round", "samples", "gradients", "proxes", "loss"}
         vectors = safetensors.torch.load(answer[wire.RECORD]["vectors"])
-        wanted = (fields | {"buffers"} if asked.train else set()) | ({"gradient"} if asked.evaluate else set())
-        assert set(vectors) == wanted
+        counts = {"counts.train/samples", "counts.train/accuracy"}  # samples seen and held, hits and samples
+        measured = {"gradient"} | counts if asked.evaluate else set()
+        assert set(vectors) == (fields | {"buffers"} if asked.train else set()) | measured
         for tensor in vectors.values():
             assert tensor.numel() <= one.problem.dimension
             assert not np.isin(tensor.double().numpy(), secrets[secrets != 0]).any()
-        up += sum(t.nbytes for k, t in vectors.items() if k != "gradient")
+        up += sum(t.nbytes for k, t in vectors.items() if k not in measured)
     assert up == run.history[-1]["bytes_up"]
     more = Silos.from_arrays(
         [(torch.cat([silos[i][0]] * 3), torch.cat([silos[i][1]] * 3)) for i in range(4)],

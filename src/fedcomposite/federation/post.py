@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedcomposite._validation import Count, NonNegative, Positive, validate
 from fedcomposite.federation.wire import WireError
+from fedcomposite.runtime.transports import StoppedError
 
 T = TypeVar("T")
 Policy = Literal["wait", "skip"]
@@ -19,10 +20,6 @@ Policy = Literal["wait", "skip"]
 
 class FederationError(RuntimeError):
     """The federation cannot go on; the message is one line and names the site."""
-
-
-class StoppedError(Exception):
-    """Somebody asked the run to stop."""
 
 
 @dataclass(frozen=True)

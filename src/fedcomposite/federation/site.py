@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from flwr.app import RecordDict
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from fedcomposite import algorithms
 from fedcomposite._version import __version__
-from fedcomposite.algorithms.base import AnyAlgorithm, Gradient
+from fedcomposite.algorithms.base import Gradient
 from fedcomposite.data import DataError, Silos
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
@@ -26,14 +24,12 @@ from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.shape import arrange, local_problem, parse
 from fedcomposite.federation.store import LostStateError, StateStore
 from fedcomposite.federation.wire import Vectors, WireError
-from fedcomposite.problems import Batches, ClientGradients, Problem
-from fedcomposite.problems.base import Local
+from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss
 from fedcomposite.runtime import messages
-from fedcomposite.runtime.simulator import NonSmoothWarning, Simulator
-
-_ONE = np.zeros(1, np.uint64)  # a site is client 0 of its own problem
+from fedcomposite.runtime.client import Client
+from fedcomposite.runtime.process import fitting_threads
 
 
 class RefusalError(ValueError):
@@ -93,11 +89,11 @@ class _Limited:
 class _Job:
     """What is built once per experiment."""
 
-    config: Config
-    algorithm: AnyAlgorithm
     problem: Problem
-    own: Simulator  # this site alone: its gradients, counters and h
-    client: Any  # a client's state at the start
+    client: Client  # this site's side of a round
+    start: Tensor  # the form of a model
+    buffers: Tensor
+    state: Any  # a client's state at the start
     message: NamedTuple  # a message, for its form
 
 
@@ -120,6 +116,7 @@ class Site:
             raise DataError(f"{name}: a site holds one silo, these are {len(silos)}")
         if silos.sizes[0] < self.limits.min_samples:
             raise DataError(f"{name}: {silos.sizes[0]} samples, fewer than min_samples = {self.limits.min_samples}")
+        self._parsed: tuple[str, Config] | None = None
         self._cache: tuple[tuple[str, Shape, int], _Job] | None = None
 
     def answer(self, request: RecordDict) -> RecordDict:
@@ -144,7 +141,9 @@ class Site:
         order = Order.read(wire.text(request, "order"))
         if order.site != self.name:
             raise RefusalError(f"the order is for {order.site!r}")
-        config = parse(order.config)
+        if self._parsed is None or self._parsed[0] != order.config:
+            self._parsed = order.config, parse(order.config)
+        config = self._parsed[1]
         self._permit(config, order)
         if order.shape is None:
             return wire.content(introduction=self._introduce(config).model_dump_json())
@@ -219,27 +218,30 @@ class Site:
             problem = self._problem(config, shape, silos)
             algorithm = config.make_algorithm(config.specs[0], None)
             batches = Batches(config.seed, config.run.batch_size, config.run.sampling)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NonSmoothWarning)  # the server says it
-                own = Simulator(problem, algorithm, batches=batches, dtype=getattr(torch, config.run.dtype))
-            if own.threads is not None:
-                torch.set_num_threads(own.threads)
-            server, client = algorithm.init(own.x0, problem.regularizer)
-            job = _Job(config, algorithm, problem, own, client, algorithm.broadcast(server))
+            smooth = problem.smooth(getattr(torch, config.run.dtype))
+            per = config.run.batch_size or int(silos.sizes[0])
+            if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
+                torch.set_num_threads(count)
+            client = Client(algorithm, smooth, problem.regularizer, batches, Counter(), guard=self._guard)
+            start = smooth.start()
+            server, state = algorithm.init(start, problem.regularizer)
+            job = _Job(problem, client, start, smooth.buffers(), state, algorithm.broadcast(server))
             self._cache = key, job
         return self._cache[1]
 
+    def _guard(self, grad: Gradient) -> Gradient:
+        return _Limited(grad, self.limits.max_local_steps)
+
     def _work(self, order: Order, job: _Job, request: RecordDict) -> tuple[dict[str, float], Vectors]:
-        own = job.own
-        expected = wire.form({"buffers": own.buffers})
+        expected = wire.form({"buffers": job.buffers})
         if order.train:
-            longest = max(own.smooth.dimension, *(t.numel() for t in job.message))
+            longest = max(len(job.start), *(t.numel() for t in job.message))
             sent = wire.named("message", job.message)
             expected |= {k: wire.Form((longest,), v.dtype, exact=False) for k, v in sent.items()}
             if order.last < 0:
-                expected |= wire.form({"start": own.x0})
+                expected |= wire.form({"start": job.start})
         if order.evaluate:
-            expected |= wire.form({"model": own.x0})
+            expected |= wire.form({"model": job.start})
         given = wire.unpack(request, expected)
         report: dict[str, float] = {"round": order.round, "samples": int(self.silos.sizes[0])}
         vectors: Vectors = {}
@@ -250,42 +252,28 @@ class Site:
         return report, vectors
 
     def _train(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
-        own, counter = job.own, job.own.counter
+        client, counter = job.client, job.client.counter
         if order.last < 0:
-            state = job.algorithm.init(given["start"], job.problem.regularizer)[1]
+            state = client.algorithm.init(given["start"], job.problem.regularizer)[1]
         else:
-            state = self.store.load(order.job, order.last, job.client)
+            state = self.store.load(order.job, order.last, job.state)
         gradients, proxes = counter.gradients, counter.proxes
-        grad = ClientGradients(
-            own.smooth, _ONE, order.round, own.batches, counter,
-            stacked=False, place=(order.position, order.cohort), buffers=given["buffers"],
-        )  # fmt: skip
         message = wire.tuple_of(type(job.message), "message", given)
-        limited = _Limited(grad, self.limits.max_local_steps)
-        reply, after = job.algorithm.local_round(message, state, limited, own.h)
-        vectors = {**wire.named("reply", reply), "buffers": grad.buffers}
-        if not (messages.finite(reply) and messages.finite(after) and bool(torch.isfinite(grad.buffers).all())):
+        place = order.position, order.cohort
+        reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
+        if not (messages.finite(reply) and messages.finite(after) and bool(torch.isfinite(buffers).all())):
             raise RefusalError("its numbers left the finite range: the steps are probably too large")
         if after:
             self.store.save(order.job, order.round, order.last, after)
         report |= {"gradients": counter.gradients - gradients, "proxes": counter.proxes - proxes}
-        return vectors
+        return {**wire.named("reply", reply), "buffers": buffers}
 
     def _evaluate(self, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
-        seen = job.own.smooth.during(Local(given["buffers"][None])).evaluate(given["model"])
-        metrics = {k: float(v) for k, v in seen.metrics.items()}
+        seen = job.client.evaluate(given["model"], given["buffers"])
         gradient = seen.gradient
         report["loss"] = float(seen.loss)
         if not bool(torch.isfinite(gradient).all() and torch.isfinite(seen.loss)):
             # The model has diverged: say so in a scalar, since vectors must be finite.
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
-        if "train_accuracy" in metrics:
-            report["correct"] = metrics["train_accuracy"] * report["samples"]
-        if "evaluated_samples" in metrics:
-            report["evaluated"] = int(metrics["evaluated_samples"])
-        if self.silos.test is not None:
-            count = report["test_samples"] = len(self.silos.test[1])
-            for name, part in (("test_accuracy", "test_correct"), ("test_loss", "test_total")):
-                if name in metrics:
-                    report[part] = metrics[name] * count
-        return {"gradient": gradient}
+        counts = {f"counts.{k}": v for k, v in seen.counts.items() if bool(torch.isfinite(v).all())}
+        return {"gradient": gradient, **counts}

@@ -52,6 +52,8 @@ class Form(NamedTuple):
     dtype: torch.dtype
     exact: bool = True
     """If not, any vector that is at most as long will do: some methods send another part in every exchange."""
+    required: bool = True
+    """If not, it may be left out."""
 
 
 def form(vectors: Mapping[str, Tensor]) -> dict[str, Form]:
@@ -130,12 +132,12 @@ def unpack(message: RecordDict, expected: Mapping[str, Form]) -> Vectors:
     if not isinstance(block, bytes):
         raise WireError("no vectors in the message")
     declared = _declared(block)
-    if missing := sorted(set(expected) - set(declared)):
+    if missing := sorted(k for k, form in expected.items() if form.required and k not in declared):
         raise WireError(f"vector {missing[0]!r} is missing")
     if extra := sorted(set(declared) - set(expected)):
         raise WireError(f"vector {extra[0]!r} was not asked for")
-    for name, wanted in expected.items():
-        _compare(name, declared[name], wanted)
+    for name, found in declared.items():
+        _compare(name, found, expected[name])
     weight = sum(math.prod(f.shape) * f.dtype.itemsize for f in declared.values())
     if len(block) > weight + _HEADER:
         raise WireError(f"the vectors weigh {len(block)} bytes, {weight} were expected")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,6 +89,12 @@ class Local:
     seed: int = 0
     round: int = 0
     step: int = 0
+
+
+def measuring_step(L: float, rho: float) -> float:
+    """The step at which stationarity is measured: 1/L, and at most half of 1/rho where h is weakly convex."""
+    step = 1 / L if L > 0 else 1.0
+    return min(step, 0.5 / rho) if 0 < rho < math.inf else step
 
 
 class UnsuitableError(RuntimeError):

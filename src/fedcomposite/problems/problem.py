@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite.data.silos import Silos
-from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth
+from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
 from fedcomposite.problems.measures import Measures
@@ -312,8 +312,7 @@ class Problem:
             L = 1 / NETWORK_STEP
         else:
             L = self.smoothness("mean") if math.isfinite(self.loss.curvature) else self._linear().scale("mean")
-        step = 1 / L if L > 0 else 1.0
-        return min(step, 0.5 / rho) if 0 < rho < math.inf else step
+        return measuring_step(L, rho)
 
 
 def prox_gradient_norm(x: Tensor, gradient: Tensor, h: Regularizer, step: float) -> Tensor:

@@ -234,7 +234,8 @@ class Driver:
     def _measured(self, exchange: Exchange, plan: Plan, watchers: Sequence[Callback]) -> None:
         """Take a record, show it to the callbacks, and judge the run by it."""
         self._seconds = time.perf_counter() - self._began
-        made = self._record(exchange.measured(), self.stationarity_step, self._seconds)
+        seen = exchange.measured()
+        made = Record(self._record(seen, self.stationarity_step, self._seconds) | exchange.remarks())
         self.history.append(made)
         if self.status == "completed":
             self.status = verdict(made, self.history[0], plan.tolerance)

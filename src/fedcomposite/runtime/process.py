@@ -16,6 +16,14 @@ def on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+_SMALL = 1 << 18  # elements of data in one operation below which a second thread costs more than it gives
+
+
+def fitting_threads(elements: int, device: torch.device) -> int | None:
+    """One thread for operations on so few elements on a CPU (a second only adds waiting); None: whatever is set."""
+    return 1 if device.type == "cpu" and elements < _SMALL else None
+
+
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """With so many of torch's threads; None leaves the setting alone."""

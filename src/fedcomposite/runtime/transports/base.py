@@ -56,6 +56,9 @@ class Exchange(Protocol):
     def gathered(self) -> Gathered:
         """The outcome of the round."""
 
+    def remarks(self) -> dict[str, int]:
+        """Further entries of the measurement's record, as the number of sites where some were missing."""
+
 
 class Transport(Protocol):
     """Where the clients are. A transport owns their states, and counts the work and the bytes of this process."""

@@ -22,8 +22,6 @@ from fedcomposite.runtime.distributed import Alone, Group
 from fedcomposite.runtime.transports.base import Gathered, Request
 from fedcomposite.runtime.wrapped import Counted
 
-_SMALL = 1 << 18  # elements of data in a local step below which a second thread costs more than it gives
-
 
 class LocalTransport(ABC):
     """The clients of ``problem`` that this process works for; subclasses say how a round of theirs is carried out.
@@ -142,11 +140,9 @@ class LocalTransport(ABC):
 
     @property
     def threads(self) -> int | None:
-        """One thread for small problems on a CPU (a second one only adds waiting); None leaves the setting alone."""
-        if self.smooth.device.type != "cpu":
-            return None
+        """Threads that fit the size of a local step; None leaves the setting alone."""
         per = self.batches.size or int(self.smooth.sizes.max())
-        return 1 if per * self._at_once * self.smooth.dimension < _SMALL else None
+        return process.fitting_threads(per * self._at_once * self.smooth.dimension, self.smooth.device)
 
     @property
     def _at_once(self) -> int:
@@ -200,3 +196,7 @@ class LocalExchange:
     def gathered(self) -> Gathered:
         """One round of the participants."""
         return self._transport.gather(self._request)
+
+    def remarks(self) -> dict[str, int]:
+        """Nothing: everybody is always here."""
+        return {}
