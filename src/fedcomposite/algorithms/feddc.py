@@ -59,6 +59,8 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
         regularizer="none",
         participation="any",
         exact=True,
+        arxiv="2203.11751",
+        bibtex="gao2022feddc",
     )
 
     local_steps: Count
