@@ -49,7 +49,8 @@ def methods_page(names):
         seen = measure_traffic(cls)
         lines.append(
             f"| [{name}](#{name.lower()}){dagger(cls)} | {cls.info.year} | {cls.info.regularizer} | "
-            f"{participation(cls)} | {'yes' if cls.info.exact else 'no'} | {seen.up:.2g} | {seen.down:.2g} | {seen.proxes:.3g} |"
+            f"{participation(cls)} | {'yes' if cls.info.exact else 'no'} | "
+            f"{seen.up:.2g} | {seen.down:.2g} | {seen.proxes:.3g} |"
         )
     for name in names:
         cls = REGISTRY[name]
