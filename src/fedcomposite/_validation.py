@@ -114,35 +114,23 @@ def validate(instance: Any) -> None:
         object.__setattr__(instance, field.name, converted)
 
 
-def lookup(kind: str, registry: dict[str, type[Any]], name: str) -> type[Any]:
-    """Find a registered class by name, whatever the case."""
-    folded = {key.casefold(): key for key in registry}
-    key = folded.get(str(name).casefold())
-    if key is None:
-        raise ValueError(
-            f"unknown {kind} {name!r}{suggest(str(name), registry)} (known: {', '.join(sorted(registry))})"
-        )
-    return registry[key]
-
-
-def build(kind: str, registry: dict[str, type[Any]], name: str, fields: dict[str, Any]) -> Any:
-    """Make the registered class ``name`` from ``fields``, with errors that a config's author can act on."""
-    cls = lookup(kind, registry, name)
-    key = cls.__name__
-    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
+def check_names(cls: type[Any], fields: Iterable[str]) -> None:
+    """Refuse names that are no fields of a dataclass."""
+    known = [f.name for f in dataclasses.fields(cls) if f.init]
     for given in fields:
         if given not in known:
-            raise ValueError(f"{key} has no field {given!r}{suggest(given, known)} (its fields: {', '.join(known)})")
-    missing = [
-        n
-        for n, f in known.items()
-        if n not in fields and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        wanted = ", ".join(f"{n} ({describe(hints[n])})" for n in missing)
-        raise ValueError(f"{key} needs {wanted}")
-    return cls(**fields)
+            raise ValueError(
+                f"{cls.__name__} has no field {given!r}{suggest(given, known)} (its fields: {', '.join(known)})"
+            )
+
+
+def check_fields(cls: type[Any], fields: Mapping[str, Any]) -> None:
+    """Check some of the fields of a dataclass: every name known, every value of its type."""
+    check_names(cls, fields)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name, value in fields.items():
+        if not _accept(hints[name], value)[0]:
+            raise ValueError(f"{cls.__name__}: {name} = {value!r}, must be {describe(hints[name])}")
 
 
 def check_call(

@@ -5,13 +5,13 @@ Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong u
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from importlib.metadata import EntryPoint
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -206,18 +206,19 @@ def list_names(
         caption = (
             "clients: who must take part in a round (*: all, unless partial_participation is set);\n"
             "exact: no residual with full gradients and several local steps;\n"
-            "up, down: vectors per client; proxes of h, all clients: measured with 4 clients and 5 local steps"
+            "up, down: vectors per client; proxes of h, all clients: measured with 4 clients and 5 local steps;\n"
+            "†: written from secondary sources, checked by reductions to other methods and by convergence"
         )
         _print_frame(algorithm_table(), caption)
+        for problem in algorithms.REGISTRY.problems().values():
+            err.print(problem, markup=False, highlight=False, soft_wrap=True)
         return
     known: dict[str, str] = {
-        "regularizers": lambda: {k: _first_line(v) for k, v in regularizers.REGISTRY.items()},
-        "datasets": lambda: {k: _first_line(v) for k, v in data.DATASETS.items()},
-        "partitions": lambda: {k: _first_line(v) for k, v in data.PARTITIONERS.items()},
-        "losses": lambda: {k: _first_line(v) for k, v in problems.LOSSES.items()},
-        "models": lambda: {
-            k: f"of {v.value}" if isinstance(v, EntryPoint) else _first_line(v) for k, v in models.available().items()
-        },
+        "regularizers": regularizers.REGISTRY.summary,
+        "datasets": data.DATASETS.summary,
+        "partitions": data.PARTITIONERS.summary,
+        "losses": problems.LOSSES.summary,
+        "models": models.MODELS.summary,
         "experiments": shipped,
     }[what]()
     _print_frame(pd.DataFrame({"name": known.keys(), "what": known.values()}), "")
@@ -225,15 +226,21 @@ def list_names(
 
 def algorithm_table() -> pd.DataFrame:
     """What each method handles and needs; traffic and work are measured on a probe run (4 clients, 5 local steps)."""
-    from fedcomposite.testing import measure_traffic
+    from fedcomposite.testing import Traffic, measure_traffic
 
     rows = []
     for name, cls in algorithms.REGISTRY.items():
-        seen = measure_traffic(cls)
+        origin = algorithms.REGISTRY.origin(name)
+        try:
+            seen = measure_traffic(cls)
+        except Exception:  # another package's method may fail at anything, the list goes on
+            if origin == "fedcomposite":
+                raise
+            seen = Traffic(*[math.nan] * 4)
         rows.append(
             {
-                "name": name,
-                "paper": _cite(cls.info.paper, cls.info.year),
+                "name": name if origin == "fedcomposite" else f"{name} ({origin})",
+                "paper": _cite(cls.info.paper, cls.info.year) + " †" * cls.info.secondary,
                 "handles h": cls.info.regularizer,
                 "clients": "any*" if "partial_participation" in algorithms.fields(cls) else cls.info.participation,
                 "exact": "yes" if cls.info.exact else "no",

@@ -1,46 +1,48 @@
-"""Federated methods, one file each. The registry is read from the files: a new file is a new method."""
+"""Federated methods, one file each.
+
+The registry reads the files of this folder: a new file is a new method, listed, configurable and reachable as
+``fedcomposite.algorithms.Name``. The imports below are for readers and type checkers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import pkgutil
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from fedcomposite._validation import build as _build
-from fedcomposite._validation import lookup as _lookup
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm, Empty, Gradient, Info
-
-if TYPE_CHECKING:
-    from fedcomposite.algorithms.econtrolda import EControlDA
-    from fedcomposite.algorithms.fastfedda import FastFedDA
-    from fedcomposite.algorithms.fedadmm import FedADMM
-    from fedcomposite.algorithms.fedavg import FedAvg
-    from fedcomposite.algorithms.fedavgm import FedAvgM
-    from fedcomposite.algorithms.fedcanon import FedCanon
-    from fedcomposite.algorithms.fedcanon2 import FedCanonII
-    from fedcomposite.algorithms.fedda import FedDA
-    from fedcomposite.algorithms.feddc import FedDC
-    from fedcomposite.algorithms.feddr import FedDR
-    from fedcomposite.algorithms.feddyn import FedDyn
-    from fedcomposite.algorithms.fedmid import FedMid
-    from fedcomposite.algorithms.fedmls import FedMLS
-    from fedcomposite.algorithms.fedmspp import FedMSPP
-    from fedcomposite.algorithms.fednmap import FedNMap
-    from fedcomposite.algorithms.fedpd import FedPD
-    from fedcomposite.algorithms.fedprox import FedProx
-    from fedcomposite.algorithms.fedsplit import FedSplit
-    from fedcomposite.algorithms.gradskip import GradSkip
-    from fedcomposite.algorithms.mime import Mime
-    from fedcomposite.algorithms.mimelite import MimeLite
-    from fedcomposite.algorithms.proximal_gradient import ProximalGradient
-    from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
-    from fedcomposite.algorithms.scaffnew import Scaffnew
-    from fedcomposite.algorithms.scaffold import Scaffold
-    from fedcomposite.algorithms.scaffoldm import ScaffoldM
-    from fedcomposite.algorithms.stem import STEM
-    from fedcomposite.algorithms.tamuna import TAMUNA
-    from fedcomposite.algorithms.zhang import Zhang
+from fedcomposite.algorithms.econtrolda import EControlDA
+from fedcomposite.algorithms.fastfedda import FastFedDA
+from fedcomposite.algorithms.fedadmm import FedADMM
+from fedcomposite.algorithms.fedavg import FedAvg
+from fedcomposite.algorithms.fedavgm import FedAvgM
+from fedcomposite.algorithms.fedcanon import FedCanon
+from fedcomposite.algorithms.fedcanon2 import FedCanonII
+from fedcomposite.algorithms.fedda import FedDA
+from fedcomposite.algorithms.feddc import FedDC
+from fedcomposite.algorithms.feddr import FedDR
+from fedcomposite.algorithms.feddyn import FedDyn
+from fedcomposite.algorithms.fedmid import FedMid
+from fedcomposite.algorithms.fedmls import FedMLS
+from fedcomposite.algorithms.fedmspp import FedMSPP
+from fedcomposite.algorithms.fednmap import FedNMap
+from fedcomposite.algorithms.fedpd import FedPD
+from fedcomposite.algorithms.fedprox import FedProx
+from fedcomposite.algorithms.fedsplit import FedSplit
+from fedcomposite.algorithms.gradskip import GradSkip
+from fedcomposite.algorithms.mime import Mime
+from fedcomposite.algorithms.mimelite import MimeLite
+from fedcomposite.algorithms.proximal_gradient import ProximalGradient
+from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
+from fedcomposite.algorithms.scaffnew import Scaffnew
+from fedcomposite.algorithms.scaffold import Scaffold
+from fedcomposite.algorithms.scaffoldm import ScaffoldM
+from fedcomposite.algorithms.stem import STEM
+from fedcomposite.algorithms.tamuna import TAMUNA
+from fedcomposite.algorithms.zhang import Zhang
+from fedcomposite.registry import Registry, of_class
 
 __all__ = [
     "REGISTRY",
@@ -79,6 +81,7 @@ __all__ = [
     "ScaffoldM",
     "Zhang",
     "build",
+    "cite",
     "fields",
     "lookup",
 ]
@@ -96,8 +99,18 @@ def _discover() -> dict[str, type[AnyAlgorithm]]:
     return dict(sorted(found.items()))
 
 
-REGISTRY = _discover()
-globals().update(REGISTRY)
+_OURS = _discover()
+REGISTRY: Registry[type[AnyAlgorithm]] = Registry(
+    "algorithm", _OURS, group="fedcomposite.algorithms", accept=of_class(Algorithm)
+)
+
+if not TYPE_CHECKING:  # a type checker shall find misspelt names, and knows the classes from the imports
+
+    def __getattr__(name: str) -> type[AnyAlgorithm]:
+        """A method of a file that is not imported above."""
+        if name not in _OURS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _OURS[name]
 
 
 def fields(cls: type[AnyAlgorithm]) -> list[str]:
@@ -107,10 +120,35 @@ def fields(cls: type[AnyAlgorithm]) -> list[str]:
 
 def lookup(name: str) -> type[AnyAlgorithm]:
     """Find a method's class by name; case does not matter."""
-    return _lookup("algorithm", REGISTRY, name)
+    return REGISTRY[name]
 
 
 def build(name: str, **fields: Any) -> AnyAlgorithm:
     """Make a method by name: ``build("FedNMap", local_steps=10, step=0.1, gamma=0.5)``; case does not matter."""
-    algorithm: AnyAlgorithm = _build("algorithm", REGISTRY, name, fields)
+    algorithm: AnyAlgorithm = REGISTRY.build(name, fields)
     return algorithm
+
+
+def cite(name: str) -> str:
+    """BibTeX of the paper that a method is from; case does not matter.
+
+    >>> print(cite("fednmap"))
+    @misc{huang2026achieving,
+      author = {Huang, Kun and Pu, Shi},
+      title = {Achieving linear speedup for composite federated learning},
+      year = {2026},
+      eprint = {2602.03357},
+      archiveprefix = {arXiv}
+    }
+    """
+    cls = lookup(name)
+    if cls.info.bibtex in (entries := _references()):
+        return entries[cls.info.bibtex]
+    return cls.info.entry(cls.__name__)
+
+
+def _references() -> dict[str, str]:
+    """The entries of ``references.bib`` by key."""
+    text = resources.files("fedcomposite").joinpath("references.bib").read_text(encoding="utf-8")
+    entries = [entry.strip() for entry in text.split("\n\n") if entry.lstrip().startswith("@")]
+    return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}

@@ -47,7 +47,7 @@ class Info:
     """What a reader wants to know before choosing a method."""
 
     paper: str
-    """Authors and title."""
+    """Authors and title: ``"Huang, Pu: Achieving linear speedup"``."""
     year: int
     regularizer: Literal["none", "subgradient", "convex", "weakly convex"]
     """The most general h that the method handles, and how."""
@@ -58,6 +58,27 @@ class Info:
     """Whether the method is meant for losses that are themselves non-smooth."""
     uniform_only: bool = False
     """Whether the server's mean must weigh all clients alike."""
+    secondary: bool = False
+    """Whether it was written from secondary sources, without the paper or its authors' code at hand."""
+    doi: str = ""
+    arxiv: str = ""
+    """Number of the preprint."""
+    bibtex: str = ""
+    """Key of the paper in ``references.bib``; without one, :meth:`entry` is what is cited."""
+
+    def entry(self, name: str) -> str:
+        """BibTeX made from this card."""
+        authors, _, title = self.paper.partition(": ")
+        given = {
+            "author": authors.replace(", ", " and ") if title else "",
+            "title": title or authors,
+            "year": str(self.year),
+            "doi": self.doi,
+            "eprint": self.arxiv,
+            "archiveprefix": "arXiv" if self.arxiv else "",
+        }
+        lines = ",\n".join(f"  {field} = {{{value}}}" for field, value in given.items() if value)
+        return f"@misc{{{name.lower()}{self.year},\n{lines}\n}}"
 
 
 S = TypeVar("S", bound=NamedTuple)  # server state

@@ -67,6 +67,9 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
         regularizer="convex",
         participation="full",
         exact=True,
+        secondary=True,
+        arxiv="2510.03507",
+        bibtex="gao2025composite",
     )
 
     step: Positive

@@ -58,6 +58,8 @@ class FastFedDA(Algorithm[Server, Empty, Server, Reply]):
         regularizer="convex",
         participation="any",
         exact=True,
+        arxiv="2207.08204",
+        bibtex="bao2022fast",
     )
 
     local_steps: Count

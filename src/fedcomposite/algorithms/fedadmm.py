@@ -62,6 +62,8 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
         regularizer="weakly convex",
         participation="any",
         exact=True,
+        arxiv="2203.15104",
+        bibtex="wang2022fedadmm",
     )
 
     eta: Positive

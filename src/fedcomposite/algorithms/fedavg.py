@@ -40,6 +40,8 @@ class FedAvg(Algorithm[Model, Empty, Model, Reply]):
         regularizer="subgradient",
         participation="any",
         exact=False,
+        arxiv="1602.05629",
+        bibtex="mcmahan2017communication",
     )
 
     local_steps: Count

@@ -44,6 +44,9 @@ class FedAvgM(Algorithm[Server, Empty, Server, Reply]):
         regularizer="none",
         participation="full",
         exact=False,
+        secondary=True,
+        arxiv="2306.16504",
+        bibtex="cheng2024momentum",
     )
 
     local_steps: Count

@@ -61,6 +61,8 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
         regularizer="weakly convex",
         participation="full",
         exact=False,
+        arxiv="2504.11903",
+        bibtex="zhou2025fedcanon",
     )
 
     local_steps: Count

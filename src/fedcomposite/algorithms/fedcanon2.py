@@ -58,6 +58,8 @@ class FedCanonII(Algorithm[Server, Client, Message, Reply]):
         regularizer="weakly convex",
         participation="full",
         exact=False,
+        arxiv="2504.11903",
+        bibtex="zhou2025fedcanon",
     )
 
     local_steps: Count

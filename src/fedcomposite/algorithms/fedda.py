@@ -46,6 +46,8 @@ class FedDA(Algorithm[Server, Empty, Server, Reply]):
         regularizer="convex",
         participation="any",
         exact=False,
+        arxiv="2011.08474",
+        bibtex="yuan2021federated",
     )
 
     local_steps: Count

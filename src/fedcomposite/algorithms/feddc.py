@@ -10,13 +10,13 @@ sit out, who keep D_i and c_i. The authors' code weighs clients by their sizes; 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, NonNegative, Positive
-from fedcomposite.algorithms.base import Algorithm, Gradient, Info
+from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
 
@@ -59,11 +59,18 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
         regularizer="none",
         participation="any",
         exact=True,
+        arxiv="2203.11751",
+        bibtex="gao2022feddc",
     )
 
     local_steps: Count
     step: Positive
     alpha: NonNegative = 0.1
+
+    @classmethod
+    def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """The steps of a round shared equally; alpha is a curvature, so a tenth of L."""
+        return cls(local_steps, round_step(L, rho) / local_steps, 0.1 * L)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0 with zero drifts and control variates."""

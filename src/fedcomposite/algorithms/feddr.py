@@ -64,6 +64,8 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
         regularizer="weakly convex",
         participation="any",
         exact=True,
+        arxiv="2103.03452",
+        bibtex="trandinh2021feddr",
     )
 
     eta: Positive

@@ -57,6 +57,8 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
         regularizer="none",
         participation="any",
         exact=True,
+        arxiv="2111.04263",
+        bibtex="acar2021federated",
     )
 
     alpha: Positive

@@ -47,6 +47,8 @@ class FedMid(Algorithm[Model, Empty, Model, Reply]):
         regularizer="weakly convex",
         participation="any",
         exact=False,
+        arxiv="2011.08474",
+        bibtex="yuan2021federated",
     )
 
     local_steps: Count

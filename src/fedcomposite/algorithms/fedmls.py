@@ -74,6 +74,8 @@ class FedMLS(Algorithm[Server, Client, Message, Reply]):
         participation="full",
         exact=True,
         nonsmooth_loss=True,
+        arxiv="2503.21627",
+        bibtex="palenzuela2025provable",
     )
 
     lambda0: Positive

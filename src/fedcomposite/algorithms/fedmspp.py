@@ -52,6 +52,8 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
         participation="any",
         exact=False,
         nonsmooth_loss=True,
+        arxiv="2206.05187",
+        bibtex="yuan2022convergence",
     )
 
     prox_step: Positive

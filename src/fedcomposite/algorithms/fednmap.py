@@ -1,4 +1,4 @@
-"""FedNMap: *Achieving linear speedup for composite federated learning*, 2026 (normal-map method, equations (3)-(7)).
+"""FedNMap: Huang & Pu, *Achieving linear speedup for composite federated learning*, 2026 (equations (3)-(7)).
 
 The normal map F_i(z) = g_i(P_gamma(z)) + (z - P_gamma(z)) / gamma is linear in the gradient, so it stays unbiased
 under sampling:
@@ -57,11 +57,13 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
     """Corrected local steps along the normal map."""
 
     info: ClassVar[Info] = Info(
-        "FedNMap: Achieving linear speedup for composite federated learning",
+        "Huang, Pu: Achieving linear speedup for composite federated learning",
         2026,
         regularizer="weakly convex",
         participation="full",
         exact=True,
+        arxiv="2602.03357",
+        bibtex="huang2026achieving",
     )
 
     local_steps: Count

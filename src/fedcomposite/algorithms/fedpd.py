@@ -61,6 +61,8 @@ class FedPD(Algorithm[Server, Client, Message, Reply]):
         regularizer="none",
         participation="full",
         exact=True,
+        arxiv="2005.11418",
+        bibtex="zhang2021fedpd",
     )
 
     eta: Positive

@@ -79,6 +79,8 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         regularizer="subgradient",
         participation="any",
         exact=False,
+        arxiv="1812.06127",
+        bibtex="li2020federated",
     )
 
     prox_step: Positive | None

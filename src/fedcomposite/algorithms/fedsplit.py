@@ -51,6 +51,8 @@ class FedSplit(Algorithm[Model, Client, Model, Reply]):
         regularizer="none",
         participation="full",
         exact=True,
+        arxiv="2005.05238",
+        bibtex="pathak2020fedsplit",
     )
 
     eta: Positive

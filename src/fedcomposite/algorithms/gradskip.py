@@ -68,6 +68,9 @@ class GradSkip(Algorithm[Server, Client, Message, Reply]):
         regularizer="none",
         participation="full",
         exact=True,
+        secondary=True,
+        arxiv="2210.16402",
+        bibtex="maranjyan2022gradskip",
     )
 
     step: Positive

@@ -49,6 +49,9 @@ class Mime(Algorithm[Server, Empty, Server, Reply]):
         regularizer="none",
         participation="any",
         exact=True,
+        secondary=True,
+        arxiv="2008.03606",
+        bibtex="karimireddy2020mime",
     )
     exchanges: ClassVar[int] = 2
 

@@ -46,6 +46,9 @@ class MimeLite(Algorithm[Server, Empty, Server, Reply]):
         regularizer="none",
         participation="any",
         exact=False,
+        secondary=True,
+        arxiv="2008.03606",
+        bibtex="karimireddy2020mime",
     )
 
     local_steps: Count

@@ -37,6 +37,8 @@ class ProximalGradient(Algorithm[Model, Empty, Model, Reply]):
         regularizer="weakly convex",
         participation="any",
         exact=True,
+        doi="10.1137/050626090",
+        bibtex="combettes2005signal",
     )
 
     step: Positive

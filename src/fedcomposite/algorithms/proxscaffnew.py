@@ -65,6 +65,8 @@ class ProxScaffnew(Algorithm[Server, Client, Message, Reply]):
         regularizer="weakly convex",
         participation="full",
         exact=True,
+        arxiv="2202.09357",
+        bibtex="mishchenko2022proxskip",
     )
 
     step: Positive

@@ -64,6 +64,8 @@ class Scaffnew(Algorithm[Server, Client, Message, Reply]):
         regularizer="subgradient",
         participation="full",
         exact=True,
+        arxiv="2202.09357",
+        bibtex="mishchenko2022proxskip",
     )
 
     step: Positive

@@ -51,6 +51,8 @@ class Scaffold(Algorithm[Server, Client, Server, Reply]):
         regularizer="subgradient",
         participation="any",
         exact=True,
+        arxiv="1910.06378",
+        bibtex="karimireddy2020scaffold",
     )
 
     local_steps: Count

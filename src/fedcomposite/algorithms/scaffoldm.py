@@ -52,6 +52,9 @@ class ScaffoldM(Algorithm[Server, Client, Server, Reply]):
         regularizer="none",
         participation="any",
         exact=True,
+        secondary=True,
+        arxiv="2306.16504",
+        bibtex="cheng2024momentum",
     )
 
     local_steps: Count

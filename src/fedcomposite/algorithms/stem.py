@@ -49,6 +49,9 @@ class STEM(Algorithm[Server, Empty, Server, Reply]):
         regularizer="none",
         participation="full",
         exact=False,
+        secondary=True,
+        arxiv="2106.10435",
+        bibtex="khanduri2021stem",
     )
 
     local_steps: Count

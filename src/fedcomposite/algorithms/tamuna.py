@@ -71,6 +71,8 @@ class TAMUNA(Algorithm[Server, Client, Server, Reply]):
         participation="any",
         exact=True,
         uniform_only=True,
+        arxiv="2302.09832",
+        bibtex="condat2023tamuna",
     )
     exchanges: ClassVar[int] = 2
 

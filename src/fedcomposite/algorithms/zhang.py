@@ -64,6 +64,8 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
         regularizer="weakly convex",
         participation="full",
         exact=True,
+        arxiv="2502.03958",
+        bibtex="zhang2025nonconvex",
     )
 
     local_steps: Count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedcomposite._validation import check_call, suggest
+from fedcomposite._validation import check_call
 from fedcomposite.data import embedded, images, tables
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import Progress, fetch
@@ -13,6 +13,7 @@ from fedcomposite.data.images import normalization
 from fedcomposite.data.partition import PARTITIONERS, partition
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.synthetic import synthetic
+from fedcomposite.registry import Registry, callable_only
 
 __all__ = [
     "DATASETS",
@@ -26,30 +27,28 @@ __all__ = [
     "synthetic",
 ]
 
-DATASETS: dict[str, Callable[..., Silos]] = {
-    "synthetic": synthetic,
-    "breast_cancer": embedded.breast_cancer,
-    "diabetes": embedded.diabetes,
-    "digits": embedded.digits,
-    "wine": embedded.wine,
-    "wisconsin": tables.wisconsin,
-    "heart_disease": tables.heart_disease,
-    "ilea_schools": tables.ilea_schools,
-    "a9a": tables.a9a,
-    "w8a": tables.w8a,
-    "mushrooms": tables.mushrooms,
-    "mnist": images.mnist,
-    "fashion_mnist": images.fashion_mnist,
-    "cifar10": images.cifar10,
-}
-
-
-def _known(name: str) -> str:
-    if name not in DATASETS:
-        raise DataError(
-            f"unknown data set {name!r}{suggest(str(name), DATASETS)} (known: {', '.join(sorted(DATASETS))})"
-        )
-    return name
+DATASETS: Registry[Callable[..., Silos]] = Registry(
+    "data set",
+    {
+        "synthetic": synthetic,
+        "breast_cancer": embedded.breast_cancer,
+        "diabetes": embedded.diabetes,
+        "digits": embedded.digits,
+        "wine": embedded.wine,
+        "wisconsin": tables.wisconsin,
+        "heart_disease": tables.heart_disease,
+        "ilea_schools": tables.ilea_schools,
+        "a9a": tables.a9a,
+        "w8a": tables.w8a,
+        "mushrooms": tables.mushrooms,
+        "mnist": images.mnist,
+        "fashion_mnist": images.fashion_mnist,
+        "cifar10": images.cifar10,
+    },
+    group="fedcomposite.datasets",
+    accept=callable_only,
+)
+"""Functions that return silos; their keyword-only parameters, with annotations, are the options."""
 
 
 def load(name: str, **options: Any) -> Silos:
@@ -65,7 +64,7 @@ def load(name: str, **options: Any) -> Silos:
     >>> load("digits").partition("dirichlet", clients=5, alpha=0.5)
     Silos(5 clients, ... samples each, 64 features)
     """
-    function = DATASETS[_known(name)]
+    function = DATASETS.lookup(name, DataError)
     return function(**check_call(name, function, options, DataError))
 
 
@@ -74,4 +73,6 @@ def download(name: str, *, progress: Progress | None = None) -> None:
 
     ``progress(url, received, total)`` is called as bytes arrive; without it a bar is drawn on a terminal.
     """
-    fetch(name, FILES.get(_known(name), ()), progress)
+    DATASETS.lookup(name, DataError)
+    known = DATASETS.canonical(name)
+    fetch(known, FILES.get(known, ()), progress)

@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcomposite._validation import Count, Positive, check_call, suggest
+from fedcomposite._validation import Count, Positive, check_call
 from fedcomposite.data.silos import DataError, Seed, Silos
+from fedcomposite.registry import Registry, callable_only
 
 Ints = npt.NDArray[np.int64]
 Groups = list[Ints]
@@ -110,15 +111,22 @@ def quantity(silos: Silos, clients: int, minimum: int, rng: Rng, *, alpha: Posit
     return _shares([np.arange(len(silos.targets))], clients, minimum, alpha, rng)
 
 
-PARTITIONERS: dict[str, Callable[..., Groups]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "half_by_label": half_by_label,
-    "sorted": by_order,
-    "shards": shards,
-    "kmeans": kmeans,
-    "quantity": quantity,
-}
+PARTITIONERS: Registry[Callable[..., Groups]] = Registry(
+    "partition",
+    {
+        "iid": iid,
+        "dirichlet": dirichlet,
+        "half_by_label": half_by_label,
+        "sorted": by_order,
+        "shards": shards,
+        "kmeans": kmeans,
+        "quantity": quantity,
+    },
+    group="fedcomposite.partitions",
+    accept=callable_only,
+)
+"""Functions of (silos, clients, minimum, rng) that return the samples of each client; further options are keyword-only
+parameters with annotations."""
 
 
 def _fill(groups: Groups, minimum: int, rng: Rng) -> Groups:
@@ -134,13 +142,9 @@ def _fill(groups: Groups, minimum: int, rng: Rng) -> Groups:
 
 def partition(silos: Silos, name: str, *, clients: Count, seed: Seed = 0, minimum: Count = 1, **options: Any) -> Silos:
     """Pool the samples of ``silos`` and deal them out to ``clients`` anew; test data stay as they are."""
-    if name not in PARTITIONERS:
-        raise DataError(
-            f"unknown partition {name!r}{suggest(str(name), PARTITIONERS)} (known: {', '.join(PARTITIONERS)})"
-        )
+    rule = PARTITIONERS.lookup(name, DataError)
     what = f"partition {name!r}"
     check_call(what, partition, {"clients": clients, "seed": seed, "minimum": minimum}, DataError)
-    rule = PARTITIONERS[name]
     options = check_call(what, rule, options, DataError)
     if clients * minimum > len(silos.targets):
         raise DataError(

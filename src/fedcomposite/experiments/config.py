@@ -19,6 +19,7 @@ from fedcomposite._validation import suggest
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.data import Silos
 from fedcomposite.problems import Problem
+from fedcomposite.registry import Registry
 
 
 class ConfigError(ValueError):
@@ -160,29 +161,17 @@ class Config(_Section):
     def make_algorithm(self, spec: Mapping[str, Any], problem: Problem | None) -> AnyAlgorithm:
         """Build a method from its table.
 
-        With ``steps = "auto"`` or ``"theory"`` the fields that are left out come from the problem's measured constants:
-        practical ones (:func:`fedcomposite.theory.auto`), or the largest that the method's theorem allows. Without a
-        problem only names and values are checked.
+        With ``steps = "auto"`` or ``"theory"`` the fields that are left out come from the problem's measured constants
+        (:func:`fedcomposite.theory.choose`). Without a problem only names and values are checked.
         """
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             if "name" not in spec:
                 raise ConfigError("needs a name")
-            cls, steps = algorithms.lookup(spec["name"]), spec.get("steps")
-            if steps is None:
-                return algorithms.build(cls.__name__, **fields)
-            if steps not in ("auto", "theory"):
-                raise ConfigError(f"steps = {steps!r}, must be 'auto' or 'theory' (or leave it out and give the steps)")
-            known = (
-                self._constants(problem) if problem is not None else theory.Constants(L=1.0, mu=0.01, G=1.0, rounds=1)
-            )
-            local_steps = fields.get("local_steps", 10)
-            if steps == "theory":
-                chosen = theory.steps(cls.__name__, known, local_steps)
-            else:
-                chosen = vars(theory.auto(cls.__name__, known, local_steps))
-            # a field that is given replaces the chosen one, and what excludes it
-            return algorithms.build(cls.__name__, **{**chosen, **fields})
+            if "steps" not in spec:
+                return algorithms.build(spec["name"], **fields)
+            known = None if problem is None else self._constants(problem)
+            return theory.choose(algorithms.lookup(spec["name"]), spec["steps"], known, fields)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[algorithm] {error}") from None
 
@@ -207,21 +196,22 @@ class Config(_Section):
         name, files = self.data.get("name"), self.data.get("files")
         if (name is None) == (files is None):
             raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
-        if name is not None and name not in data.DATASETS:
-            raise ConfigError(
-                f"[data] unknown data set {name!r}{suggest(str(name), data.DATASETS)} "
-                f"(known: {', '.join(sorted(data.DATASETS))})"
-            )
+        if name is not None:
+            self._usable("data", data.DATASETS, name)
         if files is not None and "target" not in self.data:
             raise ConfigError("[data] files need a target: the name of the column to predict")
         if self.partition is not None:
             for key in ("name", "clients"):
                 if key not in self.partition:
                     raise ConfigError(f"[partition] needs {key}")
-            if self.partition["name"] not in data.PARTITIONERS:
-                known = ", ".join(data.PARTITIONERS)
-                hint = suggest(str(self.partition["name"]), data.PARTITIONERS)
-                raise ConfigError(f"[partition] unknown name {self.partition['name']!r}{hint} (known: {known})")
+            self._usable("partition", data.PARTITIONERS, self.partition["name"])
+
+    @staticmethod
+    def _usable(section: str, registry: Registry[Any], name: str) -> None:
+        try:
+            registry[name]
+        except ValueError as error:
+            raise ConfigError(f"[{section}] {error}") from None
 
     def _check_model(self) -> None:
         """Refuse names and options that make no network, before any data are read."""
@@ -274,14 +264,15 @@ class Config(_Section):
             module = models.build(m.name, silos, seed=seed, **m.options)
         except ValueError as error:
             raise ConfigError(f"[model] {error}") from None
-        images = silos.features.dtype == torch.uint8 and "name" in self.data
+        name = data.DATASETS.canonical(str(self.data.get("name")))
+        pixels = silos.features.dtype == torch.uint8 and name in data.images.NORMALIZATION
         return {
             "model": module,
             "gradients": m.gradients,
             "chunk": m.chunk,
             "precision": m.precision,
             "evaluation_samples": m.evaluation_samples or None,
-            "normalization": data.normalization(self.data["name"]) if images else None,
+            "normalization": data.normalization(name) if pixels else None,
         }
 
     def settings(self) -> dict[str, Any]:

@@ -140,12 +140,7 @@ class Coordinator:
             rounds=run.rounds,
         )
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
-        name, local_steps = algorithms.lookup(spec["name"]).__name__, fields.get("local_steps", 10)
-        if steps == "theory":
-            chosen = theory.steps(name, known, local_steps)
-        else:
-            chosen = vars(theory.auto(name, known, local_steps))
-        return algorithms.build(name, **{**chosen, **fields})
+        return theory.choose(algorithms.lookup(spec["name"]), steps, known, fields)
 
     def _stationarity_step(self) -> float:
         """The step of the experiment; or 1/L with L the weighted mean of the sites' constants, an upper bound."""

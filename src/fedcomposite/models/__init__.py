@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -15,18 +14,26 @@ from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.models.mobilenet import MobileNetV3Small
 from fedcomposite.models.resnet import ResNet18
 from fedcomposite.models.small import Shape, cnn, linear, mlp, sigmoid_net, zhang_cnn
+from fedcomposite.registry import Registry, callable_only, fold
 
-__all__ = ["MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "available", "build"]
+__all__ = ["MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "build"]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "cnn": cnn,
-    "zhang-cnn": zhang_cnn,
-    "resnet18": ResNet18,
-    "sigmoid-net": sigmoid_net,
-    "mobilenetv3-small": MobileNetV3Small,
-}
+MODELS: Registry[Callable[..., nn.Module]] = Registry(
+    "model",
+    {
+        "linear": linear,
+        "mlp": mlp,
+        "cnn": cnn,
+        "zhang-cnn": zhang_cnn,
+        "resnet18": ResNet18,
+        "sigmoid-net": sigmoid_net,
+        "mobilenetv3-small": MobileNetV3Small,
+    },
+    group="fedcomposite.models",
+    accept=callable_only,
+)
+"""Functions of (shape of a sample, number of classes, options). In a federation every site runs only what is installed
+there."""
 
 SHAPES: dict[str, tuple[Shape, int]] = {
     "a9a": ((123,), 2),
@@ -44,7 +51,7 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
     ----------
     name : str
         ``linear``, ``mlp``, ``cnn``, ``zhang-cnn``, ``resnet18``, ``sigmoid-net``, ``mobilenetv3-small``, or one that
-        an installed package offers (:func:`available`).
+        an installed package offers (:mod:`fedcomposite.registry`).
     dataset : Silos or str
         Silos with class labels, or the name of a data set of the papers (``a9a``, ``mnist``, ``fashion-mnist``,
         ``cifar10``).
@@ -59,11 +66,7 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
     >>> sum(p.numel() for p in fc.models.build("mlp", "mnist").parameters())
     109386
     """
-    key, models = name.casefold().replace("_", "-"), available()
-    if key not in models:
-        raise ValueError(f"unknown model {name!r}{suggest(name, models)} (known: {', '.join(sorted(models))})")
-    made = models[key]
-    factory: Callable[..., nn.Module] = made.load() if isinstance(made, EntryPoint) else made
+    factory, key = MODELS[name], MODELS.canonical(name)
     known = list(inspect.signature(factory).parameters)[2:]
     for given in options:
         if given not in known:
@@ -77,26 +80,15 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
         return factory(shape, classes, **options)
 
 
-def available() -> dict[str, Callable[..., nn.Module] | EntryPoint]:
-    """The models of this package and of installed packages that offer some.
-
-    Another package offers a model through an entry point of the group ``fedcomposite.models``: a function of
-    (shape of a sample, number of classes, options). A configuration can then name it, also in a federation, where every
-    site runs only what is installed there.
-    """
-    offered = {p.name.casefold().replace("_", "-"): p for p in entry_points(group="fedcomposite.models")}
-    return {**offered, **MODELS}
-
-
 def _fit(dataset: Silos | str) -> tuple[Shape, int]:
     if isinstance(dataset, str):
-        folded = dataset.casefold().replace("_", "-")
-        if folded not in SHAPES:
+        shapes = {fold(k): v for k, v in SHAPES.items()}
+        if fold(dataset) not in shapes:
             raise ValueError(
                 f"unknown data set {dataset!r}{suggest(dataset, SHAPES)} (known: {', '.join(SHAPES)}); "
                 "give the silos themselves"
             )
-        return SHAPES[folded]
+        return shapes[fold(dataset)]
     if dataset.classes is None:
         raise DataError("these targets are not classes; build a module with one output and take loss='mse'")
     labels = set(dataset.classes.tolist())

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedcomposite._validation import Positive, suggest, validate
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
+from fedcomposite.registry import Registry
 
 
 class Loss(ABC):
@@ -334,18 +335,31 @@ class Poisson(Loss):
         return z.exp()
 
 
-LOSSES: dict[str, Loss] = {
-    "absolute": Absolute(),
-    "hinge": Hinge(),
-    "hinge_sum": Hinge(reduction="sum"),
-    "huber": Huber(),
-    "least_squares": LeastSquares(),
-    "logistic": Logistic(),
-    "multinomial": Multinomial(),
-    "poisson": Poisson(),
-    "quantile": Quantile(),
-    "squared_hinge": SquaredHinge(),
-}
+def _instance(name: str, thing: Any) -> Loss:
+    """A loss that another package offers: an instance, or a class whose options all have defaults."""
+    loss = thing() if isinstance(thing, type) and issubclass(thing, Loss) else thing
+    if not isinstance(loss, Loss):
+        raise TypeError("it must derive from fedcomposite.problems.Loss")
+    return loss
+
+
+LOSSES: Registry[Loss] = Registry(
+    "loss",
+    {
+        "absolute": Absolute(),
+        "hinge": Hinge(),
+        "hinge_sum": Hinge(reduction="sum"),
+        "huber": Huber(),
+        "least_squares": LeastSquares(),
+        "logistic": Logistic(),
+        "multinomial": Multinomial(),
+        "poisson": Poisson(),
+        "quantile": Quantile(),
+        "squared_hinge": SquaredHinge(),
+    },
+    group="fedcomposite.losses",
+    accept=_instance,
+)
 
 
 def get_loss(loss: str | Loss, options: Mapping[str, Any] | None = None) -> Loss:
@@ -359,8 +373,6 @@ def get_loss(loss: str | Loss, options: Mapping[str, Any] | None = None) -> Loss
         if options:
             raise ValueError(f"loss_options = {options} go with the name of a loss; {loss} has its options already")
         return loss
-    if loss not in LOSSES:
-        raise ValueError(f"unknown loss {loss!r}{suggest(str(loss), LOSSES)} (known: {', '.join(sorted(LOSSES))})")
     default: Any = LOSSES[loss]
     known = [f.name for f in dataclasses.fields(default)]
     for given in options:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedcomposite._validation import build as _build
+from fedcomposite.registry import Registry, of_class
 from fedcomposite.regularizers.algebra import Blocks, Named, On
 from fedcomposite.regularizers.base import Boxed, Layout, Regularizer, Separable
 from fedcomposite.regularizers.fused import FusedLasso
@@ -48,14 +48,18 @@ __all__ = [
     "build",
 ]
 
-REGISTRY: dict[str, type[Regularizer]] = {
-    c.__name__: c
-    for c in (
-        *(Zero, L1, L2Squared, ElasticNet, PositivePart, MCP, SCAD, L0, TopK),
-        *(GroupLasso, SparseGroupLasso, LinfNorm, NuclearNorm, FusedLasso, Sparsity2to4),
-        *(Box, NonNegative, L2Ball, L1Ball, Simplex, Affine),
-    )
-}
+_SHIPPED: tuple[type[Regularizer], ...] = (
+    *(Zero, L1, L2Squared, ElasticNet, PositivePart, MCP, SCAD, L0, TopK),
+    *(GroupLasso, SparseGroupLasso, LinfNorm, NuclearNorm, FusedLasso, Sparsity2to4),
+    *(Box, NonNegative, L2Ball, L1Ball, Simplex, Affine),
+)
+
+REGISTRY: Registry[type[Regularizer]] = Registry(
+    "regularizer",
+    {c.__name__: c for c in _SHIPPED},
+    group="fedcomposite.regularizers",
+    accept=of_class(Regularizer),
+)
 
 
 def build(name: str, **fields: Any) -> Regularizer:
@@ -66,5 +70,5 @@ def build(name: str, **fields: Any) -> Regularizer:
     >>> build("grouplasso", lam=0.1, groups=[3, 2])
     GroupLasso(lam=0.1, groups=(3, 2), weights='sqrt', shape=None)
     """
-    regularizer: Regularizer = _build("regularizer", REGISTRY, name, fields)
+    regularizer: Regularizer = REGISTRY.build(name, fields)
     return regularizer

@@ -1,0 +1,155 @@
+"""Zhang, Hu & Johansson, *Non-convex composite federated learning with heterogeneous data*, 2025."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from fedcomposite.theory.base import Floats, Theorem, above, below, convex, curved, everyone, positive_mu, smooth_only
+from fedcomposite.theory.measured import Constants
+
+
+class _Zhang(Theorem):
+    """The common part of the theorems on Zhang's method: eta~ = eta_g eta tau is small and eta_g is not."""
+
+    chooses = ("step", "server_step")
+    formula: ClassVar[str]
+
+    @abstractmethod
+    def limit(self, c: Constants) -> float:
+        """The largest eta~, which ``formula`` shows."""
+
+    @abstractmethod
+    def server(self, c: Constants) -> float:
+        """The eta_g of the theorem."""
+
+    def steps(self, c: Constants, local_steps: int) -> dict[str, Any]:
+        """Equality in both conditions."""
+        server = self.server(c)
+        step = self.limit(c) / (server * local_steps)
+        return {"local_steps": local_steps, "step": step, "server_step": server}
+
+    def violations(self, method: Any, c: Constants) -> list[str]:
+        """Both step conditions, a convex h and full participation."""
+        found = [*smooth_only(c), *convex(c), *everyone(c)]
+        if not method.growing_prox:
+            found.append("growing_prox = False is the paper's ablation, which the theorem does not cover")
+        if c.L is not None:
+            found += above("server_step * step * local_steps", method.round_step, self.limit(c), self.formula)
+        return found
+
+
+class Zhang35(_Zhang):
+    """mean ||G||^2 <= Omega / (0.3 eta~ R) + 20 sigma^2 / (n tau b) + 187 L^2 eta~^2 B^2 / eta_g^2.
+
+    Conditions (13): eta~ = eta_g eta tau <= 1 / (10 L) and eta_g >= max(1.5, sqrt(n / 8)). G is taken at eta~, the mean
+    over R models. Omega = F(x) - min F + ||Lambda - mean Lambda||^2 / (n eta~), (10); at the start the corrections are
+    zero, so the second term is eta~ drift / eta_g^2.
+    """
+
+    paper = "Zhang, Hu & Johansson (2025), Theorem 3.5"
+    bounds = "stationarity"
+    formula = "1 / (10 L)"
+
+    def limit(self, c: Constants) -> float:
+        """1 / (10 L)."""
+        return 1 / (10 * c.need("L")[0])
+
+    def server(self, c: Constants) -> float:
+        """max(1.5, sqrt(n / 8)), the least eta_g."""
+        return max(1.5, math.sqrt(c.n / 8))
+
+    def violations(self, method: Any, c: Constants) -> list[str]:
+        """Conditions (13), a convex h and full participation."""
+        least = below("server_step", method.server_step, self.server(c), "max(1.5, sqrt(n / 8))")
+        return [*super().violations(method, c), *least]
+
+    def measured_at(self, method: Any) -> float | None:
+        """Eta~."""
+        return float(method.round_step)
+
+    def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
+        """As stated."""
+        L, B = c.need("L", "B")
+        s = float(method.round_step)
+        rest = 20 * c.noise / (c.n * method.local_steps) + 187 * (L * s * B / method.server_step) ** 2
+        values: Floats = _omega(method, c) / (0.3 * s * (rounds + 1)) + rest
+        return values
+
+
+class Zhang36(_Zhang):
+    """F - min F <= (1 - mu eta~ / 3)^R Omega + 18 sigma^2 / (mu n tau b) + 168 L^2 eta~^2 B^2 / (mu eta_g^2).
+
+    The conditions of Theorem 3.5, and the proximal Polyak-Lojasiewicz inequality with mu, which strong convexity of f
+    implies.
+    """
+
+    paper = "Zhang, Hu & Johansson (2025), Theorem 3.6"
+    bounds = "objective"
+    formula = "1 / (10 L)"
+
+    def limit(self, c: Constants) -> float:
+        """1 / (10 L)."""
+        return 1 / (10 * c.need("L")[0])
+
+    def server(self, c: Constants) -> float:
+        """max(1.5, sqrt(n / 8)), the least eta_g."""
+        return max(1.5, math.sqrt(c.n / 8))
+
+    def violations(self, method: Any, c: Constants) -> list[str]:
+        """Those of Theorem 3.5, and mu > 0."""
+        least = below("server_step", method.server_step, self.server(c), "max(1.5, sqrt(n / 8))")
+        return [*super().violations(method, c), *least, *curved(c)]
+
+    def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
+        """As stated."""
+        L, B = c.need("L", "B")
+        mu, s = positive_mu(self, c), float(method.round_step)
+        rest = 18 * c.noise / (mu * c.n * method.local_steps) + 168 * (L * s * B / method.server_step) ** 2 / mu
+        values: Floats = (1 - mu * s / 3) ** rounds * _omega(method, c) + rest
+        return values
+
+
+class Zhang38(_Zhang):
+    """||x - x*||^2 <= (1 - mu eta~ / 3)^R Omega_sc + 30 eta~ sigma^2 / (mu n tau b) + 21 eta~ B^2 / (mu eta_g^2).
+
+    Conditions: f mu-strongly convex, eta~ <= mu / (150 L^2) and eta_g = sqrt(n). Omega_sc = ||x - x*||^2 + ||Lambda -
+    mean Lambda||^2 / n, whose second term is (eta~ / eta_g)^2 drift at the start.
+    """
+
+    paper = "Zhang, Hu & Johansson (2025), Theorem 3.8"
+    bounds = "distance"
+    formula = "mu / (150 L^2)"
+
+    def limit(self, c: Constants) -> float:
+        """The largest eta~."""
+        return positive_mu(self, c) / (150 * c.need("L")[0] ** 2)
+
+    def server(self, c: Constants) -> float:
+        """sqrt(n)."""
+        return math.sqrt(c.n)
+
+    def violations(self, method: Any, c: Constants) -> list[str]:
+        """A convex h, full participation, strong convexity and both step conditions."""
+        if not c.mu:
+            return [*convex(c), *everyone(c), *curved(c)]
+        found = super().violations(method, c)
+        if not math.isclose(method.server_step, self.server(c), rel_tol=1e-6):
+            found.append(f"server_step = {method.server_step:.3g} is not sqrt(n) = {self.server(c):.3g}")
+        return found
+
+    def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
+        """As stated."""
+        B, distance, drift = c.need("B", "distance", "drift")
+        mu, s = positive_mu(self, c), float(method.round_step)
+        start = distance**2 + (s / method.server_step) ** 2 * drift
+        rest = 30 * s * c.noise / (mu * c.n * method.local_steps) + 21 * s * (B / method.server_step) ** 2 / mu
+        values: Floats = (1 - mu * s / 3) ** rounds * start + rest
+        return values
+
+
+def _omega(method: Any, c: Constants) -> float:
+    """Omega of the first model, (10)."""
+    gap, drift = c.need("gap", "drift")
+    return gap + float(method.round_step) * drift / float(method.server_step) ** 2
