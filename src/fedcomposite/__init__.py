@@ -15,6 +15,7 @@ from fedcomposite.runtime import (
     NonSmoothWarning,
     Record,
     Run,
+    callbacks,
     simulate,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "Silos",
     "__version__",
     "algorithms",
+    "callbacks",
     "data",
     "export",
     "metrics",

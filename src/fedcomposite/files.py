@@ -73,5 +73,5 @@ def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         found.update(repr((key, value)).encode())
     for key, tensor in sorted(tensors.items()):
         found.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        found.update(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
     return found.hexdigest()

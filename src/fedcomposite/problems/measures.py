@@ -9,7 +9,6 @@ from typing import Literal, Protocol, final
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import suggest
 from fedcomposite.problems.metrics import METRICS, Accuracy, Kind, Metric, per_client
 
 Part = Literal["train", "validation", "test"]
@@ -146,10 +145,9 @@ def _chosen(loss: Scored, asked: Sequence[str | Metric]) -> tuple[Metric, ...]:
         raise ValueError(f"metrics = {asked!r}, must be a list of names or metrics, such as ['auc', 'log_loss']")
     chosen: list[Metric] = [Accuracy()] if loss.classifier else []
     for one in asked:
-        metric = METRICS[one]() if isinstance(one, str) and one in METRICS else one
+        metric = METRICS[one]() if isinstance(one, str) else one
         if not isinstance(metric, Metric):
-            hint = suggest(one, METRICS) if isinstance(one, str) else ""
-            raise ValueError(f"unknown metric {one!r}{hint} (known: {', '.join(sorted(METRICS))})")
+            raise ValueError(f"unknown metric {one!r} (known: {', '.join(sorted(METRICS))})")
         if not set(metric.fits) & set(loss.kinds):
             fitting, here = " and ".join(metric.fits), " or ".join(loss.kinds) or "other"
             raise ValueError(f"the metric {metric.name!r} is for {fitting} problems; with this loss it is {here}")

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid
 
 from fedcomposite._validation import Count, validate
+from fedcomposite.registry import Registry
 
 Kind = Literal["binary", "multiclass", "regression"]
 
@@ -367,6 +368,15 @@ class MAE(Metric):
         return counts[..., 0] / counts[..., 1]
 
 
-METRICS: dict[str, type[Metric]] = {
-    m.name: m for m in (Accuracy, BalancedAccuracy, F1, AUC, LogLoss, Brier, Calibration, R2, MAE)
-}
+def _accept(name: str, thing: Any) -> type[Metric]:
+    if not (isinstance(thing, type) and issubclass(thing, Metric)) or thing.name != name:
+        raise TypeError("it must be a Metric whose name is that of the entry point")
+    return thing
+
+
+METRICS: Registry[type[Metric]] = Registry(
+    "metric",
+    {m.name: m for m in (Accuracy, BalancedAccuracy, F1, AUC, LogLoss, Brier, Calibration, R2, MAE)},
+    group="fedcomposite.metrics",
+    accept=_accept,
+)

@@ -59,40 +59,37 @@ def save(path: Path, snapshot: Snapshot, identity: Identity) -> None:
 
 def identity_of(path: Path) -> Identity:
     """Whose checkpoint this is."""
-    found: Identity = json.loads(_metadata(path)["identity"])
+    found: Identity = json.loads(_read(path)[1]["identity"])
     return found
 
 
-def verify(path: Path, identity: Identity) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, after making sure that it is whole and this run's."""
-    metadata = _metadata(path)
+def verify(path: Path, identity: Identity) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The content of a checkpoint, after making sure that it is whole and this run's."""
+    tensors, metadata = _read(path)
     if other := differences(json.loads(metadata["identity"]), identity):
         raise CheckpointError(
             f"{path}: belongs to a run with other data, method or settings: {'; '.join(other)}; "
             "resume with the same or start anew"
         )
-    try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            tensors: dict[str, Tensor] = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a readable checkpoint ({error})") from None
-    said = metadata.pop("digest", "")
-    if files.digest(tensors, metadata) != said:
-        raise CheckpointError(f"{path}: damaged (its content does not match its digest); start anew")
-    return tensors
+    return tensors, metadata
 
 
-def _metadata(path: Path) -> dict[str, str]:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a checkpoint that is not damaged."""
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             metadata: dict[str, str] = file.metadata() or {}
+            tensors: dict[str, Tensor] = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a readable checkpoint ({error})") from None
     if not metadata.get("fedcomposite", "").startswith("checkpoint"):
         raise CheckpointError(f"{path}: a safetensors file, but not a fedcomposite checkpoint")
     if metadata["fedcomposite"] != _FORMAT:
         raise CheckpointError(f"{path}: a checkpoint of another version of fedcomposite; start anew")
-    return metadata
+    said = metadata.pop("digest", "")
+    if files.digest(tensors, metadata) != said:
+        raise CheckpointError(f"{path}: damaged (its content does not match its digest); start anew")
+    return tensors, metadata
 
 
 class Restored(NamedTuple):
@@ -108,8 +105,7 @@ class Restored(NamedTuple):
 
 def load(path: Path, server: Any, identity: Identity) -> Restored:
     """Read a checkpoint back, in the shape of a fresh ``server`` state; refuse another run's."""
-    tensors, metadata = verify(path, identity), _metadata(path)
-
+    tensors, metadata = verify(path, identity)
     columns, whole = json.loads(metadata["columns"]), set(json.loads(metadata["integers"]))
     history = [
         Record({c: int(v) if c in whole else v for c, v in zip(columns, row, strict=True) if v == v or c not in whole})

@@ -56,7 +56,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return _tensor(value)
     if isinstance(value, np.ndarray):
-        return f"array {value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value)).hexdigest()}"
+        return f"array {value.dtype} {value.shape} {_digest(np.ascontiguousarray(value))}"
     if isinstance(value, nn.Module):
         state = dict(value.state_dict(keep_vars=True))
         trained = [k for k, v in state.items() if v.requires_grad]
@@ -97,5 +97,9 @@ def importable_name(function: Callable[..., Any]) -> str:
 
 def _tensor(value: Tensor) -> str:
     raw = value.detach().cpu().contiguous()
-    content = hashlib.sha256(raw.view(-1).view(torch.uint8).numpy()).hexdigest()
+    content = _digest(raw.view(-1).view(torch.uint8).numpy())
     return f"tensor {raw.dtype} {tuple(raw.shape)} {content}"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(memoryview(content).cast("B") if content.size else b"").hexdigest()

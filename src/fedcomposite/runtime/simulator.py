@@ -263,19 +263,11 @@ def simulate(
     watchers = [*([OnRecord(on_record)] if on_record is not None else []), *callbacks]
     if on_a_terminal() if progress is None else progress:
         watchers.append(Progress())
-    run = sim.run(
-        Plan(
-            rounds,
-            evaluate_every,
-            tolerance,
-            path,
-            checkpoint_every,
-            keep_solutions,
-            watchers,
-            process_settings,
-            blame=lambda r: _blame(problem, algorithm, r),
-        )  # fmt: skip
-    )
+    plan = Plan(
+        rounds, evaluate_every, tolerance, path, checkpoint_every, keep_solutions, watchers, process_settings,
+        blame=lambda r: _blame(problem, algorithm, r),
+    )  # fmt: skip
+    run = sim.run(plan)
     if run.status == "diverged":
         warnings.warn(run.message, DivergenceWarning, stacklevel=2)
     elif growth(run.history[-1], run.history[0], factor=2.0):

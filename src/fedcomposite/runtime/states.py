@@ -16,6 +16,7 @@ replaces the former one, and only then are the files of the former one removed: 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -30,11 +31,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedcomposite.files import scratch_name
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.checkpoint import CheckpointError
 
 _SMALL = 1 << 27  # bytes of all rows up to which they are handed out as tensors and saved in the checkpoint itself
 _BLOCK = 1 << 24  # bytes that are read or written at a time
+_UNKNOWN = b"0" * 64  # in place of a digest, while it is computed
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -208,11 +211,17 @@ class ClientStates:
             return self.everyone()
         path.parent.mkdir(parents=True, exist_ok=True)
         final = _beside(path, name, part)
-        scratch = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+        scratch = scratch_name(final)
         try:
             with scratch.open("wb") as file:
-                for piece in self._pieces(first):
+                header, digest = next(pieces := self._pieces(first)), hashlib.sha256()
+                file.write(header)
+                digest.update(header)
+                for piece in pieces:
                     file.write(piece)
+                    digest.update(piece)
+                file.seek(header.index(_UNKNOWN))
+                file.write(digest.hexdigest().encode())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(scratch, final)
@@ -226,7 +235,7 @@ class ClientStates:
             which = np.arange(0)
         else:
             which = np.arange(self.n) if self._complete else np.flatnonzero(self._touched)
-        header: dict[str, Any] = {}
+        header: dict[str, Any] = {"__metadata__": {"digest": _UNKNOWN.decode()}}
         end = 0
         keys = ("rows", *(f"clients.{k}" for k in self._initial._fields))
         for key, t in zip(keys, (torch.tensor(0), *self._initial), strict=True):
@@ -256,6 +265,7 @@ class ClientStates:
         for part in range(files):
             where = _beside(path, name, (part, files))
             try:
+                _verify(where)
                 with safe_open(str(where), framework="pt", device="cpu") as file:
                     self._fill(file, first)
             except (SafetensorError, OSError) as error:
@@ -277,6 +287,24 @@ class ClientStates:
 
 def _beside(path: Path, name: str, part: tuple[int, int]) -> Path:
     return path.with_name(f"{path.name}.{name}.{part[0] + 1}-of-{part[1]}.clients")
+
+
+def _verify(path: Path) -> None:
+    """Refuse a file whose content does not match its digest."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise SafetensorError("it is damaged")
+        text = file.read(size)
+        try:
+            said = str(json.loads(text)["__metadata__"]["digest"]).encode()
+        except (ValueError, KeyError, TypeError):
+            raise SafetensorError("it is damaged") from None
+        found = hashlib.sha256(size.to_bytes(8, "little") + text.replace(said, _UNKNOWN, 1))
+        while block := file.read(_BLOCK):
+            found.update(block)
+    if found.hexdigest().encode() != said:
+        raise SafetensorError("it is damaged: its content does not match its digest")
 
 
 def tidy(path: Path, name: str) -> None:

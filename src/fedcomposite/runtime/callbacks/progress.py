@@ -36,7 +36,7 @@ class Progress(Callback):
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
             TextColumn("{task.fields[seen]}"), TimeRemainingColumn(),
         )  # fmt: skip
-        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self._bar = Bar(*columns, console=Console(stderr=True))
         name = self._label or type(view.algorithm).__name__
         self._task = self._bar.add_task(name, total=view.rounds, completed=view.round, seen="")
         self._bar.start()

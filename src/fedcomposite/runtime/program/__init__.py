@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from fedcomposite.runtime.program.program import CompiledProx, Program
+from fedcomposite.runtime.program.program import Program
+from fedcomposite.runtime.wrapped import CompiledProx
 
 Mode = Literal["eager", "record", "compile"]
 

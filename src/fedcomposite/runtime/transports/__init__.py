@@ -1,4 +1,4 @@
-"""Where the clients live: all at once, one after another, shared out over processes; sites of a network are elsewhere."""
+"""Where the clients live: all at once or one after another, in one process or several."""
 
 from fedcomposite.runtime.transports.base import Exchange, Gathered, Request, StoppedError, Transport
 from fedcomposite.runtime.transports.local import LocalTransport

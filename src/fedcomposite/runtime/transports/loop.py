@@ -40,7 +40,7 @@ class Loop(LocalTransport):
         states = [outcome.state for outcome in done]
         new = type(states[0])(*map(torch.stack, zip(*states, strict=True)))
         self.rows.put(None if self._everyone else who, new)
-        replies = [outcome.reply for outcome in done]
+        replies: list[Any] = [outcome.reply for outcome in done]
         stacked: NamedTuple = type(replies[0])(*map(torch.stack, zip(*replies, strict=True)))
         return stacked, torch.stack([outcome.buffers for outcome in done])
 

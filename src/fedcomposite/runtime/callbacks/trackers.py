@@ -1,0 +1,146 @@
+"""Records for the trackers that others use: TensorBoard, MLflow, Weights & Biases. All of them work offline.
+
+The packages are extras: ``pip install 'fedcomposite[tensorboard]'``, ``[mlflow]``, ``[wandb]``. Numbers of a record are
+logged at its round; a resumed run logs the records of its checkpoint again, so that every tracker run is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import time
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fedcomposite._validation import validate
+from fedcomposite.runtime.callbacks.base import Callback, View
+from fedcomposite.runtime.history import Record
+
+
+class MissingPackageError(ImportError):
+    """A tracker's package is not installed; the message says how to get it."""
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(f"{name} cannot be imported ({error}): pip install 'fedcomposite[{extra}]'") from None
+
+
+class _Tracker(Callback):
+    """Opens a tracker's run, logs every record, and closes it."""
+
+    _run: ClassVar[Any] = None  # of an instance, between its begin and its end
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    def begin(self, view: View) -> None:
+        """Open, and log the past."""
+        object.__setattr__(self, "_run", self._open(view))
+        for old in view.history:
+            self._log(self._run, _numbers(old), int(old["round"]))
+
+    def __call__(self, view: View) -> None:
+        """Log the newest record."""
+        record = view.record
+        self._log(self._run, _numbers(record), int(record["round"]))
+
+    def end(self, view: View) -> None:
+        """Close."""
+        if (run := self.__dict__.pop("_run", None)) is not None:
+            self._close(run)
+
+    @abstractmethod
+    def _open(self, view: View) -> Any: ...
+
+    @abstractmethod
+    def _log(self, run: Any, numbers: dict[str, float], round: int) -> None: ...
+
+    @abstractmethod
+    def _close(self, run: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class TensorBoard(_Tracker):
+    """Scalars in TensorBoard's files below ``folder``."""
+
+    folder: str
+
+    def _open(self, view: View) -> Any:
+        _package("tensorboard", "tensorboard")
+        writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(self.folder)
+        writer.add_text("method", repr(view.algorithm))
+        return writer
+
+    def _log(self, run: Any, numbers: dict[str, float], round: int) -> None:
+        for name, value in numbers.items():
+            run.add_scalar(name, value, round)
+
+    def _close(self, run: Any) -> None:
+        run.close()
+
+
+@dataclass(frozen=True)
+class MLflow(_Tracker):
+    """A run of an MLflow experiment, on a server or in a local database (``uri = "sqlite:///mlflow.db"``)."""
+
+    experiment: str = "fedcomposite"
+    uri: str | None = None
+    """Where; MLflow's own setting (``MLFLOW_TRACKING_URI``) if left out."""
+    name: str | None = None
+
+    def _open(self, view: View) -> Any:
+        client = _package("mlflow", "mlflow").MlflowClient(tracking_uri=self.uri)
+        found = client.get_experiment_by_name(self.experiment)
+        number = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        run = client.create_run(number, run_name=self.name).info.run_id
+        for key, value in _settings(view).items():
+            client.log_param(run, key, value)
+        return client, run
+
+    def _log(self, run: Any, numbers: dict[str, float], round: int) -> None:
+        entities = _package("mlflow.entities", "mlflow")
+        client, number = run
+        now = int(1000 * time.time())
+        client.log_batch(number, [entities.Metric(k, v, now, round) for k, v in numbers.items()])
+
+    def _close(self, run: Any) -> None:
+        client, number = run
+        client.set_terminated(number)
+
+
+@dataclass(frozen=True)
+class WandB(_Tracker):
+    """A run of Weights & Biases; ``mode="offline"`` writes files below ``folder`` that ``wandb sync`` sends later."""
+
+    project: str = "fedcomposite"
+    name: str | None = None
+    mode: str = "offline"
+    folder: str | None = None
+
+    def _open(self, view: View) -> Any:
+        if self.folder is not None:
+            os.makedirs(self.folder, exist_ok=True)
+        return _package("wandb", "wandb").init(
+            project=self.project, name=self.name, mode=self.mode, dir=self.folder, config=_settings(view)
+        )
+
+    def _log(self, run: Any, numbers: dict[str, float], round: int) -> None:
+        run.log(numbers, step=round)
+
+    def _close(self, run: Any) -> None:
+        run.finish()
+
+
+def _numbers(record: Record) -> dict[str, float]:
+    return {k: float(v) for k, v in record.items() if isinstance(v, int | float) and k != "round"}
+
+
+def _settings(view: View) -> dict[str, str]:
+    """The method and its fields."""
+    fields = {f.name: str(getattr(view.algorithm, f.name)) for f in dataclasses.fields(view.algorithm)}
+    return {"method": type(view.algorithm).__name__, **fields}

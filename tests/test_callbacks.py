@@ -1,0 +1,224 @@
+"""Callbacks: they see every record, may stop a run cleanly, and change nothing else."""
+
+import csv
+import json
+import sys
+import threading
+
+import pytest
+import torch
+
+import fedcomposite as fc
+from fedcomposite import callbacks
+from fedcomposite.algorithms import FedAvg, Scaffold, Zhang
+from fedcomposite.testing import small_problem
+
+
+@pytest.fixture
+def problem():
+    return small_problem(Zhang(2, 0.5))
+
+
+def histories_equal(one, two):
+    assert [{**r, "seconds": 0} for r in one] == [{**r, "seconds": 0} for r in two]
+
+
+def test_a_function_sees_every_record_and_may_stop(problem, tmp_path):
+    seen = []
+
+    def watch(view):
+        seen.append(view.record)
+        if view.round == 6:
+            view.stop("six is enough")
+
+    run = fc.simulate(problem, Zhang(2, 0.5), rounds=50, evaluate_every=2, callbacks=[watch], checkpoint=tmp_path / "c")
+    assert run.status == "stopped"
+    assert run.message == "stopped after round 6: six is enough"
+    assert [r.round for r in seen] == [0, 2, 4, 6]
+    histories_equal(seen, run.history)
+    whole = fc.simulate(problem, Zhang(2, 0.5), rounds=50, evaluate_every=2)
+    again = fc.simulate(problem, Zhang(2, 0.5), rounds=50, evaluate_every=2, checkpoint=tmp_path / "c", resume=True)
+    assert torch.equal(again.solution, whole.solution)
+    histories_equal(again.history, whole.history)
+
+
+def test_a_stop_in_the_last_round_is_no_stop(problem):
+    run = fc.simulate(problem, Zhang(2, 0.5), rounds=3, callbacks=[lambda view: view.round == 3 and view.stop("late")])
+    assert run.status == "completed"
+
+
+def test_a_callback_changes_nothing_else(problem):
+    def meddle(view):
+        view.solution.zero_()
+        view.record["objective"] = 0.0
+        view.history.clear()
+        with pytest.raises(AttributeError):
+            view.round = 99
+
+    quiet = fc.simulate(problem, FedAvg(2, 0.5), rounds=5)
+    meddled = fc.simulate(problem, FedAvg(2, 0.5), rounds=5, callbacks=[meddle])
+    assert torch.equal(quiet.solution, meddled.solution)
+    histories_equal(quiet.history, meddled.history)
+
+
+def test_begin_and_end_are_called_around_the_rounds_also_after_an_error(problem):
+    class Watch(callbacks.Callback):
+        def __init__(self):
+            self.calls = []
+
+        def begin(self, view):
+            self.calls.append("begin")
+
+        def __call__(self, view):
+            self.calls.append(view.round)
+            if view.round == 2:
+                raise RuntimeError("out of paper")
+
+        def end(self, view):
+            self.calls.append("end")
+
+    watch = Watch()
+    with pytest.raises(RuntimeError, match="out of paper"):
+        fc.simulate(problem, FedAvg(2, 0.5), rounds=5, callbacks=[watch])
+    assert watch.calls == ["begin", 0, 1, 2, "end"]
+
+
+def test_what_is_no_callback_is_refused(problem):
+    with pytest.raises(TypeError, match="neither a Callback nor a function"):
+        fc.simulate(problem, FedAvg(2, 0.5), rounds=5, callbacks=["progress"])
+
+
+# -- early stopping -------------------------------------------------------------------------------------------------
+
+
+def test_early_stopping_equals_its_definition_and_survives_a_resume(problem, tmp_path):
+    method, settings = Scaffold(4, 0.8), {"rounds": 200, "batch_size": 3, "evaluate_every": 3}
+    whole = fc.simulate(problem, method, **settings)
+    stop = callbacks.EarlyStopping("train_accuracy", patience=4)
+    values, best, expected = [r.train_accuracy for r in whole.history], 0, None
+    for i, value in enumerate(values):
+        best = i if value > values[best] else best
+        if i - best >= 4:
+            expected = i
+            break
+    assert expected is not None
+    run = fc.simulate(problem, method, callbacks=[stop], **settings)
+    assert run.status == "stopped"
+    assert len(run.history) == expected + 1
+    assert "train_accuracy has not improved for 4 records" in run.message
+    middle = whole.history[expected - 2].round
+    fc.simulate(problem, method, checkpoint=tmp_path / "c", **{**settings, "rounds": middle})
+    parts = fc.simulate(problem, method, checkpoint=tmp_path / "c", resume=True, callbacks=[stop], **settings)
+    assert parts.rounds == run.rounds
+    assert torch.equal(parts.solution, run.solution)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"metric": "accuracy"}, r"no 'accuracy' in the records \(they have: .*train_accuracy"),
+        ({"metric": "loss", "patience": 0}, "patience = 0, must be an integer >= 1"),
+        ({"metric": "loss", "mode": "up"}, "mode = 'up'"),
+        ({"metric": "loss", "min_delta": -1.0}, "min_delta = -1.0"),
+    ],
+)
+def test_wrong_early_stopping(problem, fields, message):
+    with pytest.raises(ValueError, match=message):
+        fc.simulate(problem, FedAvg(2, 0.5), rounds=2, callbacks=[callbacks.EarlyStopping(**fields)])
+
+
+# -- files and trackers ---------------------------------------------------------------------------------------------
+
+
+def in_two_parts(problem, path, make):
+    """A run that was continued, with a fresh callback each time."""
+    for rounds in (3, 6):
+        run = fc.simulate(
+            problem, Zhang(2, 0.5), rounds=rounds, checkpoint=path, checkpoint_every=2, resume=True, callbacks=[make()]
+        )
+    return run
+
+
+def test_json_lines(problem, tmp_path):
+    run = in_two_parts(problem, tmp_path / "c", lambda: callbacks.JsonLines(str(tmp_path / "h.jsonl")))
+    assert [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()] == run.history
+
+
+def test_csv(problem, tmp_path):
+    run = in_two_parts(problem, tmp_path / "c", lambda: callbacks.Csv(str(tmp_path / "h.csv")))
+    with (tmp_path / "h.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [{k: float(v) for k, v in row.items()} for row in rows] == run.history
+
+
+def test_tensorboard(problem, tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra [tensorboard] is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = str(tmp_path / "board")
+    run = fc.simulate(problem, Zhang(2, 0.5), rounds=4, callbacks=[callbacks.TensorBoard(folder)])
+    events = EventAccumulator(folder).Reload()
+    logged = {e.step: e.value for e in events.Scalars("objective")}
+    assert logged == pytest.approx({r.round: r.objective for r in run.history}, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of mlflow's own use of its database
+def test_mlflow(problem, tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="the extra [mlflow] is not installed")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    callback = callbacks.MLflow("heart", uri=uri, name="first")
+    run = fc.simulate(problem, Zhang(2, 0.5), rounds=4, callbacks=[callback])
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("heart").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["method"] == "Zhang"
+    logged = {m.step: m.value for m in client.get_metric_history(found.info.run_id, "objective")}
+    assert logged == {r.round: r.objective for r in run.history}
+
+
+def test_weights_and_biases_offline(problem, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = fc.simulate(
+        problem, Zhang(2, 0.5), rounds=2, callbacks=[callbacks.WandB("heart", folder=str(tmp_path / "w"))]
+    )
+    assert run.status == "completed"
+    (kept,) = (tmp_path / "w").rglob("*.wandb")
+    assert kept.stat().st_size > 0
+
+
+def test_a_missing_tracker_says_how_to_get_it(problem, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(callbacks.MissingPackageError, match=r"pip install 'fedcomposite\[wandb\]'"):
+        fc.simulate(problem, Zhang(2, 0.5), rounds=1, callbacks=[callbacks.WandB()])
+
+
+# -- progress, and the process ----------------------------------------------------------------------------------------
+
+
+def test_progress_is_shown_on_a_terminal_only(problem, capsys, monkeypatch):
+    fc.simulate(problem, Zhang(2, 0.5), rounds=3)
+    assert capsys.readouterr().err == ""
+    fc.simulate(problem, Zhang(2, 0.5), rounds=3, progress=True)
+    assert "3/3" in capsys.readouterr().err
+    monkeypatch.setattr("fedcomposite.runtime.simulator.on_a_terminal", lambda: True)
+    fc.simulate(problem, Zhang(2, 0.5), rounds=3)
+    assert "Zhang" in capsys.readouterr().err
+
+
+def test_the_process_is_left_alone_off_the_main_thread_or_when_asked(problem, monkeypatch):
+    """No signal handler, no thread setting, no malloc setting."""
+    from fedcomposite.runtime import memory, process
+
+    used = []
+    for module, name in ((process, "threads"), (process, "interrupts"), (memory, "kept")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
+    fc.simulate(problem, Zhang(2, 0.5), rounds=2)
+    assert sorted(used) == ["interrupts", "kept", "threads"]
+    used.clear()
+    fc.simulate(problem, Zhang(2, 0.5), rounds=2, process_settings=False)
+    worker = threading.Thread(target=lambda: fc.simulate(problem, Zhang(2, 0.5), rounds=2))
+    worker.start()
+    worker.join()
+    assert used == []
