@@ -11,12 +11,20 @@ import gzip
 import io
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from fedcomposite.data.faults import DataError, stop
 
 SEPARATORS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 16  # characters that decide between separators
+_DIGITS = b"0123456789+-.eE\r\n"
+_PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
+_NEAREST: dict[str, Any] = {"float_precision": "round_trip"} if _PANDAS < (3, 1) else {}  # since then the only way
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
@@ -92,3 +100,35 @@ def rows(text: str, mark: str, source: str) -> Iterator[tuple[int, list[str]]]:
         if row:
             yield start, row
         start = reader.line_num + 1
+
+
+def plain_numbers(text: str, mark: str, header: Sequence[str], positions: Sequence[int]) -> npt.NDArray[Any] | None:
+    """The named columns of a file that holds a number in every cell and nothing else, ``(rows, columns)``; else None.
+
+    Most files are such. This is fast, and gives the same numbers as reading cell by cell (each the float64 nearest to
+    what is written), which finds out what the matter is with all others.
+    """
+    first, _, body = text.partition("\n")
+    raw = body.encode()
+    if mark not in SEPARATORS or not body.isascii() or raw.translate(None, _DIGITS + mark.encode()):
+        return None
+    if next(csv.reader([first], delimiter=mark, skipinitialspace=True), None) != header:
+        return None  # blank lines before it, or a name of several lines
+    codes = np.frombuffer(raw.rstrip(b"\r\n") + b"\n", np.uint8)
+    ends, marks = np.flatnonzero(codes == ord("\n")), np.flatnonzero(codes == ord(mark))
+    fields = np.diff(np.searchsorted(marks, ends), prepend=0) + 1
+    if raw.count(b"\r") != raw.count(b"\r\n") or bool((fields != len(header)).any()) or len(header) < 2:
+        return None
+    try:
+        frame = pd.read_csv(
+            io.BytesIO(raw),
+            sep=mark,
+            header=None,
+            usecols=list(positions),
+            dtype=np.float64,
+            na_filter=False,
+            **_NEAREST,
+        )
+    except (ValueError, pd.errors.ParserError):
+        return None
+    return frame.to_numpy() if len(frame) == len(ends) else None

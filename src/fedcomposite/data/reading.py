@@ -23,7 +23,7 @@ import pandas as pd
 
 from fedcomposite._validation import suggest
 from fedcomposite.data import delimited
-from fedcomposite.data.cells import Column, column_faults, decimal_faults
+from fedcomposite.data.cells import EXACT, Column, column_faults, decimal_faults
 from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse, stop
 from fedcomposite.data.frames import series_column
 from fedcomposite.data.wanted import MARKERS, Wanted
@@ -206,12 +206,15 @@ def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Ta
         text = delimited.decode(path.read_bytes(), source, wanted.encoding)
     except OSError as error:
         raise stop(source, f"not a readable CSV file ({error.strerror})", "check its permissions") from None
-    rows = delimited.rows(text, wanted.separator or delimited.separator(text, source), source)
+    mark = wanted.separator or delimited.separator(text, source)
+    rows = delimited.rows(text, mark, source)
     _, header = next(rows)
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
     before = len(faults)
     kept = _select(names, source, wanted, faults)
     columns = [Column(column.name, wanted.missing, wanted.decimal) for column in kept]
+    if len(faults) == before and _take_plain(text, mark, header, columns, kept):
+        return names, _table(columns, kept, source, (), wanted, faults)
     lines: list[int] = []
     odd: dict[str, list[tuple[int, int]]] = {"longer": [], "shorter": []}
     while chunk := list(itertools.islice(rows, _CHUNK)):
@@ -230,6 +233,19 @@ def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Ta
         faults.append(Fault(source, "an empty silo: it has no rows below the header", "leave it out or give it data"))
     table = _table(columns, kept, source, lines, wanted, faults)
     return names, table if len(faults) == before else None
+
+
+def _take_plain(text: str, mark: str, header: list[str], columns: Sequence[Column], kept: Sequence[Kept]) -> bool:
+    """Whether a file is so plain that its columns could be taken as they are."""
+    if columns[0].decimal == ",":
+        return False
+    values = delimited.plain_numbers(text, mark, header, [column.position for column in kept])
+    markers = columns[0].numeric
+    if values is None or not bool((np.abs(values) < EXACT).all()) or bool(np.isin(values, markers).any()):
+        return False
+    for j, column in enumerate(columns):
+        column.extend(values[:, j])
+    return True
 
 
 def _odd_rows(source: str, word: str, found: Sequence[tuple[int, int]], width: int) -> Fault:
