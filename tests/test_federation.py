@@ -34,7 +34,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from typer.testing import CliRunner
 
-from fedcomposite.federation import bundle, engine, tables, wire
+from fedcomposite.federation import bundle, engine, wire
 from fedcomposite.federation.commands import federation_app
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.jobs import Job, carry_out
@@ -799,6 +799,11 @@ def test_administration_is_closed_to_the_network(path, client, status):
     assert seen[0]["status"] == status
 
 
+def site_table(path, name, **options):
+    """A site's file, read as ``open_site`` does."""
+    return fc.Silos.from_files(path, names=[name], **options)
+
+
 def test_site_tables(tmp_path):
     """csv and npz give the same samples; columns are renamed, dropped, and mistakes are one line."""
     rng = np.random.default_rng(0)
@@ -806,8 +811,8 @@ def test_site_tables(tmp_path):
     frame = pd.DataFrame(X, columns=["alter", "chol", "id"]).assign(num=y)
     frame.to_csv(tmp_path / "a.csv", index=False)
     np.savez(tmp_path / "a.npz", X=X[:, :2], num=y)
-    one = tables.load(tmp_path / "a.csv", name="a", target="num", columns={"age": "alter"}, drop=["id"])
-    two = tables.load(tmp_path / "a.npz", name="a", target="num", test=tmp_path / "a.npz")
+    one = site_table(tmp_path / "a.csv", name="a", target="num", columns={"age": "alter"}, drop=["id"])
+    two = site_table(tmp_path / "a.npz", name="a", target="num", test=tmp_path / "a.npz")
     assert one.feature_names == ("age", "chol")
     assert torch.allclose(one.features, two.features, rtol=0, atol=1e-15)
     assert torch.equal(one.targets, two.targets)
@@ -818,17 +823,17 @@ def test_site_tables(tmp_path):
         ({"target": "num", "columns": {"chol": "alter"}}, "two columns are called 'chol'"),
     ]:
         with pytest.raises(fc.DataError, match=reason):
-            tables.load(tmp_path / "a.csv", name="a", **options)
+            site_table(tmp_path / "a.csv", name="a", **options)
     with pytest.raises(fc.DataError, match="no such file"):
-        tables.load(tmp_path / "b.csv", name="a", target="num")
+        site_table(tmp_path / "b.csv", name="a", target="num")
     with pytest.raises(fc.DataError, match=r"not a \.csv"):
-        tables.load(tmp_path / "b.xlsx", name="a", target="num")
+        site_table(tmp_path / "b.xlsx", name="a", target="num")
     frame.assign(num=["?", *y[1:]]).to_csv(tmp_path / "c.csv", index=False)
     with pytest.raises(fc.DataError, match="'num' has 1 missing"):
-        tables.load(tmp_path / "c.csv", name="a", target="num")
+        site_table(tmp_path / "c.csv", name="a", target="num")
     frame.assign(chol="high").to_csv(tmp_path / "d.csv", index=False)
     with pytest.raises(fc.DataError, match="'chol' is not numeric"):
-        tables.load(tmp_path / "d.csv", name="a", target="num")
+        site_table(tmp_path / "d.csv", name="a", target="num")
 
 
 def test_parquet(tmp_path):
@@ -838,9 +843,9 @@ def test_parquet(tmp_path):
     except ImportError:
         (tmp_path / "a.parquet").write_bytes(b"PAR1")
         with pytest.raises(fc.DataError, match="needs pyarrow"):
-            tables.load(tmp_path / "a.parquet", name="a", target="num")
+            site_table(tmp_path / "a.parquet", name="a", target="num")
         return
-    assert tables.load(tmp_path / "a.parquet", name="a", target="num").feature_names == ("x",)
+    assert site_table(tmp_path / "a.parquet", name="a", target="num").feature_names == ("x",)
 
 
 def test_test_data_at_the_sites(silos, tmp_path):

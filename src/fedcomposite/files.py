@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save as serialise
@@ -73,5 +74,6 @@ def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         found.update(repr((key, value)).encode())
     for key, tensor in sorted(tensors.items()):
         found.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
-        found.update(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        content: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        found.update(content)
     return found.hexdigest()

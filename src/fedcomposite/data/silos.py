@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,56 +15,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import suggest
+from fedcomposite.data.arrays import ArrayLike, as_tensor, check_finite, clients, common_type, pair, texts
+from fedcomposite.data.faults import DataError
+from fedcomposite.data.frames import aligned, names_of
+from fedcomposite.data.reading import kind_of, listed, read_files, warn_of_one_class
+from fedcomposite.data.wanted import MARKERS, wanted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ArrayLike = Tensor | npt.ArrayLike
+__all__ = ["ArrayLike", "DataError", "Seed", "Share", "Silos"]
+
 Seed = Annotated[int, at.Ge(0)]
 Share = Annotated[float, at.Ge(0), at.Lt(1)]
 HeldOut = Literal["validation", "test"]
-
-
-class DataError(ValueError):
-    """Data that cannot be used, with the client, the place and the remedy in the message."""
-
-
-def _tensor(values: ArrayLike, what: str) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach().cpu()
-    array = np.asarray(values)
-    if array.dtype == object or array.dtype.kind in "USO":
-        raise DataError(f"{what}: values of type {array.dtype} are not numbers; encode text columns first")
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    try:
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except TypeError:
-        raise DataError(f"{what}: numbers of type {array.dtype} are not supported; cast them to float64") from None
-
-
-def _check_finite(values: Tensor, what: str) -> None:
-    if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-        bad = torch.nonzero(~torch.isfinite(values))
-        row, *rest = bad[0].tolist()
-        column = f", column {rest[0]}" if rest else ""
-        raise DataError(
-            f"{what}: {len(bad)} value(s) are NaN or infinite, the first in row {row}{column}; "
-            "impute or drop them before the run"
-        )
-
-
-def _read_npz(path: Path, target: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            for name in ("X", target):
-                if name not in file:
-                    raise DataError(f"{path}: no array {name!r} (it has: {', '.join(file)})")
-            return file["X"], file[target]
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: not a readable .npz file ({error})") from None
 
 
 @dataclass(frozen=True)
@@ -120,30 +83,38 @@ class Silos:
     ) -> Silos:
         """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y is ``(samples,)``.
 
-        ``validation`` and ``test`` are pairs of samples that nobody trains on.
+        ``validation`` and ``test`` are pairs of samples that nobody trains on. Columns of pandas tables are matched by
+        name, in the order of the first client's, whose names are taken over.
         """
+        columns = None if not feature_names else texts("feature_names", feature_names)
+        labels = texts("names", names)
         parts: list[tuple[Tensor, Tensor]] = []
-        labels = list(names)
-        for i, (X, y) in enumerate(arrays):
-            who = labels[i] if i < len(labels) else f"client {i}"
-            parts.append(cls._pair(X, y, who, parts[0][0] if parts else None))
-        if not parts:
+        given = [(labels[i] if i < len(labels) else f"client {i}", one) for i, one in enumerate(clients(arrays))]
+        if not given:
             raise DataError("no clients were given")
-        first, held_out = parts[0][0], {"test": test, "validation": validation}
-        held: dict[str, Any] = {k: cls._pair(*v, f"{k} data", first) for k, v in held_out.items() if v is not None}
-        offsets = np.cumsum([0, *(len(y) for _, y in parts)]).tolist()
-        return cls(
-            torch.cat([X for X, _ in parts]),
-            torch.cat([y for _, y in parts]),
-            tuple(offsets),
-            tuple(labels),
-            tuple(feature_names),
-            **held,
-        )
+        held_out = [("test", test), ("validation", validation)]
+        held = [(f"{part} data", one) for part, one in held_out if one is not None]
+        order: list[str] | None = None
+        for who, one in [*given, *held]:
+            X, y = pair(one, who)
+            if isinstance(X, pd.DataFrame):
+                order = names_of(X, who) if order is None else order
+                X = aligned(X, order, who)
+            parts.append(cls._pair(X, y, who, parts[0][0] if parts else None))
+        if columns is None and order is not None:
+            columns = tuple(order)
+        everyone = [*(label for label, _ in given), *(label for label, _ in held)]
+        features = common_type([X for X, _ in parts], everyone)
+        targets = common_type([y for _, y in parts], everyone)
+        n = len(given)
+        offsets = np.cumsum([0, *(len(y) for y in targets[:n])]).tolist()
+        there = [part for part, one in held_out if one is not None]
+        extra: dict[str, Any] = dict(zip(there, zip(features[n:], targets[n:], strict=True), strict=True))
+        return cls(torch.cat(features[:n]), torch.cat(targets[:n]), tuple(offsets), labels, columns or (), **extra)
 
     @staticmethod
-    def _pair(X: ArrayLike, y: ArrayLike, who: str, first: Tensor | None) -> tuple[Tensor, Tensor]:
-        features, targets = _tensor(X, f"{who}, features"), _tensor(y, f"{who}, targets")
+    def _pair(X: Any, y: Any, who: str, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        features, targets = as_tensor(X, f"{who}, features"), as_tensor(y, f"{who}, targets", torch.int64)
         if features.ndim < 2:
             raise DataError(f"{who}: features have shape {tuple(features.shape)}, expected (samples, features)")
         if targets.ndim != 1 or len(targets) != len(features):
@@ -152,82 +123,80 @@ class Silos:
             )
         if len(features) == 0:
             raise DataError(f"{who} is an empty silo: it has no samples; leave it out or give it data")
+        if features.numel() == 0:
+            raise DataError(f"{who} has no features: their shape is {tuple(features.shape)}; keep at least one")
         if first is not None and features.shape[1:] != first.shape[1:]:
             raise DataError(
                 f"{who} has samples of shape {tuple(features.shape[1:])}, the first client {tuple(first.shape[1:])}; "
                 "all must have the same features in the same order"
             )
-        _check_finite(features, f"{who}, features")
-        _check_finite(targets, f"{who}, targets")
+        check_finite(features, f"{who}, features")
+        check_finite(targets, f"{who}, targets")
         return features, targets
 
     @classmethod
-    def from_csv(
-        cls,
-        paths: Iterable[str | Path],
-        *,
-        target: str,
-        drop: Sequence[str] = (),
-        missing: Sequence[str] = ("?",),
-    ) -> Silos:
-        """Read one CSV file with a header row per client; the file's stem is the client's name.
-
-        ``target`` is the column to predict, ``drop`` are columns to ignore, ``missing`` are markers of absent
-        values (which are reported, never guessed). Columns are matched by name, so their order may differ between
-        files.
-        """
-        arrays, names, columns = [], [], None
-        seen: set[str] = set()
-        for path in map(Path, paths):
-            if not path.is_file():
-                raise DataError(f"{path}: no such file")
-            try:
-                frame = pd.read_csv(path, na_values=list(missing), skipinitialspace=True)
-            except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-                raise DataError(f"{path}: not a readable CSV file ({error})") from None
-            if target not in frame:
-                raise DataError(f"{path}: no column {target!r} (it has: {', '.join(map(str, frame.columns))})")
-            if frame.empty:
-                raise DataError(f"{path} is an empty silo: it has no rows below the header")
-            seen |= set(map(str, frame.columns))
-            frame = frame.drop(columns=list(drop), errors="ignore")
-            found = [c for c in frame.columns if c != target]
-            if columns is None:
-                columns = found
-            if set(found) != set(columns):
-                differ = sorted(set(map(str, found)) ^ set(map(str, columns)))
-                raise DataError(f"{path}: columns differ from the first file's: {', '.join(differ)}")
-            for column in [*columns, target]:
-                if not pd.api.types.is_numeric_dtype(frame[column]):
-                    raise DataError(f"{path}: column {column!r} is not numeric; encode it or put it in `drop`")
-                absent = int(frame[column].isna().sum())
-                if absent:
-                    raise DataError(
-                        f"{path}: column {column!r} has {absent} missing value(s), the first in data row "
-                        f"{int(np.flatnonzero(frame[column].isna())[0])}; impute or drop them before the run"
-                    )
-            arrays.append((frame[columns].to_numpy(np.float64), frame[target].to_numpy(np.float64)))
-            names.append(path.stem)
-        for column in drop:
-            if arrays and column not in seen:
-                raise DataError(f"drop = {column!r}: no file has this column{suggest(column, seen)}")
-        return cls.from_arrays(arrays, names=names, feature_names=[str(c) for c in columns or ()])
+    def from_csv(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
+        """Read one CSV file per client, whatever the files are called; the options are those of :meth:`from_files`."""
+        return cls._read(paths, ".csv", target, **options)
 
     @classmethod
-    def from_files(cls, paths: Iterable[str | Path], *, target: str, **options: Any) -> Silos:
-        """Read one file per client, all ``.csv`` (with the options of :meth:`from_csv`) or all ``.npz``.
+    def from_files(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
+        """Read one file per client: all ``.csv``, all ``.parquet`` (where pyarrow is installed) or all ``.npz``.
 
-        An ``.npz`` file holds the features as the array ``X`` and the targets as the array named ``target``.
+        A table has a header, and its columns are matched by name, so their order may differ between files. An ``.npz``
+        file holds the features as the array ``X`` and the targets as the array named ``target``. All that is wrong
+        with the files is reported in one error.
+
+        Parameters
+        ----------
+        paths : path or list of paths
+            The files; a client is called as its file is, without the suffix.
+        target : str
+            The column to predict.
+        names : list of str
+            Other names for the clients.
+        test : path, optional
+            A file of the same kind with held-out samples.
+        columns : dict, optional
+            ``{"common name": "name in a file"}`` for columns that are called otherwise somewhere.
+        drop : str or list of str
+            Columns to leave out, by their names in the files.
+        missing : str or list of str
+            Markers of absent values besides the usual ones ("", "NA", "?", "-", ...); they are reported, never guessed.
+        separator, decimal, encoding : str, optional
+            How CSV files are written, where it cannot be found from the files: ``";"``, ``","``, ``"cp1252"``.
         """
-        files = [Path(path) for path in paths]
-        kinds = sorted({path.suffix.casefold() for path in files})
-        if kinds == [".csv"]:
-            return cls.from_csv(files, target=target, **options)
-        if kinds != [".npz"]:
-            raise DataError(f"files must be all .csv or all .npz, these are {', '.join(kinds) or 'none'}")
-        if options:
-            raise DataError(f".npz files take no option {next(iter(options))!r}")
-        return cls.from_arrays([_read_npz(path, target) for path in files], names=[path.stem for path in files])
+        return cls._read(paths, None, target, **options)
+
+    @classmethod
+    def _read(
+        cls,
+        paths: str | Path | Iterable[str | Path],
+        kind: str | None,
+        target: str,
+        *,
+        names: Sequence[str] = (),
+        test: str | Path | None = None,
+        columns: Mapping[str, str] | None = None,
+        drop: str | Sequence[str] = (),
+        missing: str | Sequence[str] = MARKERS,
+        separator: str | None = None,
+        decimal: str | None = None,
+        encoding: str | None = None,
+    ) -> Silos:
+        style = {"separator": separator, "decimal": decimal, "encoding": encoding}
+        options = wanted(target=target, drop=drop, missing=missing, columns=columns, **style)
+        files = listed(paths)
+        every = [*files, *([Path(test)] if test is not None else [])]
+        tables = read_files(every, kind or kind_of(every), options)
+        held = tables.pop() if test is not None else None
+        warn_of_one_class(tables)
+        return cls.from_arrays(
+            [(table.features, table.targets) for table in tables],
+            names=names or [path.stem for path in files],
+            feature_names=tables[0].names if tables else (),
+            test=None if held is None else (held.features, held.targets),
+        )
 
     # -- looking ----------------------------------------------------------------------------------------------------
 

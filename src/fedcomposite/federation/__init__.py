@@ -4,7 +4,6 @@
 ``wire``           tuples of tensors as Flower records, with strict checks on arrival
 ``orders``         what a coordinator asks of a site and what a site answers, as plain checked data
 ``shape``          the problem without data: what all sites must agree on
-``tables``         a site's own data
 ``store``          a site's memory between rounds: atomic files tagged with job and round
 ``site``           the client side: limits, one round, evaluation
 ``enrol``          from a site's folder to a site

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fedcomposite.federation import tables
+from fedcomposite.data import Silos
 from fedcomposite.federation.folder import FolderError, SiteFolder
 from fedcomposite.federation.site import Site
 from fedcomposite.federation.store import StateStore
@@ -24,13 +24,11 @@ def open_site(
     if path is None or wanted is None:
         missing = "--data FILE" if path is None else "--target COLUMN"
         raise FolderError(f"{folder.path / 'site.toml'}: [data] is not complete; fill it in or give {missing}")
-    silos = tables.load(
+    silos = Silos.from_files(
         path,
-        name=folder.name,
         target=wanted,
-        columns=section.columns,
-        drop=section.drop,
-        missing=section.missing,
+        names=[folder.name],
         test=folder.path / section.test if section.test else None,
+        **section.model_dump(exclude={"file", "target", "test"}),
     )
     return Site(folder.name, silos, StateStore(folder.state), folder.file.limits, log)

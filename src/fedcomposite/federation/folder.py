@@ -64,6 +64,9 @@ class DataSection(_Section):
     missing: list[str] = ["?"]
     columns: dict[str, str] = {}
     """Common name = name in this site's file."""
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
 
 
 class SiteFile(_Section):
@@ -236,6 +239,9 @@ address = "{address}"
 # test = "held-out.csv"        # samples on which the common model is tested
 # drop = ["patient_id"]
 # missing = ["?"]
+# separator = ";"              # only where it cannot be found from the .csv file
+# decimal = ","                # the same
+# encoding = "cp1252"          # if it is not UTF-8
 
 [data.columns]                 # common name = name in this file
 # age = "alter"

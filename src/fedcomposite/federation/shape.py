@@ -94,7 +94,7 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
         if missing:
             raise AgreementError(
                 f"{other.site} has no column {missing[0]!r}, which {first.site} has{suggest(missing[0], extra)}; "
-                "map it under [columns] in site.toml or drop it everywhere"
+                "map it under [data.columns] in site.toml or drop it everywhere"
             )
         if extra:
             raise AgreementError(

@@ -1,0 +1,184 @@
+"""Arrays as tensors: what is not a plain number, or would change on the way, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from scipy import sparse
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedcomposite.data.cells import EXACT, Column, shown
+from fedcomposite.data.faults import DataError
+from fedcomposite.data.frames import check_rows, frame_values
+
+ArrayLike = Tensor | npt.ArrayLike
+Array = npt.NDArray[Any]
+
+_WIDER = {"u2": "i4", "u4": "i8", "u8": "i8"}  # torch stores these unsigned types but does not compute with them
+
+
+def texts(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """A list of names; a single string would be read letter by letter."""
+    if isinstance(given, str):
+        raise DataError(f"{option} = {given!r} must be a list of names")
+    return tuple(str(name) for name in given)
+
+
+def clients(arrays: Any) -> list[Any]:
+    """What was given for each client."""
+    wrong = isinstance(arrays, Dataset | Tensor | np.ndarray | pd.DataFrame | dict | str)
+    if wrong or (isinstance(arrays, tuple) and len(arrays) == 2 and not isinstance(arrays[0], tuple | list)):
+        kind = "one pair" if isinstance(arrays, tuple) else f"a {type(arrays).__name__}"
+        raise DataError(f"from_arrays wants a list with a pair of arrays (X, y) per client, not {kind}")
+    return list(arrays)
+
+
+def pair(one: Any, who: str) -> tuple[Any, Any]:
+    """A client's features and targets."""
+    if not isinstance(one, tuple | list) or len(one) != 2:
+        many = f" of {len(one)}" if isinstance(one, tuple | list) else ""
+        raise DataError(
+            f"{who}: from_arrays wants a pair of arrays (X, y) per client, this is a {type(one).__name__}{many}"
+        )
+    X, y = one
+    if isinstance(X, pd.DataFrame) and isinstance(y, pd.Series):
+        check_rows(X, y, who)
+    return X, y
+
+
+def as_tensor(values: Any, what: str, truth: torch.dtype = torch.float64) -> Tensor:
+    """A tensor of real numbers with the values of an array, a table, a list or a tensor.
+
+    Parameters
+    ----------
+    values : array-like
+        Numbers. Booleans become 0 and 1 of the type ``truth``.
+    what : str
+        Whose values these are, for messages: ``"client 3, features"``.
+    """
+    if isinstance(values, Tensor):
+        out = _plain(values.detach(), what)
+    elif sparse.issparse(values):
+        raise DataError(f"{what}: a sparse matrix; make it dense with .toarray()")
+    else:
+        array = _numeric(values, what)
+        try:
+            out = torch.from_numpy(array if array.flags.writeable else array.copy())
+        except TypeError:
+            raise DataError(f"{what}: numbers of type {array.dtype} are not supported; cast them to float64") from None
+    if out.dtype == torch.bool:
+        return out.to(truth)
+    _check_digits(out, what)
+    return out
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Refuse NaN and infinite values."""
+    if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+        bad = torch.nonzero(~torch.isfinite(values))
+        row, *rest = bad[0].tolist()
+        column = f", column {rest[0]}" if rest else ""
+        raise DataError(
+            f"{what}: {len(bad)} value(s) are NaN or infinite, the first in row {row}{column}; "
+            "impute or drop them before the run"
+        )
+
+
+def _from_objects(array: Array, what: str) -> Array:
+    """Python's numbers, whatever their kind, as float64; anything else is counted and refused."""
+    if array.dtype.kind in "biufc":
+        return array
+    if array.dtype.kind in "US":
+        column = Column(what, (), ".")
+        column.add([str(cell) for cell in array.ravel()])
+        texts, size = column.found.get("text"), array.size
+        if texts is None:
+            raise DataError(f"{what}: numbers stored as text; convert them, for example with .astype(float)")
+        raise DataError(
+            f"{what}: {texts.count} of {size} values are text, not numbers, such as {shown(texts.sample)}; "
+            "encode text columns first"
+        )
+    if array.dtype.kind != "O":
+        raise DataError(f"{what}: values of type {array.dtype} are not numbers; convert them first")
+    table = pd.DataFrame(array, dtype=object) if array.ndim == 2 else pd.Series(array.ravel(), dtype=object)
+    return frame_values(table, what).reshape(array.shape)
+
+
+def _numeric(values: Any, what: str) -> Array:
+    """A contiguous array of a type that torch may know."""
+    if isinstance(values, pd.DataFrame | pd.Series):
+        array = frame_values(values, what)
+    else:
+        try:
+            array = np.ma.asarray(values) if np.ma.isMaskedArray(values) else np.asarray(values)
+        except (ValueError, TypeError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{what}: not an array of numbers ({reason}); give rows of equal length") from None
+    if isinstance(array, np.ma.MaskedArray):
+        if absent := int(np.ma.getmaskarray(array).sum()):
+            raise DataError(f"{what}: {absent} value(s) are masked, that is missing; impute or drop them")
+        array = array.data
+    array = _from_objects(array, what)
+    if array.dtype.kind == "c":
+        raise DataError(
+            f"{what}: numbers of type {array.dtype} are not supported; give real and imaginary parts as two features"
+        )
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise DataError(f"{what}: whole numbers beyond 2^63; rescale them or cast them to float64")
+        array = array.astype(_WIDER[f"u{array.dtype.itemsize}"])
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _plain(values: Tensor, what: str) -> Tensor:
+    if values.layout != torch.strided:
+        raise DataError(f"{what}: a sparse tensor; make it dense with .to_dense()")
+    if values.is_complex():
+        raise DataError(
+            f"{what}: numbers of type {str(values.dtype).removeprefix('torch.')} are not supported; "
+            "give real and imaginary parts as two features"
+        )
+    wider = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+    if values.dtype == torch.uint64:
+        raise DataError(f"{what}: numbers of type uint64 are not supported; cast them to int64 or float64")
+    return values.cpu().to(wider.get(values.dtype, values.dtype))
+
+
+def _check_digits(values: Tensor, what: str) -> None:
+    """Whole numbers that a 64-bit float cannot hold: computing with them would change them."""
+    if values.dtype != torch.int64:
+        return
+    large = values[(values > EXACT) | (values < -EXACT)]
+    lost = int((large.double().long() != large).sum())
+    if lost:
+        raise DataError(
+            f"{what}: {lost} whole number(s) beyond 2^53 would lose digits as float64; "
+            "drop the column if it is an identifier, or rescale it"
+        )
+
+
+def common_type(parts: Sequence[Tensor], labels: Sequence[str]) -> list[Tensor]:
+    """The clients' tensors with one type that changes no value.
+
+    Bytes of images stand for 0 to 1, floating-point images for what they are: mixed, one of them would be read wrong.
+    """
+    kinds = {p.dtype for p in parts}
+    if len(kinds) == 1:
+        return list(parts)
+    if torch.uint8 in kinds and parts[0].ndim > 2:
+        other = next(i for i, p in enumerate(parts) if p.dtype != parts[0].dtype)
+        names = [str(parts[i].dtype).removeprefix("torch.") for i in (0, other)]
+        raise DataError(
+            f"{labels[other]}: images of type {names[1]}, {labels[0]}'s are {names[0]}; store all of them alike"
+        )
+    floating = {d for d in kinds if d.is_floating_point}
+    target = torch.float64 if floating and kinds - floating else parts[0].dtype
+    for p in parts:
+        target = torch.promote_types(target, p.dtype)
+    return [p.to(target) for p in parts]

@@ -1,0 +1,56 @@
+"""What is wrong with data: every fault of a file is found before one error reports them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHOWN = 20  # faults that a message lists; the error's own list has all
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong."""
+
+    source: str
+    """The file or the client."""
+    what: str
+    remedy: str
+    column: str | None = None
+    count: int = 1
+    """Values, rows or columns it concerns."""
+    lines: tuple[int, ...] = ()
+    """The first lines of the file where it is found, the header's being line 1."""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.what}; {self.remedy}"
+
+
+class DataError(ValueError):
+    """Data that cannot be used: what, where and the remedy. ``faults`` lists each, for files with several."""
+
+    def __init__(self, message: str, faults: Sequence[Fault] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
+
+
+class DataWarning(UserWarning):
+    """Data that can be used, but may not be what was meant."""
+
+
+def stop(source: str, what: str, remedy: str) -> DataError:
+    """The error for a single fault that leaves nothing else to look at."""
+    fault = Fault(source, what, remedy)
+    return DataError(str(fault), [fault])
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise one error for all faults, if there are any: one fault in one line, several in a line each."""
+    if not faults:
+        return
+    if len(faults) == 1:
+        raise DataError(str(faults[0]), faults)
+    lines = [f"  {fault}" for fault in faults[:SHOWN]]
+    if len(faults) > SHOWN:
+        lines.append(f"  ... and {len(faults) - SHOWN} more")
+    raise DataError("\n".join([f"{len(faults)} problems with the data:", *lines]), faults)

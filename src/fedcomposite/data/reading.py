@@ -1,0 +1,324 @@
+"""The one reader of files, for experiments and for the sites of a federation: csv, parquet and npz, one per client.
+
+A table is read by name: columns are renamed (``columns``), left out (``drop``), and put into the order of the first
+file. Nothing is guessed: what cannot be read as numbers in one way only is a fault, and all faults of all files are
+reported in one error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedcomposite._validation import suggest
+from fedcomposite.data import delimited
+from fedcomposite.data.cells import EXACT, Column, column_faults, decimal_faults
+from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse, stop
+from fedcomposite.data.frames import series_column
+from fedcomposite.data.wanted import MARKERS, Wanted
+
+KINDS = (".csv", ".parquet", ".npz")
+_CHUNK = 10_000  # rows that are text at the same time
+_UNNAMED = re.compile(r"Unnamed: \d+")
+
+
+class Table(NamedTuple):
+    """A file's numbers."""
+
+    features: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
+    names: tuple[str, ...]  # of the features; none for arrays
+
+
+class Kept(NamedTuple):
+    """A column that is read."""
+
+    position: int
+    name: str  # after renaming
+
+
+def listed(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """The paths; a single one is one file, and one that is given twice is warned about."""
+    found = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    for path, times in Counter(path.resolve() for path in found).items():
+        if times > 1:
+            message = f"{path}: the same file is given {times} times, so its samples count {times} times"
+            warnings.warn(message, DataWarning, stacklevel=3)
+    return found
+
+
+def kind_of(paths: Sequence[Path]) -> str:
+    """What the names of the files say they are: all of one kind."""
+    kinds = sorted({path.suffix.casefold() for path in paths})
+    for path in paths:
+        if path.suffix.casefold() not in KINDS:
+            raise stop(str(path), "not a .csv, .parquet or .npz file", "save it as one of these")
+    if len(kinds) != 1:
+        raise DataError(f"files must be all .parquet, all .csv or all .npz, these are {', '.join(kinds) or 'none'}")
+    return kinds[0]
+
+
+def read_files(paths: Sequence[Path], kind: str, wanted: Wanted) -> list[Table]:
+    """Read one file per client, with the columns in the order of the first."""
+    faults: list[Fault] = []
+    tables: dict[int, Table] = {}
+    headers: list[list[str]] = []
+    for i, path in enumerate(paths):
+        try:
+            if not path.is_file():
+                raise stop(str(path), "no such file", "check the path")
+            if kind == ".npz":
+                tables[i] = _arrays(path, wanted)
+                continue
+            names, table = (_csv if kind == ".csv" else _parquet)(path, wanted, faults)
+        except DataError as error:
+            faults += error.faults
+            continue
+        headers.append(names)
+        if table is not None:
+            tables[i] = table
+    if len(headers) == len(paths):
+        faults += _absent(headers, wanted)
+    first = next(iter(tables.values()), None)
+    for i, table in tables.items():
+        if first is not None:
+            tables[i] = _arranged(table, first.names, str(paths[i]), faults)
+    refuse(faults)
+    return list(tables.values())
+
+
+def warn_of_one_class(tables: Sequence[Table]) -> None:
+    """Say so if all targets are the same number."""
+    if all(table.targets.dtype.kind in "biuf" for table in tables):
+        values = np.unique(np.concatenate([np.unique(table.targets.ravel()) for table in tables]))
+        if len(values) == 1:
+            warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
+
+
+def _absent(headers: Sequence[Sequence[str]], wanted: Wanted) -> list[Fault]:
+    """Names in ``drop`` and ``columns`` that no file has."""
+    seen = list(dict.fromkeys(itertools.chain.from_iterable(headers)))
+    remedy = f"the columns are {_some(seen)}"
+    out = [
+        Fault(f"drop = {name!r}", f"no file has this column{suggest(name, seen)}", remedy, name)
+        for name in wanted.drop
+        if name not in seen
+    ]
+    return out + [
+        Fault(f"columns: {common} = {own!r}", f"no column {own!r}{suggest(own, seen)}", remedy, own)
+        for common, own in wanted.columns.items()
+        if own not in seen
+    ]
+
+
+def _arranged(table: Table, names: tuple[str, ...], source: str, faults: list[Fault]) -> Table:
+    """A table in the order of the first file's columns."""
+    if table.names == names:
+        return table
+    differ = sorted(set(table.names) ^ set(names))
+    if differ:
+        what = f"columns differ from the first file's: {_some(differ)}"
+        faults.append(Fault(source, what, "rename them with `columns` or put them in `drop`", count=len(differ)))
+        return table
+    return Table(table.features[:, [table.names.index(name) for name in names]], table.targets, names)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
+
+
+def _select(names: Sequence[str], source: str, wanted: Wanted, faults: list[Fault]) -> list[Kept]:
+    """The columns to read, under their common names."""
+    common = {own: name for name, own in wanted.columns.items()}
+    kept = [Kept(i, common.get(name, name)) for i, name in enumerate(names) if name not in wanted.drop]
+    for name, times in Counter(column.name for column in kept).items():
+        if times > 1:
+            after = " after renaming" if name in wanted.columns else ""
+            what = f"{'two' if times == 2 else times} columns are called {name!r}{after}"
+            faults.append(Fault(source, what, "rename or drop one", name, times))
+    for position, name in kept[1:]:
+        if _UNNAMED.fullmatch(name):
+            what = f"column number {position + 1} has no name"
+            faults.append(Fault(source, what, f"name it in the header or drop it as {name!r}", name))
+    if not any(column.name == wanted.target for column in kept):
+        what = f"no column {wanted.target!r}{suggest(wanted.target, names)} (it has: {_some(names)})"
+        faults.append(Fault(source, what, "name the column to predict", wanted.target))
+    elif len(kept) == 1:
+        faults.append(_without_features(source))
+    return kept
+
+
+def _without_features(source: str) -> Fault:
+    return Fault(source, "no features left beside the target", "keep at least one column")
+
+
+def _table(
+    columns: Sequence[Column],
+    kept: Sequence[Kept],
+    source: str,
+    lines: Sequence[int],
+    wanted: Wanted,
+    faults: list[Fault],
+) -> Table | None:
+    """The table of the columns that were read, unless something was wrong with it."""
+    before = len(faults)
+    pairs = list(zip(columns, kept, strict=True))
+    if pairs and pairs[0][1].position == 0 and _UNNAMED.fullmatch(pairs[0][1].name):
+        index, pairs = pairs[0], pairs[1:]
+        if _counts_rows(index[0]):
+            message = f"{source}: the first column has no name and numbers the rows, so it is left out"
+            warnings.warn(message, DataWarning, stacklevel=5)
+        else:
+            what = "the first column has no name and does not number the rows"
+            faults.append(Fault(source, what, f"name it in the header or drop it as {index[1].name!r}", index[1].name))
+        if len(pairs) == 1:
+            faults.append(_without_features(source))
+    faults += decimal_faults([column for column, _ in pairs], source)
+    for column, (position, _) in pairs:
+        faults += column_faults(column, source, position, lines)
+    targets = [column.values for column, (_, name) in pairs if name == wanted.target]
+    features = [(column.values, name) for column, (_, name) in pairs if name != wanted.target]
+    if len(faults) > before or len(targets) != 1 or not features:
+        return None
+    return Table(np.stack([values for values, _ in features], 1), targets[0], tuple(name for _, name in features))
+
+
+def _counts_rows(column: Column) -> bool:
+    rows = np.arange(column.length)
+    return not column.found and (np.array_equal(column.values, rows) or np.array_equal(column.values, rows + 1))
+
+
+def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Table | None]:
+    """A header and its table; the table is None where something is wrong with it."""
+    source = str(path)
+    try:
+        text = delimited.decode(path.read_bytes(), source, wanted.encoding)
+    except OSError as error:
+        raise stop(source, f"not a readable CSV file ({error.strerror})", "check its permissions") from None
+    mark = wanted.separator or delimited.separator(text, source)
+    rows = delimited.rows(text, mark, source)
+    _, header = next(rows)
+    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
+    before = len(faults)
+    kept = _select(names, source, wanted, faults)
+    columns = [Column(column.name, wanted.missing, wanted.decimal) for column in kept]
+    if len(faults) == before and _take_plain(text, mark, header, columns, kept):
+        return names, _table(columns, kept, source, (), wanted, faults)
+    lines: list[int] = []
+    odd: dict[str, list[tuple[int, int]]] = {"longer": [], "shorter": []}
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+        good = [(line, row) for line, row in chunk if len(row) == len(names)]
+        if len(good) < len(chunk):
+            for line, row in chunk:
+                if len(row) != len(names):
+                    odd["longer" if len(row) > len(names) else "shorter"].append((line, len(row)))
+        if good:
+            lines += [line for line, _ in good]
+            cells = list(zip(*(row for _, row in good), strict=True))
+            for column, (position, _) in zip(columns, kept, strict=True):
+                column.add(cells[position])
+    faults += [_odd_rows(source, word, found, len(names)) for word, found in odd.items() if found]
+    if not lines and not any(odd.values()):
+        faults.append(Fault(source, "an empty silo: it has no rows below the header", "leave it out or give it data"))
+    table = _table(columns, kept, source, lines, wanted, faults)
+    return names, table if len(faults) == before else None
+
+
+def _take_plain(text: str, mark: str, header: list[str], columns: Sequence[Column], kept: Sequence[Kept]) -> bool:
+    """Whether a file is so plain that its columns could be taken as they are."""
+    if columns[0].decimal == ",":
+        return False
+    values = delimited.plain_numbers(text, mark, header, [column.position for column in kept])
+    markers = columns[0].numeric
+    if values is None or not bool((np.abs(values) < EXACT).all()) or bool(np.isin(values, markers).any()):
+        return False
+    for j, column in enumerate(columns):
+        column.extend(values[:, j])
+    return True
+
+
+def _odd_rows(source: str, word: str, found: Sequence[tuple[int, int]], width: int) -> Fault:
+    at = tuple(line for line, _ in found[:3])
+    place = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}{', ...' if len(found) > len(at) else ''}"
+    what = f"{len(found)} row(s) are {word} than the header, {found[0][1]} instead of {width} fields ({place})"
+    remedy = "name every column, and quote cells that hold the separator" if word == "longer" else "complete them"
+    return Fault(source, what, remedy, count=len(found), lines=at)
+
+
+def _parquet(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Table | None]:
+    source = str(path)
+    for option in ("separator", "decimal", "encoding"):
+        if getattr(wanted, option) is not None:
+            raise stop(source, f".parquet files take no option {option!r}", "leave it out")
+    try:
+        frame = pd.read_parquet(path)
+    except ImportError:
+        remedy = "pip install 'fedcomposite[parquet]', or save a .csv"
+        raise stop(source, "reading parquet needs pyarrow", remedy) from None
+    except Exception as error:  # pyarrow's errors have no common class
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise stop(source, f"not a readable .parquet file ({reason})", "save it again") from None
+    names = [str(name).strip() or f"Unnamed: {i}" for i, name in enumerate(frame.columns)]
+    before = len(faults)
+    kept = _select(names, source, wanted, faults)
+    if frame.empty:
+        faults.append(Fault(source, "an empty silo: it has no rows", "leave it out or give it data"))
+    columns = [series_column(frame.iloc[:, column.position], column.name, wanted.missing) for column in kept]
+    table = _table(columns, kept, source, (), wanted, faults)
+    return names, table if len(faults) == before else None
+
+
+def _arrays(path: Path, wanted: Wanted) -> Table:
+    """The arrays ``X`` and the target of an ``.npz`` file."""
+    source = str(path)
+    given: dict[str, Any] = {
+        "drop": wanted.drop,
+        "separator": wanted.separator,
+        "decimal": wanted.decimal,
+        "encoding": wanted.encoding,
+    }
+    given |= {"missing": wanted.missing if wanted.missing != MARKERS else ()}
+    given |= {"columns": set(wanted.columns) - {wanted.target}}
+    for option, value in given.items():
+        if value:
+            raise stop(source, f".npz files take no option {option!r}", "they have no columns to name")
+    target = wanted.own_target
+    if target == "X":
+        raise stop(source, "target = 'X' is the array of the features", "name the array of the targets")
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(6)
+            if not start.startswith(b"PK"):
+                single = ": it holds a single array (.npy)" if start == b"\x93NUMPY" else ": it is not a zip archive"
+                raise stop(source, f"not a readable .npz file{single}", "write it with numpy.savez(path, X=..., ...)")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as file:
+                for name in ("X", target):
+                    if name not in file:
+                        raise stop(source, f"no array {name!r} (it has: {_some(list(file))})", "name the arrays so")
+                return Table(_array(file, "X", source), _array(file, target, source), ())
+    except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise stop(source, f"not a readable .npz file ({error})", "write it again") from None
+
+
+def _array(file: Any, name: str, source: str) -> npt.NDArray[Any]:
+    try:
+        found: npt.NDArray[Any] = file[name]
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            what, remedy = f"array {name!r} holds Python objects, not numbers", "save it after .astype(float)"
+        else:
+            what, remedy = f"array {name!r} is damaged ({error})", "write the file again"
+        raise stop(source, what, remedy) from None
+    return found
