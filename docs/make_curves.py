@@ -6,20 +6,22 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedcomposite.experiments.plots import COLORS, MARKERS, STYLES
 from fedcomposite.experiments.runner import collect
+from fedcomposite.plots import looks
 
 
 def draw(source, picture):
     figure = Figure(figsize=(9, 3.4), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     panels = {"test_accuracy": "test accuracy", "sparsity": "share of exact zeros"}
+    histories, methods = collect([source])
+    chosen = looks(histories, methods)
     for place, (key, label) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(1, 2, place)
-        for i, (method, runs) in enumerate(collect([source]).items()):
-            look = {"color": COLORS[i], "linestyle": STYLES[i], "marker": MARKERS[i], "markersize": 4}
+        for method, runs in histories.items():
             for run in runs:
-                axes.plot([r["round"] for r in run], [r[key] for r in run], label=method, **look)
+                look = chosen[method]._asdict()
+                axes.plot([r["round"] for r in run], [r[key] for r in run], label=method, markersize=4, **look)
         axes.set(xlabel="round", ylabel=label)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)

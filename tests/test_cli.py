@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from safetensors import safe_open
 
-from fedcomposite.cli import _whereabouts
+from fedcomposite.cli.data import whereabouts
 from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.experiments.config import shipped
 
@@ -326,7 +326,7 @@ def test_describe_prints_and_draws(tmp_path, cli):
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_experiments_run_for_two_rounds(name, tmp_path, cli):
     config = Config.read(name)
-    if "to download" in _whereabouts(config.data["name"]):
+    if "to download" in whereabouts(config.data["name"]):
         pytest.skip(f"{name} needs {config.data['name']}: set FEDCOMPOSITE_DATA, or fetch it once")
     verb = "compare" if config.algorithms else "run"
     few = ["--set", "model.evaluation_samples=100"] if config.model is not None else []

@@ -34,8 +34,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from typer.testing import CliRunner
 
+from fedcomposite.cli.federation import federation_app
 from fedcomposite.federation import bundle, engine, wire
-from fedcomposite.federation.commands import federation_app
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.jobs import Job, carry_out
 from fedcomposite.federation.orders import Introduction, Order

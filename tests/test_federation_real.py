@@ -49,7 +49,7 @@ class Party:
 
     def __init__(self, log, *arguments):
         self.log = log
-        command = [sys.executable, "-m", "fedcomposite.federation", *map(str, arguments)]
+        command = [sys.executable, "-m", "fedcomposite", "federation", *map(str, arguments)]
         with log.open("ab") as file:
             self.began = file.tell()
             self.process = subprocess.Popen(
@@ -244,7 +244,7 @@ def test_ctrl_c_at_the_analyst_leaves_a_run_to_resume(parties):
     run = parties.run("run-stopped", config, "--out", out)
     run.wait_for("round 0/300")
     shown = subprocess.run(
-        [sys.executable, "-m", "fedcomposite.federation", "status", str(parties.fed.path)],
+        [sys.executable, "-m", "fedcomposite", "federation", "status", str(parties.fed.path)],
         env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     assert all(f"{name}" in shown for name in SITES)
@@ -335,7 +335,7 @@ def test_strangers_and_impostors_are_refused(parties):
 def test_a_revoked_site_is_out(parties):
     """Its process ends with one line, it cannot come back, and a run that needs it stops by its name."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedcomposite.federation", "revoke", str(parties.fed.path), "south"],
+        [sys.executable, "-m", "fedcomposite", "federation", "revoke", str(parties.fed.path), "south"],
         env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "south is revoked" in done.stdout

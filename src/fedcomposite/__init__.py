@@ -1,6 +1,7 @@
 """Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
 
 from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, theory
+from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.exporting import export
@@ -32,6 +33,7 @@ __all__ = [
     "Record",
     "Run",
     "Silos",
+    "UserError",
     "__version__",
     "algorithms",
     "callbacks",

@@ -30,6 +30,10 @@ Count = Annotated[int, at.Ge(1)]
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
+class UserError(ValueError):
+    """What a user can set right: wording, values, files. The command line shows its message alone and ends with 2."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` when a known name is close, and ``""`` otherwise."""
     known = list(known)

@@ -272,7 +272,7 @@ class Silos:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw the class counts (or sizes) per client as stacked bars; write a picture when ``path`` is given."""
-        from fedcomposite.experiments.plots import draw_silos
+        from fedcomposite.plots import draw_silos
 
         return draw_silos(self, path)
 

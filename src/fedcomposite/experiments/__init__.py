@@ -1,7 +1,9 @@
-"""Experiments: configuration, runs on disk, plots."""
+"""Experiments: configuration, runs on disk, comparisons."""
 
+from fedcomposite.experiments.comparison import compare
 from fedcomposite.experiments.config import Config, ConfigError
-from fedcomposite.experiments.runner import compare, execute
+from fedcomposite.experiments.locks import FolderLock, LockedError
+from fedcomposite.experiments.runner import execute
 from fedcomposite.experiments.store import RunFolder, StoreError
 
-__all__ = ["Config", "ConfigError", "RunFolder", "StoreError", "compare", "execute"]
+__all__ = ["Config", "ConfigError", "FolderLock", "LockedError", "RunFolder", "StoreError", "compare", "execute"]

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-import tomllib
-import typing
-from collections.abc import Mapping, Sequence
-from importlib import resources
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite import algorithms, data, models, regularizers, theory
-from fedcomposite._validation import suggest
+from fedcomposite._validation import check_call
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.data import Silos
+from fedcomposite.experiments import toml
+from fedcomposite.experiments.toml import ConfigError, locate, shipped
+from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
-from fedcomposite.registry import Registry
 
+__all__ = ["Config", "ConfigError", "ModelSection", "ProblemSection", "RunSection", "locate", "shipped"]
 
-class ConfigError(ValueError):
-    """A configuration that cannot be run; the message is one line and names the place."""
+Seed = Annotated[int, Field(ge=0)]
 
 
 class _Section(BaseModel):
@@ -78,8 +78,8 @@ class Config(_Section):
     """
 
     name: str = "run"
-    seed: int = Field(default=0, ge=0)
-    seeds: list[int] = []
+    seed: Seed = 0
+    seeds: list[Seed] = []
     data: dict[str, Any]
     partition: dict[str, Any] | None = None
     problem: ProblemSection = ProblemSection()
@@ -95,12 +95,9 @@ class Config(_Section):
     def read(cls, source: str | Path, overrides: Sequence[str] = ()) -> Config:
         """Read a file, or one of the package's own by name, and apply ``section.field=value`` overrides."""
         path = locate(source)
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from None
-        for override in overrides:
-            _override(content, override)
+        content = toml.parse(path)
+        for wish in overrides:
+            toml.override(content, wish)
         base = path.parent.absolute()  # the resolved file lies elsewhere
         if isinstance(content.get("data"), dict) and isinstance(content["data"].get("files"), list):
             content["data"]["files"] = [str(base / str(f)) for f in content["data"]["files"]]
@@ -108,26 +105,44 @@ class Config(_Section):
 
     @classmethod
     def check(cls, content: Mapping[str, Any], where: str = "config") -> Config:
-        """Validate parsed content; every mistake is one line that says where it is."""
+        """Validate parsed content; every mistake that can be seen without the data is told, each in one line."""
+        large = list(toml.oversized(content))
+        mistakes, wrong = [line for _, line in large], {path[0] for path, _ in large}
+        filler: dict[str, Any] = {"data": {"name": "synthetic"}, "run": {"rounds": 0}}
+        rest = {k: v for k, v in content.items() if k not in wrong}
         try:
-            config = cls.model_validate(dict(content))
-        except ValidationError as error:
-            raise ConfigError(f"{where}: {_explain(error, cls)}") from None
-        try:
-            config.make_regularizer()
-            for spec in config.specs:
-                config.make_algorithm(spec, None)
-            config._check_data()
-            config._check_model()
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            config = cls.model_validate({k: v for k, v in filler.items() if k in wrong} | rest)
+        except ValidationError as error:  # the other sections are looked at all the same
+            mistakes += toml.explain(error, cls)
+            wrong |= {str(problem["loc"][0]) for problem in error.errors()}
+            config = cls.model_validate(filler | {k: v for k, v in content.items() if k not in wrong})
+        mistakes += config._mistakes()
+        if mistakes:
+            raise ConfigError.of(mistakes, where)
         return config
+
+    def _mistakes(self) -> list[str]:
+        """What is wrong with the names and values of each section."""
+        checks: list[Callable[[], Any]] = [self.make_regularizer]
+        checks += [functools.partial(self.make_algorithm, spec, None) for spec in self.specs]
+        checks += [self._check_labels, self._check_data, self._check_partition, self._check_model]
+        found = []
+        for check in checks:
+            try:
+                check()
+            except ConfigError as error:
+                found.append(str(error))
+        return found
+
+    @property
+    def text(self) -> str:
+        """The experiment as TOML."""
+        content = self.model_dump(exclude_none=True)
+        return tomli_w.dumps({k: v for k, v in content.items() if v != [] or k == "data"})
 
     def write(self, path: Path) -> None:
         """Write the resolved experiment."""
-        content = self.model_dump(exclude_none=True)
-        content = {k: v for k, v in content.items() if v != [] or k == "data"}
-        path.write_text(tomli_w.dumps(content), encoding="utf-8")
+        write_atomic(path, self.text.encode())
 
     def only(self, spec: dict[str, Any], seed: int) -> Config:
         """The single run of one method and one seed."""
@@ -144,18 +159,29 @@ class Config(_Section):
     def labels(self) -> list[str]:
         """A distinct name per method: its ``label``, or its class name, numbered when it repeats."""
         raw = [str(s.get("label", algorithms.lookup(s["name"]).__name__)) for s in self.specs]
-        return [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
+        found = [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
+        for i, label in enumerate(found):
+            number = 2
+            while found[i] in found[:i]:  # somebody's own label looks like a numbered one
+                found[i], number = f"{label} ({number})", number + 1
+        return found
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """The class name of the method behind each label."""
+        names = [algorithms.lookup(s["name"]).__name__ for s in self.specs]
+        return dict(zip(self.labels, names, strict=True))
 
     def make_regularizer(self) -> regularizers.Regularizer:
         """Build ``[regularizer]``; ``on = "*.weight"`` restricts it to parameters of those names."""
         fields = dict(self.regularizer)
         try:
-            if "name" not in fields:
-                raise ConfigError("needs a name")
             on = fields.pop("on", None)
-            h = regularizers.build(fields.pop("name"), **fields)
+            if not (on is None or isinstance(on, str | list)):
+                raise ConfigError(f"on = {on!r}, must be a pattern of parameter names, or a list of them")
+            h = regularizers.build(_name(fields), **{k: v for k, v in fields.items() if k != "name"})
             return h if on is None else h.on(on if isinstance(on, str) else tuple(on))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(f"[regularizer] {error}") from None
 
     def make_algorithm(self, spec: Mapping[str, Any], problem: Problem | None) -> AnyAlgorithm:
@@ -166,13 +192,12 @@ class Config(_Section):
         """
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
-            if "name" not in spec:
-                raise ConfigError("needs a name")
+            name = _name(spec)
             if "steps" not in spec:
-                return algorithms.build(spec["name"], **fields)
+                return algorithms.build(name, **fields)
             known = None if problem is None else self._constants(problem)
-            return theory.choose(algorithms.lookup(spec["name"]), spec["steps"], known, fields)
-        except (TypeError, ValueError) as error:
+            return theory.choose(algorithms.lookup(name), spec["steps"], known, fields)
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(f"[algorithm] {error}") from None
 
     def _constants(self, problem: Problem) -> theory.Constants:
@@ -191,27 +216,37 @@ class Config(_Section):
     def _seeded(self, options: dict[str, Any], function: Any) -> dict[str, Any]:
         return {"seed": self.seed, **options} if "seed" in inspect.signature(function).parameters else options
 
-    def _check_data(self) -> None:
-        """Refuse unknown names before anything is read."""
-        name, files = self.data.get("name"), self.data.get("files")
-        if (name is None) == (files is None):
-            raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
-        if name is not None:
-            self._usable("data", data.DATASETS, name)
-        if files is not None and "target" not in self.data:
-            raise ConfigError("[data] files need a target: the name of the column to predict")
-        if self.partition is not None:
-            for key in ("name", "clients"):
-                if key not in self.partition:
-                    raise ConfigError(f"[partition] needs {key}")
-            self._usable("partition", data.PARTITIONERS, self.partition["name"])
+    def _check_labels(self) -> None:
+        for spec in self.specs:
+            if "label" in spec and not (isinstance(spec["label"], str) and spec["label"].strip()):
+                raise ConfigError(f"[algorithm] label = {spec['label']!r}, must be a string")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds = {self.seeds}: a seed is there twice")
 
-    @staticmethod
-    def _usable(section: str, registry: Registry[Any], name: str) -> None:
+    def _check_data(self) -> None:
+        """Refuse unknown names and options before anything is read."""
+        files = self.data.get("files")
+        if ("name" in self.data) == (files is not None):
+            raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
+        if files is None:
+            try:
+                loader = data.DATASETS[_name(self.data)]
+                if options := {k: v for k, v in self.data.items() if k != "name"}:
+                    check_call(self.data["name"], loader, options)
+            except (TypeError, ValueError, ArithmeticError) as error:
+                raise ConfigError(f"[data] {error}") from None
+        elif "target" not in self.data:
+            raise ConfigError("[data] files need a target: the name of the column to predict")
+
+    def _check_partition(self) -> None:
+        if self.partition is None:
+            return
         try:
-            registry[name]
+            data.PARTITIONERS[_name(self.partition)]
+            if "clients" not in self.partition:
+                raise ConfigError("needs clients")
         except ValueError as error:
-            raise ConfigError(f"[{section}] {error}") from None
+            raise ConfigError(f"[partition] {error}") from None
 
     def _check_model(self) -> None:
         """Refuse names and options that make no network, before any data are read."""
@@ -286,70 +321,10 @@ class Config(_Section):
         return {**chosen, "dtype": getattr(torch, chosen["dtype"]), "seed": self.seed}
 
 
-def shipped() -> dict[str, str]:
-    """The package's own experiments: name and first comment line."""
-    folder = resources.files("fedcomposite.experiments") / "configs"
-    found = {
-        p.name.removesuffix(".toml"): p.read_text(encoding="utf-8")
-        for p in folder.iterdir()
-        if p.name.endswith(".toml")
-    }
-    return {k: found[k].splitlines()[0].lstrip("# ") for k in sorted(found)}
-
-
-def locate(source: str | Path) -> Path:
-    """Find a config file by path, or by the name of a shipped one."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    own = Path(str(resources.files("fedcomposite.experiments"))) / "configs" / f"{source}.toml"
-    if path.suffix == "" and own.is_file():
-        return own
-    hint = suggest(str(source), shipped())
-    raise ConfigError(
-        f"{source}: no such file, and no shipped experiment of that name{hint} (shipped: {', '.join(shipped())})"
-    )
-
-
-def _override(content: dict[str, Any], override: str) -> None:
-    """Apply ``section.field=value``; the value is TOML, or a bare string."""
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {override}: expected section.field=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    place: Any = content
-    *path, last = key.strip().split(".")
-    for part in path:
-        if isinstance(place, list):
-            if not part.isdigit() or int(part) >= len(place):
-                raise ConfigError(f"--set {override}: {part!r} is not a position in a list of {len(place)}")
-            place = place[int(part)]
-        else:
-            place = place.setdefault(part, {})
-        if not isinstance(place, dict | list):
-            raise ConfigError(f"--set {override}: {part!r} is not a section")
-    if isinstance(place, list):
-        raise ConfigError(
-            f"--set {override}: name a field of one of the {len(place)} entries, as in algorithms.0.step=0.1"
-        )
-    place[last] = value
-
-
-def _explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first problem of a validation, in one line."""
-    first = error.errors()[0]
-    *sections, last = [str(p) for p in first["loc"]] or ["?"]
-    where = f"[{'.'.join(sections)}] {last}" if sections else last
-    if first["type"] == "extra_forbidden":
-        known: Any = model
-        for part in sections:
-            hint = known.model_fields[part].annotation
-            known = next((a for a in typing.get_args(hint) if isinstance(a, type) and issubclass(a, BaseModel)), hint)
-        names = list(known.model_fields)
-        return f"{where} is not a known field{suggest(last, names)} (known: {', '.join(names)})"
-    if first["type"] == "missing":
-        return f"{where} is missing"
-    return f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+def _name(fields: Mapping[str, Any]) -> str:
+    """The name in a section, which must be there and be one."""
+    if "name" not in fields:
+        raise ConfigError("needs a name")
+    if not isinstance(fields["name"], str):
+        raise ConfigError(f"name = {fields['name']!r}, must be a string")
+    return fields["name"]

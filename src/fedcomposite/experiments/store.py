@@ -15,22 +15,33 @@ from __future__ import annotations
 
 import json
 import platform
+import re
+import tomllib
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from safetensors.torch import save as serialise
 
+from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
-from fedcomposite.files import write_atomic
+from fedcomposite.experiments.locks import NAME as LOCK
+from fedcomposite.files import pack, write_atomic
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.history import Record, Run
 
+_SCRATCH = re.compile(r"\..+\.\d+\.tmp")  # what a process leaves that is killed while it replaces a file
 
-class StoreError(ValueError):
+
+class StoreError(UserError):
     """A run folder that cannot be used, and why."""
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Files that killed processes left half-written. Who has the lock on the folder may remove them."""
+    return [p for p in folder.iterdir() if _SCRATCH.fullmatch(p.name)] if folder.is_dir() else []
 
 
 class RunFolder:
@@ -57,20 +68,38 @@ class RunFolder:
         except StoreError:
             return False
 
-    def create(self, overwrite: bool = False) -> None:
-        """Make the folder; refuse one that holds something, unless told to overwrite a run."""
+    @property
+    def method(self) -> str | None:
+        """The class name of the method, if the folder says it."""
+        try:
+            return str(tomllib.loads(self.config.read_text(encoding="utf-8"))["algorithm"]["name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def check_new(self, overwrite: bool = False) -> None:
+        """Refuse a folder that holds something, unless it is a run to be overwritten. Changes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise StoreError(f"{self.path}: is a file; give another folder with --out")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        held = {p for p in self.path.iterdir() if p.name != LOCK} if self.path.is_dir() else set()
+        if held - set(leftovers(self.path)):
             if not overwrite:
                 raise StoreError(f"{self.path}: already holds files; use --resume, --overwrite or another --out")
             if not self.config.exists():
                 raise StoreError(f"{self.path}: is not a run folder (no config.toml), so it is not overwritten")
+            if any(self.path.glob("*/seed-*/config.toml")):
+                raise StoreError(f"{self.path}: is a comparison, so it is not overwritten by a single run")
+
+    def create(self) -> None:
+        """Make the folder; refuse one that holds something."""
+        self.check_new()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be created ({error.strerror})") from None
-        for pattern in ("history.jsonl", "checkpoint.safetensors*", "summary.json", "model.safetensors", "plot.png"):
+
+    def remove(self, *patterns: str) -> None:
+        """Delete the folder's files of these names."""
+        for pattern in patterns:
             for old in self.path.glob(pattern):
                 old.unlink()
 
@@ -102,19 +131,21 @@ class RunFolder:
 
     def finish(self, run: Run, problem: Problem, label: str) -> None:
         """Write the model, the coefficient table, the plot and the summary (last: it marks a finished run)."""
-        from fedcomposite.experiments.plots import draw_histories  # brings matplotlib
+        from fedcomposite.plots import draw_histories  # brings matplotlib
 
-        tensors = {"x": run.solution.detach().cpu()}
+        tensors = {"x": run.solution}
         metadata = {"format": "pt"}
         if problem.model is None:
             metadata["coordinates"] = json.dumps(problem.coordinate_names)
-            coefficients(problem, run.solution).to_csv(self.path / "coefficients.csv", index=False)
+            table = coefficients(problem, run.solution).to_csv(index=False)
+            write_atomic(self.path / "coefficients.csv", table.encode())
         else:
             metadata["layout"] = json.dumps([tuple(slot) for slot in problem.layout])
             if run.buffers is not None and run.buffers.numel():
-                tensors["buffers"] = run.buffers.detach().cpu()
-        write_atomic(self.path / "model.safetensors", serialise(tensors, metadata))
-        draw_histories({label: [run.history]}, self.path / "plot.png", title=label)
+                tensors["buffers"] = run.buffers
+        write_atomic(self.path / "model.safetensors", pack(tensors, metadata))
+        methods = {label: self.method or label}
+        draw_histories({label: [run.history]}, self.path / "plot.png", title=label, methods=methods)
         summary = {
             "status": run.status,
             "message": run.message,
@@ -122,6 +153,7 @@ class RunFolder:
             "label": label,
             "last": run.history[-1],
             "initial_stationarity": run.history[0]["stationarity"],
+            "identity": run.identity,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
@@ -133,3 +165,62 @@ def coefficients(problem: Problem, x: torch.Tensor) -> pd.DataFrame:
     frame = pd.DataFrame({"name": problem.coordinate_names, "coefficient": x.detach().cpu().double().numpy()})
     frame = frame[frame["coefficient"] != 0]
     return frame.reindex(frame["coefficient"].abs().sort_values(ascending=False).index).reset_index(drop=True)
+
+
+class Journal:
+    """The history of a run under way, written as records come; use it as ``on_record``.
+
+    Nothing on disk changes before the first record: a run that is refused leaves its folder as it was. Then the
+    experiment is written, and of a ``fresh`` run the old one is removed. A resumed run hands in its old records again;
+    from the first one on that is not on disk, the file is replaced as a whole, so that a crash at any time leaves the
+    records of before or a part of those of now, never none.
+    """
+
+    def __init__(
+        self, folder: RunFolder, config: str, fresh: bool = False, watch: Callable[[Record], None] | None = None
+    ) -> None:
+        self._folder, self._config, self._fresh, self._watch = folder, config, fresh, watch
+        self._path = folder.path / "history.jsonl"
+        there = self._path.is_file() and not fresh
+        self._known = self._path.read_text(encoding="utf-8").splitlines() if there else []
+        self._lines: list[str] | None = []  # records so far, as long as they are those on disk
+
+    def __call__(self, record: Record) -> None:
+        """Take a record."""
+        line = json.dumps(record)
+        if self._lines is None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        else:
+            if not self._lines:
+                self._begin()
+            self._lines.append(line)
+            count = len(self._lines)
+            if self._known[count - 1 : count] != [line]:
+                self._replace()
+            if count == 1 and self._fresh:
+                self._folder.remove("model.safetensors", "coefficients.csv", "plot.png")
+        if self._watch is not None:
+            self._watch(record)
+
+    def close(self) -> None:
+        """At the end of a run: what is on disk are its records and no others."""
+        if self._lines and len(self._lines) < len(self._known):
+            self._replace()
+
+    def _begin(self) -> None:
+        """The run is accepted."""
+        folder = self._folder
+        for old in leftovers(folder.path):
+            old.unlink()
+        if self._fresh:
+            folder.remove("summary.json", "checkpoint.safetensors*")
+        if not folder.config.is_file() or folder.config.read_text(encoding="utf-8") != self._config:
+            folder.remove("summary.json")  # it belongs to the experiment as it was
+            write_atomic(folder.config, self._config.encode())
+
+    def _replace(self) -> None:
+        assert self._lines is not None
+        self._folder.remove("summary.json")  # the run is not at its end any more
+        write_atomic(self._path, "".join(f"{line}\n" for line in self._lines).encode())
+        self._lines = None

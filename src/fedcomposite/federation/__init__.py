@@ -18,7 +18,6 @@
 ``supernode``      a site's long-lived connection (uses Flower's internals; version-checked)
 ``superlink``      the coordinator's service, its administration closed to the network (the same)
 ``demo``           a whole federation on one machine
-``commands``       the command line
 =================  ================================================================================================
 
 The methods know nothing of Flower, and of Flower's internals only ``supernode`` and ``superlink`` know.

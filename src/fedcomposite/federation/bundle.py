@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tomli_w
 
+from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 
 NAME, PUBLISHER = "fedcomposite-federation", "fedcomposite"
@@ -24,7 +25,7 @@ _FILES = {"pyproject.toml", ".info/CONTENT"}
 _MOST = 64_000  # bytes; the real one has less than 1000
 
 
-class BundleError(ValueError):
+class BundleError(UserError):
     """A bundle that a site does not accept."""
 
 

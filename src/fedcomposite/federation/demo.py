@@ -62,7 +62,7 @@ def write_hospitals(folder: Path) -> list[str]:
 @contextlib.contextmanager
 def party(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A party of the federation as a process, its output in a file; it is stopped at the end."""
-    command = [sys.executable, "-m", "fedcomposite.federation", *arguments]
+    command = [sys.executable, "-m", "fedcomposite", "federation", *arguments]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with log.open("ab") as file:
         process = subprocess.Popen(

@@ -27,7 +27,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcomposite._validation import suggest
+from fedcomposite._validation import UserError, suggest
 from fedcomposite.federation import pki
 from fedcomposite.federation.site import Limits
 from fedcomposite.files import write_atomic
@@ -35,7 +35,7 @@ from fedcomposite.files import write_atomic
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,62}")
 
 
-class FolderError(ValueError):
+class FolderError(UserError):
     """A folder that cannot be used, and why."""
 
 

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedcomposite._validation import UserError
+
 _DAYS_AUTHORITY, _DAYS_SERVER = 3650, 825
 
 
@@ -128,7 +130,7 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: not a readable site key ({error})") from None
+        raise UserError(f"{path}: not a readable site key ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path}: not an elliptic-curve key")
+        raise UserError(f"{path}: not an elliptic-curve key")
     return key

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedcomposite._validation import suggest
+from fedcomposite._validation import UserError, suggest
 from fedcomposite.data import Silos
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Introduction, Shape
@@ -21,15 +21,15 @@ from fedcomposite.problems.losses import Loss
 _NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
 
 
-class AgreementError(ValueError):
+class AgreementError(UserError):
     """Sites whose data do not fit together; the message names the site and the column."""
 
 
 def parse(text: str, where: str = "config") -> Config:
     """Read an experiment from TOML, whose data are at the sites; one ``[algorithm]`` is needed."""
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(text.removeprefix("\ufeff"))
+    except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     named = content.get("data", {}).get("name") if isinstance(content.get("data"), dict) else None
     here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
@@ -94,7 +94,7 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
         if missing:
             raise AgreementError(
                 f"{other.site} has no column {missing[0]!r}, which {first.site} has{suggest(missing[0], extra)}; "
-                "map it under [data.columns] in site.toml or drop it everywhere"
+                "map it under [data.columns] in its site.toml or drop it everywhere"
             )
         if extra:
             raise AgreementError(

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
 from torch import Tensor
 
-from fedcomposite.files import write_atomic
+from fedcomposite.files import pack, write_atomic
 
 _JOB = re.compile("[0-9a-z-]{1,64}")
 
@@ -46,8 +45,8 @@ class StateStore:
         path = self._path(job, round)
         fresh = not path.parent.is_dir()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in state._asdict().items()}
-        write_atomic(path, serialise(tensors, {"fedcomposite": "state 1", "job": job, "round": str(round)}))
+        metadata = {"fedcomposite": "state 1", "job": job, "round": str(round)}
+        write_atomic(path, pack(state._asdict(), metadata))
         for other in path.parent.glob("*.safetensors"):
             if int(other.stem) not in (round, before):
                 other.unlink(missing_ok=True)

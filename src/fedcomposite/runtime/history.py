@@ -77,7 +77,7 @@ class Run:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw stationarity, objective and nonzeros against rounds; write a picture when ``path`` is given."""
-        from fedcomposite.experiments.plots import draw_histories
+        from fedcomposite.plots import draw_histories
 
         return draw_histories({"run": [self.history]}, path)
 

@@ -1,0 +1,9 @@
+"""The command line: ``fedcomposite run | compare | export | list | plot | data | federation``, a file per group.
+
+Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration.
+"""
+
+from fedcomposite.cli.console import err, out
+from fedcomposite.cli.main import app, main
+
+__all__ = ["app", "err", "main", "out"]

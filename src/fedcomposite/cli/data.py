@@ -1,0 +1,93 @@
+"""``data``: look at data before using it, and get it ahead of time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import pandas as pd
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from fedcomposite import data
+from fedcomposite._validation import suggest
+from fedcomposite.cli.console import FailedError, err, first_sentence, out, print_frame, written
+from fedcomposite.cli.runs import Overrides, check_picture
+from fedcomposite.data.catalog import FILES
+from fedcomposite.data.fetch import SHIPPED, File, cache_folder
+from fedcomposite.experiments import Config, ConfigError
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at data before using it, and get it ahead of time.")
+
+
+@data_app.command("list")
+def list_data() -> None:
+    """List the data sets, and where each would come from now."""
+    rows = [{"name": k, "what": first_sentence(v), "where": whereabouts(k)} for k, v in data.DATASETS.items()]
+    print_frame(pd.DataFrame(rows), "")
+
+
+@data_app.command()
+def fetch(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets of `data list`.")]) -> None:
+    """Get data sets ahead of time and verify them, as for a machine that will be offline."""
+    for name in names:
+        if name not in data.DATASETS:
+            known = ", ".join(sorted(data.DATASETS))
+            raise ConfigError(f"unknown data set {name!r}{suggest(name, data.DATASETS)} (known: {known})")
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(url: str, received: int, total: int | None) -> None:
+            if url not in tasks:
+                tasks[url] = bar.add_task(escape(PurePosixPath(url).name))
+            bar.update(tasks[url], completed=received, total=total)
+
+        for name in names:
+            try:
+                data.download(name, progress=show)
+            except data.DataError as error:
+                raise FailedError(str(error)) from None
+            out.print(f"{name}: {whereabouts(name)}", highlight=False, markup=False, soft_wrap=True)
+
+
+@data_app.command()
+def describe(
+    source: Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A data set, or an experiment with [data].")],
+    overrides: Overrides = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="Also draw the class counts per client.")] = None,
+) -> None:
+    """Print how the samples lie with the clients, and how different the clients are."""
+    if picture is not None:
+        check_picture(picture)
+    if source in data.DATASETS:
+        content = {"data": {"name": source}, "run": {"rounds": 0}}
+        silos = Config.check(content, source).make_silos()
+    else:
+        silos = Config.read(source, overrides or ()).make_silos()
+    print_frame(silos.summary(), str(silos))
+    out.print(", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in silos.heterogeneity().items()))
+    if picture is not None:
+        silos.plot(picture)
+        written(picture)
+
+
+def whereabouts(name: str) -> str:
+    """Where the files of a data set would come from now; what they hold is checked when they are read."""
+    return ", ".join(sorted({_place(file) for file in FILES.get(name, ())})) or "no files needed"
+
+
+def _place(file: File) -> str:
+    """The first place that has a copy, in the order of :mod:`fedcomposite.data.fetch`."""
+    places = [("shipped", SHIPPED / file.path), ("cached", cache_folder() / file.path)]
+    if named := os.environ.get("FEDCOMPOSITE_DATA"):
+        first, _, rest = file.path.partition("/")
+        own = Path(named).expanduser()
+        beside = own.resolve().parent / f"data-{first}"
+        places[:0] = [(f"found in {own}", own / file.path), (f"found in {beside}", beside / rest)]
+    for where, path in places:
+        if any(path.with_name(path.name + suffix).is_file() for suffix in ("", ".gz", ".bz2", ".xz")):
+            return where
+    return "to download"

@@ -1,0 +1,239 @@
+"""The command line of a federation: ``init | serve | join | run | status | revoke | demo``.
+
+Exit codes: 0 done, 1 failed or stopped, 2 wrong usage, data or configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+import typer
+from rich.markup import escape
+
+from fedcomposite.cli.console import out, reporting
+from fedcomposite.cli.federation_jobs import alive, begin, conduct, job_status, require_service, say, show
+from fedcomposite.cli.federation_service import service, stop
+from fedcomposite.experiments.store import RunFolder
+from fedcomposite.federation import demo as demonstration
+from fedcomposite.federation import engine
+from fedcomposite.federation.apps import SITE
+from fedcomposite.federation.enrol import open_site
+from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder, free_port
+from fedcomposite.federation.jobs import Job
+from fedcomposite.federation.post import FederationError, Settings
+from fedcomposite.federation.supernode import Connection, RefusedError, reach
+
+federation_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A real federation, over Flower."
+)
+Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
+
+
+def _one_line() -> contextlib.AbstractContextManager[None]:
+    return reporting(failures=(FederationError, engine.EngineError, RefusedError))
+
+
+def _interruptible() -> None:
+    """Make a polite kill the same as Ctrl-C."""
+
+    def on_signal(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+@federation_app.command()
+def init(
+    folder: Federation,
+    sites: Annotated[str, typer.Option(help="The sites' names, separated by commas; their order is the clients'.")],
+    host: Annotated[str, typer.Option(help="Address or name under which sites reach the coordinator.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The service's port; 0 takes a free one.")] = 9443,
+) -> None:
+    """Make a federation: authority, server certificate, and one enrolment folder per site."""
+    with _one_line():
+        made = FederationFolder.create(folder, host, port, [s.strip() for s in sites.split(",")])
+        out.print(f"written: {escape(str(folder))} for {made.host}:{made.port}")
+        for site in made.sites:
+            out.print(f"  carry to {site}: {escape(str(folder / 'sites' / site))}", highlight=False)
+        out.print(f"next: fedcomposite federation serve {escape(str(folder))}")
+
+
+@federation_app.command()
+def serve(folder: Federation) -> None:
+    """Coordinator: run the service (TLS, site keys, database on disk) until Ctrl-C."""
+    with _one_line():
+        federation = FederationFolder(folder)
+        engine.check_version()
+        _interruptible()
+        with service(federation):
+            shown = ", ".join(federation.nodes())
+            say(f"serving on {federation.bind}:{federation.port} for {shown}; Ctrl-C stops")
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(3600)
+            say("stopping")
+
+
+@federation_app.command()
+def join(
+    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's enrolment folder.")],
+    data: Annotated[Path | None, typer.Option(help="The site's data: .csv, .parquet or .npz.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    stock: Annotated[
+        bool, typer.Option("--stock", help="Use Flower's own SuperNode: slower, and it runs code that bundles bring.")
+    ] = False,
+) -> None:
+    """Site: check the data, print a summary of it, connect and wait for work until Ctrl-C."""
+    with _one_line():
+        _interruptible()
+        place = SiteFolder(folder)
+        site = open_site(place, data, target, say)
+        show(site.silos.summary(), f"{place.name}: {site.silos.features[0].numel()} features; this stays here")
+        told = ""
+        while reason := reach(place.address, place.authority):
+            if reason != told:
+                say(f"{reason}; trying until it is there")
+                told = reason
+            time.sleep(1.0)
+        if stock:
+            _join_stock(place, data, target)
+            return
+        try:
+            Connection(site, place.address, place.authority, place.key, say).serve()
+        except KeyboardInterrupt:
+            say(f"{place.name} has left")
+
+
+def _join_stock(place: SiteFolder, data: Path | None, target: str | None) -> None:
+    if data is not None or target is not None:
+        raise FolderError(f"--stock starts processes of its own: give file and target in {place.path / 'site.toml'}")
+    say("Flower's own SuperNode runs whatever code a bundle brings: only for a coordinator you trust")
+    command = [
+        str(Path(sys.executable).parent / "flower-supernode"), "--superlink", place.address,
+        "--root-certificates", str(place.authority), "--auth-supernode-private-key", str(place.key),
+        "--host", "127.0.0.1", "--port", str(free_port()),
+    ]  # fmt: skip
+    environment = engine.environment(place.state / "flwr", {SITE: str(place.path)})
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        say(f"{place.name} has left")
+    finally:
+        stop(process)
+
+
+@federation_app.command()
+def run(
+    folder: Federation,
+    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; its [data] is not used.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with this run folder, from its checkpoint.")
+    ] = None,
+    destination: Annotated[Path | None, typer.Option("--out", help="Folder to write.")] = None,
+    policy: Annotated[Literal["wait", "skip"], typer.Option(help="What to do about missing sites.")] = "wait",
+    round_timeout: Annotated[float, typer.Option(help="Seconds after which an order is sent again.")] = 600.0,
+    patience: Annotated[float, typer.Option(help="Seconds that 'skip' waits for a site.")] = 30.0,
+    give_up: Annotated[float, typer.Option(help="Seconds that 'wait' waits for a site.")] = 86400.0,
+    min_sites: Annotated[int, typer.Option(help="Fewest sites with which 'skip' goes on.")] = 1,
+) -> None:
+    """Analyst, on the coordinator's machine: run an experiment across the sites and leave a run folder."""
+    with _one_line():
+        _interruptible()
+        try:
+            settings = Settings(policy, round_timeout, patience, give_up, min_sites)
+        except ValueError as error:
+            raise FolderError(str(error)) from None
+        federation = FederationFolder(folder)
+        place = begin(federation, config, resume, destination, settings)
+        conduct(federation, place)
+
+
+@federation_app.command()
+def status(folder: Federation) -> None:
+    """Show the sites (online, last seen) and what the newest job is doing."""
+    with _one_line():
+        federation = FederationFolder(folder)
+        require_service(federation)
+        listed = engine.flwr(federation.home, "supernode", "list", "federation")["nodes"]
+        by_node = {int(n["node-id"]): n for n in listed}
+        rows = []
+        for site in federation.sites:
+            node = by_node.get(federation.nodes().get(site, -1), {})
+            state = "revoked" if site in federation.revoked() else node.get("status", "not registered")
+            since, left = node.get("online-at", ""), node.get("offline-at", "")
+            rows.append({"site": site, "status": state, "last came": since, "last left": left})
+        show(pd.DataFrame(rows), f"service at {federation.address}")
+        jobs = sorted((federation.state / "jobs").glob("*.json"), key=lambda p: p.stat().st_mtime)
+        if not jobs:
+            out.print("no job yet")
+            return
+        place = RunFolder(Job.model_validate_json(jobs[-1].read_text(encoding="utf-8")).out)
+        now = job_status(place)
+        if now.get("state") in ("preparing", "running") and not alive(now["pid"]):
+            now["state"] = "gone (go on with --resume)"
+        missing = ", ".join(f"{k} ({v} s)" for k, v in now.get("missing", {}).items())
+        line = f"{place.path.name}: {now.get('state', 'unknown')}, round {now.get('round', 0)}/{now.get('rounds', '?')}"
+        out.print(line + (f", waiting for {missing}" if missing else ""), highlight=False)
+
+
+@federation_app.command()
+def revoke(folder: Federation, site: Annotated[str, typer.Argument(metavar="SITE", help="Its name.")]) -> None:
+    """Take a site's permission away: its key is no longer accepted, and runs go on or stop by their policy."""
+    with _one_line():
+        federation = FederationFolder(folder)
+        node = federation.revoke(site)
+        if node is not None and not reach(federation.address, federation.authority):
+            engine.flwr(federation.home, "supernode", "unregister", str(node), "federation")
+        out.print(f"{site} is revoked")
+
+
+@federation_app.command()
+def demo(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Where to work (default: federation-demo-TIME).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 30,
+) -> None:
+    """Everything on this machine: four hospitals, TLS and keys, one sparse model, compared with the simulator."""
+    with _one_line(), contextlib.ExitStack() as stack:
+        _interruptible()
+        engine.check_version()
+        place = folder or Path(f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}")
+        if place.exists() and any(place.iterdir()):
+            raise FolderError(f"{place}: already holds files")
+        began = time.monotonic()
+        sites = demonstration.write_hospitals(place / "data")
+        config = place / "config.toml"
+        config.write_text(demonstration.CONFIG.format(rounds=rounds), encoding="utf-8")
+        federation = FederationFolder.create(place / "fed", "127.0.0.1", 0, sites)
+        say(f"{place}: keys and certificates made; starting the service and {len(sites)} sites")
+        parties = [("serve", "serving", ["serve", str(federation.path)])]
+        for site in sites:
+            data = str(place / "data" / f"{site}.csv")
+            command = ["join", str(federation.path / "sites" / site), "--data", data, "--target", "num"]
+            parties.append((site, "waiting for work", command))
+        started = [
+            (place / f"{name}.log", sign, stack.enter_context(demonstration.party(place / f"{name}.log", *command)))
+            for name, sign, command in parties
+        ]
+        for log, sign, process in started:
+            demonstration.wait_for(log, sign, process)
+        say("all sites are connected")
+        run_folder = begin(federation, str(config), None, place / "run", Settings())
+        conduct(federation, run_folder)
+        stack.close()
+        difference = demonstration.compare_with_simulation(place, config, run_folder)
+        seconds = time.monotonic() - began
+        out.print(f"largest difference from `fedcomposite run` on the same experiment: {difference:.1e}")
+        out.print(f"{seconds:.0f} s in all")
+        if difference > 1e-12:
+            raise FederationError("the federation and the simulator disagree")

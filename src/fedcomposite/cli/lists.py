@@ -1,0 +1,107 @@
+"""``list``: what can be named in a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+import typer
+
+from fedcomposite import algorithms, callbacks, data, models, problems, regularizers
+from fedcomposite.cli.console import err, first_sentence, print_frame
+from fedcomposite.experiments.config import shipped
+from fedcomposite.registry import OURS, Registry
+from fedcomposite.testing import Traffic, measure_traffic
+
+_KNOWN: dict[str, Registry[Any]] = {
+    "regularizers": regularizers.REGISTRY,
+    "datasets": data.DATASETS,
+    "partitions": data.PARTITIONERS,
+    "losses": problems.LOSSES,
+    "models": models.MODELS,
+    "metrics": problems.METRICS,
+    "callbacks": callbacks.REGISTRY,
+}
+
+
+def list_names(
+    what: Annotated[
+        Literal[
+            "algorithms", "regularizers", "datasets", "partitions", "losses", "models", "metrics", "callbacks",
+            "experiments",
+        ],
+        typer.Argument(help="What to list."),
+    ],
+) -> None:  # fmt: skip
+    """List what can be named in a configuration."""
+    if what == "algorithms":
+        caption = (
+            "clients: who must take part in a round (*: all, unless partial_participation is set);\n"
+            "exact: no residual with full gradients and several local steps;\n"
+            "up, down: vectors per client; proxes of h, all clients: measured with 4 clients and 5 local steps;\n"
+            "†: written from secondary sources, checked by reductions to other methods and by convergence"
+        )
+        print_frame(algorithm_table(), caption)
+        _complain(algorithms.REGISTRY)
+    elif what == "experiments":
+        print_frame(pd.DataFrame({"name": shipped().keys(), "what": shipped().values()}))
+    else:
+        known = _KNOWN[what]
+        rows = [{"name": k, "what": _about(known, k), "fields": _fields(v)} for k, v in known.items()]
+        frame = pd.DataFrame(rows)
+        print_frame(frame if frame["fields"].any() else frame.drop(columns="fields"))
+        _complain(known)
+
+
+def _about(known: Registry[Any], name: str) -> str:
+    origin = known.origin(name)
+    return first_sentence(known[name]) + ("" if origin == OURS else f" (of {origin})")
+
+
+def _complain(known: Registry[Any]) -> None:
+    """Say why names that other packages offer cannot be used."""
+    for problem in known.problems().values():
+        err.print(problem, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fields(thing: Any) -> str:
+    """What may be set: a class's fields, with their defaults."""
+    if not dataclasses.is_dataclass(thing):
+        return ""
+    chosen = [f for f in dataclasses.fields(thing) if f.init]
+    return ", ".join(f.name if f.default is dataclasses.MISSING else f"{f.name} = {f.default!r}" for f in chosen)
+
+
+def algorithm_table() -> pd.DataFrame:
+    """What each method handles and needs; traffic and work are measured on a probe run (4 clients, 5 local steps)."""
+    rows = []
+    for name, cls in algorithms.REGISTRY.items():
+        origin = algorithms.REGISTRY.origin(name)
+        try:
+            seen = measure_traffic(cls)
+        except Exception:  # another package's method may fail at anything, the list goes on
+            if origin == OURS:
+                raise
+            seen = Traffic(*[math.nan] * 4)
+        rows.append(
+            {
+                "name": name if origin == OURS else f"{name} ({origin})",
+                "paper": _cite(cls.info.paper, cls.info.year) + " †" * cls.info.secondary,
+                "handles h": cls.info.regularizer,
+                "clients": "any*" if "partial_participation" in algorithms.fields(cls) else cls.info.participation,
+                "exact": "yes" if cls.info.exact else "no",
+                "up": f"{seen.up:.2g}",
+                "down": f"{seen.down:.2g}",
+                "proxes": f"{seen.proxes:.3g}",
+                "fields": ", ".join(algorithms.fields(cls)),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _cite(paper: str, year: int) -> str:
+    """First author, et al., year."""
+    first, *others = paper.partition(":")[0].split(", ")
+    return f"{first} et al. {year}" if len(others) > 1 else f"{' & '.join([first, *others])} {year}"

@@ -1,0 +1,236 @@
+"""Commands that make runs and look at them: ``run | compare | export | plot``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import filesize
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedcomposite.cli.console import FailedError, err, out, print_frame, written
+from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder, StoreError, comparison, runner
+from fedcomposite.experiments.store import coefficients
+from fedcomposite.exporting import Format, export
+from fedcomposite.plots import Axis, check_kind, draw_histories
+from fedcomposite.runtime import Interrupted, Record
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write (default: runs/NAME-TIME).")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds from an earlier run.")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", metavar="RUN", help="Go on with this folder, from its checkpoint.")
+]
+Source = Annotated[
+    str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a shipped experiment.")
+]
+
+_SUFFIXES = {"state_dict": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "csr": ".npz", "csv": ".csv"}
+
+
+def run(
+    config: Source = None,
+    overrides: Overrides = None,
+    destination: Out = None,
+    overwrite: Overwrite = False,
+    resume: Resume = None,
+) -> None:
+    """Run one method on one problem and leave a run folder."""
+    experiment, path = _open(config, overrides, destination, overwrite, resume)
+    if len(experiment.specs) != 1 or experiment.algorithm is None:
+        raise ConfigError(f"{config or resume}: `run` needs one [algorithm]; for several [[algorithms]] use `compare`")
+    folder, fresh = RunFolder(path), resume is None
+    with FolderLock(path):
+        if fresh:
+            folder.check_new(overwrite)
+        prepared = runner.prepare(experiment, folder, fresh=fresh)
+        problem = prepared.problem
+        out.print(f"[bold]{escape(experiment.name)}[/]: {escape(experiment.labels[0])} on {escape(str(problem.silos))}")
+        with _progress(experiment.run.rounds) as begin:
+            try:
+                result = runner.carry_out(prepared, folder, begin(experiment.labels[0]), fresh=fresh)
+            except Interrupted as stop:
+                raise FailedError(f"{stop.run.message}; go on with: fedcomposite run --resume {folder.path}") from None
+    last = result.history[-1]
+    out.print(
+        f"{result.message}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
+        f"{last['nonzeros']} of {problem.dimension} nonzero, {_megabytes(last):.3g} MB sent, {last['seconds']:.2f} s"
+        + (f", test accuracy {last['test_accuracy']:.4f}" if "test_accuracy" in last else ""),
+        soft_wrap=True,
+    )
+    if problem.model is None:
+        found = coefficients(problem, result.solution)
+        caption = f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
+        print_frame(found.head(15), caption)
+    written(folder.path)
+    if result.status == "diverged":
+        raise FailedError(result.message)
+
+
+def compare(
+    config: Source = None,
+    overrides: Overrides = None,
+    destination: Out = None,
+    overwrite: Overwrite = False,
+    resume: Resume = None,
+) -> None:
+    """Run several methods over several seeds; a table, a plot, and a run folder for each."""
+    experiment, path = _open(config, overrides, destination, overwrite, resume)
+    if not experiment.specs:
+        raise ConfigError(f"{config or resume}: no [[algorithms]] to compare")
+    seeds = experiment.seeds or [experiment.seed]
+    with FolderLock(path), _progress(experiment.run.rounds) as begin:
+        comparison.check_folder(path, anew=resume is None, overwrite=overwrite)
+        out.print(f"[bold]{escape(experiment.name)}[/]: {len(experiment.specs)} methods, {len(seeds)} seed(s)")
+        try:
+            table = comparison.compare(
+                experiment,
+                path,
+                fresh=resume is None,
+                begin=lambda label, seed: begin(f"{label}, seed {seed}" if len(seeds) > 1 else label),
+            )
+        except Interrupted as stop:
+            raise FailedError(f"{stop.run.message}; go on with: fedcomposite compare --resume {path}") from None
+    shown = table if len(seeds) > 1 else table.drop(columns=[c for c in table if str(c).endswith("±")])
+    if (table["status"] == "completed").all():
+        shown = shown.drop(columns="status")
+    print_frame(shown, "stationarity is relative to the start; nonzeros, MB and seconds at the end")
+    out.print(f"written: {escape(str(path))} (plot.png, comparison.csv)")
+    if (table["status"] == "diverged").all():
+        raise FailedError("every method diverged; try smaller steps")
+
+
+def export_run(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    format: Annotated[Format, typer.Option("--format", help="csv: linear models; csr: sparse.")] = "state_dict",
+    destination: Annotated[Path | None, typer.Option("--out", help="The file (default: RUN/exported.SUFFIX).")] = None,
+) -> None:
+    """Write a run's model, zeros and all, to one file, and check that the file gives the same predictions."""
+    folder, kept = RunFolder(source), source / "model.safetensors"
+    for needed in (folder.config, kept):
+        if not needed.is_file():
+            raise StoreError(
+                f"{source}: no {needed.name}, so this is not the folder of a run that ended "
+                "(a comparison has one in METHOD/seed-N)"
+            )
+    target = destination or source / f"exported{_SUFFIXES[format]}"
+    if target.resolve() == kept.resolve():
+        raise ConfigError(f"--out {target}: is the run's own file; give another name")
+    if target.is_dir():
+        raise ConfigError(f"--out {target}: is a folder; give a file")
+    problem = Config.read(folder.config).make_problem()
+    if format == "csv" and problem.model is not None:
+        raise ConfigError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
+    try:
+        tensors = load_file(kept)
+        x = tensors["x"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise StoreError(f"{kept}: not a readable model ({error})") from None
+    if x.shape != (problem.dimension,):
+        raise StoreError(f"{kept}: x has shape {tuple(x.shape)}, expected ({problem.dimension},)")
+    inside = target.resolve().parent == source.resolve()
+    with FolderLock(source) if inside else nullcontext():
+        made = export(x, problem, target, format=format, buffers=tensors.get("buffers"))
+    if problem.model is not None:
+        print_frame(problem.layers(x), "exact zeros per tensor")
+    zeros = made.parameters - made.nonzeros
+    dense, file = (filesize.decimal(size) for size in (made.dense_bytes, made.file_bytes))
+    out.print(
+        f"zeros: {zeros} of {made.parameters} parameters ({100 * zeros / made.parameters:.1f} %)\n"
+        f"size: {dense} of dense tensors, {file} in the file\n"
+        f"predictions of the file and of the run agree (largest difference {made.difference:.2g})\n"
+        f"written: {escape(str(made.path))}",
+        highlight=False,
+    )
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or comparisons.")],
+    destination: Annotated[Path, typer.Option("--out", help="The picture: .png, .pdf, .svg.")] = Path("plot.png"),
+    title: Annotated[str, typer.Option(help="A title.")] = "",
+    x: Annotated[Axis, typer.Option("--x", help="What the curves are drawn against.")] = "rounds",
+    reference: Annotated[
+        float | None, typer.Option(help="The optimal value to measure the objective against, if it is known.")
+    ] = None,
+) -> None:
+    """Draw the curves of one or more runs in one picture."""
+    check_picture(destination)
+    histories, methods = runner.collect(runs)
+    draw_histories(histories, destination, title, x=x, reference=reference, methods=methods)
+    written(destination)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a name that no picture can have, before any work."""
+    try:
+        check_kind(path)
+    except ValueError as error:
+        raise ConfigError(f"--out {error}") from None
+
+
+# -- helpers --------------------------------------------------------------------------------------------------------
+
+
+def _open(
+    config: str | None,
+    overrides: list[str] | None,
+    destination: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+) -> tuple[Config, Path]:
+    """Read the experiment and decide the folder."""
+    if (config is None) == (resume is None):
+        raise ConfigError("give a CONFIG, or --resume RUN to go on with an earlier run")
+    if resume is not None:
+        if not (resume / "config.toml").is_file():
+            raise ConfigError(f"--resume {resume}: no config.toml there, so this is not a run folder")
+        if destination is not None:
+            raise ConfigError("--out cannot be given with --resume")
+        if overwrite:
+            raise ConfigError("--overwrite cannot be given with --resume")
+    experiment = Config.read(str(config) if resume is None else resume / "config.toml", overrides or ())
+    experiment.settings()  # refuses a missing device before any work
+    if resume is not None:
+        return experiment, resume
+    return experiment, destination or Path("runs") / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _megabytes(record: Record) -> float:
+    return float(record["bytes_up"] + record["bytes_down"]) / 1e6
+
+
+@contextmanager
+def _progress(rounds: int) -> Iterator[Callable[[str], Callable[[Record], None]]]:
+    """A live bar per run on a terminal; a line per tenth of a run elsewhere."""
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+        TextColumn("{task.fields[seen]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+
+        def begin(label: str) -> Callable[[Record], None]:
+            task = bar.add_task(escape(label), total=rounds, seen="")
+
+            def watch(record: Record) -> None:
+                seen = (
+                    f"F {record['objective']:.6g}  ‖G‖ {record['stationarity']:.1e}  "
+                    f"nnz {record['nonzeros']}  {_megabytes(record):.3g} MB"
+                    + (f"  test {record['test_accuracy']:.4f}" if "test_accuracy" in record else "")
+                )
+                bar.update(task, completed=record["round"], seen=seen)
+                if not err.is_terminal and record["round"] % max(1, rounds // 10) == 0:
+                    line = f"{label}: round {record['round']}/{rounds}  {seen}"
+                    err.print(line, highlight=False, markup=False, soft_wrap=True)
+
+            return watch
+
+        yield begin

@@ -1,0 +1,147 @@
+"""Experiment files as text: finding them, reading them, overriding fields, and saying what is wrong with them."""
+
+from __future__ import annotations
+
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedcomposite._validation import UserError, suggest
+
+_LARGEST = 2**63 - 1  # TOML's integers have 64 bits
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be run; the message has one line per mistake, which names the place."""
+
+    @classmethod
+    def of(cls, mistakes: Sequence[str], where: str) -> ConfigError:
+        """One error for all the mistakes of a file."""
+        return cls("\n".join(f"{where}: {line}" for mistake in mistakes for line in mistake.splitlines()))
+
+
+def shipped() -> dict[str, str]:
+    """The package's own experiments: name and first comment line."""
+    folder = resources.files("fedcomposite.experiments") / "configs"
+    found = {
+        p.name.removesuffix(".toml"): p.read_text(encoding="utf-8")
+        for p in folder.iterdir()
+        if p.name.endswith(".toml")
+    }
+    return {k: found[k].splitlines()[0].lstrip("# ") for k in sorted(found)}
+
+
+def locate(source: str | Path) -> Path:
+    """Find a config file by path, or by the name of a shipped one."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    own = Path(str(resources.files("fedcomposite.experiments"))) / "configs" / f"{source}.toml"
+    if path.suffix == "" and own.is_file():
+        return own
+    hint = suggest(str(source), shipped())
+    raise ConfigError(
+        f"{source}: no such file, and no shipped experiment of that name{hint} (shipped: {', '.join(shipped())})"
+    )
+
+
+def read_text(path: Path) -> str:
+    """A file's text; some editors put a byte order mark before it."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
+    try:
+        return tomllib.loads(read_text(path))
+    except ConfigError:
+        raise
+    except ValueError as error:  # also an integer of thousands of digits
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def override(content: dict[str, Any], wish: str) -> None:
+    """Apply ``section.field=value``; the value is TOML, or a bare string."""
+    key, separator, text = wish.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {wish}: expected section.field=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text.strip()
+    place: Any = content
+    *path, last = key.strip().split(".")
+    for part in path:
+        if isinstance(place, list):
+            if not part.isdigit() or int(part) >= len(place):
+                raise ConfigError(f"--set {wish}: {part!r} is not a position in a list of {len(place)}")
+            place = place[int(part)]
+        else:
+            place = place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"--set {wish}: {part!r} is not a section")
+    if isinstance(place, list):
+        raise ConfigError(f"--set {wish}: name a field of one of the {len(place)} entries, as in algorithms.0.step=0.1")
+    place[last] = value
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Every problem of a validation, each in one line."""
+    return [_line(problem, model) for problem in error.errors()]
+
+
+def _line(problem: Any, model: type[BaseModel]) -> str:
+    *sections, last = [str(p) for p in problem["loc"]] or ["?"]
+    where = f"[{'.'.join(sections)}] {last}" if sections else last
+    if problem["type"] == "extra_forbidden":
+        known: Any = model
+        for part in sections:
+            hint = known.model_fields[part].annotation
+            known = next((a for a in typing.get_args(hint) if isinstance(a, type) and issubclass(a, BaseModel)), hint)
+        names = list(known.model_fields)
+        return f"{where} is not a known field{suggest(last, names)} (known: {', '.join(names)})"
+    if problem["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} = {_short(problem['input'])}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def oversized(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Integers that no field can hold: where each is, and the line that says so."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from oversized(value, (*path, str(key)))
+    elif isinstance(content, list):
+        for number, value in enumerate(content):
+            yield from oversized(value, (*path, str(number)))
+    elif isinstance(content, int) and abs(content) > _LARGEST:
+        *sections, last = path
+        where = f"[{'.'.join(sections)}] {last}" if sections else last
+        yield path, f"{where} is an integer of {len(str(abs(content)))} digits; a number this large needs a point or e"
+
+
+def difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: str = "") -> str | None:
+    """The first field in which two configurations differ, with both values; None if there is none."""
+    for key in dict.fromkeys([*wanted, *stored]):
+        one, other, where = stored.get(key), wanted.get(key), f"{path}{key}"
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            if found := difference(one, other, f"{where}."):
+                return found
+        elif one != other or isinstance(one, bool) != isinstance(other, bool):
+            absent = "not given"
+            return (
+                f"{where} = {absent if one is None else _short(one)}, not {absent if other is None else _short(other)}"
+            )
+    return None

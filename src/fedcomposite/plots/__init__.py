@@ -1,0 +1,11 @@
+"""Every picture. Functions return a matplotlib Figure, and write a file of any kind its suffix names: .png, .pdf, .svg.
+
+This room imports nothing of the package: it draws what it is given, records as mappings and silos by their attributes.
+"""
+
+from fedcomposite.plots.canvas import check_kind
+from fedcomposite.plots.histories import AXES, Axis, draw_histories
+from fedcomposite.plots.looks import Look, looks
+from fedcomposite.plots.silos import draw_silos
+
+__all__ = ["AXES", "Axis", "Look", "check_kind", "draw_histories", "draw_silos", "looks"]
