@@ -222,3 +222,59 @@ def test_the_process_is_left_alone_off_the_main_thread_or_when_asked(problem, mo
     worker.start()
     worker.join()
     assert used == []
+
+
+# -- from TOML --------------------------------------------------------------------------------------------------------
+
+EXPERIMENT = """
+[data]
+name = "synthetic"
+clients = 4
+features = 5
+samples = 20
+
+[algorithm]
+name = "FedAvg"
+local_steps = 2
+step = 0.5
+
+[run]
+rounds = 300
+
+[[callbacks]]
+name = "EarlyStopping"
+metric = "{metric}"
+patience = 4
+min_delta = 1e-3
+
+[[callbacks]]
+name = "Csv"
+path = "records.csv"
+"""
+
+
+def test_callbacks_of_an_experiment_leave_a_whole_run_folder(cli, tmp_path):
+    (tmp_path / "e.toml").write_text(EXPERIMENT.format(metric="objective"))
+    said = cli("run", tmp_path / "e.toml", "--out", tmp_path / "run", check=0)
+    assert "objective has not improved for 4 records" in said.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert summary["message"].startswith("stopped after round ")
+    lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
+    assert len(lines) == summary["rounds"] + 1 < 300
+    assert len((tmp_path / "run" / "records.csv").read_text().splitlines()) == len(lines) + 1
+    assert (tmp_path / "run" / "coefficients.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("objective", "accuracy"), "no 'accuracy' in the records"),
+        (('"EarlyStopping"', '"EarlyStoping"'), "unknown callback 'EarlyStoping'; did you mean 'EarlyStopping'?"),
+        (("patience = 4", "patience = 0"), "patience = 0, must be an integer >= 1"),
+    ],
+)
+def test_wrong_callbacks_are_refused_before_anything_is_written(cli, tmp_path, change, message):
+    (tmp_path / "e.toml").write_text(EXPERIMENT.format(metric="objective").replace(*change))
+    assert message in cli("run", tmp_path / "e.toml", "--out", tmp_path / "run", check=2).err
+    assert not (tmp_path / "run").exists()

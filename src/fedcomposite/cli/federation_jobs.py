@@ -17,6 +17,7 @@ import pandas as pd
 from rich.markup import escape
 
 from fedcomposite.cli.console import out, print_frame
+from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.experiments.toml import locate, read_text
 from fedcomposite.federation import bundle, engine
@@ -60,7 +61,7 @@ def begin(
         chosen = destination or federation.runs / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = RunFolder(chosen.absolute())
         place.create()
-        place.config.write_text(write(experiment), encoding="utf-8")
+        place.config.write_text(write(experiment, callbacks=True), encoding="utf-8")
         written = tomllib.loads(text)
         job = Job(
             name=uuid.uuid4().hex[:16],
@@ -70,8 +71,9 @@ def begin(
             partition=written.get("partition"),
         )
         (place.path / "job").write_text(job.name + "\n", encoding="utf-8")
-    for old in ("stop", "status.json"):
-        (place.path / old).unlink(missing_ok=True)
+    with FolderLock(place.path):  # refused while the job runs
+        for old in ("stop", "status.json"):
+            (place.path / old).unlink(missing_ok=True)
     federation.job(job.name).parent.mkdir(parents=True, exist_ok=True)
     federation.job(job.name).write_text(job.model_dump_json(), encoding="utf-8")
     return place

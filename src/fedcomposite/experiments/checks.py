@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from fedcomposite._validation import UserError
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.experiments.toml import ConfigError
 from fedcomposite.problems import Problem
-from fedcomposite.runtime import CheckpointError, Cohorts, Record, simulate
+from fedcomposite.runtime import CheckpointError, Cohorts, simulate
+from fedcomposite.runtime.callbacks import AnyCallback, Callback, EarlyStopping, View
 from fedcomposite.runtime.rounds import rehearse
 
 
@@ -23,15 +25,22 @@ class _Accepted(BaseException):
 
 
 def check_run(
-    problem: Problem, algorithm: AnyAlgorithm, settings: dict[str, Any], checkpoint: Path | None = None
+    problem: Problem,
+    algorithm: AnyAlgorithm,
+    settings: dict[str, Any],
+    checkpoint: Path | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Refuse what cannot be run: method x regularizer x participation x data x settings x checkpoint.
 
-    The run is begun without a place to write, from ``checkpoint`` if there is one, and left at its first record.
+    The run is begun without a place to write, from ``checkpoint`` if there is one, and left at its first record. Of
+    the callbacks those are asked that read the records.
     """
 
-    def leave(record: Record) -> None:
+    def leave(view: View) -> None:
         raise _Accepted
+
+    watchers: list[AnyCallback] = [*(c for c in callbacks if isinstance(c, EarlyStopping)), leave]
 
     resume = checkpoint is not None and checkpoint.exists()
     quiet = {**settings, "checkpoint": checkpoint if resume else None, "checkpoint_every": 0, "resume": resume}
@@ -39,7 +48,7 @@ def check_run(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself will say it
             with contextlib.suppress(_Accepted):
-                simulate(problem, algorithm, **quiet, on_record=leave)
+                simulate(problem, algorithm, **quiet, callbacks=watchers, progress=False)
             _try_rules(problem, algorithm, settings["participation"])
     except (UserError, CheckpointError):
         raise

@@ -20,6 +20,8 @@ from fedcomposite.experiments import toml
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
+from fedcomposite.runtime.callbacks import Callback
+from fedcomposite.runtime.callbacks import build as build_callback
 
 __all__ = ["Config", "ConfigError", "ModelSection", "ProblemSection", "RunSection", "locate", "shipped"]
 
@@ -87,6 +89,7 @@ class Config(_Section):
     regularizer: dict[str, Any] = {"name": "Zero"}
     algorithm: dict[str, Any] | None = None
     algorithms: list[dict[str, Any]] = []
+    callbacks: list[dict[str, Any]] = []
     run: RunSection
 
     # -- reading and writing ----------------------------------------------------------------------------------------
@@ -126,6 +129,7 @@ class Config(_Section):
         checks: list[Callable[[], Any]] = [self.make_regularizer]
         checks += [functools.partial(self.make_algorithm, spec, None) for spec in self.specs]
         checks += [self._check_labels, self._check_data, self._check_partition, self._check_model]
+        checks += [functools.partial(self.make_callbacks, Path())]
         found = []
         for check in checks:
             try:
@@ -206,6 +210,20 @@ class Config(_Section):
         return theory.constants(
             problem, batch=self.run.batch_size, rounds=self.run.rounds, participation=self.run.participation
         )
+
+    def make_callbacks(self, folder: Path) -> list[Callback]:
+        """Build ``[[callbacks]]``; paths that are not absolute lie in the run's folder."""
+        made = []
+        for spec in self.callbacks:
+            fields = {k: v for k, v in spec.items() if k != "name"}
+            for key in ("path", "folder"):
+                if isinstance(fields.get(key), str):
+                    fields[key] = str(folder / fields[key])
+            try:
+                made.append(build_callback(_name(spec), **fields))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"[[callbacks]] {error}") from None
+        return made
 
     def outside_theory(self, algorithm: AnyAlgorithm, problem: Problem) -> list[str]:
         """Conditions of the method's theorem that the run breaks, in sentences; none for networks."""

@@ -52,7 +52,8 @@ def prepare(
     settings = config.settings()
     problem = problem or config.make_problem()
     config, algorithm = resolve(config, problem)
-    check_run(problem, algorithm, settings, None if folder is None or fresh else folder.checkpoint)
+    watchers = config.make_callbacks(Path())
+    check_run(problem, algorithm, settings, None if folder is None or fresh else folder.checkpoint, watchers)
     return Prepared(config, problem, algorithm)
 
 
@@ -90,6 +91,8 @@ def carry_out(prepared: Prepared, folder: RunFolder, watch: Watch | None = None,
                     checkpoint=folder.checkpoint,
                     resume=not fresh,
                     on_record=journal,
+                    callbacks=config.make_callbacks(folder.path),
+                    progress=False,
                     **config.settings(),
                 )
         except Interrupted as stop:

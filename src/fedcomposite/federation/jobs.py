@@ -16,13 +16,14 @@ from typing import Any, Literal
 from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict
 
-from fedcomposite.experiments.store import RunFolder
+from fedcomposite.experiments.locks import FolderLock
+from fedcomposite.experiments.store import Journal, RunFolder
 from fedcomposite.federation.folder import FederationFolder
 from fedcomposite.federation.post import Settings
 from fedcomposite.federation.server import Coordinator
 from fedcomposite.federation.shape import parse
 from fedcomposite.files import write_atomic
-from fedcomposite.runtime.history import Record, Run
+from fedcomposite.runtime.history import Run
 
 State = Literal["preparing", "running", "finished", "failed"]
 
@@ -40,7 +41,7 @@ class Job(BaseModel):
     partition: dict[str, Any] | None = None
 
 
-class _Journal:
+class _Diary:
     """status.json and federation.log."""
 
     def __init__(self, folder: Path) -> None:
@@ -65,40 +66,40 @@ def carry_out(grid: Grid, federation: FederationFolder, name: str) -> Run:
     """Do a job, from its checkpoint if there is one, and leave its run folder complete."""
     job = Job.model_validate_json(federation.job(name).read_text(encoding="utf-8"))
     folder = RunFolder(job.out)
-    journal = _Journal(folder.path)
-    journal.write()
+    with FolderLock(folder.path):
+        diary = _Diary(folder.path)
+        diary.write()
+        try:
+            run = _conduct(grid, federation, job, folder, diary)
+        except BaseException as error:
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            diary.log(f"failed: {line}")
+            diary.write(state="failed", message=line, missing={})
+            raise
+        diary.log(run.message)
+        diary.write(state="finished", message=run.message, missing={})
+    return run
+
+
+def _conduct(grid: Grid, federation: FederationFolder, job: Job, folder: RunFolder, diary: _Diary) -> Run:
+    """Meet the sites and do the rounds."""
+    config = parse(folder.config.read_text(encoding="utf-8"), "config.toml")
     coordinator: Coordinator | None = None
 
     def stop() -> bool:
-        journal.renew(coordinator.post.missing if coordinator is not None else {})
+        diary.renew(coordinator.post.missing if coordinator is not None else {})
         return (folder.path / "stop").exists()
 
-    try:
-        config = parse(folder.config.read_text(encoding="utf-8"), "config.toml")
-        coordinator = Coordinator(
-            grid, federation.sites, federation.nodes, config, name, Settings(**job.settings),
-            log=journal.log, stop=stop,
-        )  # fmt: skip
-        coordinator.prepare()
-        resolved = coordinator.config
-        if job.data is not None:
-            resolved = resolved.model_copy(update={"data": job.data, "partition": job.partition})
-        resolved.write(folder.config)
-        journal.write(state="running", rounds=config.run.rounds)
-        with (folder.path / "history.jsonl").open("w", encoding="utf-8") as file:
-
-            def on_record(record: Record) -> None:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                journal.write(round=record["round"])
-
-            run = coordinator.run(folder.checkpoint, on_record)
-        folder.finish(run, coordinator.problem, resolved.labels[0])
-    except BaseException as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        journal.log(f"failed: {line}")
-        journal.write(state="failed", message=line, missing={})
-        raise
-    journal.log(run.message)
-    journal.write(state="finished", message=run.message, missing={})
+    coordinator = Coordinator(
+        grid, federation.sites, federation.nodes, config, job.name, Settings(**job.settings), log=diary.log, stop=stop
+    )
+    coordinator.prepare()
+    resolved = coordinator.config
+    if job.data is not None:
+        resolved = resolved.model_copy(update={"data": job.data, "partition": job.partition})
+    diary.write(state="running", rounds=config.run.rounds)
+    journal = Journal(folder, resolved.text, watch=lambda record: diary.write(round=record["round"]))
+    run = coordinator.run(folder.checkpoint, journal, config.make_callbacks(folder.path))
+    journal.close()
+    folder.finish(run, coordinator.problem, resolved.labels[0])
     return run

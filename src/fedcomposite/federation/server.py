@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedcomposite.federation.wire import WireError
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
 from fedcomposite.runtime import Cohorts, Driver, Plan, check_fit
-from fedcomposite.runtime.callbacks.base import OnRecord
+from fedcomposite.runtime.callbacks import Callback, OnRecord
 from fedcomposite.runtime.history import Record, Run
 from fedcomposite.runtime.transports import StoppedError
 
@@ -155,7 +155,12 @@ class Coordinator:
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
-    def run(self, checkpoint: Path | None = None, on_record: Callable[[Record], None] | None = None) -> Run:
+    def run(
+        self,
+        checkpoint: Path | None = None,
+        on_record: Callable[[Record], None] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Run:
         """Do the rounds that are left; the state is written to ``checkpoint`` after each of them."""
         if checkpoint is not None and checkpoint.exists():
             self.driver.resume(checkpoint)
@@ -167,7 +172,7 @@ class Coordinator:
             run.tolerance,
             checkpoint,
             checkpoint_every=1,
-            callbacks=[] if on_record is None else [OnRecord(on_record)],
+            callbacks=[*([] if on_record is None else [OnRecord(on_record)]), *callbacks],
             process_settings=False,
             blame=lambda r: f"{name} diverged in round {r}: try smaller steps",
         )

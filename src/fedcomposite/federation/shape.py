@@ -43,9 +43,14 @@ def parse(text: str, where: str = "config") -> Config:
     return config
 
 
-def write(config: Config) -> str:
-    """The experiment as TOML, without the data that a federation has at its sites; :func:`parse` reads it."""
+def write(config: Config, *, callbacks: bool = False) -> str:
+    """The experiment as TOML, without the data that a federation has at its sites; :func:`parse` reads it.
+
+    Callbacks are the coordinator's matter and stay there.
+    """
     content = config.model_dump(exclude_none=True, exclude={"data", "partition"})
+    if not callbacks:
+        del content["callbacks"]
     if "name" in config.data:
         content["data"] = {"name": config.data["name"]}
     return tomli_w.dumps({k: v for k, v in content.items() if v != []})
