@@ -167,7 +167,7 @@ class Config(_Section):
         try:
             if "name" not in spec:
                 raise ConfigError("needs a name")
-            if "steps" not in spec:
+            if spec.get("steps") is None:
                 return algorithms.build(spec["name"], **fields)
             known = None if problem is None else self._constants(problem)
             return theory.choose(algorithms.lookup(spec["name"]), spec["steps"], known, fields)
