@@ -9,6 +9,8 @@ import torch
 import fedcomposite as fc
 from fedcomposite import theory
 from fedcomposite.algorithms import REGISTRY, build
+from fedcomposite.experiments import Config
+from fedcomposite.experiments.config import ConfigError
 from fedcomposite.regularizers import L1, MCP, SCAD, Box, ElasticNet, Zero
 from fedcomposite.theory import Constants
 
@@ -366,3 +368,153 @@ def test_bound_says_what_is_missing(lasso):
     scaffold = build("Scaffold", **theory.steps("Scaffold", full))
     with pytest.raises(ValueError, match="unnamed constant factor"):
         theory.bound(run, scaffold, full)
+
+
+# -- steps from a configuration -------------------------------------------------------------------------------------
+
+
+def config(algorithm, loss="logistic", run=None, **more):
+    content = {
+        "data": {"name": "synthetic", "clients": 5, "samples": 20, "seed": 0},
+        "problem": {"loss": loss, **more},
+        "algorithm": algorithm,
+        "run": {"rounds": 10, **(run or {})},
+    }
+    return Config.check(content)
+
+
+def made(*args, **kwargs):
+    checked = config(*args, **kwargs)
+    problem = checked.make_problem()
+    return checked.make_algorithm(checked.specs[0], problem), problem, checked
+
+
+@pytest.mark.parametrize("name", theory.THEOREMS)
+def test_theory_steps_of_every_theorem_in_a_configuration(name):
+    """Checked without constants, then made from measured and given ones, within the theorem."""
+    table = {"distance": 2.0, "mu": 0.01}
+    loss = "logistic" if name != "FedMLS" else "hinge"
+    algorithm = {"name": name, "steps": "theory", "constants": table}
+    method, problem, checked = made(algorithm, loss, {"batch_size": 4} if name == "FedMSPP" else None)
+    known = theory.constants(problem, rounds=10, batch=checked.run.batch_size, **table)
+    assert theory.outside(method, known) == []
+
+
+def test_theory_says_which_constant_is_missing_and_where_to_give_it():
+    checked = config({"name": "FedMLS", "steps": "theory"}, "hinge")
+    with pytest.raises(ConfigError, match=r"the constant distance is not known: .* constants = \{distance = \.\.\.\}"):
+        checked.make_algorithm(checked.specs[0], checked.make_problem())
+    with pytest.raises(ConfigError, match="Constants has no field 'distanse'; did you mean 'distance'"):
+        config({"name": "FedMLS", "steps": "theory", "constants": {"distanse": 1.0}})
+    with pytest.raises(ConfigError, match=r"Constants: distance = 'far', must be a number or none"):
+        config({"name": "FedMLS", "steps": "theory", "constants": {"distance": "far"}})
+    with pytest.raises(ConfigError, match="no theorem on 'FedAvg'"):
+        config({"name": "FedAvg", "steps": "theory"})
+
+
+def test_fedmspp_takes_the_constants_of_single_samples():
+    """A minibatch may consist of the worst sample, whose curvature is ||a||^2 / 4; a client's mean has less."""
+    method, problem, _ = made({"name": "FedMSPP", "steps": "theory"}, run={"batch_size": 1})
+    worst = max(float(problem.silos[i][0].square().sum(1).max()) for i in range(5)) / 4
+    assert method.prox_step == pytest.approx(min(10 ** (-1 / 3), math.sqrt(5 / 10)) / (8 * worst))
+    assert worst > 1.1 * problem.smoothness()
+    c = theory.constants(problem, rounds=10, batch=1)
+    assert (c.L_sample, c.G_sample) == (pytest.approx(worst), pytest.approx(math.sqrt(4 * worst)))
+    larger = build("FedMSPP", **{**vars(method), "prox_step": 1.01 * method.prox_step})
+    assert any("prox_step" in sentence for sentence in theory.outside(larger, c))
+
+
+def test_subgradient_bound_of_weighted_l1():
+    h = L1(0.05, weights=(200.0, *[0.0] * 9))
+    assert theory.subgradient_bound(h, 10) == pytest.approx(10.0)
+    steep = L1(0.5, weights=(3.0, 4.0))
+    x = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    assert theory.subgradient_bound(steep, 2) == pytest.approx(float(steep.subgradient(x).norm())) == 2.5
+
+
+def test_theorems_are_about_equal_weights():
+    sizes = arrays(kind="sign")
+    sentence = "the clients weigh by their samples, the theorem is about equal weights"
+    for weights, found in (("uniform", []), ("samples", [sentence])):
+        problem = fc.Problem(fc.Silos.from_arrays(sizes), loss="logistic", weights=weights)
+        c = theory.constants(problem, rounds=5, batch=2, distance=1.0, mu=0.01)
+        for name in theory.THEOREMS:
+            assert theory.outside(build(name, **theory.steps(name, c, 3)), c) == found, name
+    problem = fc.Problem(fc.Silos.from_arrays([(X[:18], y[:18]) for X, y in sizes]), loss="logistic", weights="samples")
+    assert theory.constants(problem).uniform
+    run = fc.simulate(problem, build("ProximalGradient", step=0.1), rounds=1)
+    with pytest.raises(ValueError, match="does not apply: the clients weigh by their samples"):
+        theory.bound(run, build("ProximalGradient", step=0.1), Constants(L=1.0, gap=1.0, uniform=False))
+
+
+@pytest.mark.parametrize("steps", ["auto", "theory"])
+@pytest.mark.parametrize(
+    ("field", "value", "must"),
+    [
+        ("local_steps", 0, "must be an integer >= 1"),
+        ("local_steps", -3, "must be an integer >= 1"),
+        ("local_steps", 2.5, "must be an integer >= 1"),
+        ("local_steps", "ten", "must be an integer >= 1"),
+        ("local_steps", True, "must be an integer >= 1"),
+        ("step", 0.0, "must be a number > 0"),
+        ("step", float("inf"), "must be a number > 0"),
+        ("server_step", [1.0], "must be a number > 0"),
+        ("lokal_steps", 3, "did you mean 'local_steps'"),
+    ],
+)
+def test_nonsense_beside_chosen_steps_is_one_line(steps, field, value, must):
+    with pytest.raises(ConfigError, match=rf"^config: \[algorithm\] .*{must}") as error:
+        config({"name": "Zhang", "steps": steps, field: value})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("steps", ["car", "", 3, True, ["auto"]])
+def test_unknown_rules_are_one_line(steps):
+    with pytest.raises(ConfigError, match=r"^config: \[algorithm\] steps = .*, must be 'auto' or 'theory'"):
+        config({"name": "Zhang", "steps": steps})
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_steps_with_nothing_left_to_choose_are_refused(name):
+    """``--set algorithm.steps=auto`` over explicit steps would be ignored, so it is an error that says what to do."""
+    full = {k: v for k, v in vars(REGISTRY[name].auto(1.0, local_steps=3)).items() if v is not None}
+    with pytest.raises(ConfigError, match=r"\[algorithm\] steps = 'auto' has nothing left to choose: .* given; leave"):
+        config({"name": name, "steps": "auto", **full})
+    assert config({"name": name, **full})
+    if name in theory.THEOREMS:
+        chosen = {k: v for k, v in theory.steps(name, CHOSEN[name], 3).items() if v is not None}
+        with pytest.raises(ConfigError, match="steps = 'theory' has nothing left to choose"):
+            config({"name": name, "steps": "theory", **chosen})
+
+
+def test_given_fields_win_over_chosen_ones():
+    method, problem, _ = made({"name": "Zhang", "steps": "theory", "server_step": 4.0, "local_steps": 3})
+    assert (method.server_step, method.local_steps) == (4.0, 3)
+    L = problem.smoothness()
+    fixed, *_ = made({"name": "Scaffnew", "steps": "auto", "local_steps": 4})  # local_steps excludes p
+    assert (fixed.local_steps, fixed.p, fixed.step) == (4, None, pytest.approx(0.5 / L))
+    coin, *_ = made({"name": "Scaffnew", "steps": "theory", "p": 0.3})
+    assert (coin.local_steps, coin.p, coin.step) == (None, 0.3, pytest.approx(1 / L))
+
+
+def test_choosing_without_constants_only_checks():
+    assert theory.choose(REGISTRY["FedMLS"], "theory", None, {"radius": 2.0}).radius == 2.0
+    with pytest.raises(ValueError, match="must be a table"):
+        theory.choose(REGISTRY["FedMLS"], "theory", None, {"constants": 3.0})
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_practical_steps_follow_the_scale_of_the_data(name, batch):
+    """Features times 16, and h so that h(16 x) is the old one: the run is the same in units of 1/16, to the bit."""
+    cls, found = REGISTRY[name], []
+    base = fc.data.load("synthetic", clients=5, features=6, samples=30, seed=2)
+    for c in (1.0, 16.0, 1 / 1024):
+        silos = fc.Silos.from_arrays([(c * base[i][0], base[i][1]) for i in range(5)])
+        h = Zero() if cls.info.regularizer == "none" else L1(0.003 * c)
+        problem = fc.Problem(silos, loss="logistic", regularizer=h)
+        method = theory.choose(cls, "auto", theory.constants(problem), {})
+        found.append(c * fc.simulate(problem, method, rounds=6, batch_size=batch, evaluate_every=6).solution)
+    assert float(found[0].norm()) > 0
+    for scaled in found[1:]:
+        torch.testing.assert_close(scaled, found[0], rtol=1e-12, atol=0)

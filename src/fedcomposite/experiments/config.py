@@ -197,7 +197,7 @@ class Config(_Section):
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             name = _name(spec)
-            if "steps" not in spec:
+            if spec.get("steps") is None:
                 return algorithms.build(name, **fields)
             known = None if problem is None else self._constants(problem)
             return theory.choose(algorithms.lookup(name), spec["steps"], known, fields)
