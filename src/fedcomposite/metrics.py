@@ -1,6 +1,7 @@
-"""Measures of a model: how stationary, how far, how sparse, and how much clients drift.
+"""Measures of a model: how good, how stationary, how far, how sparse, and how much clients drift.
 
-``x`` is anything that becomes a float64 vector of the problem's dimension.
+``x`` is anything that becomes a float64 vector of the problem's dimension. Metrics that a problem measures in every
+record (``Problem(..., metrics=["auc"])``) are those of :data:`METRICS`, or your own :class:`Metric`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,56 @@ import torch
 from torch import Tensor
 
 from fedcomposite.problems import Batches, ClientGradients, Counter, Loss, Problem, prox_gradient_norm
+from fedcomposite.problems.metrics import (
+    AUC,
+    F1,
+    MAE,
+    METRICS,
+    R2,
+    Accuracy,
+    BalancedAccuracy,
+    Brier,
+    Calibration,
+    LogLoss,
+    Metric,
+    exact_auc,
+    margin,
+    per_client,
+    predicted,
+    probabilities,
+)
+
+__all__ = [
+    "AUC",
+    "F1",
+    "MAE",
+    "METRICS",
+    "R2",
+    "Accuracy",
+    "BalancedAccuracy",
+    "Brier",
+    "Calibration",
+    "LogLoss",
+    "Metric",
+    "ProximalPoint",
+    "Support",
+    "client_drift",
+    "distance",
+    "exact_auc",
+    "hoyer",
+    "margin",
+    "moreau_gradient_norm",
+    "normal_map",
+    "normal_map_norm",
+    "per_client",
+    "predicted",
+    "probabilities",
+    "prox_gradient",
+    "proximal_point",
+    "sparsity",
+    "stationarity",
+    "support",
+]
 
 
 def _vector(x: Any) -> Tensor:

@@ -63,4 +63,4 @@ def synthetic(
         arrays.append((X, y))
     largest = max(float(np.linalg.norm(X, axis=1).max()) for X, _ in arrays) if scale else 1.0
     silos = Silos.from_arrays([(X / largest, y) for X, y in arrays])
-    return silos.split(test, seed) if test else silos
+    return silos.split(test, seed, validation) if test or validation else silos

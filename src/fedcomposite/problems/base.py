@@ -124,6 +124,10 @@ class Smooth(ABC):
         """Loss and gradient of f = sum_i w_i f_i at one point, and metrics."""
 
     @abstractmethod
+    def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of some samples as metrics see them; see :mod:`fedcomposite.problems.metrics`."""
+
+    @abstractmethod
     def smoothness(self, of: Literal["clients", "mean"] = "clients") -> float:
         """Smoothness constant: the largest over the clients, or that of f."""
 

@@ -54,6 +54,7 @@ class Linear(Smooth):
                 f"a linear model needs samples that are vectors, these are {shape}; flatten them or give a model"
             )
         self.loss = loss = loss.adapt(silos)
+        self._silos = silos
         self.outputs = loss.outputs
         self.measures = Measures.of(loss) if measures is None else measures
         self.dtype, self.device = dtype, device
@@ -70,7 +71,7 @@ class Linear(Smooth):
         # A minibatch stands for all of its client's samples: the factor of its mean, where that is not 1.
         self._factors = self._per_sample(silos.sizes / self._divisors) if loss.reduction == "sum" else None
         self._padded: tuple[bytes, list[_Block]] = (b"", [])
-        sizes = silos.sizes.tolist()
+        sizes = silos.sizes.tolist() if self.measures.clients else [len(self.b)]
         self._rows, self._targets = Rows.of(sizes, sizes, device), self._as_targets(self.b)
         self._held: dict[Part, tuple[Tensor, Tensor, Tensor, Rows]] = {}
         for part, held in silos.held_out.items():
@@ -173,6 +174,12 @@ class Linear(Smooth):
             if self.measures.loss:
                 counts[f"{part}/loss"] = MeanLoss().counts(self.loss.value(z, b), targets, rows.owner, 1)
         return Evaluation(loss, gradient, counts, self.measures)
+
+    def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Responses to the samples' margins, and class numbers or targets."""
+        w = x if self.outputs == 1 else x.reshape(-1, self.outputs)
+        b = self.loss.prepare(self._silos, targets).to(self.device, self.dtype)
+        return self.loss.response(self._design(features) @ w), self._as_targets(b)
 
     def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
         """Curvature times the largest eigenvalue of X'X/m: of the clients, of f, or of single samples (||a||^2)."""

@@ -30,7 +30,7 @@ class MeanLoss(Metric):
 
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
         """Sum and samples."""
-        return per_client([outputs, torch.ones_like(outputs)], owner, n)
+        return per_client([outputs, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
         """The mean."""
@@ -49,7 +49,7 @@ class Rows:
         """Rows of consecutive samples."""
         samples = torch.tensor([list(seen), list(held)], dtype=torch.float64).T.contiguous()
         owner = torch.arange(len(seen)).repeat_interleave(torch.tensor(seen))
-        return cls(owner.to(device), samples.to(device))
+        return cls(owner.to(device), samples)
 
 
 class Scored(Protocol):
@@ -118,8 +118,8 @@ def summarise(
         for metric in chosen:
             if (rows := counts.get(f"{part}/{metric.name}")) is None:
                 continue
-            table = rows.detach().to("cpu", torch.float64)
-            total = _whole(table, counts.get(f"{part}/samples")).sum(0)
+            table = rows.cpu()
+            total = _whole(table, counts.get(f"{part}/samples")).sum(0) if len(table) > 1 else table[0]
             made[f"{part}_{metric.name}"] = float(metric.value(total))
             made |= {f"{part}_{metric.name}_{k}": v for k, v in metric.details(total).items()}
             if clients and part == "train":
@@ -135,7 +135,7 @@ def _whole(table: Tensor, samples: Tensor | None) -> Tensor:
     """Counts as if every row had seen all of its samples."""
     if samples is None:
         return table
-    seen, held = samples.detach().to("cpu", torch.float64).unbind(1)
+    seen, held = samples.cpu().unbind(1)
     return table if torch.equal(seen, held) else table / seen.unsqueeze(1) * held.unsqueeze(1)
 
 

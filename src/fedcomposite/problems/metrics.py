@@ -73,17 +73,25 @@ class Metric(ABC):
         return float(self.value(self.counts(outputs, targets, torch.zeros(len(targets), dtype=torch.long), 1)[0]))
 
 
-def per_client(values: Tensor | Sequence[Tensor], owner: Tensor, n: int) -> Tensor:
-    """Sums ``(n, k)`` of values of the samples, ``(N, k)`` or k columns ``(N,)``, over each client's; in float64."""
-    columns = [c.double() for c in (values.unbind(1) if isinstance(values, Tensor) else values)]
-    if not columns:
-        return torch.zeros(n, 0, dtype=torch.float64)
+def per_client(values: Tensor | Sequence[Tensor | float], owner: Tensor, n: int) -> Tensor:
+    """Sums ``(n, k)`` of values of the samples, ``(N, k)`` or k columns ``(N,)``, over each client's; in float64.
+
+    A number in place of a column is that of every sample.
+    """
+    columns = values.unbind(1) if isinstance(values, Tensor) else values
     if n == 1:
-        return torch.stack([c.sum() for c in columns]).unsqueeze(0)
-    if columns[0].device.type == "cpu":
-        return torch.stack([torch.bincount(owner, c, minlength=n) for c in columns], 1)
-    table = columns[0].new_zeros(n, len(columns))
-    return table.index_put_((owner,), torch.stack(columns, 1), accumulate=True)  # sorts, and so adds in a fixed order
+        row = [_sum(c) if isinstance(c, Tensor) else c * len(owner) for c in columns]
+        return torch.tensor([row], dtype=torch.float64)
+    whole = [c.double() if isinstance(c, Tensor) else torch.full(owner.shape, c, dtype=torch.float64) for c in columns]
+    if owner.device.type == "cpu":
+        return torch.stack([torch.bincount(owner, c, minlength=n) for c in whole], 1).double()
+    table = torch.zeros(n, len(whole), dtype=torch.float64, device=owner.device)
+    each = torch.stack([c.to(owner.device) for c in whole], 1)
+    return table.index_put_((owner,), each, accumulate=True)  # sorts, and so adds in a fixed order
+
+
+def _sum(values: Tensor) -> float:
+    return float(values.count_nonzero() if values.dtype == torch.bool else values.sum(dtype=torch.float64))
 
 
 def predicted(outputs: Tensor) -> Tensor:
@@ -127,7 +135,7 @@ class Accuracy(Metric):
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
         """Hits and samples."""
         hits = predicted(outputs) == targets
-        return per_client([hits, torch.ones_like(hits)], owner, n)
+        return per_client([hits, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
         """Hits per sample."""
@@ -253,7 +261,7 @@ class LogLoss(Metric):
             losses = -logsigmoid(torch.where(targets > 0, z, -z))
         else:
             losses = -(log_softmax(z, -1).gather(-1, targets.long().unsqueeze(-1)).squeeze(-1))
-        return per_client([losses, torch.ones_like(losses)], owner, n)
+        return per_client([losses, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
         """The mean."""
@@ -275,7 +283,7 @@ class Brier(Metric):
         p = probabilities(outputs)
         squares = (p - _indicators(targets, outputs).double()).square().sum(-1)
         squares = squares / 2 if p.shape[-1] == 2 else squares
-        return per_client([squares, torch.ones_like(squares)], owner, n)
+        return per_client([squares, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
         """The mean."""
@@ -302,7 +310,7 @@ class Calibration(Metric):
         p = probabilities(outputs)
         said, so = (p[:, 1], targets > 0) if p.shape[-1] == 2 else (p.amax(-1), predicted(outputs) == targets)
         edges = torch.linspace(0, 1, self.bins + 1, dtype=torch.float64, device=p.device)[1:-1]
-        inside = _indicators(torch.bucketize(said, edges), said.new_empty(0, self.bins))
+        inside = _indicators(torch.bucketize(said.contiguous(), edges), said.new_empty(0, self.bins))
         parts = [inside, torch.where(inside, said.unsqueeze(-1), 0.0), inside & so.unsqueeze(-1)]
         return per_client(torch.cat([v.double() for v in parts], -1), owner, n)
 
@@ -338,7 +346,7 @@ class R2(Metric):
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
         """Samples, sum of targets, of their squares, of squared residuals."""
         y = targets.double()
-        return per_client([torch.ones_like(y), y, y.square(), (outputs.double() - y).square()], owner, n)
+        return per_client([1.0, y, y.square(), (outputs.double() - y).square()], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
         """The coefficient of determination."""
@@ -361,7 +369,7 @@ class MAE(Metric):
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
         """Sum and samples."""
         errors = (outputs.double() - targets.double()).abs()
-        return per_client([errors, torch.ones_like(errors)], owner, n)
+        return per_client([errors, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
         """The mean."""

@@ -204,7 +204,7 @@ def _kinds(outputs: Tensor, silos: Silos, classes: bool) -> tuple[Kind, ...]:
     if outputs.numel() != len(outputs):
         return ()
     labels = set(torch.unique(silos.targets).tolist())
-    return ("binary", "regression") if labels <= {0, 1} or labels <= {-1, 1} else ("regression",)
+    return ("binary", "regression") if labels <= {0, 1} else ("regression",)
 
 
 def _aliases(module: nn.Module) -> dict[str, list[str]]:
@@ -648,10 +648,14 @@ class Network(Smooth):
             yield from (rows[a : a + _PASS] for a in range(0, len(rows), _PASS))
 
     def _counted(self, part: Part, outputs: Tensor, b: Tensor, rows: Rows) -> Counts:
-        """The counts of a part; a single output per sample is a margin or a prediction."""
-        if outputs.numel() == len(outputs):
-            outputs = outputs.reshape(-1)
-        return self.measures.count(part, outputs, b, rows)
+        """The counts of a part."""
+        return self.measures.count(part, _flattened(outputs), b, rows)
+
+    def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The module's outputs, and class numbers or targets."""
+        outputs = self.predict(x, features)
+        b = self.loss.prepare(targets, outputs.shape[-1])
+        return _flattened(outputs), b.to(self.device, self.dtype if b.is_floating_point() else None)
 
     def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> NoReturn:
         """Refused: a network's smoothness constant is unknown."""
@@ -659,6 +663,11 @@ class Network(Smooth):
             "a network's smoothness constant is unknown: give the steps yourself, for example step = 0.01 to 0.1, "
             "and halve them if the run diverges"
         )
+
+
+def _flattened(outputs: Tensor) -> Tensor:
+    """Outputs as metrics see them: a single one per sample is a margin or a prediction."""
+    return outputs.reshape(-1) if outputs.numel() == len(outputs) else outputs
 
 
 def _spread(size: int, count: int) -> npt.NDArray[np.int64]:

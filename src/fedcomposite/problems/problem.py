@@ -18,7 +18,7 @@ from fedcomposite.data.silos import Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
-from fedcomposite.problems.measures import Measures
+from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
 from fedcomposite.regularizers import On, Regularizer, Zero
@@ -248,6 +248,31 @@ class Problem:
         point, smooth = self._at(x)
         start = smooth.buffers() if buffers is None else buffers.to(point)
         return smooth.during(Local(start[None])).evaluate(point)
+
+    def scores(self, x: Any, buffers: Tensor | None = None) -> pd.DataFrame:
+        """The metrics on all samples: one row per silo and one for all of them, a column per part and metric.
+
+        Samples are at hand, so that nothing is binned. A held-out part has rows of silos where it is known whose its
+        samples are (:meth:`Silos.split` knows).
+        """
+        point, smooth = self._at(x)
+        smooth = smooth.during(Local((smooth.buffers() if buffers is None else buffers.to(point))[None]))
+        silos = self.silos
+        everyone = torch.from_numpy(np.repeat(np.arange(len(silos)), silos.sizes))
+        parts: list[tuple[Part, tuple[Tensor, Tensor], Tensor | None]]
+        parts = [("train", (silos.features, silos.targets), everyone)]
+        parts += [(part, pair, silos.held_by.get(part)) for part, pair in silos.held_out.items()]
+        table = pd.DataFrame(index=pd.Index([*silos.names, "all"], name="silo"))
+        for part, (X, y), owner in parts:
+            outputs, targets = (v.cpu() for v in smooth.scored(point, X, y))
+            who = torch.full((len(y),), -1) if owner is None else owner
+            rows = [torch.nonzero(who == i).flatten() for i in range(len(silos))] + [torch.arange(len(y))]
+            table[f"{part}_samples"] = [len(r) for r in rows]
+            for metric in self.measures.metrics:
+                table[f"{part}_{metric.name}"] = [
+                    metric.exact(outputs[r], targets[r]) if len(r) else math.nan for r in rows
+                ]
+        return table
 
     def layers(self, x: Any) -> pd.DataFrame:
         """One row per parameter tensor: shape, size, exact zeros, their share, and the Hoyer measure.
