@@ -22,7 +22,7 @@ from fedcomposite.data.faults import DataError, stop
 
 SEPARATORS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 16  # characters that decide between separators
-_DIGITS = b"0123456789+-.eE\r\n"
+_DIGITS = b"0123456789+-.eE\n"
 _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 _NEAREST: dict[str, Any] = {"float_precision": "round_trip"} if _PANDAS < (3, 1) else {}  # since then the only way
 _MARKS = (
@@ -57,7 +57,7 @@ def decode(raw: bytes, source: str, encoding: str | None = None) -> str:
         raise _unreadable(source, "it has NUL characters", remedy)
     if not text.strip():
         raise _unreadable(source, "it is empty", "give it a header and rows")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _unreadable(source: str, why: str, remedy: str) -> DataError:
@@ -69,7 +69,7 @@ def separator(text: str, source: str) -> str:
     sample = text[:_SAMPLE]
     fits, able = [], []
     for mark in SEPARATORS:
-        reader = csv.reader(io.StringIO(sample, newline=""), delimiter=mark, skipinitialspace=True)
+        reader = csv.reader(io.StringIO(sample), delimiter=mark, skipinitialspace=True)
         rows = [row for row in itertools.islice(reader, 100) if row]
         if len(sample) < len(text) and len(rows) > 1 and len(rows) < 100:
             rows.pop()  # cut in the middle
@@ -87,7 +87,7 @@ def separator(text: str, source: str) -> str:
 
 def rows(text: str, mark: str, source: str) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank, each with the line it starts in."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, skipinitialspace=True, strict=True)
+    reader = csv.reader(io.StringIO(text), delimiter=mark, skipinitialspace=True, strict=True)
     start = 1
     while True:
         try:
@@ -114,10 +114,10 @@ def plain_numbers(text: str, mark: str, header: Sequence[str], positions: Sequen
         return None
     if next(csv.reader([first], delimiter=mark, skipinitialspace=True), None) != header:
         return None  # blank lines before it, or a name of several lines
-    codes = np.frombuffer(raw.rstrip(b"\r\n") + b"\n", np.uint8)
+    codes = np.frombuffer(raw.rstrip(b"\n") + b"\n", np.uint8)
     ends, marks = np.flatnonzero(codes == ord("\n")), np.flatnonzero(codes == ord(mark))
     fields = np.diff(np.searchsorted(marks, ends), prepend=0) + 1
-    if raw.count(b"\r") != raw.count(b"\r\n") or bool((fields != len(header)).any()) or len(header) < 2:
+    if bool((fields != len(header)).any()) or len(header) < 2:
         return None
     try:
         frame = pd.read_csv(

@@ -98,14 +98,6 @@ def read_files(paths: Sequence[Path], kind: str, wanted: Wanted) -> list[Table]:
     return list(tables.values())
 
 
-def warn_of_one_class(tables: Sequence[Table]) -> None:
-    """Say so if all targets are the same number."""
-    if all(table.targets.dtype.kind in "biuf" for table in tables):
-        values = np.unique(np.concatenate([np.unique(table.targets.ravel()) for table in tables]))
-        if len(values) == 1:
-            warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
-
-
 def _absent(headers: Sequence[Sequence[str]], wanted: Wanted) -> list[Fault]:
     """Names in ``drop`` and ``columns`` that no file has."""
     seen = list(dict.fromkeys(itertools.chain.from_iterable(headers)))

@@ -21,9 +21,9 @@ from typing import Any
 
 import pandas as pd
 import torch
-from safetensors.torch import save as serialise
 
 from fedcomposite._version import __version__
+from fedcomposite.exporting import serialise
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.checkpoint import write_atomic
 from fedcomposite.runtime.history import Record, Run
