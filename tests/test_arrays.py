@@ -82,6 +82,10 @@ BAD_ARRAYS = {
     ),
     "a column more": ([(FRAME, Y2), (FRAME.assign(c=1.0), Y2)], "columns differ from the first client's: c"),
     "names twice": ([(FRAME.set_axis(["a", "a"], axis=1), Y2)], "two columns are called 'a'"),
+    "the target among the features": (
+        [(FRAME.assign(y=Y2), FRAME.assign(y=Y2)["y"])],
+        "the targets are also the column 'y' of the features",
+    ),
     "rows in another order": ([(FRAME, pd.Series(Y2, [1, 0]))], "the same row labels in another order"),
     "masked": ([(masked(X2, [[True, False], [True, True]]), Y2)], "client 0, features: 3 value(s) are masked"),
     "masked targets": ([(X2, masked(Y2, [False, True]))], "client 0, targets: 1 value(s) are masked"),
@@ -143,6 +147,11 @@ def test_names_are_lists():
     for option in ("names", "feature_names"):
         with pytest.raises(DataError, match=f"{option} = 'ab' must be a list of names"):
             Silos.from_arrays([(X2, Y2)], **{option: "ab"})
+
+
+def test_feature_names_occur_once():
+    with pytest.raises(DataError, match="feature_names: 'a' occurs twice"):
+        Silos.from_arrays([(X2, Y2)], feature_names=["a", "a"])
 
 
 def test_arrays_are_left_alone():

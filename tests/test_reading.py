@@ -41,6 +41,12 @@ def test_the_same_file_twice_and_one_class(tmp_path, monkeypatch):
     assert len(Silos.from_files(["a.csv", "b.csv"], target="y")) == 2  # not a word
 
 
+def test_a_single_path_is_one_file(tmp_path):
+    (tmp_path / "a.csv").write_text("p,y\n1,0\n3,1\n")
+    for path in (tmp_path / "a.csv", str(tmp_path / "a.csv")):
+        assert Silos.from_files(path, target="y").names == Silos.from_csv(path, target="y").names == ("a",)
+
+
 def test_parquet(tmp_path):
     pytest.importorskip("pyarrow")
     frame = pd.DataFrame({"a": [1, 2], "b": [True, False], "c": pd.array([3, None], "Int64"), "y": [0.0, 1.0]})

@@ -59,6 +59,9 @@ GOOD = {
         [[1.234], [2.5]],
         LABELS,
     ),
+    "points between semicolons": (b"a;b;y\n1;2.500;0\n-3;0.400;1\n", {}, "a b", ROWS, LABELS),
+    "points for thousands, named": (b"a;y\n1.234;0\n950;1\n", {"decimal": "."}, "a", [[1.234], [950]], LABELS),
+    "a line of spaces": (PLAIN + b"  \n", {}, "a b", ROWS, LABELS),
     "another separator in a name": (b"a;x,b,y\n1,2.5,0\n-3,.4,1\n", {}, "a;x b", ROWS, LABELS),
     "spaces in the header": (b" a , b\t,y \n1,2.5,0\n-3,.4,1\n", {}, "a b", ROWS, LABELS),
     "spaces around numbers": (b"a, b, y\n 1 , 2.5, 0\n-3,  .4 ,1 \n", {}, "a b", ROWS, LABELS),
@@ -128,9 +131,9 @@ def test_read_right(tmp_path, name):
     options = dict(options)
     if said := options.pop("_warns", None):
         with pytest.warns(DataWarning, match=said):
-            silos = Silos.from_files(tmp_path / "f.csv", target="y", **options)
+            silos = Silos.from_files([tmp_path / "f.csv"], target="y", **options)
     else:
-        silos = Silos.from_files(tmp_path / "f.csv", target="y", **options)
+        silos = Silos.from_files([tmp_path / "f.csv"], target="y", **options)
     assert silos.features.tolist() == X
     assert silos.targets.tolist() == y
     assert silos.features.dtype == silos.targets.dtype == torch.float64
@@ -226,6 +229,7 @@ BAD = {
     ),
     "text labels": (b"a,y\n1,yes\n2,no\n", {}, ["column 'y' is not numeric: 2 of 2 values, such as 'yes'"]),
     "dates": (b"a,y\n2020-01-31,0\n2020-02-01,1\n", {}, ["column 'a' is not numeric", "'2020-01-31'"]),
+    "points for thousands": (b"a;y\n1.234;0\n950;1\n", {}, ["'1.234' may be a thousand or a fraction"]),
     "times": (b"a,y\n12:30,0\n12:31,1\n", {}, ["column 'a' is not numeric"]),
     "percentages": (b"a,y\n5%,0\n6%,1\n", {}, ["column 'a' is not numeric"]),
     "underscores": (b"a,y\n1_000,0\n2,1\n", {}, ["such as '1_000'"]),
@@ -287,7 +291,7 @@ def test_refused(tmp_path, name):
     options = {"target": "y", **options}
     expected = pytest.warns(DataWarning) if options.pop("_warns", False) else warnings.catch_warnings()
     with expected, pytest.raises(DataError) as caught:
-        Silos.from_files(tmp_path / "f.csv", **options)
+        Silos.from_files([tmp_path / "f.csv"], **options)
     for message in messages:
         assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1 or len(caught.value.faults) > 1
@@ -321,7 +325,7 @@ def test_many_faults_are_cut(tmp_path):
     names = [f"c{i}" for i in range(50)]
     (tmp_path / "f.csv").write_text(",".join(names) + ",y\n" + "x," * 50 + "1\n")
     with pytest.raises(DataError) as caught:
-        Silos.from_csv(tmp_path / "f.csv", target="y")
+        Silos.from_csv([tmp_path / "f.csv"], target="y")
     assert len(caught.value.faults) == 50
     assert str(caught.value).endswith("... and 30 more")
 
@@ -329,7 +333,7 @@ def test_many_faults_are_cut(tmp_path):
 def test_line_numbers_count_lines_within_quotes(tmp_path):
     (tmp_path / "f.csv").write_text('note,a,y\n"two\nlines",1,0\n\nx,?,1\n')
     with pytest.raises(DataError) as caught:
-        Silos.from_csv(tmp_path / "f.csv", target="y", drop="note")
+        Silos.from_csv([tmp_path / "f.csv"], target="y", drop="note")
     assert caught.value.faults[0].lines == (5,)
 
 
@@ -346,7 +350,7 @@ def test_thousands_of_rows_to_the_bit(tmp_path, newline, plain):
     if not plain:
         lines[-1] = lines[-1].replace(",", ", ")
     (tmp_path / "f.csv").write_bytes(newline.join(lines).encode())
-    silos = Silos.from_csv(tmp_path / "f.csv", target="y")
+    silos = Silos.from_csv([tmp_path / "f.csv"], target="y")
     expected = np.array([[float(a), float(b)] for a, b in cells])
     assert silos.features.numpy().tobytes() == expected.tobytes()
     assert silos.targets.tolist() == y

@@ -111,12 +111,9 @@ def export(
     """
     if format not in _WRITERS:
         raise ValueError(f"unknown format {format!r}{suggest(format, _WRITERS)} (known: {', '.join(_WRITERS)})")
-    x = run.solution if isinstance(run, Run) else torch.as_tensor(run)
-    x = x.detach().cpu() if x.is_floating_point() else x.detach().cpu().double()
+    x = _vector(run.solution if isinstance(run, Run) else run)
     if isinstance(run, Run) and buffers is None:
-        buffers = getattr(run, "buffers", None)
-    if not bool(torch.isfinite(x).all()):
-        raise ExportError("the model has NaN or infinite parameters")
+        buffers = run.buffers
     state = _state(x, problem, None if buffers is None else buffers.cpu())
     samples = problem.silos.features[:_CHECKED]
     wanted = problem.predict(x, samples, buffers)
@@ -180,6 +177,13 @@ def _compare(read: Read, state: State, wanted: Tensor, allowed: float, target: P
         if kept is None or kept.dtype != state[name].dtype or not torch.equal(kept, state[name]):
             raise ExportError(f"{target}: its tensor {name!r} is not the model's; it was not written")
     return difference
+
+
+def _vector(x: Any) -> Tensor:
+    point = torch.as_tensor(x).detach().cpu()
+    if not bool(torch.isfinite(point).all()):
+        raise ExportError("the model has NaN or infinite parameters")
+    return point if point.is_floating_point() else point.double()
 
 
 def read_csr(path: str | Path) -> State:

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import itertools
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from fedcomposite.data.faults import DataError, stop
 
 SEPARATORS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 16  # characters that decide between separators
+_DOTTED = re.compile(r'(?<![^;\n"])[+-]?\d+\.\d+(?![^;\n"])', re.ASCII)  # a whole cell between semicolons
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)
 _DIGITS = b"0123456789+-.eE\n"
 _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 _NEAREST: dict[str, Any] = {"float_precision": "round_trip"} if _PANDAS < (3, 1) else {}  # since then the only way
@@ -97,9 +100,19 @@ def rows(text: str, mark: str, source: str) -> Iterator[tuple[int, list[str]]]:
             raise _unreadable(source, why, "close every quote, and double one inside a quoted field") from None
         if row is None:
             return
-        if row:
+        if len(row) > 1 or any(cell.strip() for cell in row):
             yield start, row
         start = reader.line_num + 1
+
+
+def thousands(text: str) -> str | None:
+    """A number such as 1.234, if all with a point are such: between semicolons, that may be a thousand."""
+    first = None
+    for found in _DOTTED.finditer(text):
+        if _GROUPED.fullmatch(found[0]) is None:
+            return None
+        first = first or found[0]
+    return first
 
 
 def plain_numbers(text: str, mark: str, header: Sequence[str], positions: Sequence[int]) -> npt.NDArray[Any] | None:

@@ -203,6 +203,9 @@ def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Ta
     _, header = next(rows)
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
     before = len(faults)
+    if mark == ";" and wanted.decimal is None and (sample := delimited.thousands(text)) is not None:
+        what = f"the decimal mark is unclear: {sample!r} may be a thousand or a fraction"
+        faults.append(Fault(source, what, "say decimal = ',' or '.'"))
     kept = _select(names, source, wanted, faults)
     columns = [Column(column.name, wanted.missing, wanted.decimal) for column in kept]
     if len(faults) == before and _take_plain(text, mark, header, columns, kept):

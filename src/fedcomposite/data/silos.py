@@ -81,7 +81,11 @@ class Silos:
 
         Columns of pandas tables are matched by name, in the order of the first client's, whose names are taken over.
         """
-        columns = None if not feature_names else texts("feature_names", feature_names)
+        columns = None if not len(feature_names) else texts("feature_names", feature_names)
+        if columns is not None and len(set(columns)) < len(columns):
+            raise DataError(
+                f"feature_names: {max(columns, key=columns.count)!r} occurs twice; give every feature its own"
+            )
         labels = texts("names", names)
         parts: list[tuple[Tensor, Tensor]] = []
         given = [(labels[i] if i < len(labels) else f"client {i}", one) for i, one in enumerate(clients(arrays))]
