@@ -10,6 +10,7 @@ from scipy import sparse
 from torch import nn
 
 import fedcomposite as fc
+from fedcomposite.experiments.store import RunFolder
 from fedcomposite.exporting import ExportError, export, read_csr
 
 
@@ -149,6 +150,148 @@ def test_a_file_that_differs_is_refused(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})
     with pytest.raises(ExportError, match="predictions differ"):
         export(run, problem, tmp_path / "model", format="safetensors")
+
+
+def convolutions(channels=1):
+    """Two convolutions over images of one channel: in another memory layout they sum in another order."""
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randint(0, 256, (40, channels, 28, 28), generator=generator, dtype=torch.uint8)
+    data = fc.Silos.from_arrays([(images, torch.arange(40) % 10)])
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        *(nn.Conv2d(channels, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
+    )
+    problem = fc.Problem(data, model=model, normalization=(0.5, 0.25))
+    return problem, 3 * torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("format", ["state_dict", "safetensors", "csr"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_no_reason_to_refuse(tmp_path, format, dtype):
+    problem, x = convolutions()
+    made = export(x.to(dtype), problem, tmp_path / "model", format=format)
+    size = float(problem.predict(x.to(dtype), problem.silos.features).abs().max())
+    assert made.difference <= 1e3 * torch.finfo(dtype).eps * size
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("change", [1e-6, 1e-3, 1.0])
+def test_a_wrong_model_is_refused(tmp_path, monkeypatch, scale, change):
+    """However little a weight of the file differs, and however small or large the outputs are."""
+    import fedcomposite.exporting as module
+
+    problem, x = convolutions()
+    x[-650:] *= scale  # the last layer
+    read = module.load_file
+
+    def wrong(path):
+        state = read(path)
+        state["9.weight"][3, 7] *= 1 + change
+        return state
+
+    monkeypatch.setattr(module, "load_file", wrong)
+    with pytest.raises(ExportError, match=r"predictions differ|tensor '9\.weight' is not the model's"):
+        export(x, problem, tmp_path / "model", format="safetensors")
+
+
+def test_predictions_are_compared_at_the_size_of_the_outputs(tmp_path, monkeypatch):
+    """The module that is written, not only its tensors: an other activation is another model."""
+    import fedcomposite.exporting as module
+
+    problem, x = convolutions()
+    x[-650:] *= 1e-5
+    original = module._read
+
+    def elsewhere(state, x, problem, samples):
+        return original(state, x, problem, samples)._replace(predictions=1.001 * problem.predict(x, samples))
+
+    monkeypatch.setattr(module, "_read", elsewhere)
+    with pytest.raises(ExportError, match="rounding explains"):
+        export(x, problem, tmp_path / "model")
+
+
+@pytest.mark.parametrize("existing", [None, b"an older model"])
+@pytest.mark.parametrize("format", ["state_dict", "safetensors", "csr", "csv"])
+def test_a_refused_export_leaves_nothing(tmp_path, monkeypatch, format, existing):
+    import fedcomposite.exporting as module
+
+    def refuse(*_):
+        raise ExportError("no")
+
+    monkeypatch.setattr(module, "_compare", refuse)
+    problem = tabular(bias=True)
+    if existing is not None:
+        (tmp_path / "model.bin").write_bytes(existing)
+    with pytest.raises(ExportError):
+        export(torch.ones(problem.dimension), problem, tmp_path / "model.bin", format=format)
+    assert [p.name for p in tmp_path.iterdir()] == ([] if existing is None else ["model.bin"])
+    assert existing is None or (tmp_path / "model.bin").read_bytes() == existing
+
+
+def test_an_existing_file_is_replaced(tmp_path):
+    problem = tabular(bias=True)
+    (tmp_path / "model.csv").write_text("old")
+    export(torch.ones(problem.dimension), problem, tmp_path / "model.csv", format="csv")
+    assert (tmp_path / "model.csv").read_text().startswith("name,coefficient")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ExportError, match="cannot be written"):
+        export(torch.ones(problem.dimension), problem, tmp_path / "folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "model.csv"]
+
+
+@pytest.mark.parametrize("format", ["state_dict", "safetensors", "csr", "csv"])
+def test_files_have_the_usual_mode(tmp_path, format):
+    problem = tabular(bias=True)
+    (tmp_path / "plain").touch()
+    made = export(torch.ones(problem.dimension), problem, tmp_path / "model", format=format)
+    assert made.path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_identical_runs_give_identical_files(tmp_path):
+    """Whatever the files are called; the order of metadata is drawn anew each time a library writes them."""
+    problem, seen = tabular(bias=True), []
+    for i in range(5):
+        run = fc.simulate(problem, fc.algorithms.ProximalGradient(step=0.7), rounds=2)
+        folder = RunFolder(tmp_path / str(i))
+        folder.create()
+        folder.finish(run, problem, "run")
+        files = [folder.path / "model.safetensors"]
+        for format in ("state_dict", "safetensors", "csr", "csv"):
+            files.append(export(run, problem, folder.path / f"{format}{'x' * i}", format=format).path)
+        seen.append([file.read_bytes() for file in files])
+    assert all(one == seen[0] for one in seen)
+
+
+def test_serialised_files_are_safetensors():
+    from safetensors.torch import load
+
+    from fedcomposite.exporting import serialise
+
+    tensors = {
+        "b": torch.arange(3),
+        "größe": torch.ones(2, 2).double(),
+        "a": torch.tensor(1.5),
+        "c": torch.ones(3).half(),
+    }
+    notes = {"zeta": "1", "alpha": 'quoted "text"', "mü": "2"}
+    raw = serialise(tensors, notes)
+    back = load(raw)
+    assert set(back) == set(tensors)
+    assert all(torch.equal(back[k], v) and back[k].dtype == v.dtype for k, v in tensors.items())
+    for _ in range(20):
+        assert serialise(dict(reversed(tensors.items())), dict(reversed(notes.items()))) == raw
+
+
+def test_serialised_metadata(tmp_path):
+    from safetensors import safe_open
+
+    from fedcomposite.exporting import serialise
+
+    notes = {"zeta": "1", "alpha": 'quoted "text"', "mü": "2"}
+    (tmp_path / "f").write_bytes(serialise({"a": torch.ones(2)}, notes))
+    with safe_open(str(tmp_path / "f"), "pt") as file:
+        assert file.metadata() == notes
 
 
 def test_errors(trained, tmp_path):

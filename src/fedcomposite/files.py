@@ -56,12 +56,13 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file: the same content gives the same bytes (the library orders metadata at random)."""
     whole = {k: v.detach().cpu().contiguous().clone() for k, v in sorted(tensors.items())}
     raw = serialise(whole)
     size = int.from_bytes(raw[:8], "little")
-    header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(raw[8 : 8 + size])}
+    notes = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    header = notes | json.loads(raw[8 : 8 + size])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + raw[8 + size :]

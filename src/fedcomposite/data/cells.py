@@ -124,7 +124,7 @@ class Column:
             for i in np.flatnonzero(values == marker).tolist():
                 self.note("missing", self.length + i, cells[i])
         with np.errstate(invalid="ignore"):
-            large = np.flatnonzero(np.abs(values) > EXACT).tolist()
+            large = np.flatnonzero(np.abs(values) >= EXACT).tolist()
         for i in large:
             if np.isinf(values[i]):
                 self.note("large", self.length + i, cells[i])

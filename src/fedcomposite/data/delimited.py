@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import itertools
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +23,9 @@ from fedcomposite.data.faults import DataError, stop
 
 SEPARATORS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 16  # characters that decide between separators
-_DIGITS = b"0123456789+-.eE\r\n"
+_DOTTED = re.compile(r'(?<![^;\n"])[+-]?\d+\.\d+(?![^;\n"])', re.ASCII)  # a whole cell between semicolons
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)
+_DIGITS = b"0123456789+-.eE\n"
 _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 _NEAREST: dict[str, Any] = {"float_precision": "round_trip"} if _PANDAS < (3, 1) else {}  # since then the only way
 _MARKS = (
@@ -57,7 +60,7 @@ def decode(raw: bytes, source: str, encoding: str | None = None) -> str:
         raise _unreadable(source, "it has NUL characters", remedy)
     if not text.strip():
         raise _unreadable(source, "it is empty", "give it a header and rows")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _unreadable(source: str, why: str, remedy: str) -> DataError:
@@ -69,7 +72,7 @@ def separator(text: str, source: str) -> str:
     sample = text[:_SAMPLE]
     fits, able = [], []
     for mark in SEPARATORS:
-        reader = csv.reader(io.StringIO(sample, newline=""), delimiter=mark, skipinitialspace=True)
+        reader = csv.reader(io.StringIO(sample), delimiter=mark, skipinitialspace=True)
         rows = [row for row in itertools.islice(reader, 100) if row]
         if len(sample) < len(text) and len(rows) > 1 and len(rows) < 100:
             rows.pop()  # cut in the middle
@@ -87,7 +90,7 @@ def separator(text: str, source: str) -> str:
 
 def rows(text: str, mark: str, source: str) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank, each with the line it starts in."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, skipinitialspace=True, strict=True)
+    reader = csv.reader(io.StringIO(text), delimiter=mark, skipinitialspace=True, strict=True)
     start = 1
     while True:
         try:
@@ -97,9 +100,19 @@ def rows(text: str, mark: str, source: str) -> Iterator[tuple[int, list[str]]]:
             raise _unreadable(source, why, "close every quote, and double one inside a quoted field") from None
         if row is None:
             return
-        if row:
+        if len(row) > 1 or any(cell.strip() for cell in row):
             yield start, row
         start = reader.line_num + 1
+
+
+def thousands(text: str) -> str | None:
+    """A number such as 1.234, if all with a point are such: between semicolons, that may be a thousand."""
+    first = None
+    for found in _DOTTED.finditer(text):
+        if _GROUPED.fullmatch(found[0]) is None:
+            return None
+        first = first or found[0]
+    return first
 
 
 def plain_numbers(text: str, mark: str, header: Sequence[str], positions: Sequence[int]) -> npt.NDArray[Any] | None:
@@ -114,10 +127,10 @@ def plain_numbers(text: str, mark: str, header: Sequence[str], positions: Sequen
         return None
     if next(csv.reader([first], delimiter=mark, skipinitialspace=True), None) != header:
         return None  # blank lines before it, or a name of several lines
-    codes = np.frombuffer(raw.rstrip(b"\r\n") + b"\n", np.uint8)
+    codes = np.frombuffer(raw.rstrip(b"\n") + b"\n", np.uint8)
     ends, marks = np.flatnonzero(codes == ord("\n")), np.flatnonzero(codes == ord(mark))
     fields = np.diff(np.searchsorted(marks, ends), prepend=0) + 1
-    if raw.count(b"\r") != raw.count(b"\r\n") or bool((fields != len(header)).any()) or len(header) < 2:
+    if bool((fields != len(header)).any()) or len(header) < 2:
         return None
     try:
         frame = pd.read_csv(

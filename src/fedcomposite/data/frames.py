@@ -34,7 +34,9 @@ def aligned(frame: pd.DataFrame, names: Sequence[str], what: str) -> pd.DataFram
 
 
 def check_rows(X: pd.DataFrame, y: pd.Series[Any], what: str) -> None:
-    """Refuse targets with the labels of the features' rows in another order: which row is meant is not known."""
+    """Refuse targets that are among the features, or whose rows have the features' labels in another order."""
+    if y.name is not None and y.name in X.columns and y.equals(X[y.name]):
+        raise DataError(f"{what}: the targets are also the column {str(y.name)!r} of the features; drop it there")
     if len(X) == len(y) and not X.index.equals(y.index) and set(X.index) == set(y.index):
         raise DataError(
             f"{what}: features and targets have the same row labels in another order; "

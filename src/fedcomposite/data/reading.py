@@ -98,14 +98,6 @@ def read_files(paths: Sequence[Path], kind: str, wanted: Wanted) -> list[Table]:
     return list(tables.values())
 
 
-def warn_of_one_class(tables: Sequence[Table]) -> None:
-    """Say so if all targets are the same number."""
-    if all(table.targets.dtype.kind in "biuf" for table in tables):
-        values = np.unique(np.concatenate([np.unique(table.targets.ravel()) for table in tables]))
-        if len(values) == 1:
-            warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
-
-
 def _absent(headers: Sequence[Sequence[str]], wanted: Wanted) -> list[Fault]:
     """Names in ``drop`` and ``columns`` that no file has."""
     seen = list(dict.fromkeys(itertools.chain.from_iterable(headers)))
@@ -211,6 +203,9 @@ def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Ta
     _, header = next(rows)
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
     before = len(faults)
+    if mark == ";" and wanted.decimal is None and (sample := delimited.thousands(text)) is not None:
+        what = f"the decimal mark is unclear: {sample!r} may be a thousand or a fraction"
+        faults.append(Fault(source, what, "say decimal = ',' or '.'"))
     kept = _select(names, source, wanted, faults)
     columns = [Column(column.name, wanted.missing, wanted.decimal) for column in kept]
     if len(faults) == before and _take_plain(text, mark, header, columns, kept):

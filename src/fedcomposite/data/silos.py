@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_finite, clients, common_type, pair, texts
-from fedcomposite.data.faults import DataError
+from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.frames import aligned, names_of
-from fedcomposite.data.reading import kind_of, listed, read_files, warn_of_one_class
+from fedcomposite.data.reading import kind_of, listed, read_files
 from fedcomposite.data.wanted import MARKERS, wanted
 
 if TYPE_CHECKING:
@@ -86,7 +87,11 @@ class Silos:
         ``validation`` and ``test`` are pairs of samples that nobody trains on. Columns of pandas tables are matched by
         name, in the order of the first client's, whose names are taken over.
         """
-        columns = None if not feature_names else texts("feature_names", feature_names)
+        columns = None if not len(feature_names) else texts("feature_names", feature_names)
+        if columns is not None and len(set(columns)) < len(columns):
+            raise DataError(
+                f"feature_names: {max(columns, key=columns.count)!r} occurs twice; give every feature its own"
+            )
         labels = texts("names", names)
         parts: list[tuple[Tensor, Tensor]] = []
         given = [(labels[i] if i < len(labels) else f"client {i}", one) for i, one in enumerate(clients(arrays))]
@@ -190,13 +195,15 @@ class Silos:
         every = [*files, *([Path(test)] if test is not None else [])]
         tables = read_files(every, kind or kind_of(every), options)
         held = tables.pop() if test is not None else None
-        warn_of_one_class(tables)
-        return cls.from_arrays(
+        silos = cls.from_arrays(
             [(table.features, table.targets) for table in tables],
             names=names or [path.stem for path in files],
             feature_names=tables[0].names if tables else (),
             test=None if held is None else (held.features, held.targets),
         )
+        if len(values := torch.unique(silos.targets)) == 1:
+            warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
+        return silos
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
