@@ -119,7 +119,7 @@ def folder_names(labels: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     for label in labels:
         name = "".join(c if c.isalnum() else "-" for c in label).strip("-")
-        plain = name == label == unicodedata.normalize("NFC", label) and len(name) <= _LONGEST
+        plain = name == label == unicodedata.normalize("NFC", label) and 0 < len(name) <= _LONGEST
         if not plain or name.casefold() in taken:
             digest = hashlib.sha256(label.encode()).hexdigest()[:8]
             name = f"{name[:_LONGEST] or 'run'}-{digest}"

@@ -119,12 +119,12 @@ class Config(_Section):
             mistakes += toml.explain(error, cls)
             wrong |= {str(problem["loc"][0]) for problem in error.errors()}
             config = cls.model_validate(filler | {k: v for k, v in content.items() if k not in wrong})
-        mistakes += config._mistakes()
-        if mistakes:
-            raise ConfigError.of(mistakes, where)
+        found = config._mistakes()
+        if mistakes or found:
+            raise ConfigError.of([*mistakes, *map(str, found)], where) from (found[0] if found else None)
         return config
 
-    def _mistakes(self) -> list[str]:
+    def _mistakes(self) -> list[ConfigError]:
         """What is wrong with the names and values of each section."""
         checks: list[Callable[[], Any]] = [self.make_regularizer]
         checks += [functools.partial(self.make_algorithm, spec, None) for spec in self.specs]
@@ -135,7 +135,7 @@ class Config(_Section):
             try:
                 check()
             except ConfigError as error:
-                found.append(str(error))
+                found.append(error)
         return found
 
     @property
