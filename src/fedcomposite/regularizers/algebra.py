@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedcomposite.regularizers.base import Layout, Regularizer, Separable, Step
-from fedcomposite.regularizers.separable import L1
+from fedcomposite.regularizers.base import Layout, Regularizer, Step
+from fedcomposite.regularizers.memory import give
 
 Runs = tuple[tuple[int, int], ...]
+_MANY = 64  # runs from which on one operation on all coordinates beats one for each run
 
 
 @dataclass(frozen=True)
 class On(Regularizer):
     """h on some coordinates, zero on the rest: regularize the weights, leave intercepts alone.
 
-    ``runs`` are the half-open ranges of regularized coordinates of a vector of length ``dimension``; h sees them as one
-    vector. Made by ``h.on(mask)``.
+    ``runs`` are the half-open ranges of regularized coordinates; h sees them as one vector. ``dimension`` is the length
+    of the whole vector, None for any that has these coordinates. Made by ``h.on(mask)`` or ``h.on(coordinates)``.
     """
 
     h: Regularizer
     runs: Runs
-    dimension: int
+    dimension: int | None = None
 
     @staticmethod
-    def from_mask(h: Regularizer, mask: Iterable[bool]) -> On:
-        """Find the runs of true entries of ``mask``."""
-        flags = [bool(b) for b in mask]
-        edges = [j for j in range(len(flags) + 1) if (flags[j - 1] if j else False) != (j < len(flags) and flags[j])]
-        if not edges:
+    def at(h: Regularizer, where: Iterable[Any], coordinates: bool = False) -> On:
+        """Find the runs of a mask, or of the numbers of some coordinates."""
+        entries = list(where)
+        if coordinates or not set(entries) <= {0, 1}:
+            return On(h, _runs(_coordinates(h, entries)))
+        if entries and not any(isinstance(e, bool | np.bool_) for e in entries) and len(set(entries)) == len(entries):
+            low, high = int(min(entries)), int(max(entries)) + 1
+            raise ValueError(
+                f"{h}.on({[int(e) for e in entries]}) may mean a mask or coordinates: write "
+                f"{[bool(e) for e in entries]} for the mask, range({low}, {high}) for the coordinates"
+            )
+        flags = [j for j, entry in enumerate(entries) if entry]
+        if not flags:
             raise ValueError(f"{h}.on: the mask is false everywhere; use Zero() for no regularizer")
-        return On(h, tuple(zip(edges[::2], edges[1::2], strict=True)), len(flags))
+        return On(h, _runs(flags), len(entries))
 
     @property
     def rho(self) -> float:
@@ -45,73 +56,102 @@ class On(Regularizer):
         return self.h.rho
 
     def value(self, x: Tensor) -> Tensor:
-        """H of the regularized coordinates."""
+        """The value of h at the regularized coordinates."""
         return self.h.value(self._take(x))
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
         """The prox of h where it acts, the identity elsewhere."""
         self._fits(v)
-        # One rule for all coordinates can be applied where they lie; others see the regularized ones side by side.
-        alike = isinstance(self.h, Separable) and not (isinstance(self.h, L1) and self.h.weights is not None)
-        if alike and torch.compiler.is_compiling():
-            at = torch.arange(self.dimension, device=v.device)
-            inside = torch.stack([(at >= a) & (at < b) for a, b in self.runs]).any(0)
-            return torch.where(inside, self.h.prox(v, step), v)  # one kernel, one pass over memory
-        if alike and 2 * self._rest < self.dimension:  # the whole vector at once, and then the rest as it was
-            rest = [v[..., a:b] if out is None else v[..., a:b].clone() for a, b in self._gaps]  # out may be v
-            result = self.h.prox(v, step, out)
-            for (a, b), values in zip(self._gaps, rest, strict=True):
-                result[..., a:b] = values
-            return result
-        result = v.clone() if out is None else (out if out is v else out.copy_(v))
-        source = v if out is None else result
-        if alike or len(self.runs) == 1:
+        if self.h.grain == 1:  # one rule for all coordinates: one kernel, one pass over memory
+            at = torch.arange(v.shape[-1], device=v.device)
+            inside = torch.zeros_like(at, dtype=torch.bool)
             for a, b in self.runs:
-                part = result[..., a:b]
-                self.h.prox(part if source is result else source[..., a:b], step, out=part)
-        else:
-            self._put(result, self.h.prox(self._take(source), step))
-        return result
+                inside = inside | ((at >= a) & (at < b))
+            return torch.where(inside, self.h.formula(v, step), v)
+        return self._put(v.clone(), self.h.formula(self._take(v), step))
+
+    def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        self._fits(v)
+        grain = self.h.grain
+        if grain == 1 and len(self.runs) > _MANY:  # coordinates all over the vector
+            return give(torch.where(self._mask(v), self.h._carried_out(v, step, None), v), out)
+        result = torch.empty_like(v) if out is None else out
+        if result is not v:
+            for a, b in self._gaps(v.shape[-1]):
+                result[..., a:b] = v[..., a:b]
+        if len(self.runs) == 1 or (grain > 0 and all((b - a) % grain == 0 for a, b in self.runs)):
+            for a, b in self.runs:
+                self.h._carried_out(v[..., a:b], step, result[..., a:b])
+            return result
+        return self._put(result, self.h._carried_out(self._take(v), step, None))
+
+    def _mask(self, like: Tensor) -> Tensor:
+        """True where h acts, kept for the next call."""
+        place = like.shape[-1], like.device
+        if place not in self._masks:
+            mask = np.zeros(like.shape[-1], dtype=bool)
+            for a, b in self.runs:
+                mask[a:b] = True
+            self._masks[place] = torch.from_numpy(mask).to(like.device)
+        return self._masks[place]
 
     @cached_property
-    def _gaps(self) -> Runs:
+    def _masks(self) -> dict[tuple[int, torch.device], Tensor]:
+        return {}
+
+    def _gaps(self, length: int) -> Runs:
         """The ranges of coordinates that h leaves alone."""
-        edges = [0, *(edge for run in self.runs for edge in run), self.dimension]
+        edges = [0, *(edge for run in self.runs for edge in run), length]
         return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
-
-    @cached_property
-    def _rest(self) -> int:
-        """How many coordinates h leaves alone."""
-        return sum(b - a for a, b in self._gaps)
 
     def subgradient(self, x: Tensor) -> Tensor:
         """A subgradient of h where it acts, zero elsewhere."""
-        result = torch.zeros_like(x)
-        self._put(result, self.h.subgradient(self._take(x)))
-        return result
+        return self._put(torch.zeros_like(x), self.h.subgradient(self._take(x)))
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Root of the sum of the squared distances on the two sets of coordinates."""
         return Blocks((self,)).optimality(x, gradient)
 
     def scaled(self, kappa: float) -> On:
-        """Kappa h on the same coordinates."""
+        """The same with kappa * h for h."""
         return replace(self, h=self.h.scaled(kappa))
 
     def _fits(self, x: Tensor) -> None:
-        if x.shape[-1] != self.dimension:
-            raise ValueError(f"{self.h} was set on vectors of length {self.dimension}, got {x.shape[-1]}")
+        d = x.shape[-1]
+        if self.dimension is not None and d != self.dimension:
+            raise ValueError(f"{self.h} was set on vectors of length {self.dimension}, got {d}")
+        if d < self.runs[-1][1]:
+            raise ValueError(f"{self.h} was set on coordinate {self.runs[-1][1] - 1}, the vector has {d}")
 
     def _take(self, x: Tensor) -> Tensor:
         self._fits(x)
         parts = [x[..., a:b] for a, b in self.runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def _put(self, x: Tensor, values: Tensor) -> None:
+    def _put(self, x: Tensor, values: Tensor) -> Tensor:
+        """The vector x with ``values`` at the regularized coordinates, in place."""
         at = 0
         for a, b in self.runs:
             x[..., a:b] = values[..., at : at + b - a]
             at += b - a
+        return x
+
+
+def _coordinates(h: Regularizer, entries: list[Any]) -> list[int]:
+    """The numbers of some coordinates in rising order, each once."""
+    if not all(isinstance(e, numbers.Integral) and e >= 0 for e in entries):  # type: ignore[operator]
+        raise ValueError(f"{h}.on: a mask holds true and false, a list of coordinates integers from 0 on")
+    found = sorted({int(e) for e in entries})
+    if len(found) < len(entries):
+        raise ValueError(f"{h}.on: a coordinate is named twice")
+    return found
+
+
+def _runs(coordinates: list[int]) -> Runs:
+    """The half-open ranges that rising coordinates make up."""
+    starts = [j for i, j in enumerate(coordinates) if i == 0 or coordinates[i - 1] != j - 1]
+    stops = [j + 1 for i, j in enumerate(coordinates) if j + 1 not in coordinates[i + 1 : i + 2]]
+    return tuple(zip(starts, stops, strict=True))
 
 
 @dataclass(frozen=True)
@@ -135,8 +175,9 @@ class Blocks(Regularizer):
                     "say where each acts, a.on(mask) + b.on(mask)"
                 )
         placed = [part for part in self.parts if isinstance(part, On)]
-        if len({part.dimension for part in placed}) > 1:
-            raise ValueError(f"terms of different lengths were added: {', '.join(str(p.dimension) for p in placed)}")
+        lengths = [part.dimension for part in placed if part.dimension is not None]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"terms of different lengths were added: {', '.join(map(str, lengths))}")
         runs = sorted((a, b, str(part.h)) for part in placed for a, b in part.runs)
         for (_, stop, one), (start, _, two) in pairwise(runs):
             if start < stop:
@@ -156,11 +197,16 @@ class Blocks(Regularizer):
         """Sum of the terms."""
         return torch.stack([part.value(x) for part in self.parts]).sum(0)
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
         """The prox of each term where it acts, the identity elsewhere."""
+        for part in self.parts:
+            v = part.formula(v, step)
+        return v
+
+    def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
         result = v.clone() if out is None else (out if out is v else out.copy_(v))
         for part in self.parts:
-            part.prox(result, step, out=result)
+            part._carried_out(result, step, result)
         return result
 
     def subgradient(self, x: Tensor) -> Tensor:
@@ -178,7 +224,7 @@ class Blocks(Regularizer):
         return total
 
     def scaled(self, kappa: float) -> Blocks:
-        """Kappa times each term."""
+        """Every term times kappa."""
         return Blocks(tuple(part.scaled(kappa) for part in self.parts))
 
     def resolve(self, layout: Layout) -> Blocks:
@@ -239,14 +285,14 @@ class Named(Regularizer):
         return Blocks(tuple(On(t, ((a, b),), dimension) for t, (_, a, b, _) in zip(terms, found, strict=True)))
 
     def scaled(self, kappa: float) -> Named:
-        """Kappa h on the same parameters."""
+        """The same with kappa * h for h."""
         return replace(self, h=self.h.scaled(kappa))
 
     def value(self, x: Tensor) -> Tensor:
         """Refused until resolved."""
         self.refuse()
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
         """Refused until resolved."""
         self.refuse()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import validate
+from fedcomposite.regularizers.memory import give, in_blocks
 
 if TYPE_CHECKING:
     from fedcomposite.regularizers.algebra import Blocks, Named, On
@@ -21,8 +22,7 @@ Step = float | Tensor
 Layout = Sequence[tuple[str, int, int, tuple[int, ...]]]
 """Where a model's parameters lie in the flat vector: (name, start, stop, shape) of each."""
 
-_BLOCK = 1 << 18  # elements per block and thread: a few temporaries of this size stay in a core's caches
-_THREADS = 8  # threads up to which blocks grow, so that scratch stays small
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
 class Regularizer(ABC):
@@ -47,6 +47,11 @@ class Regularizer(ABC):
         """Whether rho is finite; if not, the guarantees of the methods do not apply, though they can be run."""
         return self.rho < math.inf
 
+    @property
+    def grain(self) -> int:
+        """How many consecutive coordinates the prox sees together, all such groups alike; 0 if the whole vector."""
+        return 0
+
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
         """h(x), of shape ``(...)``."""
@@ -60,8 +65,29 @@ class Regularizer(ABC):
         """Distance from ``-gradient`` to the subdifferential of h at x: zero exactly at stationary points of f + h."""
 
     @abstractmethod
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """argmin_u h(u) + ||u - v||^2 / (2 step) as a pure formula: a new tensor, of v's shape and dtype.
+
+        The step is a number or a tensor of v's dtype, and has been checked. This is what a compiler is given.
+        """
+
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """argmin_u h(u) + ||u - v||^2 / (2 step); ``out`` may be ``v`` itself."""
+        """argmin_u h(u) + ||u - v||^2 / (2 step).
+
+        Parameters
+        ----------
+        v : Tensor
+            One vector, or several in rows ``(..., d)``.
+        step : float or Tensor
+            One step for all, or one per vector, ``(..., 1)``, of any dtype: the result has that of v.
+        out : Tensor, optional
+            Where the result goes; it may be v itself.
+        """
+        step = self._taken(step, v)
+        followed = v.requires_grad or (isinstance(step, Tensor) and step.requires_grad)
+        if followed and torch.is_grad_enabled():  # autograd follows new tensors only
+            return give(self.formula(v, step), out)
+        return self._carried_out(v, step, out)
 
     @abstractmethod
     def scaled(self, kappa: float) -> Regularizer:
@@ -70,15 +96,15 @@ class Regularizer(ABC):
     @overload
     def on(self, where: str | tuple[str, ...]) -> Named: ...
     @overload
-    def on(self, where: Tensor | Iterable[bool]) -> On: ...
-    def on(self, where: str | tuple[str, ...] | Tensor | Iterable[bool]) -> Named | On:
+    def on(self, where: Tensor | Iterable[bool] | Iterable[int]) -> On: ...
+    def on(self, where: str | tuple[str, ...] | Tensor | Iterable[bool] | Iterable[int]) -> Named | On:
         """Restrict h to some coordinates; zero on the others.
 
         Parameters
         ----------
-        where : mask or pattern
-            A mask with one entry per coordinate, or one or more patterns of parameter names (``"*.weight"``), which a
-            problem with named parameters turns into coordinates.
+        where : mask, coordinates or pattern
+            A mask with one entry per coordinate, the numbers of some coordinates, or one or more patterns of parameter
+            names (``"*.weight"``), which a problem with named parameters turns into coordinates.
         """
         from fedcomposite.regularizers.algebra import Named, On
 
@@ -87,7 +113,7 @@ class Regularizer(ABC):
         entries: list[Any] = where.tolist() if isinstance(where, Tensor) else list(where)
         if any(isinstance(entry, str) for entry in entries):
             return Named(self, tuple(entries))
-        return On.from_mask(self, entries)
+        return On.at(self, entries, coordinates=isinstance(where, range))
 
     def for_shape(self, shape: tuple[int, ...]) -> Regularizer:
         """The term for a parameter of the given shape; itself, unless it asks for rows, columns or a matrix."""
@@ -102,29 +128,48 @@ class Regularizer(ABC):
 
         return Blocks.of(self, other) if isinstance(other, Regularizer) else NotImplemented
 
-    def _check(self, step: Step) -> None:
+    def check_step(self, step: Step) -> None:
         """Refuse steps outside [0, 1/rho): past it the prox is not the minimiser any formula returns."""
-        if torch.compiler.is_compiling():
-            return  # the caller has checked, and a compiled program cannot raise
-        bounded = self.rho > 0 and self.weakly_convex
+        bounded = 0 < self.rho < math.inf
         if isinstance(step, Tensor):
-            if not bounded and step.device.type != "cpu":
+            if step.numel() == 0 or (not bounded and step.device.type != "cpu"):
                 return  # nothing else to refuse, and reading a device's tensor would stall it
             low, high = float(step.detach().min()), float(step.detach().max())
         else:
-            low = high = step
-        if not low >= 0:
-            raise ValueError(f"prox of {self}: step = {low:g}, must be >= 0")
-        if bounded and high * self.rho >= 1:
+            low = high = float(step)
+        if not (low >= 0 and high < math.inf):
+            raise ValueError(f"prox of {self}: step = {low if low < 0 else high:g}, must be >= 0 and finite")
+        if bounded and high * self.rho >= 1 - _ROUNDING:
             raise ValueError(
                 f"prox of {self}: step = {high:g}, must be below 1/rho = {1 / self.rho:g}; "
                 "take a smaller step or a less concave regularizer"
             )
 
+    def _taken(self, step: Step, v: Tensor) -> Step:
+        """The step as a formula takes it: checked, and in v's dtype without rounding past the limits."""
+        self.check_step(step)
+        if not isinstance(step, Tensor):
+            return float(step)
+        if 0 < self.rho < math.inf:
+            return step.to(v).clamp(max=(1 - 4 * torch.finfo(v.dtype).eps) / self.rho)
+        return step if step.dtype == v.dtype else step.to(v).clamp(max=torch.finfo(v.dtype).max)
 
-def give(result: Tensor, out: Tensor | None) -> Tensor:
-    """The result, in ``out`` where there is one."""
-    return result if out is None else out.copy_(result)
+    def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        """The formula's result, in ``out`` where there is one; at the speed of memory where blocks are alike."""
+        return in_blocks(self.formula, v, step, out, self.grain) if self.grain else give(self.formula(v, step), out)
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """The largest power of two up to the largest entry of each vector, ``(..., 1)``; 1 for a zero or non-finite vector.
+
+    Dividing by it does not round, and squares of the result neither overflow nor vanish.
+    """
+    if x.shape[-1] == 0:
+        return x.new_ones((*x.shape[:-1], 1))
+    largest: Tensor = torch.linalg.vector_norm(x.detach(), math.inf, dim=-1, keepdim=True)
+    power = largest / (2 * torch.frexp(largest).mantissa)
+    tiny = torch.finfo(x.dtype).tiny  # its inverse is a number, too
+    return torch.where((largest > 0) & (largest < math.inf), power.clamp(tiny, 1 / tiny), 1.0)
 
 
 def positive(kappa: float) -> float:
@@ -155,65 +200,9 @@ class Boxed(Regularizer):
 
 
 class Separable(Boxed):
-    """h(x) = sum_j phi(x_j): subclasses give phi's prox on a block, in place of memory traffic.
+    """h(x) = sum_j phi(x_j): subclasses give the prox of phi at each entry as a formula."""
 
-    A large vector is worked through in blocks that stay in cache, so a prox reads and writes memory once. That does not
-    change a bit of the result.
-    """
-
-    one_operation: ClassVar[bool] = False
-    """Whether the prox with one step for all is a single operation, which gains nothing from blocks."""
-
-    @abstractmethod
-    def _prox(
-        self,
-        v: Tensor,
-        step: Step,
-        out: Tensor | None = None,
-        one: Tensor | None = None,
-        two: Tensor | None = None,
-    ) -> Tensor:
-        """The prox of phi at each entry of a block, in ``out``, which may be ``v``; ``one`` and ``two`` are scratch.
-
-        Each may be None: the tensor is then a new one. Only ``out`` may change ``v``, in the last operation.
-        """
-
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """argmin_u h(u) + ||u - v||^2 / (2 step), entry by entry."""
-        self._check(step)
-        return self._blockwise(v, step, out)
-
-    def _blockwise(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
-        """The prox block by block; a tensor of steps broadcasts against ``v``."""
-        if isinstance(step, Tensor):
-            step = step.to(v.dtype)
-        followed = v.requires_grad or (isinstance(step, Tensor) and step.requires_grad)
-        if followed and torch.is_grad_enabled():  # autograd follows new tensors only
-            return give(self._prox(v, step), out)
-        most = _BLOCK * min(torch.get_num_threads(), _THREADS)  # torch gives each thread the same part of every block
-        if v.numel() <= most or v.device.type != "cpu" or (self.one_operation and not isinstance(step, Tensor)):
-            return self._prox(v, step, out)
-        sink = torch.empty_like(v) if out is None else out
-        if any(t.dim() > 2 and not t.is_contiguous() for t in (v, sink)):  # rows cannot be seen without a copy
-            return self._prox(v, step, out)
-        if not isinstance(step, Tensor) and v.is_contiguous() and sink.is_contiguous():
-            source, target = v.view(1, -1), sink.view(1, -1)
-        else:
-            source, target = v.view(-1, v.shape[-1]), sink.view(-1, v.shape[-1])
-        steps = step.broadcast_to(v.shape).reshape(source.shape) if isinstance(step, Tensor) else None
-        scratch = torch.empty(most, dtype=v.dtype), torch.empty(most, dtype=v.dtype)
-        with torch.no_grad():
-            for at in _blocks(source.shape, most):
-                block = source[at]
-                one, two = (room[: block.numel()].view(block.shape) for room in scratch)
-                self._prox(block, step if steps is None else steps[at], target[at], one, two)
-        return sink
-
-
-def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a matrix into blocks of at most ``most`` entries: several rows, or equal pieces of a row."""
-    rows, columns = shape
-    wide = -(-columns // -(-columns // most))
-    tall = max(1, most // wide)
-    for i in range(0, rows, tall):
-        yield from ((slice(i, i + tall), slice(j, j + wide)) for j in range(0, columns, wide))
+    @property
+    def grain(self) -> int:
+        """Each coordinate by itself."""
+        return 1

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import NonNegative
-from fedcomposite.regularizers.base import Regularizer, Step, give, positive
+from fedcomposite.regularizers.base import Regularizer, Step, positive
 from fedcomposite.regularizers.separable import soft
 
 Floats = npt.NDArray[np.float64]
@@ -102,13 +102,20 @@ def total_variation(v: Floats, lam: Floats, first: Flags) -> Floats:
 
 
 def _solve(v: Tensor, lam: Step, first: Tensor | None = None) -> Tensor:
-    """Total variation prox of each vector, in float64 on the CPU; ``first`` begins further chains within vectors."""
+    """Total variation prox of each vector, in float64 on the CPU; ``first`` begins further chains within vectors.
+
+    A vector that is not finite gives no numbers.
+    """
+    if v.numel() == 0:
+        return v.clone()
+    sound = v.isfinite().all(-1, keepdim=True)
+    v = torch.where(sound, v, 0.0)
     flags = torch.zeros(v.shape, dtype=torch.bool) if first is None else first.cpu().clone()
     flags[..., 0] = True
     weights = torch.as_tensor(lam, dtype=torch.float64).cpu().broadcast_to(v.shape)
     flat = v.detach().cpu().double().reshape(-1)
     solved = total_variation(flat.numpy().copy(), weights.reshape(-1).numpy().copy(), flags.reshape(-1).numpy())
-    return torch.from_numpy(solved).reshape(v.shape).to(v)
+    return torch.where(sound, torch.from_numpy(solved).reshape(v.shape).to(v), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -129,16 +136,15 @@ class FusedLasso(Regularizer):
     l1: NonNegative = 0.0
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the total variation, plus l1 times the sum of absolute values."""
+        """The total variation times lam, plus the sum of absolute values times l1."""
         return self.lam * x.diff(dim=-1).abs().sum(-1) + self.l1 * x.abs().sum(-1)
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """Total variation, then soft-thresholding."""
-        self._check(step)
-        return give(soft(_solve(v, self.lam * step), self.l1 * step), out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The prox of the total variation, then soft-thresholding."""
+        return soft(_solve(v, self.lam * step), self.l1 * step)
 
     def subgradient(self, x: Tensor) -> Tensor:
-        """Lam times the difference of the jumps' signs, plus l1 sign(x)."""
+        """The difference of the jumps' signs times lam, plus l1 sign(x)."""
         return self._jumps(x) + self.l1 * x.sign()
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
@@ -155,7 +161,7 @@ class FusedLasso(Regularizer):
         return distance
 
     def scaled(self, kappa: float) -> FusedLasso:
-        """Kappa times h, by scaling both coefficients."""
+        """The same with both coefficients times kappa."""
         return replace(self, lam=positive(kappa) * self.lam, l1=kappa * self.l1)
 
     def _jumps(self, x: Tensor) -> Tensor:

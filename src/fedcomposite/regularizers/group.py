@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, NonNegative
-from fedcomposite.regularizers.base import Regularizer, Step, positive
+from fedcomposite.regularizers.base import Regularizer, Step, positive, power_of_two
 from fedcomposite.regularizers.separable import soft
 
 Groups = Count | tuple[Count, ...] | Literal["rows", "columns"]
@@ -59,7 +59,7 @@ class Grouped(Regularizer):
         """Sum of phi over a part's groups."""
 
     @abstractmethod
-    def _prox(self, v: Tensor, weight: Step, step: Step) -> Tensor:
+    def _formula(self, v: Tensor, weight: Step, step: Step) -> Tensor:
         """The prox of phi on each group of a part."""
 
     @abstractmethod
@@ -75,20 +75,24 @@ class Grouped(Regularizer):
         parts = [self._value(part, weight) for part, weight in self._parts(x)]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    @property
+    def grain(self) -> int:
+        """The size of the groups, where they are alike."""
+        return self.groups if isinstance(self.groups, int) and isinstance(self.weights, str) else 0
+
+    def formula(self, v: Tensor, step: Step) -> Tensor:
         """The prox, group by group."""
-        self._check(step)
         steps = step.unsqueeze(-1) if isinstance(step, Tensor) else step
-        return self._join([self._prox(part, weight, steps) for part, weight in self._parts(v)], v, out)
+        return self._join([self._formula(part, weight, steps) for part, weight in self._parts(v)], v)
 
     def subgradient(self, x: Tensor) -> Tensor:
         """A subgradient, group by group; zero on zero groups."""
-        return self._join([self._subgradient(part, weight) for part, weight in self._parts(x)], x, None)
+        return self._join([self._subgradient(part, weight) for part, weight in self._parts(x)], x)
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Root of the sum of the groups' squared distances."""
         pairs = zip(self._parts(x), self._parts(gradient), strict=True)
-        residual = self._join([self._residual(a, b, weight) for (a, weight), (b, _) in pairs], x, None)
+        residual = self._join([self._residual(a, b, weight) for (a, weight), (b, _) in pairs], x)
         distance: Tensor = torch.linalg.vector_norm(residual, dim=-1)
         return distance
 
@@ -123,16 +127,14 @@ class Grouped(Regularizer):
             whole = whole if groups == "rows" else whole.transpose(-1, -2)
         return [(whole, self._weight(whole, None))]
 
-    def _join(self, parts: list[Tensor], like: Tensor, out: Tensor | None) -> Tensor:
-        """The vector of the parts, in ``out`` where there is one."""
-        result = torch.empty_like(like) if out is None else out
+    def _join(self, parts: list[Tensor], like: Tensor) -> Tensor:
+        """The vector of the parts."""
         if isinstance(self.groups, tuple):
+            result = torch.empty_like(like)
             for part, (_, index) in zip(parts, self._places, strict=True):
                 result[..., index.to(like.device)] = part
             return result
-        part = parts[0].transpose(-1, -2) if self.groups == "columns" else parts[0]
-        flat = part.flatten(-2)
-        return flat if out is None else out.copy_(flat)
+        return (parts[0].transpose(-1, -2) if self.groups == "columns" else parts[0]).flatten(-2)
 
     @cached_property
     def _places(self) -> list[tuple[Tensor, Tensor]]:
@@ -162,20 +164,23 @@ class Grouped(Regularizer):
 
 def _length(x: Tensor) -> Tensor:
     """Norm of each group, ``(..., m, 1)``."""
-    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return size
+    power = power_of_two(x)
+    size: Tensor = torch.linalg.vector_norm(x / power, dim=-1, keepdim=True)
+    return size * power
 
 
 def _unit(x: Tensor) -> Tensor:
     """Direction x / ||x|| of each group, zero at zero."""
-    size = _length(x)
-    return x / size.masked_fill(size == 0, 1.0)
+    u = x / power_of_two(x)
+    size: Tensor = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    return u / size.masked_fill(size == 0, 1.0)
 
 
 def _shrink(v: Tensor, by: Step) -> Tensor:
     """(1 - by/||v||)_+ v on each group."""
-    size = _length(v)
-    return v * ((size - by).clamp_(min=0) / size.masked_fill(size == 0, 1.0))
+    power = power_of_two(v)
+    size: Tensor = torch.linalg.vector_norm(v / power, dim=-1, keepdim=True)
+    return v * ((size - by / power).clamp(min=0) / size.masked_fill(size == 0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ class GroupLasso(Grouped):
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         return self.lam * (weight * _length(x)).sum((-2, -1))
 
-    def _prox(self, v: Tensor, weight: Step, step: Step) -> Tensor:
+    def _formula(self, v: Tensor, weight: Step, step: Step) -> Tensor:
         return _shrink(v, self.lam * step * weight)
 
     def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
@@ -220,7 +225,7 @@ class GroupLasso(Grouped):
         return torch.where(_length(x) > 0, -gradient - bound * _unit(x), _shrink(-gradient, bound))
 
     def scaled(self, kappa: float) -> GroupLasso:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
 
 
@@ -251,7 +256,7 @@ class SparseGroupLasso(Grouped):
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         return self.l1 * x.abs().sum((-2, -1)) + self.l2 * (weight * _length(x)).sum((-2, -1))
 
-    def _prox(self, v: Tensor, weight: Step, step: Step) -> Tensor:
+    def _formula(self, v: Tensor, weight: Step, step: Step) -> Tensor:
         return _shrink(soft(v, self.l1 * step), self.l2 * step * weight)
 
     def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
@@ -264,5 +269,5 @@ class SparseGroupLasso(Grouped):
         return torch.where(_length(x) > 0, inside, _shrink(soft(-gradient, self.l1), bound))
 
     def scaled(self, kappa: float) -> SparseGroupLasso:
-        """Kappa times h, by scaling both coefficients."""
+        """The same with both coefficients times kappa."""
         return replace(self, l1=positive(kappa) * self.l1, l2=kappa * self.l2)

@@ -1,7 +1,9 @@
 """Constraints as regularizers: zero inside a set, infinite outside; the prox is the projection.
 
-A projection is exact up to rounding, so a set with a curved or slanted boundary counts points as inside up to a
-relative eps^(3/4) of their dtype (2e-12 for float64, 6e-6 for float32).
+A projection is exact up to rounding, so a set with a curved or slanted boundary counts points as inside up to rounding
+as well: 16 sqrt(d) eps relative to the size of the set, where eps is that of the points' dtype. Errors of d roundings
+add up like a random walk, so that a sum of d terms exceeds lambda sqrt(d) eps with probability 2 exp(-lambda^2 / 2) at
+most (Higham & Mary 2019).
 """
 
 from __future__ import annotations
@@ -10,14 +12,13 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
-from fedcomposite.regularizers.base import Boxed, Regularizer, Separable, Step, give, positive
-from fedcomposite.regularizers.separable import soft
+from fedcomposite.regularizers.base import Boxed, Regularizer, Separable, Step, positive, power_of_two
 
 
 class Indicator(Regularizer):
@@ -44,8 +45,9 @@ class Indicator(Regularizer):
         return self
 
 
-def _slack(x: Tensor) -> float:
-    return math.pow(torch.finfo(x.dtype).eps, 0.75)
+def rounding(x: Tensor) -> float:
+    """The relative error up to which a vector of that length and dtype is inside."""
+    return 16 * math.sqrt(x.shape[-1]) * torch.finfo(x.dtype).eps
 
 
 def threshold(v: Tensor, total: Step) -> Tensor:
@@ -72,16 +74,34 @@ def _level(y: Tensor, support: Tensor) -> Tensor:
     return torch.maximum(best, inside / count.clamp(min=1)).to(y.dtype)
 
 
+def _on_simplex(y: Tensor, total: float) -> Tensor:
+    """The projection of y onto the simplex of sum ``total``, in float64.
+
+    The largest entry is subtracted first, which changes nothing but the size of the numbers: those that matter are then
+    below ``total``, whatever the size of y. What rounding left of the sum is shared out at the end.
+    """
+    y = y.double()
+    y = y - y.amax(-1, keepdim=True)
+    u = (y - threshold(y, total)).clamp(min=0)
+    inside = u > 0
+    missing = (total - u.sum(-1, keepdim=True)) / inside.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(inside, (u + missing).clamp(min=0), u)
+
+
 def _norm(x: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
     return size
+
+
+def _diverged(v: Tensor, projection: Tensor) -> Tensor:
+    """The projection, not a number where v is infinite: a vector that diverged must not look sound."""
+    return torch.sub(projection, v, alpha=0)
 
 
 @dataclass(frozen=True)
 class Box(Indicator, Separable):
     """The constraint low <= x_j <= high; the prox clamps. Either bound may be infinite."""
 
-    one_operation: ClassVar[bool] = True
     low: float
     high: float
 
@@ -94,10 +114,10 @@ class Box(Indicator, Separable):
         """Whether every entry is between the bounds."""
         return ((x >= self.low) & (x <= self.high)).all(dim=-1)
 
-    def _prox(
-        self, v: Tensor, step: Step, out: Tensor | None = None, one: Tensor | None = None, two: Tensor | None = None
-    ) -> Tensor:
-        return torch.clamp(v, self.low, self.high, out=out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """Every entry brought between the bounds."""
+        largest = torch.finfo(v.dtype).max
+        return _diverged(v, v.clamp(max(self.low, -largest), min(self.high, largest)))
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normal cone: {0} inside, a half-line on the boundary, empty (low > high) outside."""
@@ -110,16 +130,13 @@ class Box(Indicator, Separable):
 class NonNegative(Indicator, Separable):
     """The constraint x_j >= 0; the prox is the positive part."""
 
-    one_operation: ClassVar[bool] = True
-
     def contains(self, x: Tensor) -> Tensor:
         """Whether no entry is negative."""
         return (x >= 0).all(dim=-1)
 
-    def _prox(
-        self, v: Tensor, step: Step, out: Tensor | None = None, one: Tensor | None = None, two: Tensor | None = None
-    ) -> Tensor:
-        return torch.clamp(v, min=0, out=out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The positive part."""
+        return _diverged(v, v.clamp(min=0))
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The normal cone: {0} above zero, the negative half-line at zero, empty below."""
@@ -146,11 +163,10 @@ class TopK(Indicator, Boxed):
         """Whether at most k entries are nonzero."""
         return (x != 0).sum(-1) <= self.k
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """Keep the k largest entries in absolute value."""
-        self._check(step)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The k largest entries in absolute value, and zeros."""
         places = v.abs().topk(min(self.k, v.shape[-1]), dim=-1, sorted=False).indices
-        return give(torch.zeros_like(v).scatter(-1, places, v.gather(-1, places)), out)
+        return torch.zeros_like(v).scatter(-1, places, v.gather(-1, places))
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The regular normal cone: free off the support when it is full, {0} when it is not, empty outside."""
@@ -168,18 +184,22 @@ class L2Ball(Indicator):
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether the norm is at most the radius."""
-        return _norm(x) <= self.radius * (1 + _slack(x))
+        return _norm(x) <= self.radius * (1 + rounding(x))
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """The projection."""
-        self._check(step)
-        return torch.mul(v, (self.radius / _norm(v)).clamp(max=1).unsqueeze(-1), out=out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The direction of a longer vector, times the radius."""
+        power = power_of_two(v)
+        u = v / power
+        size = _norm(u).unsqueeze(-1)
+        return torch.where(size <= self.radius / power, v, u * (self.radius / size).to(v.dtype))
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Distance to the normal cone: {0} inside, the ray along x on the sphere."""
-        along = (-(gradient * x).sum(-1) / x.square().sum(-1)).clamp(min=0)
-        along = torch.where(_norm(x) < self.radius * (1 - _slack(x)), 0.0, along)
-        return _norm(gradient + along.unsqueeze(-1) * x).masked_fill(~self.contains(x), torch.inf)
+        u = x / power_of_two(x)
+        along = (-(gradient * u).sum(-1) / u.square().sum(-1)).clamp(min=0)
+        along = torch.where(_norm(x) < self.radius * (1 - rounding(x)), 0.0, along)
+        distance = _norm(gradient + along.unsqueeze(-1) * u).to(x.dtype)
+        return distance.masked_fill(~self.contains(x), torch.inf)
 
 
 @dataclass(frozen=True)
@@ -190,12 +210,15 @@ class L1Ball(Indicator):
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether the sum of absolute values is at most the radius."""
-        return x.abs().sum(-1) <= self.radius * (1 + _slack(x))
+        return x.abs().sum(-1, dtype=torch.float64) <= self.radius * (1 + rounding(x))
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """The projection."""
-        self._check(step)
-        return give(soft(v, threshold(v.abs(), self.radius).clamp(min=0)), out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The projection of |v| onto a simplex with v's signs, if v is outside."""
+        if v.shape[-1] == 0:
+            return v.clone()
+        inside = v.abs().sum(-1, keepdim=True, dtype=torch.float64) <= self.radius
+        u = _on_simplex(v.abs(), self.radius).to(v.dtype)
+        return torch.where(inside, v, torch.where(u > 0, u.copysign(v), u))
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Distance to the normal cone: {0} inside, t times the subdifferential of ||x||_1, t >= 0, on the boundary."""
@@ -203,8 +226,9 @@ class L1Ball(Indicator):
         y = torch.where(support, -gradient * x.sign(), gradient.abs())
         t = _level(y, support).clamp(min=0)
         edge = _norm(torch.where(support, y - t, (y - t).clamp(min=0)))
-        inside = x.abs().sum(-1) < self.radius * (1 - _slack(x))
-        return torch.where(inside, _norm(gradient), edge).masked_fill(~self.contains(x), torch.inf)
+        inside = x.abs().sum(-1, dtype=torch.float64) < self.radius * (1 - rounding(x))
+        distance = torch.where(inside, _norm(gradient), edge).to(x.dtype)
+        return distance.masked_fill(~self.contains(x), torch.inf)
 
 
 @dataclass(frozen=True)
@@ -215,18 +239,20 @@ class Simplex(Indicator):
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether no entry is negative and they sum to the total."""
-        return (x >= 0).all(dim=-1) & ((x.sum(-1) - self.total).abs() <= self.total * _slack(x))
+        missing = (x.sum(-1, dtype=torch.float64) - self.total).abs()
+        return (x >= 0).all(dim=-1) & (missing <= self.total * rounding(x))
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
         """The projection."""
-        self._check(step)
-        return give((v - threshold(v, self.total)).clamp_(min=0), out)
+        if v.shape[-1] == 0:
+            raise ValueError(f"Simplex: a vector of no entries cannot sum to {self.total:g}")
+        return _on_simplex(v, self.total).to(v.dtype)
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Distance to the normal cone: one level t on the support, at most t off it."""
         support = x > 0
         excess = -gradient - _level(-gradient, support)
-        distance = _norm(torch.where(support, excess, excess.clamp(min=0)))
+        distance = _norm(torch.where(support, excess, excess.clamp(min=0))).to(x.dtype)
         return distance.masked_fill(~self.contains(x), torch.inf)
 
 
@@ -256,44 +282,61 @@ class Affine(Indicator):
         A, b = torch.tensor(self.A, dtype=torch.float64), torch.tensor(self.b, dtype=torch.float64)
         if not (A.isfinite().all() and b.isfinite().all()):
             raise ValueError("Affine: A and b must be finite")
-        residual = _norm(A @ self._factors[1] - b)
-        if residual > _slack(b) * (1 + _norm(b)):
-            raise ValueError(f"Affine: no x satisfies A x = b (the best one misses by {float(residual):.3g})")
+        rows, values = self._rows
+        _, smallest = self._factors
+        missed = (rows @ smallest - values).abs()
+        if (missed > 1e-12 * (1 + _norm(smallest) + values.abs())).any():
+            best = torch.linalg.lstsq(A, b.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+            raise ValueError(
+                f"Affine: no x satisfies A x = b (the best one misses by {float(_norm(A @ best - b)):.3g})"
+            )
+
+    @property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """The equations with rows of length 1, so that none counts for less because of its units; zero rows stay."""
+        A, b = torch.tensor(self.A, dtype=torch.float64), torch.tensor(self.b, dtype=torch.float64)
+        power = power_of_two(A)
+        size = _norm(A / power).unsqueeze(1)
+        size = power * torch.where(size > 0, size, 1.0)
+        return A / size, b / size.squeeze(1)
 
     @cached_property
     def _factors(self) -> tuple[Tensor, Tensor]:
         """An orthonormal basis of the row space, ``(d, rank)``, and the smallest x with A x = b."""
-        A, b = torch.tensor(self.A, dtype=torch.float64), torch.tensor(self.b, dtype=torch.float64)
-        U, S, Vh = torch.linalg.svd(A, full_matrices=False)
-        rank = int(S.gt(max(A.shape) * torch.finfo(A.dtype).eps * S[0]).sum())
-        return Vh[:rank].T.contiguous(), Vh[:rank].T @ ((U[:, :rank].T @ b) / S[:rank])
+        rows, values = self._rows
+        U, S, Vh = torch.linalg.svd(rows, full_matrices=False)
+        rank = int(S.gt(max(rows.shape) * torch.finfo(rows.dtype).eps * S[0]).sum())
+        return Vh[:rank].T.contiguous(), Vh[:rank].T @ ((U[:, :rank].T @ values) / S[:rank])
 
     @cached_property
-    def _placed(self) -> dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]]:
+    def _placed(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
         return {}
 
     def _at(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The factors in a dtype on a device, kept for the next call."""
+        """The factors on a device, kept for the next call."""
         if like.shape[-1] != len(self.A[0]):
             raise ValueError(f"Affine: A has {len(self.A[0])} columns, the vector has {like.shape[-1]} coordinates")
-        place = like.dtype, like.device
-        if place not in self._placed:
+        if like.device not in self._placed:
             basis, smallest = self._factors
-            self._placed[place] = basis.to(like), smallest.to(like)
-        return self._placed[place]
+            self._placed[like.device] = basis.to(like.device), smallest.to(like.device)
+        return self._placed[like.device]
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether A x = b, measured by the distance of x to the set."""
         basis, smallest = self._at(x)
-        return _norm((x - smallest) @ basis) <= _slack(x) * (_norm(x) + _norm(smallest))
+        return _norm((x.double() - smallest) @ basis) <= rounding(x) * (_norm(x) + _norm(smallest))
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """The projection."""
-        self._check(step)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The projection, in float64, three times: of a v much longer than it rounding leaves something."""
         basis, smallest = self._at(v)
-        return torch.sub(v, ((v - smallest) @ basis) @ basis.T, out=out)
+        u = v.double()
+        for _ in range(3):
+            u = u - ((u - smallest) @ basis) @ basis.T
+        return u.to(v.dtype)
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Distance to the normal cone, which is the row space of A."""
         basis, _ = self._at(x)
-        return _norm(gradient - (gradient @ basis) @ basis.T).masked_fill(~self.contains(x), torch.inf)
+        g = gradient.double()
+        distance = _norm(g - (g @ basis) @ basis.T).to(x.dtype)
+        return distance.masked_fill(~self.contains(x), torch.inf)

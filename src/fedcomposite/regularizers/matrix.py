@@ -8,8 +8,26 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, NonNegative
-from fedcomposite.regularizers.base import Regularizer, Step, give, positive
+from fedcomposite.regularizers.base import Regularizer, Step, positive
 from fedcomposite.regularizers.group import as_matrix
+
+
+def _sound(X: Tensor) -> Tensor:
+    """Whether each matrix is finite, ``(..., 1, 1)``; of others a decomposition ends in an error."""
+    return X.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+
+
+def _decomposition(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular vectors and values of each matrix, not a number where it is not finite."""
+    sound = _sound(X)
+    U, S, Vh = torch.linalg.svd(torch.where(sound, X, 0.0), full_matrices=False)
+    return torch.where(sound, U, torch.nan), torch.where(sound.squeeze(-1), S, torch.nan), Vh
+
+
+def _singular_values(X: Tensor) -> Tensor:
+    sound = _sound(X)
+    values: Tensor = torch.linalg.svdvals(torch.where(sound, X, 0.0))
+    return torch.where(sound.squeeze(-1), values, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -36,19 +54,17 @@ class NuclearNorm(Regularizer):
             as_matrix("NuclearNorm", self.shape)
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the sum of the singular values."""
-        total: Tensor = torch.linalg.svdvals(self._matrix(x)).sum(-1)
-        return self.lam * total
+        """The sum of the singular values, times lam."""
+        return self.lam * _singular_values(self._matrix(x)).sum(-1)
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """Soft-threshold the singular values."""
-        self._check(step)
-        U, S, Vh = torch.linalg.svd(self._matrix(v), full_matrices=False)
-        small = (S - self.lam * step).clamp_(min=0)
-        return give((U * small.unsqueeze(-2) @ Vh).flatten(-2), out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The matrix with its singular values soft-thresholded."""
+        U, S, Vh = _decomposition(self._matrix(v))
+        small = (S - self.lam * step).clamp(min=0)
+        return (U * small.unsqueeze(-2) @ Vh).flatten(-2)
 
     def subgradient(self, x: Tensor) -> Tensor:
-        """Lam U V' over the singular values above rounding."""
+        """The matrix lam U V' over the singular values above rounding."""
         U, Vh = self._factors(x)
         return self.lam * (U @ Vh).flatten(-2)
 
@@ -59,12 +75,12 @@ class NuclearNorm(Regularizer):
         left = G - U @ (U.mT @ G)
         outer = left - (left @ Vh.mT) @ Vh  # the part that W can meet
         inner = G - outer - self.lam * U @ Vh
-        excess = (torch.linalg.svdvals(outer) - self.lam).clamp_(min=0)
+        excess = (_singular_values(outer) - self.lam).clamp(min=0)
         distance: Tensor = torch.linalg.vector_norm(torch.cat([inner.flatten(-2), excess], dim=-1), dim=-1)
         return distance
 
     def scaled(self, kappa: float) -> NuclearNorm:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
 
     def for_shape(self, shape: tuple[int, ...]) -> NuclearNorm:
@@ -87,7 +103,7 @@ class NuclearNorm(Regularizer):
     def _factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Singular vectors, zero where the singular value is zero up to rounding."""
         X = self._matrix(x)
-        U, S, Vh = torch.linalg.svd(X, full_matrices=False)
+        U, S, Vh = _decomposition(X)
         rounding = max(X.shape[-2:]) * torch.finfo(X.dtype).eps
         kept = S.gt(rounding * S[..., :1])
         return U * kept.unsqueeze(-2), Vh * kept.unsqueeze(-1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import NonNegative
-from fedcomposite.regularizers.base import Regularizer, Step, give, positive
+from fedcomposite.regularizers.base import Regularizer, Step, positive
 from fedcomposite.regularizers.indicators import threshold
 
 
@@ -23,17 +23,18 @@ class LinfNorm(Regularizer):
     lam: NonNegative
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the largest absolute value."""
-        return self.lam * x.abs().amax(-1)
+        """The largest absolute value, times lam."""
+        return self.lam * x.abs().amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """Clamp at the level."""
-        self._check(step)
-        level = threshold(v.abs(), self.lam * step).clamp_(min=0)
-        return give(v.clamp(-level, level), out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """Every entry brought between minus the level and the level."""
+        if v.shape[-1] == 0:
+            return v.clone()
+        level = threshold(v.abs(), self.lam * step).clamp(min=0)
+        return v.clamp(-level, level)
 
     def subgradient(self, x: Tensor) -> Tensor:
-        """Lam shared equally by the largest entries; zero at zero."""
+        """Equal shares of lam for the largest entries; zero at zero."""
         largest = self._largest(x)
         return self.lam * x.sign() * largest / largest.sum(-1, keepdim=True)
 
@@ -49,7 +50,7 @@ class LinfNorm(Regularizer):
         return distance
 
     def scaled(self, kappa: float) -> LinfNorm:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
 
     @staticmethod

@@ -19,7 +19,9 @@ same order, and has at most two, three or four nonzeros.
   difference of its sides is concave: Newton's method from the right is monotone to the largest root, the minimum.
 
 The Hessian is linear in w, so the set where it is positive semidefinite is convex, and the objective is convex on it.
-Hence there is at most one minimum of each kind, and the best of the three candidates is the global one.
+Hence there is at most one minimum of each kind, and the best of the three candidates is the global one. At a minimum
+with three or four nonzeros the Hessian's minors bound its entries, which are single w_i or sums of two, by 1; then
+z1 = w1 + e2(others) is at most 2, so a larger block keeps two entries, whatever its size.
 """
 
 from __future__ import annotations
@@ -32,22 +34,32 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import NonNegative
-from fedcomposite.regularizers.base import _BLOCK, Boxed, Step, positive
+from fedcomposite.regularizers.base import Boxed, Step, positive
 from fedcomposite.regularizers.separable import between
 
+_LARGE = 8.0  # above 2 a block has at most two nonzeros; see the module's text
+_SMALL = 2.0**-40  # below it z may be too small for its dtype
 _NEWTON = 60  # most iterations; a handful are taken unless a root is nearly double
 
 
-def _others(w: Tensor) -> Tensor:
-    """e2 of the other three entries, for each of four."""
-    a, b, c, d = w.unbind(-1)
-    return torch.stack([b * (c + d) + c * d, a * (c + d) + c * d, d * (a + b) + a * b, c * (a + b) + a * b], dim=-1)
+def _others(w: Tensor, x: Tensor | None = None) -> Tensor:
+    """e2 of the other three entries, for each of four; with x, one factor of each product is taken from it."""
+    a, b, c, _ = w.unbind(-1)
+    _, q, r, d = (w if x is None else x).unbind(-1)
+    return torch.stack([b * (r + d) + c * d, a * (r + d) + c * d, d * (a + b) + a * q, r * (a + b) + a * q], dim=-1)
 
 
 def _triples(w: Tensor) -> Tensor:
     """e3: the sum of the products of three of four entries."""
     a, b, c, d = w.unbind(-1)
     return a * b * (c + d) + c * d * (a + b)
+
+
+def _large_triples(w: Tensor) -> Tensor:
+    """e3 also where products of two entries overflow and a third is zero: the smallest are multiplied first."""
+    plain = _triples(w)
+    d, c, b, a = w.sort(dim=-1).values.unbind(-1)
+    return torch.where(plain.isfinite(), plain, (c + d) * b * a + d * c * (a + b))
 
 
 def _newton(x: Tensor, low: Tensor, high: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
@@ -124,10 +136,19 @@ def _four(z: Tensor) -> Tensor:
     return _refined(torch.cat([root[..., :3], t4], dim=-1) + half - 0.5, z)
 
 
+def _small(size: Tensor, s: Tensor | float) -> Tensor:
+    """The solution where s times the entries is far below 1: |v_i| - s e2(others), without scaling by s."""
+    once = (size - _others(s * size, size)).clamp(min=0)
+    return (size - _others(s * once, once)).clamp(min=0)
+
+
 def _shrink(v: Tensor, s: Tensor | float) -> Tensor:
     """argmin_u s e3(|u|) + ||u - v||^2 / 2 for each block ``(m, 4)``; s is a number or ``(m, 1)``."""
     size, order = v.abs().sort(dim=-1, descending=True)
     z = s * size
+    largest = z[..., :1]
+    large = ~(largest <= _LARGE)
+    z = torch.where(large, 0.0, z)
     two = z.clone()
     two[..., 2:] = 0
     candidates = torch.stack([_four(z), _three(z), two])
@@ -142,9 +163,10 @@ def _shrink(v: Tensor, s: Tensor | float) -> Tensor:
     kept[..., 2:] = 0
     chosen = candidates.gather(0, best[None, :, None].expand(1, *z.shape))[0]
     # Two kept entries are v's own; dividing by s again would round them.
-    w = torch.where((best == 2).unsqueeze(-1), kept, chosen / s)
-    w = torch.where(torch.as_tensor(s, device=v.device) > 0, w, size)
-    return torch.empty_like(v).scatter_(-1, order, w).copysign_(v)
+    w = torch.where((best == 2).unsqueeze(-1) | large, kept, chosen / s)
+    w = torch.where(largest < _SMALL, _small(size, s), w)
+    w = torch.where(size[..., :1] < torch.inf, w, torch.nan)
+    return torch.empty_like(v).scatter(-1, order, w).copysign(v)
 
 
 @dataclass(frozen=True)
@@ -167,31 +189,28 @@ class Sparsity2to4(Boxed):
         return math.inf
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the sum of the products of triples."""
-        return self.lam * _triples(self._blocks(x).abs()).sum(-1)
+        """The sum of the products of triples, times lam."""
+        return self.lam * _large_triples(self._blocks(x).abs()).sum(-1)
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    @property
+    def grain(self) -> int:
+        """Blocks of four."""
+        return 4
+
+    def formula(self, v: Tensor, step: Step) -> Tensor:
         """The best of three candidates for each block."""
-        self._check(step)
         blocks = self._blocks(v)
-        steps = self.lam * step
-        if isinstance(steps, Tensor):
-            steps = steps.unsqueeze(-1).expand(*blocks.shape[:-1], 1).reshape(-1, 1)
-        flat = blocks.reshape(-1, 4)
-        result = v.new_empty(v.shape) if out is None or not out.is_contiguous() else out
-        sink = result.view(-1, 4)
-        per = _BLOCK // 16 if v.device.type == "cpu" else max(1, len(flat))
-        for a in range(0, len(flat), per):
-            part = slice(a, a + per)
-            sink[part] = _shrink(flat[part], steps[part] if isinstance(steps, Tensor) else steps)
-        return result if out is None or out is result else out.copy_(result)
+        s = self.lam * step
+        if isinstance(s, Tensor):
+            s = (s if s.dim() else s.reshape(1)).unsqueeze(-1).expand(*blocks.shape[:-1], 1).reshape(-1, 1)
+        return _shrink(blocks.reshape(-1, 4), s).reshape(v.shape)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Lam e2 of the block's other entries, times sign(x_j), or times [-1, 1] at zero."""
+        """What e2 of the block's other entries times lam is, times sign(x_j), or times [-1, 1] at zero."""
         return between(x, self.lam * _others(self._blocks(x).abs()).flatten(-2))
 
     def scaled(self, kappa: float) -> Sparsity2to4:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
 
     def for_shape(self, shape: tuple[int, ...]) -> Sparsity2to4:

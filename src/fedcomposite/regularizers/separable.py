@@ -5,52 +5,55 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import annotated_types as at
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import NonNegative, Positive
-from fedcomposite.regularizers.base import Separable, Step, give, positive
-
-Buffer = Tensor | None
-"""Where a result goes; a new tensor if None."""
+from fedcomposite.regularizers.base import Separable, Step, positive
 
 
-def clip(v: Tensor, bound: Step, out: Tensor | None = None) -> Tensor:
+def within(v: Tensor, bound: Step) -> Step:
+    """A bound that v's dtype can hold: beyond its largest number all bounds are alike."""
+    return bound if isinstance(bound, Tensor) else min(bound, torch.finfo(v.dtype).max)
+
+
+def clip(v: Tensor, bound: Step) -> Tensor:
     """The entries of v brought into [-bound, bound]."""
-    return torch.clamp(v, -bound, bound, out=out)  # type: ignore[arg-type]  # numbers or tensors
+    bound = within(v, bound)
+    return torch.clamp(v, -bound, bound)  # type: ignore[arg-type]  # numbers or tensors
 
 
-def soft(v: Tensor, threshold: Step, out: Tensor | None = None, one: Tensor | None = None) -> Tensor:
-    """Soft-thresholding sign(v) (|v| - threshold)_+, written as the residual of a clamp; ``one`` is scratch."""
-    return torch.sub(v, clip(v, threshold, one), out=out)
+def soft(v: Tensor, threshold: Step) -> Tensor:
+    """Soft-thresholding sign(v) (|v| - threshold)_+, written as what a clamp leaves."""
+    return v - clip(v, threshold)
 
 
-def beyond(v: Tensor, threshold: Step, out: Tensor | None = None) -> Tensor:
-    """Soft-thresholding in one operation where there is one threshold; a zero may then be negative."""
-    if isinstance(threshold, Tensor):
-        return soft(v, threshold, out, out)
-    if out is None:
-        return torch.nn.functional.softshrink(v, threshold)
-    shrunk: Tensor = torch.ops.aten.softshrink.out(v, threshold, out=out)
-    return shrunk
+def minus_trapezoid(v: Tensor, peak: Step, start: Step, width: Step, slope: Step) -> Tensor:
+    """The vector v minus a function of it: clip(v, peak) - slope * clip(soft(v, start), width), slope * width = peak.
 
-
-def hat(v: Tensor, peak: Step, start: Step, width: Step, slope: Step, out: Buffer, one: Buffer, two: Buffer) -> Tensor:
-    """The vector v minus clip(v, peak) - slope * clip(soft(v, start), width), where slope * width = peak.
-
-    What is subtracted rises with v up to ``peak``, stays there up to ``start`` and falls to zero over ``width``. That
-    gives the prox of MCP (start = peak) and of SCAD: zero, a shifted line, a steeper one, and v itself.
+    That function rises with v up to ``peak``, stays there up to ``start`` and falls to zero over ``width``. The
+    difference is the prox of MCP (start = peak) and of SCAD: zero, a shifted line, a steeper one, and v itself.
     """
-    top = clip(v, peak, one)
-    excess = clip(torch.sub(v, top, out=two) if start is peak else beyond(v, start, two), width, two)
-    if isinstance(slope, Tensor):
-        top = torch.addcmul(top, excess, slope, value=-1, out=one)
+    top = clip(v, peak)
+    if start is peak:
+        beyond = v - top
+    elif isinstance(start, Tensor):
+        beyond = soft(v, start)
     else:
-        top = torch.sub(top, excess, alpha=slope, out=one)
-    return torch.sub(v, top, out=out)
+        beyond = torch.nn.functional.softshrink(v, float(within(v, start)))  # the same in one operation
+    excess = clip(beyond, width)
+    if isinstance(slope, Tensor):
+        return v - torch.addcmul(top, excess, slope, value=-1)
+    return v - torch.sub(top, excess, alpha=slope)
+
+
+def half_squares(x: Tensor, factor: float) -> Tensor:
+    """(factor/2) ||x||^2, also where the squares alone would overflow."""
+    plain = factor / 2 * x.square().sum(-1)
+    return torch.where(plain < math.inf, plain, (math.sqrt(factor / 2) * x).square().sum(-1))
 
 
 def between(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,12 +71,11 @@ class Zero(Separable):
         """0."""
         return x.new_zeros(x.shape[:-1])
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
-        return v.clone() if out is None else out.copy_(v)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """A copy of v."""
+        return v.clone()
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """A copy of v, or v itself where it is ``out``."""
-        self._check(step)
+    def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return v.clone() if out is None else v if out is v else out.copy_(v)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,25 +104,31 @@ class L1(Separable):
     weights: tuple[NonNegative, ...] | None = None
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the weighted sum of absolute values."""
+        """The weighted sum of absolute values, times lam."""
         size = x.abs() if self.weights is None else x.abs() * self._weights(x)
         return self.lam * size.sum(-1)
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
-        return soft(v, self.lam * step, out, one)
+    @property
+    def grain(self) -> int:
+        """Each coordinate by itself; with weights they are not alike."""
+        return 1 if self.weights is None else 0
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
         """Soft-thresholding; a weight acts like a step of its own."""
-        self._check(step)
-        return self._blockwise(v, step if self.weights is None else step * self._weights(v), out)
+        return soft(v, self.lam * (step if self.weights is None else step * self._weights(v)))
+
+    def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        if self.weights is None:
+            return super()._carried_out(v, step, out)
+        return L1(self.lam)._carried_out(v, step * self._weights(v), out)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Lam w_j [-1, 1] at zero, lam w_j sign(x_j) elsewhere."""
+        """At zero lam w_j [-1, 1], elsewhere lam w_j sign(x_j)."""
         slope = torch.full_like(x, self.lam)
         return between(x, slope if self.weights is None else slope * self._weights(x))
 
     def scaled(self, kappa: float) -> L1:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
 
     @cached_property
@@ -142,22 +150,22 @@ class L1(Separable):
 class L2Squared(Separable):
     """h(x) = (lam/2) ||x||^2 (ridge); the prox divides by 1 + lam * step."""
 
-    one_operation: ClassVar[bool] = True
     lam: NonNegative
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam/2 times the sum of squares."""
-        return self.lam / 2 * x.square().sum(-1)
+        """Half the sum of squares, times lam."""
+        return half_squares(x, self.lam)
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
-        return torch.div(v, 1 + self.lam * step, out=out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """Division by 1 + lam * step."""
+        return v / within(v, 1 + self.lam * step)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """{lam x}."""
         return self.lam * x, self.lam * x
 
     def scaled(self, kappa: float) -> L2Squared:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
 
 
@@ -171,21 +179,22 @@ class PositivePart(Separable):
     lam: NonNegative
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the sum of the positive entries."""
+        """The sum of the positive entries, times lam."""
         return self.lam * x.clamp(min=0).sum(-1)
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
-        threshold = self.lam * step
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """Entries minus what of them lies in [0, lam * step]."""
+        threshold = within(v, self.lam * step)
         if isinstance(threshold, Tensor):
-            return torch.sub(v, torch.minimum(torch.clamp(v, min=0, out=one), threshold, out=one), out=out)
-        return torch.sub(v, torch.clamp(v, 0, threshold, out=one), out=out)
+            return v - torch.minimum(v.clamp(min=0), threshold)
+        return v - v.clamp(0, threshold)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[0, lam] at zero, {lam} above, {0} below."""
         return self.lam * (x > 0).to(x), self.lam * (x >= 0).to(x)
 
     def scaled(self, kappa: float) -> PositivePart:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
 
 
@@ -197,24 +206,25 @@ class ElasticNet(Separable):
     l2: NonNegative
 
     def value(self, x: Tensor) -> Tensor:
-        """L1 ||x||_1 + (l2/2) ||x||^2."""
-        return self.l1 * x.abs().sum(-1) + self.l2 / 2 * x.square().sum(-1)
+        """The two terms, summed over the entries."""
+        return self.l1 * x.abs().sum(-1) + half_squares(x, self.l2)
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
-        return torch.div(soft(v, self.l1 * step, one, one), 1 + self.l2 * step, out=out)
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """Soft-thresholding at l1 * step, then division by 1 + l2 * step."""
+        return soft(v, self.l1 * step) / within(v, 1 + self.l2 * step)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[-l1, l1] at zero, l1 sign(x) + l2 x elsewhere."""
         return between(x, self.l1 + self.l2 * x.abs())
 
     def scaled(self, kappa: float) -> ElasticNet:
-        """Kappa times h, by scaling both coefficients."""
+        """The same with both coefficients times kappa."""
         return replace(self, l1=positive(kappa) * self.l1, l2=kappa * self.l2)
 
 
 @dataclass(frozen=True)
 class MCP(Separable):
-    """Minimax concave penalty (C.-H. Zhang 2010): h = kappa sum_j phi(x_j) with
+    """Minimax concave penalty h = kappa sum_j phi(x_j): l1 near zero, flat beyond theta lam (C.-H. Zhang 2010).
 
         phi(u) = lam |u| - u^2 / (2 theta)   for |u| <= theta lam,     theta lam^2 / 2 beyond.
 
@@ -228,32 +238,33 @@ class MCP(Separable):
 
     @property
     def rho(self) -> float:
-        """Kappa / theta."""
+        """Equal to kappa / theta."""
         return self.kappa / self.theta
 
     def value(self, x: Tensor) -> Tensor:
-        """Kappa sum_j phi(x_j)."""
+        """The sum of phi over the entries, times kappa."""
         u = x.abs().clamp(max=self.theta * self.lam)
         return self.kappa * (self.lam * u - u.square() / (2 * self.theta)).sum(-1)
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """Firm thresholding."""
         s = self.kappa * step
         peak = s * self.lam
-        return hat(v, peak, peak, (self.theta - s) * self.lam, s / (self.theta - s), out, one, two)
+        return minus_trapezoid(v, peak, peak, (self.theta - s) * self.lam, s / (self.theta - s))
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Kappa [-lam, lam] at zero, kappa (lam - |x|/theta)_+ sign(x) elsewhere."""
+        """At zero kappa [-lam, lam], elsewhere kappa (lam - |x|/theta)_+ sign(x)."""
         slope = self.kappa * (self.lam - x.abs() / self.theta).clamp(min=0)
         return between(x, slope)
 
     def scaled(self, kappa: float) -> MCP:
-        """Kappa times h."""
+        """The same with kappa times its factor."""
         return replace(self, kappa=positive(kappa) * self.kappa)
 
 
 @dataclass(frozen=True)
 class SCAD(Separable):
-    """Smoothly clipped absolute deviation (Fan & Li 2001): h = kappa sum_j phi(x_j) with
+    """Smoothly clipped absolute deviation h = kappa sum_j phi(x_j): l1 up to lam, flat beyond a lam (Fan & Li 2001).
 
         phi(u) = lam |u|                                       for |u| <= lam,
                  (2 a lam |u| - u^2 - lam^2) / (2 (a - 1))     for lam < |u| <= a lam,
@@ -270,26 +281,27 @@ class SCAD(Separable):
 
     @property
     def rho(self) -> float:
-        """Kappa / (a - 1)."""
+        """Equal to kappa / (a - 1)."""
         return self.kappa / (self.a - 1)
 
     def value(self, x: Tensor) -> Tensor:
-        """Kappa sum_j phi(x_j)."""
+        """The sum of phi over the entries, times kappa."""
         u = x.abs().clamp(max=self.a * self.lam)
         bend = (u - self.lam).clamp(min=0)  # phi is lam |u| minus a parabola that starts at lam
         return self.kappa * (self.lam * u - bend.square() / (2 * (self.a - 1))).sum(-1)
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The three lines of the class's text."""
         s, left = self.kappa * step, self.a - 1 - self.kappa * step
-        return hat(v, s * self.lam, (1 + s) * self.lam, left * self.lam, s / left, out, one, two)
+        return minus_trapezoid(v, s * self.lam, (1 + s) * self.lam, left * self.lam, s / left)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Kappa [-lam, lam] at zero; the slope falls linearly from lam at |x| = lam to 0 at a lam."""
+        """At zero kappa [-lam, lam]; the slope falls linearly from lam at |x| = lam to 0 at a lam, times kappa."""
         slope = ((self.a * self.lam - x.abs()) / (self.a - 1)).clamp(0, self.lam)
         return between(x, self.kappa * slope)
 
     def scaled(self, kappa: float) -> SCAD:
-        """Kappa times h."""
+        """The same with kappa times its factor."""
         return replace(self, kappa=positive(kappa) * self.kappa)
 
 
@@ -301,7 +313,6 @@ class L0(Separable):
     exactly on the threshold there are two, and it is the zero one.
     """
 
-    one_operation: ClassVar[bool] = True
     lam: NonNegative
 
     @property
@@ -310,13 +321,14 @@ class L0(Separable):
         return math.inf
 
     def value(self, x: Tensor) -> Tensor:
-        """Lam times the number of nonzeros."""
+        """The number of nonzeros, times lam."""
         return self.lam * (x != 0).sum(-1).to(x.dtype)
 
-    def _prox(self, v: Tensor, step: Step, out: Buffer = None, one: Buffer = None, two: Buffer = None) -> Tensor:
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """Hard-thresholding; what is not a number stays."""
         if isinstance(step, Tensor):
-            return give(torch.where(torch.square(v, out=one) > 2 * self.lam * step, v, 0.0), out)
-        return torch.hardshrink(v, math.sqrt(2 * self.lam * step), out=out)
+            return torch.where(v.abs() <= (2 * self.lam * step).sqrt().clamp(max=torch.finfo(v.dtype).max), 0.0, v)
+        return torch.hardshrink(v, float(within(v, math.sqrt(2 * self.lam * step))))
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The whole line at zero, {0} elsewhere."""
@@ -331,5 +343,5 @@ class L0(Separable):
         )
 
     def scaled(self, kappa: float) -> L0:
-        """Kappa times h, by scaling lam."""
+        """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)

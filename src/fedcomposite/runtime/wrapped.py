@@ -22,6 +22,15 @@ class Wrapped(Regularizer):
         """That of h."""
         return self.h.rho
 
+    @property
+    def grain(self) -> int:
+        """That of h."""
+        return self.h.grain
+
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """That of h."""
+        return self.h.formula(v, step)
+
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         """The prox of h."""
         return self.h.prox(v, step, out)
@@ -39,7 +48,7 @@ class Wrapped(Regularizer):
         return self.h.optimality(x, gradient)
 
     def scaled(self, kappa: float) -> Regularizer:
-        """Kappa h, no longer wrapped."""
+        """The regularizer kappa * h, no longer wrapped."""
         return self.h.scaled(kappa)
 
 
@@ -57,19 +66,19 @@ class Counted(Wrapped):
 
 
 class CompiledProx(Wrapped):
-    """h with its prox compiled into one kernel; steps are checked before they enter it."""
+    """h with the formula of its prox compiled into one kernel; steps are checked before they enter it."""
 
     def __init__(self, h: Regularizer) -> None:
         super().__init__(h)
-        self._compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(lambda v, s: h.prox(v, s), dynamic=False)
+        self._compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(h.formula, dynamic=False)
         self._steps: dict[tuple[float, torch.dtype], Tensor] = {}
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         """The prox of h in one pass over memory."""
         if not isinstance(step, Tensor):
-            self.h._check(step)
+            self.h.check_step(step)
             if (step, v.dtype) not in self._steps:  # a tensor, so that another step is not another program
                 self._steps[step, v.dtype] = torch.full((1,), step, dtype=v.dtype, device=v.device)
             step = self._steps[step, v.dtype]
-        result = self._compiled(v, step)
+        result = self._compiled(v, step.to(v.dtype))
         return result if out is None else out.copy_(result)
