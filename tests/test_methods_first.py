@@ -32,7 +32,7 @@ from fedcomposite.problems import Batches, ClientGradients, Counter
 from fedcomposite.regularizers import L1, MCP, SCAD, Zero
 from fedcomposite.rng import geometric
 from fedcomposite.runtime.simulator import Simulator
-from fedcomposite.testing import inputs_are_kept, stacked_equals_loop
+from fedcomposite.testing.algorithms import inputs_are_kept, stacked_equals_loop
 
 N, D, M = 10, 12, 40
 LAM = 0.01

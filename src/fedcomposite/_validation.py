@@ -15,7 +15,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import annotated_types as at
@@ -105,11 +105,11 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
     return True, value
 
 
-def validate(instance: Any) -> None:
-    """Check every field of a dataclass instance against its annotation, and normalise ints to floats."""
+def validate(instance: Any, skip: Collection[str] = ()) -> None:
+    """Check the fields of a dataclass instance against their annotations, and normalise ints to floats."""
     cls = type(instance)
     hints = typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
+    for field in (f for f in dataclasses.fields(cls) if f.name not in skip):
         value = getattr(instance, field.name)
         ok, converted = _accept(hints[field.name], value)
         if not ok:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from torch import Tensor
 
 from fedcomposite._validation import validate
 from fedcomposite.regularizers.base import Regularizer
+from fedcomposite.schedules import Schedule, read
 
 
 class Gradient(Protocol):
@@ -54,6 +57,8 @@ class Info:
     participation: Literal["full", "any"]
     exact: bool
     """Whether, with full gradients and several local steps, it reaches a stationary point of f + h with no residual."""
+    exact_partial: bool = True
+    """Whether an exact method stays so when clients sit rounds out; without meaning where it allows no such rounds."""
     nonsmooth_loss: bool = False
     """Whether the method is meant for losses that are themselves non-smooth."""
     uniform_only: bool = False
@@ -98,14 +103,39 @@ class Algorithm(ABC, Generic[S, C, M, R]):
 
     A reply is a *change* (a difference of models, a gradient, a change of a control variate), so that a weighted sum
     of replies makes sense whatever the weights sum to.
+
+    A field that ``schedulable`` names may hold a :class:`fedcomposite.schedules.Schedule` in place of a number. The
+    rules know numbers only: whoever runs rounds calls :meth:`at` first. In round r = 0, 1, ..., ``broadcast``,
+    ``local_round``, ``decode`` and ``aggregate`` are those of ``at(r)``; ``init`` and the model before the first round
+    are those of ``at(0)``; the model after r rounds is that of ``at(r - 1)``. So what a rule reads in a state was
+    made with the steps of an earlier round: a state in units of a step must remember which.
     """
 
     info: ClassVar[Info]
     exchanges: ClassVar[int] = 1
     """Successive rounds that keep the same cohort; a method whose step needs two exchanges says 2."""
+    schedulable: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may change from round to round: no state or message is in units of what they were before."""
 
     def __post_init__(self) -> None:
-        validate(self)
+        for name in (f.name for f in fields(self)):  # type: ignore[arg-type]
+            object.__setattr__(self, name, read(getattr(self, name)))
+        if fixed := [name for name in self.schedules if name not in self.schedulable]:
+            able = ", ".join(sorted(self.schedulable)) or "none; FedAvg, FedNMap, FedCanon and others take a schedule"
+            raise ValueError(
+                f"{type(self).__name__}: {fixed[0]} cannot follow a schedule, since it must not change from round to "
+                f"round; its fields that can: {able}"
+            )
+        validate(self, skip=self.schedules)
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The fields that change from round to round."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Schedule)}
+
+    def at(self, round: int) -> Self:
+        """The same method with the numbers of a round, counted from 0, in place of schedules."""
+        return _at(self, round) if self.schedules else self
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
@@ -146,6 +176,23 @@ class Algorithm(ABC, Generic[S, C, M, R]):
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+A = TypeVar("A", bound=AnyAlgorithm)
+
+
+@functools.lru_cache(maxsize=64)
+def _at(algorithm: A, round: int) -> A:
+    return replace(algorithm, **{name: schedule(round) for name, schedule in algorithm.schedules.items()})  # type: ignore[type-var]
+
+
+def amplification(weights: Iterable[float], cohort: int) -> float:
+    """The most that a cohort's replies may weigh together, in units of what they weigh on average.
+
+    A reply counts n w_i / |S|, so that its mean over all cohorts is right; a cohort with a heavy client moves as if its
+    clients were that much smoother than they are. Practical steps under partial participation are for this times L; it
+    is 1 when all clients take part, or weigh the same.
+    """
+    ordered = sorted(weights, reverse=True)
+    return max(1.0, len(ordered) * sum(ordered[:cohort]) / (cohort * sum(ordered)))
 
 
 def round_step(L: float, rho: float = 0.0) -> float:

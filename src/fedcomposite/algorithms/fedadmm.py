@@ -89,9 +89,9 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
         x = client.x
         for t in range(self.inner_steps):
             x = x - self.inner_step * (grad(x, t) + client.dual + (x - message.x_bar) / self.eta)
-        # eta times the change of the multiplier is x - x_bar.
         dual = client.dual + (x - message.x_bar) / self.eta
-        return Reply(2 * x - client.x - message.x_bar), Client(x, dual)
+        # The change of what is kept, rounding included: the server's mean stays that of the clients.
+        return Reply(x - client.x + self.eta * (dual - client.dual)), Client(x, dual)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Renew the participants' part of the mean over all clients, and take the prox."""

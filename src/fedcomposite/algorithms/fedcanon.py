@@ -12,13 +12,14 @@ Known limit. The local steps follow -grad f(x*), which is not zero at a solution
 > 1 and full gradients the method stops at a residual of about (beta/2) (tau - 1) ||[H grad f]_support||, H the
 Hessian of f: it is removed only by beta -> 0.
 
-Deviation. Clients keep c_i - Delta_i and add Delta when it arrives: one vector of memory instead of two.
+Deviation. Clients keep c_i - Delta_i, minus their mean gradient, and add Delta when it arrives: one vector of memory
+instead of two. They send their mean gradient in place of Delta_i: the mean is the same since sum_i c_i = 0, and the
+rounding of that sum does not add up from round to round.
 
-``partial_participation=True`` is ours, not the paper's: control variates as in SCAFFOLD. The vector a client keeps is
-minus its last mean gradient, so Delta, which goes down, becomes the mean of these gradients over *all* clients. A
-client sends Delta_i - Delta, the change of its mean gradient, from which the server forms both its direction, Delta +
-mean_S(Delta_i - Delta), and the new Delta. The vectors sent are as many as before, and with everybody present the
-iterates are the paper's.
+``partial_participation=True`` is ours, not the paper's: control variates as in SCAFFOLD. Delta, which goes down,
+becomes the mean of the last mean gradients of *all* clients. A client sends the change of its own, from which the
+server forms both its direction, Delta + mean_S(change), and the new Delta. The vectors sent are as many as before, and
+with everybody present the iterates are the paper's.
 """
 
 from dataclasses import dataclass
@@ -42,13 +43,13 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     """What a client remembers."""
 
-    pending: Tensor  # c_i minus last direction
+    pending: Tensor  # minus the mean gradient
 
 
 class Reply(NamedTuple):
     """What a client sends."""
 
-    delta: Tensor  # own mean direction, or its change
+    delta: Tensor  # own mean gradient, or its change
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
         y = message.z
         for t in range(self.local_steps):
             y = y - self.step * (grad(y, t) + c)
-        delta = (message.z - y) / (self.step * self.local_steps)
-        return Reply(delta - message.delta if self.partial else delta), Client(c - delta)
+        pending = c - (message.z - y) / (self.step * self.local_steps)
+        return Reply(client.pending - pending if self.partial else -pending), Client(pending)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """One proximal step along the mean direction."""

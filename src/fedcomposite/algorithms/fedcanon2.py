@@ -5,9 +5,9 @@ FedCanon with the prox moved to the clients, so that only Delta travels down:
     client:  z = P_alpha(z_prev - alpha Delta),   c_i = c_i + Delta - Delta_i,   tau steps y <- y - beta (g_i(y) + c_i)
     server:  Delta = mean_i Delta_i,   Delta_i = (z - y_tau) / (beta tau)
 
-Symbols, assumptions and residual as in FedCanon. The iterates are the same as FedCanon's; one vector goes each way
-and every client takes one prox per round. The server repeats that prox to know the model, so n + 1 are counted
-where the paper says n.
+Symbols, assumptions, residual and what is sent for Delta_i as in FedCanon. The iterates are the same as FedCanon's; one
+vector goes each way and every client takes one prox per round. The server repeats that prox to know the model, so n + 1
+are counted where the paper says n.
 """
 
 from dataclasses import dataclass
@@ -38,14 +38,14 @@ class Client(NamedTuple):
     """What a client remembers."""
 
     z: Tensor  # own copy of the model
-    pending: Tensor  # c_i minus last direction
+    pending: Tensor  # minus the mean gradient
     started: Tensor  # 1 after a round
 
 
 class Reply(NamedTuple):
     """What a client sends."""
 
-    delta: Tensor  # own mean direction
+    delta: Tensor  # own mean gradient
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class FedCanonII(Algorithm[Server, Client, Message, Reply]):
         y = z
         for t in range(self.local_steps):
             y = y - self.step * (grad(y, t) + c)
-        delta = (z - y) / (self.step * self.local_steps)
-        return Reply(delta), Client(z, c - delta, torch.ones_like(client.started))
+        pending = c - (z - y) / (self.step * self.local_steps)
+        return Reply(-pending), Client(z, pending, torch.ones_like(client.started))
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Average the directions, and follow the clients' model."""

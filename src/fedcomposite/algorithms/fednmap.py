@@ -12,14 +12,17 @@ the steps). The model is P_gamma(z). Assumptions: f smooth, h rho-weakly convex 
 part, unless ``partial_participation`` is set. Exact for any tau with full gradients.
 
 Deviations. The paper sends z and y down; y = (z - z+) / (eta_s eta tau), so the clients recover it and one vector
-goes each way. They hold ``own`` = z - eta_s eta tau (mean of their F_i), and c_i+ = (own - z+) / (eta_s eta tau).
+goes each way. They hold ``own`` = z - eta_s eta tau (mean of their F_i), where their own directions alone would lead,
+and c_i+ = (own - z+) / (eta_s eta tau). They send own - z: since sum_i c_i = 0, the mean of these is the paper's step.
+Sending z_tau - z instead, which the c_i are part of, would let the rounding of their mean add up from round to round.
 x0 is the start z of the normal map: the first model is P_gamma(x0).
 
 ``partial_participation=True`` is ours, not the paper's: control variates as in SCAFFOLD. A client that sits out
-keeps ``own`` = -eta_s eta tau (its last mean F_i), the server keeps and sends the mean of these over *all* clients,
-and c_i = (own - mean) / (eta_s eta tau). A client sends the change of ``own``, from which the server forms both its
-step, z + mean + mean_S(change), and the new mean: two vectors down, one up. With everybody present the iterates are
-the paper's.
+keeps ``own`` = -(its last mean F_i), the server keeps and sends the mean of these over *all* clients, and c_i = own -
+mean. A client sends the change of ``own``, from which the server forms both its direction, mean + mean_S(change), and
+the new mean: two vectors down, one up. With everybody present the iterates are the paper's.
+
+Both steps may change from round to round: the client remembers which one its ``own`` was made with.
 """
 
 from dataclasses import dataclass, field
@@ -43,13 +46,14 @@ class Server(NamedTuple):
 class Client(NamedTuple):
     """What a client remembers."""
 
-    own: Tensor  # where own directions lead
+    own: Tensor  # where own directions lead, or they
+    reach: Tensor  # round's step it was made with
 
 
 class Reply(NamedTuple):
     """What a client sends."""
 
-    dz: Tensor  # change of z, or own's
+    dz: Tensor  # own minus z, or own's change
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start the normal map at x0."""
-        zero = torch.zeros_like(x0)
-        return (Server(x0, zero), Client(zero)) if self.partial else (Server(x0, x0[:0]), Client(x0))
+        zero, one = torch.zeros_like(x0), x0.new_ones(1)
+        return (Server(x0, zero), Client(zero, one)) if self.partial else (Server(x0, x0[:0]), Client(x0, one))
 
     def broadcast(self, server: Server) -> Server:
         """Send z (and the mean)."""
@@ -98,7 +102,7 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
 
     def local_round(self, message: Server, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
         """Tau corrected normal-map steps."""
-        c = (client.own - (message.mean if self.partial else message.z)) / self.round_step
+        c = (client.own - (message.mean if self.partial else message.z)) / client.reach
         z, total = message.z, torch.zeros_like(message.z)
         for t in range(self.local_steps):
             x = h.prox(z, self.gamma)
@@ -106,15 +110,17 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
             z = z - self.step * (direction + c)
             total = total + direction
         if self.partial:
-            own = -self.server_step * self.step * total
-            return Reply(own - client.own), Client(own)
-        return Reply(z - message.z), Client(message.z - self.server_step * self.step * total)
+            own = -total / self.local_steps
+            return Reply(own - client.own), Client(own, client.reach)
+        own = message.z - self.server_step * self.step * total
+        return Reply(own - message.z), Client(own, torch.full_like(client.reach, self.round_step))
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
-        """Move z along the mean change."""
+        """Move z along the mean direction."""
         if self.partial:
-            return Server(server.z + server.mean + reply.dz, server.mean + share * reply.dz)
-        return Server(server.z + self.server_step * reply.dz, server.mean)
+            z = server.z + self.round_step * (server.mean + reply.dz)
+            return Server(z, server.mean + share * reply.dz)
+        return Server(server.z + reply.dz, server.mean)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The prox of z."""

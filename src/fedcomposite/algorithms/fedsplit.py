@@ -38,7 +38,7 @@ class Client(NamedTuple):
 class Reply(NamedTuple):
     """What a client sends."""
 
-    dz: Tensor  # change of z_i
+    dz: Tensor  # z_i minus the model
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class FedSplit(Algorithm[Model, Client, Model, Reply]):
         u = message.x
         for t in range(self.inner_steps):
             u = u - self.inner_step * (grad(u, t) + (u - centre) / self.eta)
-        dz = 2 * (u - message.x)
-        return Reply(dz), Client(client.z + dz)
+        z = client.z + 2 * (u - message.x)
+        return Reply(z - message.x), Client(z)
 
     def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
         """The mean of the z_i."""

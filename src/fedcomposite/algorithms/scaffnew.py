@@ -13,7 +13,8 @@ strongly convex, h = 0, all clients take part; then sum_i k_i = 0 always and k_i
 of h is added to the local gradients, as for FedAvg, when h is not zero; ProxScaffnew is the composite method.
 
 Deviation. Clients finish k_i when the next x arrives; until then they hold ``own`` = y_T - (gamma/p) k_i, and
-k_i+ = (p/gamma) (x+ - own). One vector goes each way, and T goes down.
+k_i+ = (p/gamma) (x+ - own). They send own in place of y_T: the mean is the same, and the rounding of sum_i k_i = 0 does
+not add up from round to round. One vector goes each way, and T goes down.
 """
 
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Client(NamedTuple):
 class Reply(NamedTuple):
     """What a client sends."""
 
-    dx: Tensor  # model change
+    dx: Tensor  # own minus the global model
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class Scaffnew(Algorithm[Server, Client, Message, Reply]):
         y = message.x
         for t in range(int(message.steps.flatten()[0])):
             y = y - self.step * (grad(y, t) + h.subgradient(y) - k)
-        return Reply(y - message.x), Client(y - scale * k)
+        own = y - scale * k
+        return Reply(own - message.x), Client(own)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Move to the mean model."""

@@ -12,10 +12,11 @@ Assumptions: f smooth; h convex in the paper (weakly convex works while eta~ rho
 clients take part, unless ``partial_participation`` is set.
 
 Deviations. Clients finish c_i when the next x- arrives; until then they hold one vector, ``own`` = P_eta~(x-) -
-eta~ (mean gradient): where their own gradients alone would have led, so that c_i+ = (own - x-+) / eta~. One vector
-goes each way, as in the paper. x0 is taken as the pre-proximal start, so the first model is P_eta~(x0). The sums of
-(A.1)-(A.4) that start at t = 1 in the paper start at t = 0. The prox after the last local step is not needed and
-not taken.
+eta~ (mean gradient): where their own gradients alone would have led, so that c_i+ = (own - x-+) / eta~. They send
+own - P_eta~(x-): since sum_i c_i = 0, the mean of these is the paper's step. Sending z^_tau, which the c_i are part
+of, would let the rounding of their mean add up from round to round. One vector goes each way, as in the paper. x0 is
+taken as the pre-proximal start, so the first model is P_eta~(x0). The sums of (A.1)-(A.4) that start at t = 1 in the
+paper start at t = 0. The prox after the last local step is not needed and not taken.
 
 ``partial_participation=True`` is ours, not the paper's: control variates as in SCAFFOLD. A client that sits out
 keeps ``own`` = -eta~ (its last mean gradient), the server keeps and sends the mean of these over *all* clients, and
@@ -51,7 +52,7 @@ class Client(NamedTuple):
 class Reply(NamedTuple):
     """What a client sends."""
 
-    dx: Tensor  # pre-proximal change, or own's
+    dx: Tensor  # own minus the model, or own's change
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,15 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
         if self.partial:
             own = -self.server_step * self.step * total
             return Reply(own - client.own), Client(own)
-        return Reply(y - x), Client(x - self.server_step * self.step * total)
+        own = x - self.server_step * self.step * total
+        return Reply(own - x), Client(own)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Move the post-proximal model along the mean change."""
         x = h.prox(server.x_bar, self.round_step)
         if self.partial:
             return Server(x + server.mean + reply.dx, server.mean + share * reply.dx)
-        return Server(x + self.server_step * reply.dx, server.mean)
+        return Server(x + reply.dx, server.mean)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The post-proximal model."""

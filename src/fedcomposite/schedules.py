@@ -1,0 +1,230 @@
+"""Schedules: steps that change from round to round, as pure functions of the round.
+
+A schedule takes the place of a number in the fields of a method that its ``schedulable`` names:
+
+    FedAvg(local_steps=5, step=Cosine(start=0.1, end=0.001, rounds=200))
+
+and in a configuration file, where it is a table, with the names of :data:`SCHEDULES`:
+
+    step = {schedule = "cosine", start = 0.1, end = 0.001, rounds = 200}
+
+Rounds count from 0. A schedule is frozen, its ``repr`` identifies it, and its value is positive and finite in every
+round, so a resumed run, and every party of a federation, has the same steps. :class:`Warmup` gives any of them a slow
+start.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any
+
+import annotated_types as at
+
+from fedcomposite._validation import Count, Positive, suggest, validate
+
+__all__ = [
+    "SCHEDULES",
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "Inverse",
+    "InverseSqrt",
+    "Piecewise",
+    "Power",
+    "Schedule",
+    "Warmup",
+    "read",
+]
+
+Whole = Annotated[int, at.Ge(0)]
+
+
+class Schedule(ABC):
+    """A positive number for every round; subclasses are frozen dataclasses."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    def __call__(self, round: int) -> float:
+        """The value in a round, counted from 0."""
+        value = self.formula(round)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{self} is {value:g} in round {round}, must be positive and finite")
+        return value
+
+    @abstractmethod
+    def formula(self, round: int) -> float:
+        """The formula."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same value in all rounds."""
+
+    value: Positive
+
+    def formula(self, round: int) -> float:
+        """As said."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Power(Schedule):
+    """start (offset / (t + offset))^power: it begins at start and has halved when t + offset = 2^(1/power) offset.
+
+    power = 1/3 is STEM's rule, 1/2 and 1 are those for non-smooth and for strongly convex losses.
+    """
+
+    start: Positive
+    power: Annotated[float, at.Gt(0), at.Le(2)]
+    offset: Positive = 1.0
+
+    def formula(self, round: int) -> float:
+        """Begins at ``start``."""
+        return self.start * (self.offset / (round + self.offset)) ** self.power
+
+
+@dataclass(frozen=True)
+class InverseSqrt(Schedule):
+    """start / sqrt(t + offset); eta_0 / sqrt(k) of the FedMLS paper's baselines, in rounds k = 1, 2, ..."""
+
+    start: Positive
+    offset: Positive = 1.0
+
+    def formula(self, round: int) -> float:
+        """Never zero."""
+        return self.start / math.sqrt(round + self.offset)
+
+
+@dataclass(frozen=True)
+class Inverse(Schedule):
+    """start / (t + offset); eta_0 / k for SCAFFOLD in the FedMLS paper, in rounds k = 1, 2, ..."""
+
+    start: Positive
+    offset: Positive = 1.0
+
+    def formula(self, round: int) -> float:
+        """Never zero."""
+        return self.start / (round + self.offset)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from start, in round ``warmup``, to end, in round ``rounds`` - 1 and after.
+
+    The first ``warmup`` rounds climb in a line: (t + 1) / (warmup + 1) of start.
+    """
+
+    start: Positive
+    end: Positive
+    rounds: Count
+    warmup: Whole = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup >= self.rounds:
+            raise ValueError(f"Cosine: warmup = {self.warmup}, must be below rounds = {self.rounds}")
+
+    def formula(self, round: int) -> float:
+        """Line, cosine, constant."""
+        if round < self.warmup:
+            return self.start * (round + 1) / (self.warmup + 1)
+        if round >= self.rounds - 1:
+            return self.end
+        done = (round - self.warmup) / (self.rounds - 1 - self.warmup)
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """start decay^t, but at least ``least``, which keeps it from becoming zero."""
+
+    start: Positive
+    decay: Annotated[float, at.Gt(0), at.Lt(1)]
+    least: Positive = 1e-12
+
+    def formula(self, round: int) -> float:
+        """The larger of the two."""
+        return max(self.least, self.start * self.decay**round)
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """values[0] before round boundaries[0], values[1] from there on until boundaries[1], and so on."""
+
+    values: tuple[Positive, ...]
+    boundaries: tuple[Count, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ValueError(
+                f"Piecewise: {len(self.values)} values and {len(self.boundaries)} boundaries, must be one value more"
+            )
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError(f"Piecewise: boundaries = {self.boundaries}, must increase")
+
+    def formula(self, round: int) -> float:
+        """As many boundaries as were passed."""
+        return self.values[sum(round >= b for b in self.boundaries)]
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """Another schedule after ``rounds`` rounds that climb in a line towards its first value."""
+
+    rounds: Count
+    then: Schedule
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "then", read(self.then))
+        super().__post_init__()
+
+    def formula(self, round: int) -> float:
+        """A line, then the other one from its round 0."""
+        if round < self.rounds:
+            return self.then(0) * (round + 1) / (self.rounds + 1)
+        return self.then(round - self.rounds)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "cosine": Cosine,
+    "exponential": Exponential,
+    "inverse": Inverse,
+    "inverse_sqrt": InverseSqrt,
+    "piecewise": Piecewise,
+    "power": Power,
+    "warmup": Warmup,
+}
+"""By the name that a configuration file uses."""
+
+
+def read(table: Any) -> Any:
+    """The schedule that a table says; everything that is no table with the key ``schedule`` is given back as it is.
+
+    >>> read({"schedule": "inverse_sqrt", "start": 0.1})
+    InverseSqrt(start=0.1, offset=1.0)
+    >>> read(0.1)
+    0.1
+    """
+    if not isinstance(table, Mapping) or "schedule" not in table:
+        return table
+    given = dict(table)
+    name = given.pop("schedule")
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise ValueError(
+            f"unknown schedule {name!r}{suggest(str(name), SCHEDULES)} (known: {', '.join(sorted(SCHEDULES))})"
+        )
+    cls = SCHEDULES[name]
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for field in given:
+        if field not in known:
+            near, listed = suggest(field, known), ", ".join(known)
+            raise ValueError(f"schedule {name!r} has no field {field!r}{near} (its fields: {listed})")
+    if missing := [f.name for f in known.values() if f.name not in given and f.default is MISSING]:
+        raise ValueError(f"schedule {name!r} needs {', '.join(missing)}")
+    return cls(**given)
