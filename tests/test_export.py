@@ -266,7 +266,7 @@ def test_identical_runs_give_identical_files(tmp_path):
 def test_serialised_files_are_safetensors():
     from safetensors.torch import load
 
-    from fedcomposite.exporting import serialise
+    from fedcomposite.files import pack as serialise
 
     tensors = {
         "b": torch.arange(3),
@@ -286,7 +286,7 @@ def test_serialised_files_are_safetensors():
 def test_serialised_metadata(tmp_path):
     from safetensors import safe_open
 
-    from fedcomposite.exporting import serialise
+    from fedcomposite.files import pack as serialise
 
     notes = {"zeta": "1", "alpha": 'quoted "text"', "mü": "2"}
     (tmp_path / "f").write_bytes(serialise({"a": torch.ones(2)}, notes))

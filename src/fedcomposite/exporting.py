@@ -8,10 +8,9 @@ its name. Identical models give identical files.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
