@@ -59,6 +59,14 @@ class Schedule(ABC):
     def formula(self, round: int) -> float:
         """The formula."""
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """The schedule as a configuration file says it; :func:`read` takes it back."""
+        name = next(name for name, cls in SCHEDULES.items() if cls is type(self))
+        given = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        plain = {k: v.table if isinstance(v, Schedule) else v for k, v in given.items()}
+        return {"schedule": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+
 
 @dataclass(frozen=True)
 class Constant(Schedule):
@@ -84,7 +92,7 @@ class Power(Schedule):
 
     def formula(self, round: int) -> float:
         """Begins at ``start``."""
-        return self.start * (self.offset / (round + self.offset)) ** self.power
+        return float(self.start * (self.offset / (round + self.offset)) ** self.power)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from fedcomposite.algorithms.stem import STEM
 from fedcomposite.algorithms.tamuna import TAMUNA
 from fedcomposite.algorithms.zhang import Zhang
 from fedcomposite.registry import Registry, of_class
+from fedcomposite.schedules import Schedule
 
 __all__ = [
     "REGISTRY",
@@ -84,6 +85,7 @@ __all__ = [
     "cite",
     "fields",
     "lookup",
+    "spec",
 ]
 
 
@@ -152,3 +154,13 @@ def _references() -> dict[str, str]:
     text = resources.files("fedcomposite").joinpath("references.bib").read_text(encoding="utf-8")
     entries = [entry.strip() for entry in text.split("\n\n") if entry.lstrip().startswith("@")]
     return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
+
+
+def spec(algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """A method as a configuration's table: its name and fields, schedules as tables; :func:`build` takes it back.
+
+    >>> spec(FedAvg(local_steps=2, step=0.1))
+    {'name': 'FedAvg', 'local_steps': 2, 'step': 0.1, 'server_step': 1.0}
+    """
+    given = {k: v.table if isinstance(v, Schedule) else v for k, v in vars(algorithm).items() if v is not None}
+    return {"name": type(algorithm).__name__, **given}

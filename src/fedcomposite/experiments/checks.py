@@ -62,6 +62,7 @@ def _try_rules(problem: Problem, algorithm: AnyAlgorithm, participation: float) 
     if not 0 < h.rho < math.inf:
         return  # any step will do
     cohorts = Cohorts(len(problem.silos), participation)
+    algorithm = algorithm.at(0)
     server, client = algorithm.init(torch.zeros(problem.dimension, dtype=torch.float64), h)
     for _ in range(algorithm.exchanges):
         reply, client = rehearse(algorithm, algorithm.broadcast(server), client, h, cohorts.size)

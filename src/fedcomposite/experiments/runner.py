@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from fedcomposite import algorithms
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.experiments.checks import check_run
 from fedcomposite.experiments.config import Config
@@ -36,7 +37,7 @@ def resolve(config: Config, problem: Problem | None) -> tuple[Config, AnyAlgorit
     """The experiment of one method with its steps as numbers, and that method."""
     (spec,) = config.specs
     algorithm = config.make_algorithm(spec, problem)
-    resolved = {"name": type(algorithm).__name__, **{k: v for k, v in vars(algorithm).items() if v is not None}}
+    resolved = algorithms.spec(algorithm)
     if "label" in spec:
         resolved["label"] = spec["label"]
     return config.only(resolved, config.seed), algorithm

@@ -77,9 +77,8 @@ class Coordinator:
         self.problem: Problem = skeleton(self.config, self.shape)
         (spec,) = self.config.specs
         self.algorithm: AnyAlgorithm = self._method(spec)
-        chosen = {k: v for k, v in vars(self.algorithm).items() if v is not None}
         label = {"label": spec["label"]} if "label" in spec else {}
-        self.config = self.config.only({"name": type(self.algorithm).__name__, **chosen, **label}, self.config.seed)
+        self.config = self.config.only(algorithms.spec(self.algorithm) | label, self.config.seed)
         run, n = self.config.run, len(self.sites)
         cohorts = Cohorts(n, run.participation, seed=self.config.seed)
         check_fit(self.algorithm, self.problem, cohorts)

@@ -224,8 +224,9 @@ class Site:
                 torch.set_num_threads(count)
             client = Client(algorithm, smooth, problem.regularizer, batches, Counter(), guard=self._guard)
             start = smooth.start()
-            server, state = algorithm.init(start, problem.regularizer)
-            job = _Job(problem, client, start, smooth.buffers(), state, algorithm.broadcast(server))
+            rules = algorithm.at(0)
+            server, state = rules.init(start, problem.regularizer)
+            job = _Job(problem, client, start, smooth.buffers(), state, rules.broadcast(server))
             self._cache = key, job
         return self._cache[1]
 
@@ -254,7 +255,7 @@ class Site:
     def _train(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         client, counter = job.client, job.client.counter
         if order.last < 0:
-            state = client.algorithm.init(given["start"], job.problem.regularizer)[1]
+            state = client.algorithm.at(0).init(given["start"], job.problem.regularizer)[1]
         else:
             state = self.store.load(order.job, order.last, job.state)
         gradients, proxes = counter.gradients, counter.proxes

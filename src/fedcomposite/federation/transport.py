@@ -125,15 +125,15 @@ class SiteTransport:
         assert request.message is not None
         key = request.round > 0, request.round % self.algorithm.exchanges, cohort
         if key not in self._forms:
-            h = self.problem.regularizer
+            h, rules = self.problem.regularizer, self.algorithm.at(request.round)
             if self._rehearsed is None:
-                server, client = self.algorithm.init(self._start, h)
-                first = self.algorithm.broadcast(server)
-                reply, self._rehearsed = rounds.rehearse(self.algorithm, first, client, h, cohort)
+                early = self.algorithm.at(0)
+                server, client = early.init(self._start, h)
+                reply, self._rehearsed = rounds.rehearse(early, early.broadcast(server), client, h, cohort)
                 if request.round > 0:
-                    reply, _ = rounds.rehearse(self.algorithm, request.message, self._rehearsed, h, cohort)
+                    reply, _ = rounds.rehearse(rules, request.message, self._rehearsed, h, cohort)
             else:
-                reply, _ = rounds.rehearse(self.algorithm, request.message, self._rehearsed, h, cohort)
+                reply, _ = rounds.rehearse(rules, request.message, self._rehearsed, h, cohort)
             self.reply = type(reply)
             self._forms[key] = wire.form({**wire.named("reply", reply), "buffers": request.buffers})
         return self._forms[key]
@@ -258,7 +258,7 @@ class SiteExchange:
         carried.counter.bytes_up += messages.nbytes(replies) + buffers.nbytes
         for i in who:
             carried.last[i] = self._request.round
-        mean = messages.mean(carried.algorithm.decode(replies), weights)
+        mean = messages.mean(carried.algorithm.at(self._request.round).decode(replies), weights)
         return Gathered(mean, messages.mean_buffers(buffers, weights), len(who), False)
 
 

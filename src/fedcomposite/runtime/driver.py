@@ -103,7 +103,7 @@ class Driver:
         self.cohorts, self.buffers, self.stationarity_step = cohorts, buffers, stationarity_step
         self.identity = identity or {}
         self.round = 0
-        self.server = algorithm.init(x0, h)[0]
+        self.server = algorithm.at(0).init(x0, h)[0]
         self.history: list[Record] = []
         self.status: Status = "completed"
         self._h = Counted(h, transport.counter) if transport.leads else h  # several processes count the server once
@@ -116,7 +116,7 @@ class Driver:
     @property
     def solution(self) -> Tensor:
         """The model to evaluate now."""
-        return self.algorithm.solution(self.server, self.regularizer)
+        return self.algorithm.at(max(0, self.round - 1)).solution(self.server, self.regularizer)
 
     def participants(self, r: int) -> rng.Ints:
         """The clients of round r, sorted."""
@@ -141,7 +141,7 @@ class Driver:
         return Request(
             self.round,
             self.buffers,
-            self.algorithm.broadcast(self.server) if training else None,
+            self.algorithm.at(self.round).broadcast(self.server) if training else None,
             self.participants(self.round) if training else None,
             self.solution if measuring else None,
             stop,
@@ -149,7 +149,8 @@ class Driver:
 
     def _aggregate(self, got: Gathered) -> bool:
         """Move the server on by a round; whether its numbers are still finite (else it stays where it was)."""
-        moved = self.algorithm.aggregate(self.server, got.mean, got.participants / self.cohorts.clients, self._h)
+        rules, share = self.algorithm.at(self.round), got.participants / self.cohorts.clients
+        moved = rules.aggregate(self.server, got.mean, share, self._h)
         self.round += 1
         if not messages.finite(moved):
             return False

@@ -33,7 +33,7 @@ def check_fit(algorithm: AnyAlgorithm, problem: Problem, cohorts: Cohorts, *, st
     if info.regularizer == "none" and not isinstance(problem.regularizer, Zero):
         able = ", ".join(k for k, v in REGISTRY.items() if "convex" in v.info.regularizer)
         raise ValueError(f"{name} has no rule for a regularizer; leave it out, or use a composite method: {able}")
-    if cohorts.replace and len(algorithm.init(torch.zeros(problem.dimension), problem.regularizer)[1]):
+    if cohorts.replace and len(algorithm.at(0).init(torch.zeros(problem.dimension), problem.regularizer)[1]):
         raise ValueError(
             f"{name} keeps state at its clients, so a client must not be drawn twice in a round; use replace=False"
         )

@@ -81,7 +81,7 @@ class Simulator(Driver):
             algorithm, problem.regularizer, transport, start, cohorts=cohorts, buffers=transport.smooth.buffers(),
             stationarity_step=problem.default_step() if stationarity_step is None else stationarity_step,
         )  # fmt: skip
-        transport.begin(algorithm.init(start, problem.regularizer)[1])
+        transport.begin(algorithm.at(0).init(start, problem.regularizer)[1])
 
     @property
     def clients(self) -> Any:

@@ -87,6 +87,8 @@ class Program:
         compile: bool,
     ) -> None:
         began = time.perf_counter()
+        if algorithm.schedules:
+            raise UnsuitableError(f"{', '.join(algorithm.schedules)} changes from round to round")
         smooth = smooth.ready(compile)
         self._algorithm, self._smooth, self._batches = algorithm, smooth, batches
         self._h = CompiledProx(h) if compile else h

@@ -83,7 +83,7 @@ class LocalTransport(ABC):
         mine, place = who[first:last] - np.uint64(self.span.start), (first, len(who))
         if len(mine):
             replies, buffers = self._carry_out(mine, message, request, place)
-            decoded = self.algorithm.decode(replies)
+            decoded = self.algorithm.at(request.round).decode(replies)
             self.counter.bytes_up += messages.nbytes(replies) + buffers.nbytes
         else:
             decoded, buffers = self._nothing(message, request, len(who))
@@ -101,10 +101,9 @@ class LocalTransport(ABC):
     def _nothing(self, message: NamedTuple, request: Request, cohort: int) -> tuple[NamedTuple, Tensor]:
         """Decoded replies and buffers of no client; the first client here does the round for their shape alone."""
         grad = self.gradients(np.zeros(1, np.uint64), request.round, request.buffers, (0, cohort), Counter())
-        replies, _ = self.algorithm.local_round(
-            messages.stack(message, 1), self.rows.take([0]), grad, self.problem.regularizer
-        )
-        decoded: NamedTuple = messages.each(self.algorithm.decode(replies), lambda t: t[:0])
+        rules = self.algorithm.at(request.round)
+        replies, _ = rules.local_round(messages.stack(message, 1), self.rows.take([0]), grad, self.problem.regularizer)
+        decoded: NamedTuple = messages.each(rules.decode(replies), lambda t: t[:0])
         return decoded, grad.buffers[:0]
 
     def gradients(

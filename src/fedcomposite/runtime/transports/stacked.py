@@ -57,7 +57,8 @@ class Stacked(LocalTransport):
         """Replies, states and buffers of some clients, as one stacked computation."""
         grad = self.gradients(who, request.round, request.buffers, (place[0] + chunk.start, place[1]))
         states = messages.each(mine, lambda t: t[chunk])
-        replies, new = self.algorithm.local_round(messages.stack(message, len(who)), states, grad, self.h)
+        rules = self.algorithm.at(request.round)
+        replies, new = rules.local_round(messages.stack(message, len(who)), states, grad, self.h)
         self._expect = grad.steps_used
         return replies, new, grad.buffers
 

@@ -1,0 +1,92 @@
+"""The rooms of the house: imports point down, and no room is too large to find the way in."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedcomposite
+
+HOME = Path(fedcomposite.__file__).parent
+FILES = sorted(HOME.rglob("*.py"))
+FLOORS = [  # from the ground up; rooms of one floor may use each other only where a line says so
+    ["_version", "_validation", "fields", "rng", "files", "plots"],
+    ["registry", "schedules"],
+    ["regularizers", "compressors", "data"],
+    ["models", "algorithms"],
+    ["problems"],
+    ["theory", "metrics"],
+    ["runtime"],
+    ["exporting"],
+    ["experiments"],
+    ["federation"],
+    ["estimators", "papers"],
+    ["testing"],
+    ["cli"],
+]
+LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
+NEIGHBOURS = {
+    ("fields", "_validation"),
+    ("rng", "_validation"),
+    ("files", "_validation"),
+    ("compressors", "regularizers"),
+    ("metrics", "theory"),
+}
+ENTRANCES = {"__init__", "__main__", "py"}  # the package's own front doors see everything
+
+
+def room_of(file):
+    parts = file.relative_to(HOME).parts
+    return parts[0].removesuffix(".py")
+
+
+def imported(file):
+    """Modules of the package that a file imports, anywhere in it, except for annotations alone."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("fedcomposite."))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedcomposite":
+            if node.module == "fedcomposite":
+                yield from (f"fedcomposite.{a.name}" for a in node.names)
+            else:
+                yield node.module
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(HOME)))
+def test_imports_point_down(file):
+    here = room_of(file)
+    if here in ENTRANCES:
+        return
+    for name in imported(file):
+        there = name.split(".")[1]
+        if there.startswith("__"):  # the version
+            continue
+        if there == "callbacks":  # a room of the runtime's, shown at the front door
+            there = "runtime"
+        allowed = there == here or LEVEL[there] < LEVEL[here] or (here, there) in NEIGHBOURS
+        assert allowed, f"{file.relative_to(HOME)} is on floor {LEVEL[here]} and imports {name} of floor {LEVEL[there]}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(HOME)))
+def test_no_room_is_too_large(file):
+    """At most 400 lines in a file, and 60 in a function, its signature and docstring not counted."""
+    text = file.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            documented = ast.get_docstring(node) is not None
+            body = node.body[1:] if documented else node.body
+            lines = node.end_lineno - body[0].lineno + 1 if body else 0
+            assert lines <= 60, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(HOME)))
+def test_old_ways_are_gone(file):
+    text = file.read_text()
+    assert "globals().update" not in text
+    if room_of(file) != "runtime":
+        assert "is_compiling" not in text
