@@ -15,9 +15,9 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Smooth
-from fedcomposite.problems.contract import combine, margins
 from fedcomposite.problems.losses import Loss, Multinomial
 from fedcomposite.problems.measures import MeanLoss, Measures, Part, Rows
+from fedcomposite.problems.products import combine, margins
 
 
 @dataclass(frozen=True)
