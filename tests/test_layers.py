@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 import fedcomposite as fc
 from fedcomposite.problems.base import Local
-from fedcomposite.problems.layers import _written, fusing, quicken, slacken
+from fedcomposite.problems.layers import _written, fuse_convolutions, restore_layout, use_channels_last
 
 LAYERS = {
     "single channel": lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -41,7 +41,7 @@ def test_equal_to_torch(name, ties):
     if ties:
         x = x.round()
     quick = copy.deepcopy(plain)
-    assert quicken(quick)
+    assert use_channels_last(quick)
     start = {k: v.detach() for k, v in plain.named_parameters()}
     own = {k: torch.stack([v + 0.1 * torch.randn_like(v) for _ in range(5)]) for k, v in start.items()}
     for argument in (0, 1) if own else (1,):
@@ -54,14 +54,14 @@ def test_equal_to_torch(name, ties):
     out = quick(x[0])
     assert out.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(out, plain(x[0]), rtol=1e-12, atol=1e-12)
-    slacken(quick)
+    restore_layout(quick)
     assert torch.equal(quick(x[0]), plain(x[0]))
 
 
 def test_clients_may_share_the_weights_or_the_samples():
     plain = nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2))
     quick = copy.deepcopy(plain)
-    quicken(quick)
+    use_channels_last(quick)
     weights, x = dict(plain.named_parameters()), torch.randn(4, 5, 2, 8, 8)
     own = {k: torch.stack([v.detach() * (i + 1) for i in range(4)]) for k, v in weights.items()}
     for axes, given in (((None, 0), (weights, x)), ((0, None), (own, x[0]))):
@@ -73,24 +73,24 @@ def test_clients_may_share_the_weights_or_the_samples():
 
 def test_what_is_not_plain_is_left_to_torch():
     odd = nn.Sequential(nn.Conv2d(1, 2, 3, padding_mode="circular", padding=1), nn.MaxPool2d(2, return_indices=True))
-    assert not quicken(odd)
+    assert not use_channels_last(odd)
     assert not any("forward" in vars(layer) for layer in odd)
-    assert not quicken(nn.Conv2d(1, 2, 3, padding="same"))
+    assert not use_channels_last(nn.Conv2d(1, 2, 3, padding="same"))
     single = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
-    assert quicken(single)
+    assert use_channels_last(single)
     assert single(torch.randn(1, 8, 8)).shape == (2, 3, 3)  # without a batch
 
 
 def test_a_layer_with_a_rule_of_its_own_keeps_it():
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
     module[1].forward = torch.tanh
-    quicken(module)
+    use_channels_last(module)
     assert module[1].forward is torch.tanh
-    slacken(module)
+    restore_layout(module)
     assert module[1].forward is torch.tanh
     assert "forward" not in vars(module[0])
     module[0].forward = torch.sin
-    assert not quicken(module)
+    assert not use_channels_last(module)
 
 
 class Views(nn.Module):
@@ -109,13 +109,13 @@ def test_a_module_that_takes_views_keeps_the_usual_layout():
     silos = fc.Silos.from_arrays([(rng.normal(size=(20, 1, 8, 8)), rng.integers(0, 3, 20)) for _ in range(3)])
     problem = fc.Problem(silos, model=Views())
     net = problem.smooth(torch.float32)
-    assert not net._quick
+    assert not net.flat.channels_last
     assert (
         fc.Problem(silos, model=nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)))
         .smooth(torch.float32)
-        ._quick
+        .flat.channels_last
     )
-    assert [net._mode(3, b) for b in (12, 13)] == ["vmap", "loop"]
+    assert [net.gradients.mode(3, b) for b in (12, 13)] == ["vmap", "loop"]
     run = fc.simulate(
         problem, fc.algorithms.FedAvg(local_steps=2, step=0.1), rounds=2, batch_size=4, dtype=torch.float32
     )
@@ -127,17 +127,16 @@ def test_convolutions_of_single_channels_written_out(kernel, padding):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(1, 4, kernel, padding=padding), nn.ReLU(), nn.Conv2d(4, 3, 3)).double()
     quick = copy.deepcopy(plain)
-    quicken(quick, single=True)
+    fuse_convolutions(quick, convert=True)
     assert ["forward" in vars(layer) for layer in quick] == [True, False, False]
     own = {
         k: torch.stack([v.detach() + 0.1 * torch.randn_like(v) for _ in range(5)]) for k, v in plain.named_parameters()
     }
     x = torch.randn(5, 6, 1, 9, 10, dtype=torch.float64)
-    with fusing():
-        found = vmap(grad(value(quick)))(own, x)
-        assert _written(x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)
+    found = vmap(grad(value(quick)))(own, x)
+    assert _written(True, x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)
     torch.testing.assert_close(found, vmap(grad(value(plain)))(own, x), rtol=1e-11, atol=1e-11)
-    assert not _written(x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)
+    assert not _written(False, x[:, :, 0], ((1, 1), (0, 0), (1, 1)), 6)
 
 
 class TrainingViews(nn.Module):
@@ -158,7 +157,7 @@ def test_a_view_in_training_is_found_before_the_first_round(clients, gradients, 
     rng = np.random.default_rng(0)
     silos = fc.Silos.from_arrays([(rng.normal(size=(20, 1, 8, 8)), rng.integers(0, 3, 20)) for _ in range(clients)])
     problem = fc.Problem(silos, model=TrainingViews(dropout), gradients=gradients)
-    assert not problem.smooth(torch.float32)._quick
+    assert not problem.smooth(torch.float32).flat.channels_last
     run = fc.simulate(
         problem, fc.algorithms.FedAvg(local_steps=2, step=0.1), rounds=2, batch_size=4, dtype=torch.float32
     )
@@ -172,10 +171,10 @@ def test_views_of_a_problem_agree_on_the_layout():
         torch.float32
     )
     view = net.during(Local(net.buffers().repeat(3, 1)))
-    assert net._quick
-    assert view._slacken()
-    assert not net._quick
-    assert not net._slacken()
+    assert net.flat.channels_last
+    assert view.flat.restore_layout()
+    assert not net.flat.channels_last
+    assert not net.flat.restore_layout()
 
 
 @pytest.mark.parametrize("kind", ["layer twice", "weight twice"])

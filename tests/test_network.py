@@ -99,7 +99,7 @@ def test_gradients_and_buffers_equal_backward(name, mode, dtype):
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("mode", ["auto", "vmap", "loop"])
 def test_full_gradients_of_unequal_silos(mode, normed, monkeypatch):
-    monkeypatch.setattr("fedcomposite.problems.network._PIECE", 8)
+    monkeypatch.setattr("fedcomposite.problems.network.gradients._PIECE", 8)
     silos, module = make_silos(sizes=(21, 2, 7, 8, 16)), small(normed)
     problem = fc.Problem(silos, model=module, gradients=mode)
     x = points(problem, 5)
@@ -146,10 +146,10 @@ def test_chunks_do_not_matter():
 def test_the_rule_depends_on_shapes_only():
     silos = make_silos((1, 8, 8))
     names = "mlp", "cnn", "mobilenetv3-small"
-    modes = {name: fc.Problem(silos, model=build(name, silos)).smooth(torch.float32)._mode for name in names}
+    modes = {name: fc.Problem(silos, model=build(name, silos)).smooth(torch.float32).gradients.mode for name in names}
     assert [modes["mlp"](10, b) for b in (1, 64)] == ["vmap", "vmap"]
     assert [modes["cnn"](10, b) for b in (1, 64)] == ["vmap", "vmap"]
-    double = fc.Problem(silos, model=build("cnn", silos)).smooth(torch.float64)._mode
+    double = fc.Problem(silos, model=build("cnn", silos)).smooth(torch.float64).gradients.mode
     assert [double(10, b) for b in (12, 13)] == ["vmap", "loop"]
     assert [modes["mobilenetv3-small"](m, 2) for m in (1, 10)] == ["loop", "loop"]
     assert modes["mlp"](1, 4) == "loop"
@@ -268,7 +268,7 @@ def dropping():
 
 @pytest.mark.parametrize("batch", [None, 4])
 def test_dropout_is_a_function_of_the_counters(batch, monkeypatch):
-    monkeypatch.setattr("fedcomposite.problems.network._PIECE", 4)
+    monkeypatch.setattr("fedcomposite.problems.network.gradients._PIECE", 4)
     problem = fc.Problem(make_silos(), model=dropping())
     method = fc.algorithms.FedAvg(local_steps=2, step=0.1)
     before = torch.get_rng_state()

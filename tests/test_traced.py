@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fedcomposite as fc
-from fedcomposite.problems import network
+from fedcomposite.problems.network import gradients as passes
 from fedcomposite.problems.traced import trace
 from fedcomposite.runtime import memory
 
@@ -35,7 +35,7 @@ def asked(problem, batch, times):
     net = problem.smooth(torch.float32)
     x = net.start().repeat(4, 1) + 0.01 * torch.randn(4, net.dimension, generator=torch.Generator().manual_seed(1))
     rows = torch.arange(batch).repeat(4, 1) + 12 * torch.arange(4)[:, None]
-    net._refuses()
+    net.gradients.check_vectorises()
     return net, [net.minibatch(x, rows) for _ in range(times)]
 
 
@@ -43,14 +43,14 @@ def asked(problem, batch, times):
 @pytest.mark.parametrize(("gradients", "batch"), [("vmap", 5), ("auto", 5), ("loop", 5)])
 def test_listing_the_operations_changes_no_bit(model, gradients, batch):
     problem = fc.Problem(silos(), model=model(), gradients=gradients)
-    net, found = asked(problem, batch, 2 * network._OFTEN)
-    assert [f.__name__ for f in net._traces.values()] == ["forward"]  # it was done
+    net, found = asked(problem, batch, 2 * passes._REPEATS)
+    assert [f.__name__ for f in net.gradients.listed.values()] == ["forward"]  # it was done
     assert all(torch.equal(found[0], g) for g in found)
 
 
 def test_a_few_passes_are_not_worth_it():
-    net, _ = asked(fc.Problem(silos(), model=dense()), 5, network._OFTEN - 1)
-    assert not net._traces
+    net, _ = asked(fc.Problem(silos(), model=dense()), 5, passes._REPEATS - 1)
+    assert not net.gradients.listed
 
 
 class Counting(nn.Module):
@@ -66,8 +66,8 @@ class Counting(nn.Module):
 
 
 def test_a_module_that_changes_from_call_to_call_stays_as_it_is():
-    net, found = asked(fc.Problem(silos(), model=Counting()), 5, network._OFTEN + 3)
-    assert [f.__name__ for f in net._traces.values()] == ["_vectorised"]
+    net, found = asked(fc.Problem(silos(), model=Counting()), 5, passes._REPEATS + 3)
+    assert [f.__name__ for f in net.gradients.listed.values()] == ["_vectorised"]
     assert not torch.equal(found[-1], found[-2])
 
 
@@ -76,8 +76,8 @@ def test_what_cannot_be_listed_goes_on_as_before():
         return x * (1 if float(x.sum()) > -1e9 else 2)
 
     problem = fc.Problem(silos(), model=dense(), transform=peek)
-    net, found = asked(problem, 5, network._OFTEN + 3)
-    assert [f.__name__ for f in net._traces.values()] == ["_vectorised"]
+    net, found = asked(problem, 5, passes._REPEATS + 3)
+    assert [f.__name__ for f in net.gradients.listed.values()] == ["_vectorised"]
     assert torch.equal(found[0], found[-1])
 
 
@@ -86,23 +86,23 @@ def test_samples_that_leave_torch_are_not_taken_for_constants():
         return torch.from_numpy(np.tanh(x.numpy()))
 
     problem = fc.Problem(silos(), model=dense(), transform=through_numpy)
-    net, _ = asked(problem, 5, network._OFTEN + 1)
-    assert [f.__name__ for f in net._traces.values()] == ["_vectorised"]
+    net, _ = asked(problem, 5, passes._REPEATS + 1)
+    assert [f.__name__ for f in net.gradients.listed.values()] == ["_vectorised"]
 
 
 def test_compiled_passes_stay_with_their_run(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, **_: f)
     problem = fc.Problem(silos(), model=convolution(), gradients="vmap")
     net = problem.smooth(torch.float32)
-    net._refuses()
+    net.gradients.check_vectorises()
     view = net.ready(compile=True)
     assert view is not net
     rows = torch.arange(5).repeat(4, 1) + 12 * torch.arange(4)[:, None]
     x = net.start().repeat(4, 1)
     torch.testing.assert_close(view.minibatch(x, rows), net.minibatch(x, rows))
-    assert len(view._traces) == 1
-    assert not net._compile
-    assert not net._traces
+    assert len(view.gradients.listed) == 1
+    assert not net.gradients.compile
+    assert not net.gradients.listed
     assert net.ready(compile=False) is net
 
 

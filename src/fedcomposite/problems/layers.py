@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,21 +20,8 @@ from torch.autograd import Function
 _LAST = torch.channels_last
 _ATEN = torch.ops.aten
 
-_fusing = False
 
-
-@contextmanager
-def fusing() -> Iterator[None]:
-    """What is traced inside will be compiled: convolutions of single channels may be written out."""
-    global _fusing
-    _fusing = True
-    try:
-        yield
-    finally:
-        _fusing = False
-
-
-def quicken(module: nn.Module, *, single: bool = False) -> bool:
+def use_channels_last(module: nn.Module, *, single: bool = False) -> bool:
     """Let the module's plain convolutions and max pooling run as below; whether it has no other convolutions.
 
     ``single`` asks for convolutions of a single channel only.
@@ -49,7 +34,7 @@ def quicken(module: nn.Module, *, single: bool = False) -> bool:
         if own:
             all_plain &= not isinstance(layer, nn.modules.conv._ConvNd)
         elif type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-            layer.forward = partial(_convolve, layer)  # type: ignore[method-assign]
+            layer.forward = partial(_convolve, layer, fused=False)  # type: ignore[method-assign]
         elif type(layer) is nn.MaxPool2d and not layer.return_indices:
             layer.forward = partial(_pool, layer)  # type: ignore[method-assign]
         else:
@@ -57,8 +42,20 @@ def quicken(module: nn.Module, *, single: bool = False) -> bool:
     return all_plain
 
 
-def slacken(module: nn.Module) -> bool:
-    """Undo :func:`quicken`; whether there was anything to undo."""
+def fuse_convolutions(module: nn.Module, *, convert: bool) -> None:
+    """Prepare a module that will be compiled: convolutions of single channels are written out.
+
+    Those with torch's rule are first given ours, if ``convert`` asks for it.
+    """
+    if convert:
+        use_channels_last(module, single=True)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d) and _ours(layer):
+            layer.forward = partial(_convolve, layer, fused=True)  # type: ignore[method-assign]
+
+
+def restore_layout(module: nn.Module) -> bool:
+    """Undo :func:`use_channels_last`; whether there was anything to undo."""
     ours = [layer for layer in module.modules() if _ours(layer)]
     for layer in ours:
         del layer.forward
@@ -70,11 +67,11 @@ def _ours(layer: nn.Module) -> bool:
     return isinstance(rule, partial) and rule.func in (_convolve, _pool)
 
 
-def _convolve(layer: nn.Conv2d, input: Tensor) -> Tensor:
+def _convolve(layer: nn.Conv2d, input: Tensor, *, fused: bool) -> Tensor:
     if input.ndim != 4:
         return nn.Conv2d.forward(layer, input)
     sizes = layer.stride, layer.padding, layer.dilation
-    out: Tensor = _call(_Convolution, input, layer.weight, sizes, layer.groups)
+    out: Tensor = _call(_Convolution, input, layer.weight, sizes, layer.groups, fused)
     if layer.bias is not None:
         out = out + layer.bias[:, None, None]
     return out
@@ -120,14 +117,14 @@ def _apart(x: Tensor, clients: int) -> Tensor:
     return x.view(len(x), clients, -1, *x.shape[2:])
 
 
-def _written(x: Tensor, sizes: Any, groups: int) -> bool:
-    """Whether to write a convolution out as a sum over shifted images.
+def _written(fused: bool, x: Tensor, sizes: Any, groups: int) -> bool:
+    """Whether to write a convolution, which will be compiled, out as a sum over shifted images.
 
     A GPU has no good kernel for many clients with one channel each: that sum, fused with what follows, and a product of
     matrices for its gradient are faster.
     """
     stride, _, dilation = sizes
-    return _fusing and groups == x.shape[1] and tuple(stride) == tuple(dilation) == (1, 1)
+    return fused and groups == x.shape[1] and tuple(stride) == tuple(dilation) == (1, 1)
 
 
 def _windows(x: Tensor, w: Tensor, padding: Any) -> list[Tensor]:
@@ -140,8 +137,8 @@ def _windows(x: Tensor, w: Tensor, padding: Any) -> list[Tensor]:
 
 class _Convolution(Function):
     @staticmethod
-    def forward(x: Tensor, w: Tensor, sizes: Any, groups: int) -> Tensor:
-        if _written(x, sizes, groups):
+    def forward(x: Tensor, w: Tensor, sizes: Any, groups: int, fused: bool) -> Tensor:
+        if _written(fused, x, sizes, groups):
             kernels = w.view(groups, -1, w[0].numel(), 1, 1).unbind(2)
             windows = _windows(x, w, sizes[1])
             products = (k * v.unsqueeze(2) for k, v in zip(kernels, windows, strict=True))
@@ -151,19 +148,19 @@ class _Convolution(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, w, ctx.sizes, ctx.groups = inputs
+        x, w, ctx.sizes, ctx.groups, ctx.fused = inputs
         ctx.save_for_backward(x, w)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad[:2]
-        gx, gw = _call(_Convolved, gradient, *ctx.saved_tensors, ctx.sizes, ctx.groups, wanted)
-        return gx if wanted[0] else None, gw if wanted[1] else None, None, None
+        gx, gw = _call(_Convolved, gradient, *ctx.saved_tensors, ctx.sizes, ctx.groups, ctx.fused, wanted)
+        return gx if wanted[0] else None, gw if wanted[1] else None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, axes: Any, x: Tensor, w: Tensor, sizes: Any, groups: int) -> tuple[Tensor, int]:
+    def vmap(info: Any, axes: Any, x: Tensor, w: Tensor, sizes: Any, groups: int, fused: bool) -> tuple[Tensor, int]:
         m = info.batch_size
-        out = _call(_Convolution, _stacked(x, axes[0], m), _weights(w, axes[1], m), sizes, m * groups)
+        out = _call(_Convolution, _stacked(x, axes[0], m), _weights(w, axes[1], m), sizes, m * groups, fused)
         return _apart(out, m), 1
 
 
@@ -172,9 +169,9 @@ class _Convolved(Function):
 
     @staticmethod
     def forward(
-        gradient: Tensor, x: Tensor, w: Tensor, sizes: Any, groups: int, wanted: tuple[bool, bool]
+        gradient: Tensor, x: Tensor, w: Tensor, sizes: Any, groups: int, fused: bool, wanted: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor]:
-        if _written(x, sizes, groups) and wanted == (False, True):
+        if _written(fused, x, sizes, groups) and wanted == (False, True):
             each = _apart(gradient, groups).flatten(3)
             sums = each @ torch.stack(_windows(x, w, sizes[1]), 2).flatten(3).transpose(2, 3)
             return x.new_empty(0), sums.sum(0).view(w.shape)
@@ -189,11 +186,19 @@ class _Convolved(Function):
 
     @staticmethod
     def vmap(
-        info: Any, axes: Any, gradient: Tensor, x: Tensor, w: Tensor, sizes: Any, groups: int, wanted: tuple[bool, bool]
+        info: Any,
+        axes: Any,
+        gradient: Tensor,
+        x: Tensor,
+        w: Tensor,
+        sizes: Any,
+        groups: int,
+        fused: bool,
+        wanted: tuple[bool, bool],
     ) -> tuple[tuple[Tensor, Tensor], tuple[int | None, int | None]]:
         m = info.batch_size
         stacked = _stacked(gradient, axes[0], m), _stacked(x, axes[1], m), _weights(w, axes[2], m)
-        gx, gw = _call(_Convolved, *stacked, sizes, m * groups, wanted)
+        gx, gw = _call(_Convolved, *stacked, sizes, m * groups, fused, wanted)
         found = _apart(gx, m) if wanted[0] else gx, gw.view(m, -1, *gw.shape[1:]) if wanted[1] else gw
         return found, (1 if wanted[0] else None, 0 if wanted[1] else None)
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Smooth
-from fedcomposite.problems.contract import combine, margins
 from fedcomposite.problems.losses import Loss, Multinomial
 from fedcomposite.problems.measures import MeanLoss, Measures, Part, Rows
+from fedcomposite.problems.products import combine, margins
+from fedcomposite.problems.spectrum import largest_eigenvalues
 
 
 @dataclass(frozen=True)
@@ -192,15 +193,13 @@ class Linear(Smooth):
         return self.loss.curvature * self.scale(of)
 
     def scale(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
-        """The largest eigenvalue of X'X/m, by power iteration (no d x d matrix is formed)."""
+        """The largest eigenvalue of X'X/m, or at most 1 % more; see :mod:`fedcomposite.problems.spectrum`."""
         if of == "samples":
             return float((self._row_norms().square() * self._worth()).max())
         if of == "mean":
-            weights = self._sample_weights.view(-1)
-            like = self.X.new_empty(1, self.X.shape[1])
-            return float(_power(lambda v: ((self.X @ v[0]) * weights @ self.X)[None], like))
+            return float(largest_eigenvalues(self.X[None], self._sample_weights.view(1, -1)))
         everyone = self._blocks(np.arange(len(self.sizes), dtype=np.uint64))
-        return float(torch.stack([self._largest(B) for B in everyone]).max())
+        return max(float(largest_eigenvalues(B.X, B.weight.view(B.X.shape[:2])).max()) for B in everyone)
 
     def lipschitz(self, of: Literal["clients", "samples"] = "clients") -> float:
         """Lipschitz constant of the f_i, slope * (1/m_i) sum_j ||a_ij||, or of single samples, slope * ||a_ij||.
@@ -232,24 +231,3 @@ class Linear(Smooth):
 
     def _owners(self) -> Tensor:
         return torch.from_numpy(np.repeat(np.arange(len(self.sizes)), self.sizes.astype(np.int64))).to(self.device)
-
-    def _largest(self, block: _Block) -> Tensor:
-        """Largest eigenvalue of X_i'X_i/m_i over a block's clients."""
-        like = block.X.new_empty(len(block.X), self.X.shape[1])
-        weight = block.weight.view(block.X.shape[:2])
-        return _power(lambda v: combine(block.X, margins(block.X, v) * weight), like).max()
-
-
-def _power(product: Callable[[Tensor], Tensor], like: Tensor, tolerance: float = 1e-10, most: int = 5000) -> Tensor:
-    """Largest eigenvalue of positive semidefinite operators, one per row of ``like``."""
-    generator = torch.Generator().manual_seed(0)
-    v = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
-    v = v / v.norm(dim=1, keepdim=True)
-    value = like.new_zeros(len(like))
-    for _ in range(most):
-        u = product(v)
-        previous, value = value, (u * v).sum(1)
-        v = u / u.norm(dim=1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny)
-        if bool(((value - previous).abs() <= tolerance * value.abs().clamp_min(1e-300)).all()):
-            break
-    return value

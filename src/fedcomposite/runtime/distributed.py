@@ -23,7 +23,7 @@ from fedcomposite.data.silos import Silos
 from fedcomposite.problems import Counter, Evaluation, Problem, Smooth
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss
-from fedcomposite.problems.network import Network, _spread
+from fedcomposite.problems.network import Network, spread
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.messages import mean_buffers
 
@@ -217,7 +217,7 @@ def _part(silos: Silos, mine: Span, most: int | None) -> Silos:
 def _held(whole: tuple[Tensor, Tensor], n: int, mine: Span, most: int | None) -> tuple[Tensor, Tensor] | None:
     """The held-out samples, ``most`` of them, that the process of these clients of n evaluates."""
     count = len(whole[1]) if most is None else min(len(whole[1]), most)
-    seen = torch.from_numpy(_spread(len(whole[1]), count)[count * mine.start // n : count * mine.stop // n])
+    seen = torch.from_numpy(spread(len(whole[1]), count)[count * mine.start // n : count * mine.stop // n])
     return (whole[0][seen], whole[1][seen]) if len(seen) else None
 
 

@@ -1,0 +1,133 @@
+"""A module as a function of two flat vectors: its trainable parameters and its persistent buffers."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedcomposite.problems.base import Slot
+from fedcomposite.problems.layers import fuse_convolutions, restore_layout, use_channels_last
+
+LARGE = 1 << 20
+"""Parameters from which vectorised convolutions are slower on a CPU, whatever the batch and layout."""
+
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_CONVOLUTION = nn.modules.conv._ConvNd
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def layout(module: nn.Module) -> tuple[Slot, ...]:
+    """Where each trainable parameter lies in x, in the module's order."""
+    slots, at = [], 0
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            slots.append(Slot(name, at, at + p.numel(), tuple(p.shape)))
+            at += p.numel()
+    if not slots:
+        raise ValueError("this module has no parameters to train (requires_grad is false for all, or there are none)")
+    return tuple(slots)
+
+
+def _aliases(module: nn.Module) -> dict[str, list[str]]:
+    """Further names of shared parameters, by their first: one for every layer and attribute that holds them."""
+    names: dict[int, list[str]] = {}
+    for place, layer in module.named_modules():
+        for key, p in layer._parameters.items():
+            if p is not None and p.requires_grad:
+                names.setdefault(id(p), []).append(f"{place}.{key}" if place else key)
+    return {first: others for first, *others in names.values() if others}
+
+
+class FlatModule:
+    """A copy of a module on one device in one dtype, and what is known about its layers.
+
+    Everybody who works with it shares the object, so that a layout that is given up is given up for all.
+    """
+
+    def __init__(
+        self, module: nn.Module, precision: Literal["full", "bf16"], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.module = copy.deepcopy(module).to(device, dtype)
+        self.dtype, self.device = dtype, device
+        self.layout = layout(module)
+        self.dimension = self.layout[-1].stop
+        self.sizes = [s.stop - s.start for s in self.layout]
+        self._aliases = _aliases(self.module)
+        kept = self.module.state_dict()
+        self._buffers = {k: b for k, b in self.module.named_buffers() if k in kept}
+        self._buffer_sizes = [b.numel() for b in self._buffers.values()]
+        self._precision = precision
+        kinds = list(self.module.modules())
+        self.layers = sum(not list(m.children()) for m in kinds)
+        self.convolves = any(isinstance(m, _CONVOLUTION) for m in kinds)
+        self.fits_channels_last = device.type == "cpu" and dtype == torch.float32 and self.dimension < LARGE
+        self.channels_last = self.fits_channels_last and use_channels_last(self.module)
+        """Whether all its convolutions have channels last in memory."""
+        self.batch_norm = any(isinstance(m, _BATCH_NORM) for m in kinds)
+        attention = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in kinds)
+        self.random = attention or any(isinstance(m, _RANDOM) and getattr(m, "p", 1) > 0 for m in kinds)
+        if precision == "bf16":
+            for m in kinds:
+                if isinstance(m, _BATCH_NORM):  # statistics need the digits, and vmap refuses a mixture of dtypes here
+                    m.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
+
+    def restore_layout(self) -> bool:
+        """Give the module's layers their usual layout back; whether that changes anything."""
+        self.channels_last = False
+        return restore_layout(self.module)
+
+    def for_compilation(self) -> Self:
+        """The same with a module of its own, whose convolutions of single channels a compiler can fuse."""
+        other = copy.copy(self)
+        other.module = copy.deepcopy(self.module)
+        fuse_convolutions(other.module, convert=self._precision == "full")  # autocast does not look inside
+        return other
+
+    # -- flat vectors -------------------------------------------------------------------------------------------------
+
+    def start(self) -> Tensor:
+        """The module's own parameters, flattened."""
+        trained = [p.detach().reshape(-1) for p in self.module.parameters() if p.requires_grad]
+        return torch.cat(trained).to(self.dtype)
+
+    def buffers(self) -> Tensor:
+        """The module's own persistent buffers, flattened."""
+        return self.pack(self._buffers)
+
+    def pack(self, buffers: dict[str, Tensor]) -> Tensor:
+        """Buffers by name as one vector."""
+        parts = [buffers[k].reshape(-1).to(self.dtype) for k in self._buffers]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=self.dtype, device=self.device)
+
+    def unpack(self, flat: Tensor) -> dict[str, Tensor]:
+        """Buffers out of one vector: fresh tensors, since training modifies them in place."""
+        parts = flat.split_with_sizes(self._buffer_sizes)
+        return {
+            k: (v.clone() if b.is_floating_point() else v.round().to(b.dtype)).view(b.shape)
+            for (k, b), v in zip(self._buffers.items(), parts, strict=True)
+        }
+
+    def state(self, x: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        """The module's tensors by name, out of two flat vectors."""
+        parts = zip(self.layout, x.split_with_sizes(self.sizes), strict=True)
+        return {slot.name: v.view(slot.shape) for slot, v in parts} | self.unpack(buffers)
+
+    def forward(self, state: dict[str, Tensor], inputs: Tensor, *, train: bool) -> Tensor:
+        """Outputs of the module with these tensors; training moves the buffers among them."""
+        module = self.module
+        if module.training != train:
+            module.train(train)
+        with self._autocast():
+            named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
+            outputs: Tensor = functional_call(module, state | named, (inputs,), tie_weights=False)
+        return outputs if outputs.dtype == self.dtype else outputs.to(self.dtype)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._precision == "bf16" and self.device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()

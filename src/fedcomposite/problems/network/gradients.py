@@ -1,0 +1,294 @@
+"""Gradients of many clients at their own parameters: in one vectorised pass, or in one pass per client."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedcomposite import rng
+from fedcomposite.problems.base import Local
+from fedcomposite.problems.network.flat import LARGE, FlatModule
+from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
+from fedcomposite.problems.traced import trace
+
+Pass = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From parameters, buffers, rows and weights of the samples to gradients and buffers."""
+
+COMPILED_LAYERS = 24
+"""Layers up to which compiling takes seconds and not minutes; deeper models are recorded as they are."""
+
+_GROUPED = 12  # largest batch at which torch's own vectorised convolutions are faster than one pass per client
+_REPEATS = 16  # passes over the same shapes after which their operations are listed once, which takes a second
+_PIECE = 256  # samples of a client that one pass of a full gradient takes
+_ACTIVATIONS = 32  # rough ratio of a network's activations to its inputs
+
+
+class LoopWarning(UserWarning):
+    """A module cannot be vectorised over clients; its gradients are computed one client at a time."""
+
+
+class Gradients:
+    """Gradients of a module's loss on rows of the samples X with targets b.
+
+    A network and its views share the object: what it finds out about the module, and the lists of operations that it
+    makes, are there for all of them.
+    """
+
+    def __init__(
+        self,
+        flat: FlatModule,
+        loss: ModelLoss,
+        options: NetworkOptions,
+        X: Tensor,
+        b: Tensor,
+        *,
+        compile: bool = False,
+        vectorises: bool | None = None,
+    ) -> None:
+        self.flat, self.loss, self.options, self.X, self.b, self.compile = flat, loss, options, X, b, compile
+        self.vectorises = vectorises
+        """Whether vmap takes the module; None as long as it has not been tried."""
+        self.listed: dict[Any, Pass] = {}
+        """Passes as lists of operations, by their names and shapes."""
+        self._asked: dict[Any, int] = {}
+        self._constants = options.constants(flat.dtype, flat.device)
+
+    def compiled(self) -> Gradients:
+        """The same with compiled passes, for one run."""
+        flat = self.flat.for_compilation()
+        return Gradients(flat, self.loss, self.options, self.X, self.b, compile=True, vectorises=self.vectorises)
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def mode(self, clients: int, batch: int) -> Literal["vmap", "loop"]:
+        """The way gradients of so many clients on batches of this size are computed."""
+        if self.options.gradients != "auto":
+            return self.options.gradients
+        flat = self.flat
+        convolves = flat.convolves and flat.device.type == "cpu"
+        if clients == 1 or flat.random or (convolves and flat.dimension >= LARGE) or not self.check_vectorises():
+            return "loop"
+        return "loop" if convolves and not flat.channels_last and batch > _GROUPED else "vmap"
+
+    def check_vectorises(self) -> bool:
+        """Whether vmap takes the module: tried once, on two clients with two samples each."""
+        if self.vectorises is None:
+            reason = self._reason_against_vmap()
+            if reason is not None and self.flat.restore_layout():
+                reason = self._reason_against_vmap()
+            self.vectorises = reason is None
+            if reason is not None:
+                warnings.warn(
+                    f"{type(self.flat.module).__name__} cannot be vectorised over clients ({reason}); its gradients "
+                    "are computed one client at a time, which gradients='loop' asks for without this warning",
+                    LoopWarning,
+                    stacklevel=2,
+                )
+        return self.vectorises
+
+    def _reason_against_vmap(self) -> str | None:
+        """Why vmap does not take the module, if it does not."""
+        rows = torch.zeros(2, 2, dtype=torch.long, device=self.flat.device)
+        x, buffers = (v.repeat(2, 1) for v in (self.flat.start(), self.flat.buffers()))
+        try:
+            self._vectorised(x, buffers, rows, torch.ones_like(x[:, :2]))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return str(error).strip().split("\n")[0]
+        return None
+
+    def try_one_client(self) -> None:
+        """Try a gradient of one client, since a module may do in training what channels last do not allow."""
+        rows = torch.zeros(2, dtype=torch.long, device=self.flat.device)
+        x, weight = self.flat.start(), torch.ones(2, dtype=self.flat.dtype, device=self.flat.device)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._one_client(x, self.flat.buffers(), rows, weight, 0, torch.empty_like(x))
+        except Exception:  # if it is not the layout, the first gradient will say so
+            self.flat.restore_layout()
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether the module is known to draw no random numbers: vmap, which would refuse that, has taken it."""
+        return self.vectorises is True and not self.flat.random and self.options.augment is None
+
+    # -- for a cohort -------------------------------------------------------------------------------------------------
+
+    def minibatch(self, x: Tensor, rows: Tensor, local: Local) -> Tensor:
+        """Gradients of a cohort on the given rows, in training mode; updates the buffers of ``local``."""
+        weight = torch.full(rows.shape, 1 / rows.shape[1], dtype=self.flat.dtype, device=self.flat.device)
+        if self.options.augment is None and self.mode(len(rows), rows.shape[1]) == "vmap":
+            each = [(x[c], local.buffers[c], rows[c], weight[c]) for c in self._chunks(*rows.shape)]
+            parts = [self._listed_if_repeated(self._vectorised, *given) for given in each]
+            gradient, local.buffers = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+            return gradient
+        if self.draws_nothing:
+            clients = zip(x, local.buffers, rows, weight, strict=True)
+            alone = [self._listed_if_repeated(self._single, *given) for given in clients]
+            gradient, local.buffers = map(torch.stack, zip(*alone, strict=True))
+            return gradient
+        return self.of_members(x, np.arange(len(rows)), rows, weight, local)
+
+    def full(self, x: Tensor, sizes: npt.NDArray[np.int64], first: npt.NDArray[np.int64], local: Local) -> Tensor:
+        """Gradients of a cohort on all samples: in pieces, and whole silos where there is batch norm."""
+        total = torch.zeros_like(x)
+        for piece, members, rows, weight in self._pieces(sizes, first):
+            at = torch.from_numpy(members).to(self.flat.device)
+            total[at] += self.of_members(x[at], members, rows, weight, local, piece)
+        return total
+
+    def _pieces(
+        self, sizes: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64], Tensor, Tensor]]:
+        """Number of the piece, members of the cohort, their rows and the samples' weights.
+
+        A piece holds as many samples of each member, up to padding (weight zero) by a factor of sqrt(2) where
+        neither batch statistics nor random layers nor a loss without per-sample values could notice it.
+        """
+        whole = self.flat.batch_norm  # batch statistics: a silo is one batch
+        length = int(sizes.max()) if whole else _PIECE
+        padded = self.loss.per_sample and not whole and self.mode(len(sizes), length) == "vmap"
+        for a in range(0, int(sizes.max()), length):
+            left = np.minimum(sizes - a, length)
+            level = np.ceil(2 * np.log2(np.maximum(left, 1))) if padded else left
+            for value in np.unique(level[left > 0]):
+                members = np.flatnonzero((level == value) & (left > 0))
+                column = np.arange(left[members].max())[None, :]
+                inside = column < left[members, None]
+                rows = torch.from_numpy(first[members, None] + a + np.where(inside, column, 0)).to(self.flat.device)
+                weight = torch.from_numpy(inside / sizes[members, None]).to(self.flat.device, self.flat.dtype)
+                yield a // length, members, rows, weight
+
+    def of_members(
+        self,
+        x: Tensor,
+        members: npt.NDArray[np.int64],
+        rows: Tensor,
+        weight: Tensor,
+        local: Local,
+        piece: int = 0,
+    ) -> Tensor:
+        """Gradients of some members of the cohort; updates their buffers."""
+        at = torch.from_numpy(members).to(self.flat.device)
+        out, before = torch.empty_like(x), local.buffers[at]
+        after = torch.empty_like(before)
+        with self._generator_kept():
+            if self.mode(len(local.clients), rows.shape[1]) == "vmap":
+                seeds = self._seeds(local, members, piece) if self.options.augment is not None else []
+                for c in self._chunks(*rows.shape):
+                    out[c], after[c] = self._together(x[c], before[c], rows[c], weight[c], seeds[c])
+            else:
+                for i, seed in enumerate([0] * len(x) if self.draws_nothing else self._seeds(local, members, piece)):
+                    after[i] = self._one_client(x[i], before[i], rows[i], weight[i], seed, out[i])
+        local.buffers = local.buffers.index_copy(0, at, after)
+        return out
+
+    def _generator_kept(self) -> AbstractContextManager[Any]:
+        """Give torch's generator back as it was."""
+        if self.draws_nothing:
+            return nullcontext()
+        return torch.random.fork_rng(devices=[self.flat.device] if self.flat.device.type == "cuda" else [])
+
+    @staticmethod
+    def _seeds(local: Local, members: npt.NDArray[np.int64], piece: int) -> list[int]:
+        """A 64-bit seed per client, from the counters of the round, the step and the piece."""
+        words = rng.words(local.seed, rng.Use.MODEL, local.clients[members], local.round, local.step, 2 * piece + 2)
+        return [int(high) << 32 | int(low) for high, low in words[:, -2:]]
+
+    def _chunks(self, clients: int, batch: int) -> list[slice]:
+        """Clients that are worked on together: as many as asked for, or as a temporary's size allows."""
+        each = self.flat.dimension + _ACTIVATIONS * batch * self.X[0].numel()
+        room = 1 << (25 if self.flat.device.type == "cpu" else 30)
+        per = self.options.chunk or max(1, room // each)
+        return [slice(a, a + per) for a in range(0, clients, per)]
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _listed_if_repeated(self, function: Pass, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """The function's result; where it is asked for the same shapes again and again, from its list of operations."""
+        key = function.__name__, *(t.shape for t in given)
+        self._asked[key] = asked = self._asked.get(key, 0) + 1
+        if self.compile:
+            if asked == 1:
+                self.listed[key] = torch.compile(_as_list(function, given), dynamic=False)
+        elif asked == _REPEATS and self.flat.layers <= COMPILED_LAYERS and self.flat.device.type == "cpu":
+            listed = _as_list(function, given)
+            x, buffers, rows, weight = given
+            other = 0.9 * x, buffers, (rows + 1) % len(self.X), weight  # what was taken for a constant shows
+            same = all(torch.equal(a, b) for g in (given, other) for a, b in zip(listed(*g), function(*g), strict=True))
+            self.listed[key] = listed if same else function
+        with torch.no_grad():
+            return self.listed.get(key, function)(*given)
+
+    def _together(
+        self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, seeds: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients ``(m, d)`` and buffers, in one vectorised pass."""
+        if self.options.augment is None:
+            return self._vectorised(x, buffers, rows, weight)
+        inputs = torch.stack([self._inputs(r, s) for r, s in zip(rows, seeds, strict=True)])
+        gradient: tuple[Tensor, Tensor] = vmap(grad(self._objective, has_aux=True))(
+            x, buffers, inputs, self.b[rows], weight
+        )
+        return gradient
+
+    def _vectorised(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather, convert and differentiate, all on the device."""
+        flat = self.options.inputs(self.X[rows.flatten()], self.flat.dtype, self._constants)
+        inputs = flat.reshape(*rows.shape, *flat.shape[1:])
+        gradient: tuple[Tensor, Tensor] = vmap(grad(self._objective, has_aux=True))(
+            x, buffers, inputs, self.b[rows], weight
+        )
+        return gradient
+
+    def _single(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one client: gradient ``(d,)`` and buffers."""
+        inputs = self.options.inputs(self.X[rows], self.flat.dtype, self._constants)
+        gradient: tuple[Tensor, Tensor] = grad(self._objective, has_aux=True)(x, buffers, inputs, self.b[rows], weight)
+        return gradient
+
+    def _one_client(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, seed: int, out: Tensor) -> Tensor:
+        """The gradient of one client by autograd, into ``out``, and its buffers."""
+        parts = zip(self.flat.layout, x.detach().split_with_sizes(self.flat.sizes), strict=True)
+        leaves = {slot.name: v.view(slot.shape).requires_grad_() for slot, v in parts}
+        state = leaves | self.flat.unpack(buffers)
+        with torch.enable_grad():
+            value = self._loss(state, self._inputs(rows, seed), self.b[rows], weight)
+        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        torch.cat([g.reshape(-1) for g in gradients], out=out)
+        return self.flat.pack(state).detach()
+
+    def _inputs(self, rows: Tensor, seed: int) -> Tensor:
+        """One client's inputs; torch's generator is left where the module's random layers take it up."""
+        if not self.draws_nothing:
+            torch.manual_seed(seed)
+        inputs = self.options.inputs(self.X[rows], self.flat.dtype, self._constants)
+        return inputs if self.options.augment is None else self.options.augment(inputs)
+
+    def _objective(
+        self, x: Tensor, buffers: Tensor, inputs: Tensor, b: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of one client, and its buffers afterwards."""
+        state = self.flat.state(x, buffers)
+        return self._loss(state, inputs, b, weight), self.flat.pack(state)
+
+    def _loss(self, state: dict[str, Tensor], inputs: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+        values = self.loss.function(self.flat.forward(state, inputs, train=True), b)
+        return (values * weight).sum() if self.loss.per_sample else values * weight.sum()
+
+
+def _as_list(function: Pass, given: tuple[Tensor, ...]) -> Pass:
+    """The list of a function's operations; itself, where a module does what cannot be listed."""
+    try:
+        return trace(function, *given)
+    except Exception:
+        return function

@@ -1,0 +1,143 @@
+"""How a module is fed and evaluated, and the losses of its outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedcomposite._validation import Count, suggest, validate
+from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.problems.metrics import CLASSIFIERS, Kind
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ModelLoss:
+    """A loss of a module's outputs and the targets: per-sample values, or their mean."""
+
+    name: str
+    function: LossFunction = field(repr=False, compare=False)
+    classifier: bool
+    per_sample: bool
+    kinds: tuple[Kind, ...] = ()
+    smooth: ClassVar[bool] = True
+    probabilistic: ClassVar[bool] = True
+
+    def prepare(self, targets: Tensor, outputs: int) -> Tensor:
+        """Class labels as integers from 0, with -1 and +1 read as 0 and 1; other targets as they are."""
+        if self.name != "cross_entropy":
+            return targets
+        labels = torch.unique(targets)
+        if set(labels.tolist()) <= {-1, 1}:
+            return (targets > 0).long()
+        if bool((labels != labels.round()).any()) or labels[0] < 0 or labels[-1] >= outputs:
+            raise DataError(
+                f"cross_entropy needs labels 0, ..., {outputs - 1} for a module with {outputs} outputs, found "
+                f"{labels[0]:g} to {labels[-1]:g}; renumber the labels or change the last layer"
+            )
+        return targets.long()
+
+    def of_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The samples' losses; a mean, where that is all there is, stands for each of them."""
+        values = self.function(outputs, targets)
+        return values if self.per_sample else values.expand(len(targets))
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.reshape(targets.shape) - targets).square()
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """How a module is fed, differentiated and evaluated; :class:`fedcomposite.Problem` documents the fields."""
+
+    gradients: Literal["auto", "vmap", "loop"] = "auto"
+    chunk: Count | None = None
+    normalization: Any = None
+    transform: Callable[[Tensor], Tensor] | None = None
+    augment: Callable[[Tensor], Tensor] | None = None
+    precision: Literal["full", "bf16"] = "full"
+    evaluation_samples: Count | None = 2000
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.normalization is not None:
+            mean, std = (np.atleast_1d(np.asarray(v, float)) for v in self.normalization)
+            if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+                raise ValueError(f"normalization = {self.normalization}, must be (mean, std) with std > 0")
+
+    def constants(self, dtype: torch.dtype, device: torch.device | str) -> tuple[Tensor, ...]:
+        """Mean and standard deviation on a device, if there are any: placed once, so that no batch waits for them."""
+        return tuple(torch.as_tensor(v, dtype=dtype, device=device) for v in self.normalization or ())
+
+    def inputs(self, raw: Tensor, dtype: torch.dtype, constants: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Stored samples as a module takes them: bytes from 0 to 1, other integers unchanged, then normalised."""
+        x = raw.to(dtype) if raw.is_floating_point() or raw.dtype == torch.uint8 else raw
+        if raw.dtype == torch.uint8:
+            x = x / 255
+        if self.normalization is not None:
+            mean, std = self.constants(dtype, x.device) if constants is None else constants
+            tail = (1,) * (x.ndim - 2)  # one number per channel, the first axis of a sample
+            x = (x - mean.reshape(-1, *tail)) / std.reshape(-1, *tail)
+        return self.transform(x) if self.transform is not None else x
+
+    def __str__(self) -> str:
+        shown = {k: getattr(v, "__qualname__", v) for k, v in vars(self).items()}
+        return ", ".join(f"{k}={v}" for k, v in shown.items())
+
+
+def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, options: NetworkOptions) -> ModelLoss:
+    """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
+    dtype = next(p.dtype for p in module.parameters())
+    inputs = options.inputs(silos.features[:2], dtype)
+    try:
+        with torch.no_grad():
+            outputs = copy.deepcopy(module).cpu().eval()(inputs)
+    except (RuntimeError, ValueError, TypeError) as error:
+        shape = "x".join(map(str, silos.features.shape[1:]))
+        raise DataError(f"the module does not take these samples ({shape}, {inputs.dtype}): {error}") from error
+    if loss == "cross_entropy":
+        if outputs.ndim != 2:
+            raise DataError(
+                f"cross_entropy needs outputs (batch, classes), the module gives {tuple(outputs.shape)} for 2 samples"
+            )
+        kinds = CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
+        return ModelLoss("cross_entropy", _cross_entropy, classifier=True, per_sample=True, kinds=kinds)
+    targets = silos.targets[:2]
+    if loss == "mse":
+        if outputs.numel() != targets.numel():
+            raise DataError(f"mse needs one output per sample, the module gives {tuple(outputs.shape)} for 2 samples")
+        return ModelLoss("mse", _squared_error, classifier=False, per_sample=True, kinds=("regression",))
+    if not callable(loss):
+        known = ("cross_entropy", "mse")
+        raise ValueError(
+            f"loss = {loss!r} is not for a model{suggest(str(loss), known)} (known: {', '.join(known)}, "
+            "or a function of outputs and targets)"
+        )
+    values = loss(outputs, targets.to(dtype) if targets.is_floating_point() else targets)
+    if values.shape not in ((), targets.shape):
+        raise ValueError(f"the loss gives shape {tuple(values.shape)} for 2 samples, expected (2,) or a mean ()")
+    classes = outputs.ndim == 2 and outputs.shape[1] > 1 and not targets.is_floating_point()
+    name = getattr(loss, "__qualname__", repr(loss))
+    return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
+
+
+def _kinds(outputs: Tensor, silos: Silos, classes: bool) -> tuple[Kind, ...]:
+    """What a loss of somebody else's may be for; a single output for two labels is a margin or a prediction."""
+    if classes:
+        return CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
+    if outputs.numel() != len(outputs):
+        return ()
+    labels = set(torch.unique(silos.targets).tolist())
+    return ("binary", "regression") if labels <= {0, 1} else ("regression",)

@@ -1,0 +1,148 @@
+"""The functions of clients that train a network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Literal, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedcomposite import rng
+from fedcomposite.data.silos import Silos
+from fedcomposite.problems.base import Evaluation, Local, Smooth, UnsuitableError
+from fedcomposite.problems.measures import Measures
+from fedcomposite.problems.network.evaluation import Evaluator, Selection, single_output
+from fedcomposite.problems.network.flat import FlatModule
+from fedcomposite.problems.network.gradients import COMPILED_LAYERS, Gradients
+from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
+
+
+class Network(Smooth):
+    """f_i(x) = (1/m_i) sum_j phi(model(x; a_ij), b_ij)."""
+
+    def __init__(
+        self,
+        silos: Silos,
+        module: nn.Module,
+        loss: ModelLoss,
+        options: NetworkOptions,
+        *,
+        weights: npt.NDArray[np.float64],
+        dtype: torch.dtype,
+        device: torch.device,
+        measures: Measures | None = None,
+    ) -> None:
+        self.loss, self.options, self.dtype, self.device = loss, options, dtype, device
+        self.measures = Measures.of(loss, clients=True) if measures is None else measures
+        self.flat = FlatModule(module, options.precision, dtype, device)
+        self.layout, self.dimension = self.flat.layout, self.flat.dimension
+        self._local: Local | None = None
+        self._silos, self._weights = silos, weights
+        self.X, self.b = self._placed(silos.features, silos.targets)
+        self.sizes = silos.sizes.astype(np.uint64)
+        self.offsets = np.asarray(silos.offsets[:-1], np.uint64)
+        self.ids = np.asarray(silos.ids, np.uint64)
+        self.gradients = Gradients(self.flat, loss, options, self.X, self.b)
+        self._evaluator = Evaluator(self.flat, loss, options, self.measures, self.X, self.b)
+        self._chosen = self._select(options.evaluation_samples)
+        if self.flat.fits_channels_last and self.flat.convolves:
+            self.gradients.try_one_client()
+
+    def _placed(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        X = features.to(self.device, self.dtype) if features.is_floating_point() else features.to(self.device)
+        b = self.loss.prepare(targets, self._outputs(X))
+        return X, b.to(self.device, self.dtype) if b.is_floating_point() else b.to(self.device)
+
+    def _select(self, most: int | None) -> Selection:
+        chosen = Selection.of(self._silos, self._weights, most, self.dtype, self.device)
+        for part, (X, b, rows) in chosen.held.items():
+            chosen.held[part] = *self._placed(X, b), rows
+        return chosen
+
+    def _outputs(self, X: Tensor) -> int:
+        """Width of the module's output."""
+        inputs, state = self.options.inputs(X[:2], self.dtype), self.flat.state(self.start(), self.buffers())
+        with torch.no_grad():
+            try:
+                return int(self.flat.forward(state, inputs, train=False).shape[-1])
+            except RuntimeError:  # a view of what has channels last in memory, perhaps
+                if not self.flat.restore_layout():
+                    raise
+                return int(self.flat.forward(state, inputs, train=False).shape[-1])
+
+    def start(self) -> Tensor:
+        """The module's own parameters, flattened."""
+        return self.flat.start()
+
+    def buffers(self) -> Tensor:
+        """The module's own persistent buffers, flattened."""
+        return self.flat.buffers()
+
+    def state(self, x: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        """The module's tensors by name, out of two flat vectors."""
+        return self.flat.state(x, buffers)
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    def during(self, local: Local) -> Self:
+        """The same functions with the clients' buffers and counters."""
+        view = copy.copy(self)
+        view._local = local
+        return view
+
+    def ready(self, compile: bool) -> Self:
+        """Refuse what cannot be recorded; compile the vectorised gradient if asked."""
+        if self.flat.random or self.options.augment is not None:
+            raise UnsuitableError("random layers or augmentation draw new numbers in every step")
+        if self.options.gradients == "loop" or not self.gradients.check_vectorises():
+            raise UnsuitableError("the model's gradients are computed one client at a time")
+        self.flat.module.train(True)
+        if not compile or self.flat.layers > COMPILED_LAYERS:
+            return self
+        view = copy.copy(self)  # the problem's other runs go on without compiled passes
+        view.gradients = self.gradients.compiled()
+        return view
+
+    def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Gradients on the given rows, in training mode."""
+        return self.gradients.minibatch(x, rows, self._state_of(np.arange(len(rows), dtype=np.uint64)))
+
+    def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
+        """Gradients on all samples, in training mode."""
+        sizes, first = self.sizes[clients].astype(np.int64), self.offsets[clients].astype(np.int64)
+        return lambda x: self.gradients.full(x, sizes, first, self._state_of(clients))
+
+    def _state_of(self, clients: rng.Ints) -> Local:
+        """The round's state, or a fresh one outside rounds."""
+        return self._local or Local(self.buffers().repeat(len(clients), 1), clients)
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _statistics(self) -> Tensor:
+        return self.buffers() if self._local is None else self._local.buffers[0]
+
+    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+        """The module's outputs for some samples, in evaluation mode."""
+        return self._evaluator.predict(x, self._statistics, features)
+
+    def evaluate(self, x: Tensor) -> Evaluation:
+        """Loss, gradient and counts in evaluation mode, on ``evaluation_samples`` spread evenly over the clients."""
+        return self._evaluator.evaluate(x, self._statistics, self._chosen)
+
+    def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The module's outputs, and class numbers or targets."""
+        outputs = self.predict(x, features)
+        b = self.loss.prepare(targets, outputs.shape[-1])
+        return single_output(outputs), b.to(self.device, self.dtype if b.is_floating_point() else None)
+
+    def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> NoReturn:
+        """Refused: a network's smoothness constant is unknown."""
+        raise ValueError(
+            "a network's smoothness constant is unknown: give the steps yourself, for example step = 0.01 to 0.1, "
+            "and halve them if the run diverges"
+        )
