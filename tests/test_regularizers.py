@@ -1,5 +1,6 @@
 """Regularizers: each prox against an independent solver, then one list of them all against one list of laws."""
 
+import dataclasses
 import itertools
 import math
 import pickle
@@ -12,6 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import fedcomposite as fc
 from fedcomposite.regularizers import (
     L0,
     L1,
@@ -33,6 +35,7 @@ from fedcomposite.regularizers import (
     NuclearNorm,
     On,
     PositivePart,
+    Separable,
     Simplex,
     SparseGroupLasso,
     Sparsity2to4,
@@ -40,6 +43,8 @@ from fedcomposite.regularizers import (
     Zero,
     build,
 )
+from fedcomposite.runtime.wrapped import CompiledProx
+from fedcomposite.testing import REGULARIZER_LAWS, check_regularizer
 
 D = 12
 W = tuple(np.linspace(0.0, 2.0, D).tolist())
@@ -600,6 +605,236 @@ def test_every_registered_regularizer_is_in_the_list():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The laws that anyone can run.
+
+MORE = {
+    "l1-none": (L1(0.0), 3),
+    "l1-small": (L1(1e-3), 1),
+    "l2-small": (L2Squared(1e-6), 3),
+    "enet-one-sided": (ElasticNet(0.0, 1e-5), 2),
+    "positive": (PositivePart(2.0), 1),
+    "mcp": (MCP(0.1, 1.5, kappa=3.0), 2),
+    "mcp-none": (MCP(0.0, 2.0), 2),
+    "scad": (SCAD(1.0, kappa=0.02), 1),
+    "l0": (L0(2.0), 2),
+    "topk-all": (TopK(5), 2),
+    "group-one": (GroupLasso(1.0, 1), 2),
+    "group-none": (GroupLasso(0.0, 2), 4),
+    "linf": (LinfNorm(0.3), 2),
+    "linf-one": (LinfNorm(0.3), 1),
+    "nuclear-row": (NuclearNorm(0.3, (1, 2)), 2),
+    "fused-pair": (FusedLasso(0.3, 0.1), 2),
+    "fused-one": (FusedLasso(0.3, 0.1), 1),
+    "2:4-strong": (Sparsity2to4(20.0), 4),
+    "2:4-none": (Sparsity2to4(0.0), 4),
+    "box-half": (Box(-math.inf, 0.2), 2),
+    "l2-ball-small": (L2Ball(1e-6), 2),
+    "l2-ball-large": (L2Ball(1e6), 3),
+    "l1-ball": (L1Ball(1e-3), 2),
+    "simplex-one": (Simplex(), 1),
+    "simplex": (Simplex(100.0), 40),
+    "affine-point": (Affine([[1.0, 0.0], [1.0, 1.0]], [2.0, 3.0]), 2),
+    "affine-scales": (Affine([[1.0, 1.0, 0.0], [0.0, 1e-18, 1e-18]], [1.0, 2e-18]), 3),
+    "on-coordinates": (SCAD(0.4).on([0, 2, 5]), 7),
+    "on-scattered": (LinfNorm(0.5).on([j % 3 != 0 for j in range(9)]), 9),
+    "on-groups": (Sparsity2to4(0.5).on([True] * 4 + [False] + [True] * 4), 9),
+    "on-many": (MCP(0.5, 2.0).on([j % 2 == 0 for j in range(140)]), 140),
+    "blocks-of-constraints": (
+        Simplex().on([0, 1, 2]) + L2Ball(1.0).on([3, 4]) + NuclearNorm(0.2, (2, 2)).on(range(6, 10)),
+        11,
+    ),
+}
+
+
+@everyone
+def test_laws(name):
+    check_regularizer(CASES[name][0], D)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_laws_of_other_parameters_and_lengths(name):
+    h, dimension = MORE[name]
+    check_regularizer(h, dimension)
+
+
+@dataclasses.dataclass(frozen=True)
+class Careless(Separable):
+    """h(x) = |x|_1 with the usual mistakes: a prox for unit steps, which also forgets what is not a number."""
+
+    lam: float = 1.0
+    kind: str = "l1"
+
+    def value(self, x):
+        return self.lam * (x.square() if self.kind == "overflows" else x.abs()).sum(-1)
+
+    def formula(self, v, step):
+        if self.kind == "modifies":
+            return v.sub_(v.clamp(-self.lam * step, self.lam * step))
+        if self.kind == "unit":
+            return v - v.clamp(-self.lam, self.lam)
+        if self.kind == "moves":
+            return v + 2 * v * (v.abs() > 1) - v.clamp(-self.lam * step, self.lam * step)
+        if self.kind == "forgets":
+            return (v - v.clamp(-self.lam * step, self.lam * step)).nan_to_num(0.0, 0.0, 0.0)
+        if self.kind == "double":
+            return v - torch.tensor(1.0, dtype=torch.float64).reshape(1) * v.clamp(-self.lam * step, self.lam * step)
+        return v - v.clamp(-self.lam * step, self.lam * step)
+
+    def interval(self, x):
+        slope = 0 if self.kind == "flat" else self.lam
+        return slope * x.sign() - slope * (x == 0), slope * x.sign() + slope * (x == 0)
+
+    def scaled(self, kappa):
+        return self if self.kind == "stays" else dataclasses.replace(self, lam=kappa * self.lam)
+
+    def check_step(self, step):
+        if self.kind != "accepts":
+            super().check_step(step)
+
+
+@pytest.mark.parametrize(
+    ("kind", "laws"),
+    [
+        ("unit", ["prox_is_the_minimiser", "optimality_is_zero_at_fixed_points_only", "scaled_is_kappa_times_h"]),
+        ("moves", ["prox_is_the_minimiser", "prox_is_lipschitz"]),
+        ("accepts", ["steps_out_of_range_are_refused"]),
+        ("modifies", ["inputs_are_kept_and_out_is_filled", "formula_is_the_prox"]),
+        ("forgets", ["what_is_not_finite_stays_so"]),
+        ("double", ["dtype_is_that_of_the_vector"]),
+        ("flat", ["optimality_is_zero_at_fixed_points_only"]),
+        ("stays", ["scaled_is_kappa_times_h"]),
+    ],
+)
+def test_laws_name_what_is_broken(kind, laws):
+    with pytest.raises(AssertionError) as broken:
+        check_regularizer(Careless(kind=kind), 3)
+    message = str(broken.value)
+    assert all(f"\n  {law}: " in message for law in laws)
+    assert message.startswith(f"Careless(lam=1.0, kind={kind!r}) breaks ")
+
+
+def test_the_careless_one_needs_only_a_kappa_that_is_checked():
+    with pytest.raises(AssertionError, match=rf"breaks 1 of {len(REGULARIZER_LAWS)} laws:\n  scaled_.*kappa = 0.0"):
+        check_regularizer(Careless(), 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sizes and dtypes.
+
+
+def test_projections_far_from_a_set_are_inside_it():
+    for h in (Simplex(), Simplex(3.0), L1Ball(1.0)):
+        for d, scale in ((20, 100.0), (20, 1e6), (3000, 100.0), (1000, 1e-3)):
+            v = scale + 0.1 * draw(100, d, dtype=torch.float32)
+            p = h.prox(v, 1.0)
+            assert (h.value(p) == 0).all()
+            total = h.radius if isinstance(h, L1Ball) else h.total
+            torch.testing.assert_close(p.double().abs().sum(-1), torch.full((100,), total).double())
+
+
+def test_a_projection_onto_a_simplex_depends_on_differences_only():
+    v = draw(50, 30, scale=0.2).float().double()
+    for shift in (2.0**20, 2.0**40):
+        moved = v.mul(2**10).round().div(2**10)  # representable after the shift
+        torch.testing.assert_close(Simplex().prox(moved + shift, 1.0), Simplex().prox(moved, 1.0), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-10, 1e10, 1e20, 1e37])
+def test_norms_of_large_and_small_vectors(size):
+    v = draw(20, 8)
+    for dtype, digits in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        x = (size * v).to(dtype)
+        unit = v / v.norm(dim=-1, keepdim=True)
+        ball = L2Ball(0.5 * size).prox(x, 1.0).double() / size
+        expected = v * (0.5 / v.norm(dim=-1, keepdim=True)).clamp(max=1)
+        torch.testing.assert_close(ball, expected, rtol=10 * digits, atol=digits)
+        if size >= 1:
+            torch.testing.assert_close(L2Ball(1.5).prox(x, 1.0).double(), 1.5 * unit, rtol=10 * digits, atol=digits)
+        shrunk = GroupLasso(size, 8, weights="equal").prox(x, 0.5).double() / size
+        expected = v * (1 - 0.5 / v.norm(dim=-1, keepdim=True)).clamp(min=0)
+        torch.testing.assert_close(shrunk, expected, rtol=10 * digits, atol=digits)
+        assert torch.equal(GroupLasso(0.0, 8).prox(x, 0.5), x)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12, 1e20, 1e37])
+def test_2_to_4_of_large_and_small_blocks(size):
+    v = draw(50, 8, dtype=torch.float32)
+    x = size * v
+    for lam in (0.0, 0.7):  # the prox of size * v with lam / size is size times that of v with lam
+        p = Sparsity2to4(lam / size).prox(x, 1.0)
+        torch.testing.assert_close(p.double() / size, Sparsity2to4(lam).prox(v.double(), 1.0), rtol=1e-4, atol=1e-5)
+    if size > 1:
+        h = Sparsity2to4(0.7)
+        assert torch.equal(h.prox(x, 1.0), torch.where(h.prox(10 * v, 1.0) == 0, 0, x))  # two of four are kept
+        assert (h.value(h.prox(x, 1.0)) == 0).all()
+
+
+def test_rows_of_any_scale_are_constraints():
+    rows, b = [[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]], [1.0, 2.0]
+    v = draw(5, 3)
+    expected = Affine(rows, b).prox(v, 1.0)
+    for scale in (1e-200, 1e-20, 1e20, 1e200):
+        h = Affine([rows[0], [scale * a for a in rows[1]]], [b[0], scale * b[1]])
+        torch.testing.assert_close(h.prox(v, 1.0), expected, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="no x satisfies"):
+        Affine([[1.0, 2.0], [1e-20, 2e-20]], [1.0, 2e-20])
+    with pytest.raises(ValueError, match="no x satisfies"):
+        Affine([[1.0, 2.0], [0.0, 0.0]], [1.0, 1e-9])
+
+
+@pytest.mark.parametrize("h", [L1(0.1), FusedLasso(0.1), NuclearNorm(0.1, (2, 4)), GroupLasso(0.1, 2)])
+def test_a_run_that_diverges_says_so_whatever_the_regularizer(h):
+    silos = fc.data.load("synthetic", clients=3, features=8, samples=20, seed=0)
+    problem = fc.Problem(silos, loss="least_squares", regularizer=h)
+    with pytest.warns(RuntimeWarning, match="FedMid diverged in round 1"):
+        run = fc.simulate(problem, fc.algorithms.FedMid(40, 1e30), rounds=2)
+    assert run.status == "diverged"
+
+
+def test_a_step_close_to_the_limit_in_another_dtype():
+    v = draw(4, D, dtype=torch.float32)
+    for h in (MCP(0.5, 3.0, kappa=0.7), SCAD(0.4, 2.6, kappa=0.3)):
+        step = torch.full((4, 1), (1 - 1e-12) / h.rho, dtype=torch.float64)
+        torch.testing.assert_close(h.prox(v, step), h.prox(v, float(step[0])), rtol=1e-4, atol=1e-4)
+
+
+def test_steps_beyond_the_numbers_of_a_dtype():
+    v = draw(4, D, dtype=torch.float32)
+    for h in (
+        L1(2.0),
+        ElasticNet(2.0, 2.0),
+        PositivePart(2.0),
+        L2Squared(2.0),
+        L0(2.0),
+        LinfNorm(2.0),
+        GroupLasso(2.0, 3),
+    ):
+        for step in (1e60, torch.full((4, 1), 1e60, dtype=torch.float64)):
+            assert (h.prox(v, step) <= 0).all()
+        assert torch.equal(h.scaled(1e-300).scaled(1e-300).prox(v, 1.0), v)
+    assert torch.equal(L1(0.0).prox(v, math.inf), v)
+
+
+def test_no_entries_at_all():
+    v = torch.zeros(3, 0)
+    for h in (
+        Zero(),
+        L1(0.1),
+        LinfNorm(0.1),
+        L0(0.1),
+        FusedLasso(0.1),
+        Sparsity2to4(0.1),
+        L1Ball(1.0),
+        L2Ball(1.0),
+        TopK(1),
+    ):
+        assert h.prox(v, 0.5).shape == (3, 0)
+        assert (h.value(v) == 0).all()
+    with pytest.raises(ValueError, match="a vector of no entries cannot sum to 1"):
+        Simplex().prox(v, 0.5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Large vectors, which are worked through in blocks.
 
 
@@ -636,6 +871,22 @@ LAYOUT = [
     ("fc.weight", 38, 62, (3, 8)),
     ("fc.bias", 62, 65, (3,)),
 ]
+
+
+def test_coordinates_become_runs():
+    h = L1(0.5).on([0, 2, 5])
+    assert (
+        h
+        == On(L1(0.5), ((0, 1), (2, 3), (5, 6)))
+        == L1(0.5).on(np.array([5, 0, 2]))
+        == L1(0.5).on(torch.tensor([0, 2, 5]))
+    )
+    assert h.prox(torch.full((7,), 3.0), 1.0).tolist() == [2.5, 3, 2.5, 3, 3, 2.5, 3]
+    assert h.prox(torch.full((6,), 3.0), 1.0).tolist() == [2.5, 3, 2.5, 3, 3, 2.5]
+    assert L1(0.5).on(range(2, 5)) == On(L1(0.5), ((2, 5),))
+    assert L1(0.5).on([1, 0, 1]) == L1(0.5).on(np.array([1, 0, 1])) == L1(0.5).on([True, False, True])
+    both = h + L2Squared(1.0).on([1, 3])
+    assert both.prox(torch.full((6,), 3.0), 1.0).tolist() == [2.5, 1.5, 2.5, 1.5, 3, 2.5]
 
 
 def test_names_become_coordinates():
@@ -735,6 +986,13 @@ LEFT, RIGHT = [True, False], [False, True]
         (lambda: Sparsity2to4(1).value(draw(6)), ValueError, "length 6 is not a whole number of blocks of 4"),
         (lambda: L1(1).on([False, False]), ValueError, "the mask is false everywhere"),
         (lambda: L1(1).on(LEFT).value(draw(3)), ValueError, "vectors of length 2, got 3"),
+        (lambda: L1(1).on([0, 2, 5]).value(draw(4)), ValueError, "set on coordinate 5, the vector has 4"),
+        (lambda: L1(1).on([0, 1]), ValueError, r"\[False, True\] for the mask, range\(0, 2\) for the coordinates"),
+        (lambda: L1(1).on([1]), ValueError, r"\[True\] for the mask, range\(1, 2\) for the coordinates"),
+        (lambda: L1(1).on([0, 2, 2]), ValueError, "a coordinate is named twice"),
+        (lambda: L1(1).on([-1, 2]), ValueError, "integers from 0 on"),
+        (lambda: L1(1).on([0.5, 2.0]), ValueError, "a mask holds true and false"),
+        (lambda: L1(1).on([]), ValueError, "the mask is false everywhere"),
         (lambda: L1(1) + L1(2), TypeError, r"only terms on disjoint coordinates can be added.*a\.on\(mask\)"),
         (lambda: L1(1).on(LEFT) + L1(2), TypeError, "acts on all coordinates"),
         (lambda: L1(1).on(LEFT) + 1, TypeError, "unsupported operand"),
@@ -816,3 +1074,33 @@ def test_a_tensor_of_steps_has_the_dtype_of_the_vector_and_is_followed():
         assert found.dtype == torch.float32
         found.sum().backward()
         torch.testing.assert_close(step.grad, torch.full((2, 1), -float(size), dtype=torch.float64))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Formulas.
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "2:4" and "fused" not in n])  # these look at numbers
+def test_formulas_can_be_compiled(name):
+    h, _ = CASES[name]
+    v = draw(3, D, dtype=torch.float32)
+    compiled = torch.compile(h.formula, backend="eager", dynamic=False, fullgraph=True)
+    for step in (0.1, 0.2):
+        torch.testing.assert_close(compiled(v, torch.full((1,), step)), h.prox(v, step), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@everyone
+def test_compiled_prox_agrees(name):
+    h, _ = CASES[name]
+    v = draw(3, D, dtype=torch.float32).cuda()
+    compiled = CompiledProx(h)
+    for step in (0.1, 0.2, torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64, device="cuda")):
+        torch.testing.assert_close(compiled.prox(v, step), h.prox(v, step), rtol=1e-5, atol=1e-6)
+
+
+def test_every_registered_regularizer_says_what_it_is_in_a_sentence():
+    for cls in REGISTRY.values():
+        first = cls.__doc__.strip().splitlines()[0]
+        assert first.endswith("."), f"{cls.__name__}: {first}"
+        assert dataclasses.is_dataclass(cls)

@@ -23,6 +23,7 @@ Layout = Sequence[tuple[str, int, int, tuple[int, ...]]]
 """Where a model's parameters lie in the flat vector: (name, start, stop, shape) of each."""
 
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
+_LARGEST = torch.finfo(torch.float64).max
 
 
 class Regularizer(ABC):
@@ -137,8 +138,8 @@ class Regularizer(ABC):
             low, high = float(step.detach().min()), float(step.detach().max())
         else:
             low = high = float(step)
-        if not (low >= 0 and high < math.inf):
-            raise ValueError(f"prox of {self}: step = {low if low < 0 else high:g}, must be >= 0 and finite")
+        if not low >= 0:
+            raise ValueError(f"prox of {self}: step = {low:g}, must be >= 0")
         if bounded and high * self.rho >= 1 - _ROUNDING:
             raise ValueError(
                 f"prox of {self}: step = {high:g}, must be below 1/rho = {1 / self.rho:g}; "
@@ -149,7 +150,7 @@ class Regularizer(ABC):
         """The step as a formula takes it: checked, and in v's dtype without rounding past the limits."""
         self.check_step(step)
         if not isinstance(step, Tensor):
-            return float(step)
+            return min(float(step), _LARGEST)  # zero times infinity is not a number
         if 0 < self.rho < math.inf:
             return step.to(v).clamp(max=(1 - 4 * torch.finfo(v.dtype).eps) / self.rho)
         return step if step.dtype == v.dtype else step.to(v).clamp(max=torch.finfo(v.dtype).max)

@@ -101,6 +101,7 @@ def total_variation(v: Floats, lam: Floats, first: Flags) -> Floats:
         v, lam, first, place, left, right = (t[keep] for t in (v, lam, first, place, left, right))
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # not to be traced: it works in NumPy
 def _solve(v: Tensor, lam: Step, first: Tensor | None = None) -> Tensor:
     """Total variation prox of each vector, in float64 on the CPU; ``first`` begins further chains within vectors.
 

@@ -113,7 +113,7 @@ class Grouped(Regularizer):
         if isinstance(groups, int):
             if d % groups:
                 raise ValueError(f"{name}: groups of {groups} do not divide a vector of length {d}")
-            whole = x.reshape(*x.shape[:-1], -1, groups)
+            whole = x.reshape(*x.shape[:-1], d // groups, groups)
         else:
             if self.shape is None:
                 raise ValueError(

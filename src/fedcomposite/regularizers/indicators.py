@@ -246,7 +246,7 @@ class Simplex(Indicator):
         """The projection."""
         if v.shape[-1] == 0:
             raise ValueError(f"Simplex: a vector of no entries cannot sum to {self.total:g}")
-        return _on_simplex(v, self.total).to(v.dtype)
+        return _diverged(v, _on_simplex(v, self.total).to(v.dtype))
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Distance to the normal cone: one level t on the support, at most t off it."""

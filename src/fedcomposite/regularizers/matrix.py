@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, NonNegative
-from fedcomposite.regularizers.base import Regularizer, Step, positive
+from fedcomposite.regularizers.base import Regularizer, Step, positive, power_of_two
 from fedcomposite.regularizers.group import as_matrix
 
 
@@ -59,9 +59,10 @@ class NuclearNorm(Regularizer):
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """The matrix with its singular values soft-thresholded."""
-        U, S, Vh = _decomposition(self._matrix(v))
-        small = (S - self.lam * step).clamp(min=0)
-        return (U * small.unsqueeze(-2) @ Vh).flatten(-2)
+        power = power_of_two(v)
+        U, S, Vh = _decomposition(self._matrix(v / power))
+        small = (S - self.lam * step / power).clamp(min=0)
+        return (U * small.unsqueeze(-2) @ Vh).flatten(-2) * power
 
     def subgradient(self, x: Tensor) -> Tensor:
         """The matrix lam U V' over the singular values above rounding."""

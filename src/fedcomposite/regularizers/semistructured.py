@@ -55,13 +55,6 @@ def _triples(w: Tensor) -> Tensor:
     return a * b * (c + d) + c * d * (a + b)
 
 
-def _large_triples(w: Tensor) -> Tensor:
-    """e3 also where products of two entries overflow and a third is zero: the smallest are multiplied first."""
-    plain = _triples(w)
-    d, c, b, a = w.sort(dim=-1).values.unbind(-1)
-    return torch.where(plain.isfinite(), plain, (c + d) * b * a + d * c * (a + b))
-
-
 def _newton(x: Tensor, low: Tensor, high: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
     """The root that Newton's method approaches from one side.
 
@@ -138,8 +131,8 @@ def _four(z: Tensor) -> Tensor:
 
 def _small(size: Tensor, s: Tensor | float) -> Tensor:
     """The solution where s times the entries is far below 1: |v_i| - s e2(others), without scaling by s."""
-    once = (size - _others(s * size, size)).clamp(min=0)
-    return (size - _others(s * once, once)).clamp(min=0)
+    once = (size - _others(2 * (s * size), size / 2)).clamp(min=0)  # halves, so that sums of two do not overflow
+    return (size - _others(2 * (s * once), once / 2)).clamp(min=0)
 
 
 def _shrink(v: Tensor, s: Tensor | float) -> Tensor:
@@ -190,7 +183,11 @@ class Sparsity2to4(Boxed):
 
     def value(self, x: Tensor) -> Tensor:
         """The sum of the products of triples, times lam."""
-        return self.lam * _large_triples(self._blocks(x).abs()).sum(-1)
+        w = self._blocks(x).abs()
+        plain = self.lam * _triples(w).sum(-1)
+        # Where a product of two overflows, and a third is small: lam first, and small entries before large ones.
+        d, c, b, a = (math.cbrt(self.lam) * w).sort(dim=-1).values.unbind(-1)
+        return torch.where(plain.isfinite(), plain, ((c + d) * b * a + d * c * (a + b)).sum(-1))
 
     @property
     def grain(self) -> int:
@@ -224,4 +221,4 @@ class Sparsity2to4(Boxed):
     def _blocks(x: Tensor) -> Tensor:
         if x.shape[-1] % 4:
             raise ValueError(f"Sparsity2to4: a vector of length {x.shape[-1]} is not a whole number of blocks of 4")
-        return x.reshape(*x.shape[:-1], -1, 4)
+        return x.reshape(*x.shape[:-1], x.shape[-1] // 4, 4)

@@ -158,7 +158,7 @@ class L2Squared(Separable):
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """Division by 1 + lam * step."""
-        return v / within(v, 1 + self.lam * step)
+        return v / (1 + self.lam * step)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """{lam x}."""
@@ -211,7 +211,7 @@ class ElasticNet(Separable):
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """Soft-thresholding at l1 * step, then division by 1 + l2 * step."""
-        return soft(v, self.l1 * step) / within(v, 1 + self.l2 * step)
+        return soft(v, self.l1 * step) / (1 + self.l2 * step)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[-l1, l1] at zero, l1 sign(x) + l2 x elsewhere."""

@@ -10,11 +10,14 @@ from fedcomposite.testing.algorithms import (
     small_problem,
     stacked_equals_loop,
 )
+from fedcomposite.testing.regularizers import REGULARIZER_LAWS, check_regularizer
 
 __all__ = [
     "LAWS",
+    "REGULARIZER_LAWS",
     "Traffic",
     "check_algorithm",
+    "check_regularizer",
     "inputs_are_kept",
     "law",
     "measure_traffic",
