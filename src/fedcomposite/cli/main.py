@@ -64,8 +64,9 @@ def _add_federation(arguments: list[str]) -> None:
         try:
             from fedcomposite.cli.federation import federation_app
         except ModuleNotFoundError as missing:
+            package = str(missing.name).partition(".")[0]
             raise ConfigError(
-                f"a federation needs the package {missing.name!r}: pip install 'fedcomposite[flower]'"
+                f"a federation needs the package {package!r}: pip install 'fedcomposite[flower]'"
             ) from None
         app.add_typer(federation_app, name="federation")
     else:
