@@ -131,8 +131,9 @@ def written(path: Any) -> None:
 
 def first_sentence(thing: Any) -> str:
     """What a docstring says first: up to the end of its first sentence, or of its first paragraph."""
-    paragraph = " ".join((thing.__doc__ or "").strip().partition("\n\n")[0].split())
+    text, _, more = (thing.__doc__ or "").strip().partition("\n\n")
+    paragraph = " ".join(text.split())
     sentence = re.split(r"(?<=[^A-Z])\. (?=[A-Z])", paragraph)[0]  # not after an initial
-    if sentence.endswith(":"):  # a formula was to follow
+    if sentence == paragraph and more and not sentence.endswith("."):  # a formula was to follow
         sentence = sentence.rpartition(": ")[0] or sentence
     return sentence.rstrip(".:")
