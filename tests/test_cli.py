@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 
 from fedcomposite.cli.data import whereabouts
-from fedcomposite.experiments import Config, ConfigError
+from fedcomposite.experiments import Config, ConfigError, RunFolder, execute
 from fedcomposite.experiments.config import shipped
 
 # These steps are practical ones; that the command says so is tested once, in a process of its own.
@@ -116,34 +116,50 @@ def test_a_folder_is_never_overwritten_by_accident(config, tmp_path, cli):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "ten years of work"
 
 
-def test_sigkill_at_random_moments_then_resume_is_bit_identical(config, tmp_path):
-    """Kill a run several times, wherever it happens to be, until it finishes; compare with one that was left alone."""
-    settings = ["--set", "run.rounds=1200", "--set", "run.evaluate_every=3"]
-    command("run", config, "--out", tmp_path / "whole", *settings, check=0)
-    folder, kills = tmp_path / "killed", 0
+MORTAL = """
+import os, signal, sys
+from pathlib import Path
+from fedcomposite.experiments import Config, RunFolder, execute
+
+source, folder, last, changes = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+real = os.replace
+
+def replace(scratch, target):
+    global changes
+    if Path(target).name == "checkpoint.safetensors":
+        changes -= 1
+        if changes == 0:  # the new one is written, the old one still in its place
+            os.kill(os.getpid(), signal.SIGKILL)
+    real(scratch, target)
+
+def watch(record):
+    if record["round"] >= last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = replace
+execute(Config.read(source), RunFolder(folder), watch=watch)
+"""
+
+
+def test_sigkill_then_resume_is_bit_identical(config, tmp_path, cli):
+    """Killed after a record, then while it replaces its checkpoint; compare with a run that was left alone."""
+    text = CONFIG.replace("rounds = 40", "rounds = 300\nevaluate_every = 3")
+    config.write_text(text)
+    cli("run", config, "--out", tmp_path / "whole", check=0)
+    folder = tmp_path / "killed"
     chance = random.Random(5)
-    arguments = ["run", str(config), "--out", str(folder), *settings]
-    for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedcomposite", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 60
-        while (
-            not (folder / "checkpoint.safetensors").exists() and process.poll() is None and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0.0, 0.25))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-        arguments = ["run", "--resume", str(folder)]
-        if (folder / "summary.json").exists():
-            break
-    command("run", "--resume", folder, check=0)
-    assert kills > 0
+    for source, last, changes in ((config, chance.randrange(30, 120), 0), (folder / "config.toml", 1000, 7)):
+        arguments = [sys.executable, "-c", MORTAL, str(source), str(folder), str(last), str(changes)]
+        assert subprocess.run(arguments, stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
+        assert not (folder / "summary.json").exists()
+        assert history(folder) == history(tmp_path / "whole")[: len(history(folder))]
+    assert len(list(folder.glob(".checkpoint.safetensors.*.tmp"))) == 1
+    cli("run", "--resume", folder, check=0)
     assert history(folder) == history(tmp_path / "whole")
     assert np.array_equal(solution(folder), solution(tmp_path / "whole"))
+    assert {p.name for p in folder.iterdir()} == {
+        p.name for p in (tmp_path / "whole").iterdir()
+    }  # nothing is left over
 
 
 def test_ctrl_c_leaves_a_usable_folder(config, tmp_path):
@@ -153,9 +169,13 @@ def test_ctrl_c_leaves_a_usable_folder(config, tmp_path):
         [sys.executable, "-m", "fedcomposite", "run", str(config), "--out", str(folder), *settings],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    deadline = time.monotonic() + 120
     while not (folder / "checkpoint.safetensors").exists():
+        assert process.poll() is None, process.communicate()
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(process.communicate())
         time.sleep(0.02)
-        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -305,6 +325,49 @@ def test_usage_errors(tmp_path, config, cli):
                       ["run", "--resume", tmp_path], ["run", config, "--set", "no"], ["compare", "demos"]):  # fmt: skip
         cli(*arguments, check=2)
     assert "did you mean 'demo'" in cli("compare", "demos", check=2).err
+
+
+def test_identical_runs_leave_identical_models(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcomposite.plots.draw_histories", lambda *_, **__: None)
+    folder = RunFolder(tmp_path / "r")
+    experiment = Config.read(config, ["run.rounds=2"])
+    problem = experiment.make_problem()
+    result = execute(experiment, folder, problem)
+    files = set()
+    for _ in range(12):
+        folder.finish(result, problem, "Scaffold")
+        files.add((folder.path / "model.safetensors").read_bytes())
+    assert len(files) == 1
+    with safe_open(folder.path / "model.safetensors", framework="np") as file:
+        assert len(json.loads(file.metadata()["coordinates"])) == 8
+        assert np.array_equal(file.get_tensor("x"), result.solution.numpy())
+
+
+def test_help_names_the_federation_and_what_it_needs(cli, monkeypatch):
+    with monkeypatch.context() as patch:
+        for name in [n for n in sys.modules if n.startswith(("fedcomposite.federation", "fedcomposite.cli.fed"))]:
+            patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, "flwr", None)
+        patch.delattr("fedcomposite.cli.federation", raising=False)
+        assert "federation" in cli("--help", check=0).out
+        line = "error: a federation needs the package 'flwr': pip install 'fedcomposite[flower]'"
+        for more in ([], ["--help"], ["init", "fed", "--sites", "a"]):
+            assert cli("federation", *more, check=2).err.strip() == line
+    assert "federation" in cli("--help", check=0).out
+
+
+def test_listed_texts_are_whole_sentences_and_regularizers_show_their_fields(cli):
+    shown = cli("list", "regularizers", check=0).out
+    for words in ("lam, a = 3.7", "l1, l2"):
+        assert words in shown
+    for what in ("regularizers", "datasets", "partitions", "losses", "models"):
+        rows = [line.strip("│ ").split("│") for line in cli("list", what, check=0).out.splitlines() if "│" in line]
+        for cells in rows[1:]:
+            said = cells[1].strip()
+            assert said
+            assert said[-1] not in ",;:"
+            assert said.rpartition(" ")[2] not in ("a", "the", "of", "and", "with", "to", "is", "as", "in", "by")
+            assert said.count("(") == said.count(")")
 
 
 def test_lists_and_version(cli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -130,5 +131,9 @@ def written(path: Any) -> None:
 
 def first_sentence(thing: Any) -> str:
     """What a docstring says first: up to the end of its first sentence, or of its first paragraph."""
-    paragraph = " ".join((thing.__doc__ or "").strip().partition("\n\n")[0].split())
-    return paragraph.partition(". ")[0].rstrip(".:")
+    text, _, more = (thing.__doc__ or "").strip().partition("\n\n")
+    paragraph = " ".join(text.split())
+    sentence = re.split(r"(?<=[^A-Z])\. (?=[A-Z])", paragraph)[0]  # not after an initial
+    if sentence == paragraph and more and not sentence.endswith("."):  # a formula was to follow
+        sentence = sentence.rpartition(": ")[0] or sentence
+    return sentence.rstrip(".:")

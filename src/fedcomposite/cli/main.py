@@ -32,7 +32,7 @@ app.add_typer(data.data_app, name="data")
 @app.callback(invoke_without_command=True)
 def start(
     show: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", envvar=DEBUG, help="Show tracebacks; goes anywhere.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=f"Show tracebacks, as {DEBUG}=1 does.")] = False,
 ) -> None:
     """Take the options that go before a command."""
     if show:
@@ -65,12 +65,13 @@ def _add_federation(arguments: list[str]) -> None:
         try:
             from fedcomposite.cli.federation import federation_app
         except ModuleNotFoundError as missing:
+            package = str(missing.name).partition(".")[0]
             raise ConfigError(
-                f"a federation needs the package {missing.name!r}: pip install 'fedcomposite[flower]'"
+                f"a federation needs the package {package!r}: pip install 'fedcomposite[flower]'"
             ) from None
         app.add_typer(federation_app, name="federation")
     else:
-        app.command("federation", help="A real federation, over Flower: pip install 'fedcomposite[flower]'.")(_named)
+        app.command("federation", help="A real federation, over Flower (installed with the extra 'flower').")(_named)
 
 
 def _named() -> None:

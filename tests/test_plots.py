@@ -1,0 +1,122 @@
+"""Pictures: looks that stay, axes, kinds of files."""
+
+import ast
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcomposite as fc
+from fedcomposite import plots
+from fedcomposite.algorithms import REGISTRY
+from fedcomposite.plots import draw_histories, looks
+
+
+def history(scale=1.0, rounds=5):
+    return [
+        {
+            "round": r, "objective": 2.0 + scale / (r + 1), "stationarity": scale / (r + 1), "nonzeros": 3,
+            "bytes_up": 1000 * r, "bytes_down": 3000 * r, "gradient_evaluations": 7 * r, "prox_evaluations": 5 * r,
+            "seconds": 0.5 * r,
+        }
+        for r in range(rounds)
+    ]  # fmt: skip
+
+
+def drawn(figure, panel=0):
+    return {line.get_label(): line for line in figure.axes[panel].get_lines()}
+
+
+def test_plots_import_nothing_of_the_package():
+    for path in Path(plots.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            assert all(n.startswith("fedcomposite.plots") for n in names if n.startswith("fedcomposite"))
+
+
+def test_a_method_looks_the_same_in_every_picture():
+    for name in REGISTRY:
+        alone = looks([name])[name]
+        others = [n for n in REGISTRY if n != name]
+        assert looks([*others, name])[name] == alone
+        assert looks([name, *others])[name] == alone
+        assert looks(["ours"], {"ours": name})["ours"] == alone
+    assert len(set(looks(REGISTRY).values())) == len(REGISTRY)
+    common = looks(["FedNMap", "FedAvg", "Scaffold", "FedMid", "FedDA", "Zhang", "ProximalGradient", "FedCanon"])
+    assert len({look.color for look in common.values()}) == 8
+
+
+def test_no_two_curves_look_alike():
+    names = [f"variant {i}" for i in range(64)]
+    seen = [(look.color, look.linestyle) for look in looks(names).values()]
+    assert len(set(seen)) == 64
+    same = looks([f"FedAvg ({i})" for i in range(1, 9)])
+    assert len(set(same.values())) == 8
+    assert {look.color for look in same.values()} == {looks(["FedAvg"])["FedAvg"].color}
+
+
+def test_axes_and_reference():
+    runs = {"FedAvg": [history()], "FedNMap": [history(2.0), history(4.0)]}
+    factors = {"rounds": 1, "bytes": 0.004, "gradients": 7, "proxes": 5, "seconds": 0.5}
+    assert set(factors) == set(plots.AXES)
+    for x, factor in factors.items():
+        figure = draw_histories(runs, x=x)
+        for panel in range(3):
+            np.testing.assert_allclose(drawn(figure, panel)["FedAvg"].get_xdata(), factor * np.arange(5))
+    gap = drawn(draw_histories(runs, reference=2.0), 1)
+    np.testing.assert_allclose(gap["FedAvg"].get_ydata(), 1 / np.arange(1, 6))
+    np.testing.assert_allclose(gap["FedNMap"].get_ydata(), np.sqrt(8) / np.arange(1, 6))  # geometric mean of the seeds
+    lowest = drawn(draw_histories(runs), 1)["FedAvg"].get_ydata()
+    np.testing.assert_allclose(lowest[:-1], (1 / np.arange(1, 6) - 0.2)[:-1])
+    assert draw_histories(runs, reference=2.0).axes[1].get_ylabel() == "objective − 2"
+
+
+def test_a_suffix_says_the_kind_and_bytes_repeat(tmp_path):
+    for suffix, magic in (("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")):
+        files = [tmp_path / f"{i}.{suffix}" for i in range(2)]
+        for file in files:
+            draw_histories({"FedAvg": [history()]}, file)
+        assert files[0].read_bytes().startswith(magic)
+        assert files[0].read_bytes() == files[1].read_bytes()
+    (tmp_path / "plain").write_bytes(b"old")
+    draw_histories({"FedAvg": [history()]}, tmp_path / "plain")
+    assert (tmp_path / "plain").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="no picture is called"):
+        draw_histories({"FedAvg": [history()]}, tmp_path / "x.docx")
+    assert not list(tmp_path.glob("*.docx"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_command_draws_against_bytes_into_a_pdf(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (
+        '[data]\nname = "synthetic"\nclients = 3\nfeatures = 4\nsamples = 10\n[run]\nrounds = 2\n'
+        '[[algorithms]]\nname = "FedAvg"\nlocal_steps = 1\nstep = 0.1\n'
+        '[[algorithms]]\nname = "FedAvg"\nlabel = "ours"\nlocal_steps = 1\nstep = 0.2\n'
+    )
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text(text)
+        cli("compare", f"{name}.toml", "--out", name, check=0)
+    seen = {}
+
+    def spy(histories, path, title, **options):
+        seen.update(options, histories=histories)
+        return draw_histories(histories, path, title, **options)
+
+    monkeypatch.setattr("fedcomposite.cli.runs.draw_histories", spy)
+    cli("plot", "a", "b", "--x", "bytes", "--reference", "0.25", "--out", "p.pdf", check=0)
+    assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
+    assert (seen["x"], seen["reference"]) == ("bytes", 0.25)
+    assert list(seen["histories"]) == ["FedAvg", "ours", "FedAvg (b)", "ours (b)"]  # not taken for seeds of one another
+    assert set(seen["methods"].values()) == {"FedAvg"}
+    assert all(len(runs) == 1 for runs in seen["histories"].values())
+
+
+def test_runs_and_silos_draw_themselves(tmp_path):
+    silos = fc.data.load("synthetic", clients=3, features=4, samples=10)
+    assert silos.plot(tmp_path / "s.pdf").axes[0].get_ylabel() == "samples"
+    run = fc.simulate(fc.Problem(silos, loss="logistic"), fc.algorithms.FedAvg(local_steps=1, step=0.1), rounds=2)
+    heights = itertools.chain(*(line.get_ydata() for line in run.plot().axes[0].get_lines()))
+    assert np.isfinite(list(heights)).all()
