@@ -118,16 +118,20 @@ def test_npz_target_by_another_name(tmp_path):
 # -- where an experiment or a site names its files --------------------------------------------------------------------
 
 
-def test_experiments_name_columns_and_style(tmp_path, monkeypatch):
+def test_experiments_name_columns_and_style(tmp_path):
+    """Paths are relative to the configuration, the held-out file's as well."""
     from fedcomposite.experiments.config import Config
 
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("alter:y\n1,5:0\n2,5:1\n")
-    section = {"files": ["a.csv"], "target": "y", "separator": ":", "columns": {"age": "alter"}}
-    fields = {"data": section, "algorithm": {"name": "FedAvg", "local_steps": 1, "step": 0.1}, "run": {"rounds": 1}}
-    silos = Config.model_validate(fields).make_silos()
+    (tmp_path / "t.csv").write_text("alter:y\n3,5:0\n")
+    (tmp_path / "c.toml").write_text(
+        '[data]\nfiles = ["a.csv"]\ntest = "t.csv"\ntarget = "y"\nseparator = ":"\n[data.columns]\nage = "alter"\n'
+        '[algorithm]\nname = "FedAvg"\nlocal_steps = 1\nstep = 0.1\n[run]\nrounds = 1\n'
+    )
+    silos = Config.read(tmp_path / "c.toml").make_silos()
     assert silos.feature_names == ("age",)
     assert silos.features.tolist() == [[1.5], [2.5]]
+    assert silos.test[0].tolist() == [[3.5]]
 
 
 def test_sites_read_their_files_alike(tmp_path):

@@ -204,7 +204,7 @@ BAD = {
     "separator and decimal alike": (PLAIN, {"separator": ",", "decimal": ","}, ["separator and decimal are both ','"]),
     "decimal unknown": (PLAIN, {"decimal": ";"}, ["decimal = ';' must be '.' or ','"]),
     "encoding unknown": (PLAIN, {"encoding": "latin-99"}, ["encoding = 'latin-99' is not known"]),
-    "encoding a number": (PLAIN, {"encoding": 8}, ["encoding = 8 must be a name"]),
+    "encoding a number": (PLAIN, {"encoding": 8}, ["from_files: encoding = 8, must be a string"]),
     "the separator is unclear": (b"a;b,c;y\n1;2,3;0\n", {}, ["the separator is unclear, the header has ',' and ';'"]),
     "the wrong separator": (b"a,y\n1;0\n", {}, ["1 row(s) are shorter than the header"]),
     "commas and points": (
@@ -276,6 +276,7 @@ BAD = {
     "half of UTF-16": (PLAIN.decode().encode("utf-16")[:-1], {}, ["is not utf-16 text"]),
     "a workbook": (b"PK\x03\x04\x14\x00\x06\x00", {}, ["it is a workbook or an archive"]),
     "half of gzip": (gzip.compress(PLAIN)[:-12], {}, ["damaged gzip"]),
+    "an unknown option": (PLAIN, {"dorp": "a"}, ["from_files has no option 'dorp'; did you mean 'drop'?"]),
     "names of the missing are bad": (
         PLAIN,
         {"missing": [None]},

@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import check_call
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_finite, clients, common_type, pair, texts
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.frames import aligned, names_of
@@ -142,7 +143,7 @@ class Silos:
     @classmethod
     def from_csv(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
         """Read one CSV file per client, whatever the files are called; the options are those of :meth:`from_files`."""
-        return cls._read(paths, ".csv", target, **options)
+        return cls._read(paths, ".csv", target, **check_call("from_csv", cls._read, options, DataError))
 
     @classmethod
     def from_files(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
@@ -171,7 +172,7 @@ class Silos:
         separator, decimal, encoding : str, optional
             How CSV files are written, where it cannot be found from the files: ``";"``, ``","``, ``"cp1252"``.
         """
-        return cls._read(paths, None, target, **options)
+        return cls._read(paths, None, target, **check_call("from_files", cls._read, options, DataError))
 
     @classmethod
     def _read(

@@ -30,7 +30,7 @@ class Wanted:
         return self.columns.get(self.target, self.target)
 
 
-def wanted(*, target: Any, drop: Any, missing: Any, columns: Any, **style: Any) -> Wanted:
+def wanted(*, target: Any, drop: Any, missing: Any, columns: Any, **style: str | None) -> Wanted:
     """The options of a caller or a configuration; all that do not fit are named in one error."""
     wrong: list[str] = []
     if not isinstance(target, str):
@@ -49,12 +49,10 @@ def wanted(*, target: Any, drop: Any, missing: Any, columns: Any, **style: Any) 
     mark = made.separator
     if made.decimal not in (None, ".", ","):
         wrong.append(f"decimal = {made.decimal!r} must be '.' or ','")
-    if mark is not None and (not isinstance(mark, str) or len(mark) != 1 or mark in '"\r\n'):
+    if mark is not None and (len(mark) != 1 or mark in '"\r\n'):
         wrong.append(f"separator = {mark!r} must be one character")
     elif mark is not None and mark == made.decimal:
         wrong.append(f"separator and decimal are both {mark!r}")
-    if made.encoding is not None and not isinstance(made.encoding, str):
-        wrong.append(f"encoding = {made.encoding!r} must be a name, such as 'cp1252'")
     if wrong:
         raise DataError("; ".join(wrong))
     return made

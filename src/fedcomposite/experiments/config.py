@@ -104,6 +104,8 @@ class Config(_Section):
         base = path.parent.absolute()  # the resolved file lies elsewhere
         if isinstance(content.get("data"), dict) and isinstance(content["data"].get("files"), list):
             content["data"]["files"] = [str(base / str(f)) for f in content["data"]["files"]]
+            if isinstance(content["data"].get("test"), str):
+                content["data"]["test"] = str(base / content["data"]["test"])
         return cls.check(content, path.name)
 
     @classmethod
