@@ -1,11 +1,13 @@
 """Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
 
-from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, theory
+from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, schedules, theory
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
-from fedcomposite.exporting import export
+from fedcomposite.data.faults import DataWarning
+from fedcomposite.exporting import ExportError, export
 from fedcomposite.problems import Problem
+from fedcomposite.problems.network import LoopWarning
 from fedcomposite.runtime import (
     CheckpointError,
     ClientError,
@@ -16,6 +18,7 @@ from fedcomposite.runtime import (
     NonSmoothWarning,
     Record,
     Run,
+    UnnamedError,
     callbacks,
     simulate,
 )
@@ -24,15 +27,19 @@ __all__ = [
     "CheckpointError",
     "ClientError",
     "DataError",
+    "DataWarning",
     "DivergenceWarning",
     "EagerWarning",
+    "ExportError",
     "GrowthWarning",
     "Interrupted",
+    "LoopWarning",
     "NonSmoothWarning",
     "Problem",
     "Record",
     "Run",
     "Silos",
+    "UnnamedError",
     "UserError",
     "__version__",
     "algorithms",
@@ -44,6 +51,7 @@ __all__ = [
     "problems",
     "regularizers",
     "runtime",
+    "schedules",
     "simulate",
     "theory",
 ]

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedcomposite import files
+from fedcomposite._validation import UserError
 from fedcomposite.problems import Counter
 from fedcomposite.runtime.history import Record
 from fedcomposite.runtime.identity import Identity, differences
@@ -19,7 +20,7 @@ from fedcomposite.runtime.identity import Identity, differences
 _FORMAT = "checkpoint 2"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be used, and why."""
 
 

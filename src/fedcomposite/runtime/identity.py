@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcomposite._validation import UserError
 from fedcomposite.problems import Problem
 
 Identity = dict[str, str]
 
 
-class UnnamedError(ValueError):
+class UnnamedError(UserError):
     """A function without a name under which it could be found again."""
 
 
