@@ -28,7 +28,7 @@ import torch
 
 from fedcomposite._validation import suggest
 from fedcomposite.algorithms import REGISTRY
-from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.algorithms.base import AnyAlgorithm, amplification
 from fedcomposite.problems import Linear, Problem
 from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.regularizers import L1, MCP, SCAD, On, Regularizer, Zero
@@ -60,6 +60,8 @@ class Constants:
     """Clients."""
     cohort: int | None = None
     """Clients per round; None is all."""
+    amplification: float = 1.0
+    """How much more than on average the clients of a round may weigh together."""
     batch: int | None = None
     """Samples per local step; None is all."""
     rounds: int | None = None
@@ -143,12 +145,14 @@ def constants(
         return everyone(x.expand(n, -1))
 
     at_start = gradients(first)
+    cohort = max(1, round(participation * n))
     measured: dict[str, Any] = {
         "L": None,
         "rho": h.rho,
         "B": subgradient_bound(h, problem.dimension),
         "n": n,
-        "cohort": max(1, round(participation * n)),
+        "cohort": cohort,
+        "amplification": amplification(problem.weights.tolist(), cohort),
         "batch": batch,
         "rounds": rounds,
         "drift": float(weights @ (at_start - weights @ at_start).square().sum(1)),
@@ -806,12 +810,13 @@ def steps(name: str, constants: Constants, local_steps: int = 10, theorem: str |
 def auto(name: str, constants: Constants, local_steps: int = 10) -> AnyAlgorithm:
     """The method with practical steps, larger than theory's: the class's own ``auto``.
 
-    Losses without smoothness constant are treated as if their curvature were 1.
+    Losses without smoothness constant are treated as if their curvature were 1. When a round's clients may weigh more
+    than on average, the steps are for clients that much less smooth.
     """
     if name not in REGISTRY:
         raise ValueError(f"unknown algorithm {name!r}{suggest(name, REGISTRY)} (known: {', '.join(sorted(REGISTRY))})")
     L = constants.need("scale")[0] if constants.L is None else constants.L
-    return REGISTRY[name].auto(L, constants.rho, local_steps)
+    return REGISTRY[name].auto(L * constants.amplification, constants.rho, local_steps)
 
 
 def outside(algorithm: AnyAlgorithm, constants: Constants, theorem: str | None = None) -> list[str]:

@@ -64,6 +64,8 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step"})
+
     eta: Positive
     inner_steps: Count
     inner_step: Positive

@@ -42,6 +42,8 @@ class FedAvg(Algorithm[Model, Empty, Model, Reply]):
         exact=False,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

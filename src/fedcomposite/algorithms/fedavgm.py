@@ -46,6 +46,8 @@ class FedAvgM(Algorithm[Server, Empty, Server, Reply]):
         exact=False,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

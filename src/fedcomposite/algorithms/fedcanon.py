@@ -64,6 +64,8 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
         exact=False,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive

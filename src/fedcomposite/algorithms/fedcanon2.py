@@ -60,6 +60,8 @@ class FedCanonII(Algorithm[Server, Client, Message, Reply]):
         exact=False,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive

@@ -61,6 +61,8 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     local_steps: Count
     step: Positive
     alpha: NonNegative = 0.1

@@ -66,6 +66,8 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+
     eta: Positive
     alpha: Annotated[float, at.Gt(0), at.Le(2)]
     inner_steps: Count

@@ -59,6 +59,8 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"alpha", "inner_step"})
+
     alpha: Positive
     inner_steps: Count
     inner_step: Positive

@@ -54,6 +54,8 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
         nonsmooth_loss=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step", "prox_step"})
+
     prox_step: Positive
     inner_step: Positive
     inner_steps: Count | None = None

@@ -63,6 +63,8 @@ class FedPD(Algorithm[Server, Client, Message, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+
     eta: Positive
     inner_steps: Count
     inner_step: Positive

@@ -81,6 +81,8 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         exact=False,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step", "prox_step"})
+
     prox_step: Positive | None
     inner_step: Positive
     inner_steps: Count | None = None

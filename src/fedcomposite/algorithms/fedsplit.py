@@ -53,6 +53,8 @@ class FedSplit(Algorithm[Model, Client, Model, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+
     eta: Positive
     inner_steps: Count
     inner_step: Positive

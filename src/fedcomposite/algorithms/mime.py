@@ -49,8 +49,11 @@ class Mime(Algorithm[Server, Empty, Server, Reply]):
         regularizer="none",
         participation="any",
         exact=True,
+        exact_partial=False,
     )
     exchanges: ClassVar[int] = 2
+
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
 
     local_steps: Count
     step: Positive

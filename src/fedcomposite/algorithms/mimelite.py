@@ -48,6 +48,8 @@ class MimeLite(Algorithm[Server, Empty, Server, Reply]):
         exact=False,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     local_steps: Count
     step: Positive
     beta: Annotated[float, at.Ge(0), at.Lt(1)] = 0.9

@@ -53,6 +53,8 @@ class Scaffold(Algorithm[Server, Client, Server, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

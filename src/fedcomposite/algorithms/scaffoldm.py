@@ -54,6 +54,8 @@ class ScaffoldM(Algorithm[Server, Client, Server, Reply]):
         exact=True,
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0
