@@ -21,12 +21,18 @@ def dagger(cls):
     return " †" * cls.info.secondary
 
 
+def exactness(cls):
+    return ("yes" if cls.info.exact_partial else "full only") if cls.info.exact else "no"
+
+
 def readme_rows(names):
     how = {"none": "–", "subgradient": "subgradient", "convex": "prox, convex", "weakly convex": "prox, weakly convex"}
     for name in names:
         cls = REGISTRY[name]
         smooth_only = cls.info.regularizer in ("none", "subgradient") and not cls.info.nonsmooth_loss
         exact = "a stationary point if h = 0" if smooth_only else "a stationary point"
+        if not cls.info.exact_partial:
+            exact += ", all clients taking part"
         reaches = exact if cls.info.exact else "a point with a residual"
         yield f"| `{name}`{dagger(cls)} | {how[cls.info.regularizer]} | {participation(cls)} | {reaches} |"
 
@@ -37,7 +43,8 @@ def methods_page(names):
         "",
         "Written by `python docs/make_tables.py` from the code. *Up* and *down* are vectors per client and step of",
         "the method, *proxes* are proxes of h in the whole system; both are measured on a probe run with 4 clients",
-        "and 5 local steps. *Exact*: with full gradients and several local steps there is no residual.",
+        "and 5 local steps. *Exact*: with full gradients and several local steps there is no residual, whoever takes",
+        "part; *full only*: when all clients do. The contract measures it for every method.",
         "† is written from secondary sources, without the paper or its authors' code at hand, and checked by",
         "reductions to other methods and by convergence. `fedcomposite cite NAME` prints the BibTeX entry of a paper.",
         "",
@@ -49,7 +56,7 @@ def methods_page(names):
         seen = measure_traffic(cls)
         lines.append(
             f"| [{name}](#{name.lower()}){dagger(cls)} | {cls.info.year} | {cls.info.regularizer} | "
-            f"{participation(cls)} | {'yes' if cls.info.exact else 'no'} | "
+            f"{participation(cls)} | {exactness(cls)} | "
             f"{seen.up:.2g} | {seen.down:.2g} | {seen.proxes:.3g} |"
         )
     for name in names:

@@ -1,12 +1,15 @@
 """The practical steps are safe: with them no method diverges and all make progress, on very different problems."""
 
+import dataclasses
 import math
 import warnings
 
 import pytest
 
 import fedcomposite as fc
+from fedcomposite import theory
 from fedcomposite.algorithms import REGISTRY
+from fedcomposite.algorithms.base import amplification
 from fedcomposite.experiments import Config
 from fedcomposite.regularizers import L1, SCAD, Zero
 
@@ -46,6 +49,42 @@ def test_auto_steps_are_safe(name, problem):
         first, last = run.history[0].objective, run.history[-1].objective
         assert math.isfinite(last)
         assert last < first
+
+
+def uneven():
+    """One silo of twenty holds 90 % of the samples; every silo has a model of its own."""
+    sizes = [900, *[5, 6] * 9, 5]
+    silos = fc.data.load("synthetic", clients=20, features=8, samples=900, alpha=2.0, beta=2.0, seed=4)
+    return fc.Silos.from_arrays([(silos[i][0][:m], silos[i][1][:m]) for i, m in enumerate(sizes)])
+
+
+@pytest.mark.parametrize("name", [k for k, v in REGISTRY.items() if not v.info.uniform_only])
+def test_auto_steps_bear_sample_weights_and_small_cohorts(name):
+    """A cohort with the heavy silo moves six times as far as on average: the steps allow for it."""
+    cls = REGISTRY[name]
+    h = Zero() if cls.info.regularizer == "none" else L1(0.01)
+    problem = fc.Problem(uneven(), loss="logistic", regularizer=h, weights="samples")
+    constants = theory.constants(problem, participation=0.15)
+    assert constants.amplification == pytest.approx(20 / 3 * 912 / problem.silos.sizes.sum())
+    method = theory.auto(name, constants, local_steps=5)
+    if "partial_participation" in cls.__dataclass_fields__:
+        method = dataclasses.replace(method, partial_participation=True)
+    if not method.partial:
+        return
+    run = fc.simulate(problem, method, rounds=200 * cls.exchanges, participation=0.15, evaluate_every=5)
+    values = [record.objective for record in run.history]
+    assert run.status != "diverged", run.message
+    assert values[-1] < values[0]
+    assert max(values) <= 1.02 * values[0]
+
+
+def test_amplification():
+    assert amplification([0.25] * 4, 2) == 1.0
+    assert amplification([0.7, 0.1, 0.1, 0.1], 4) == pytest.approx(1.0)
+    assert amplification([0.7, 0.1, 0.1, 0.1], 1) == pytest.approx(2.8)
+    assert amplification([0.1, 0.7, 0.1, 0.1], 2) == pytest.approx(1.6)
+    even = fc.Problem(fc.data.load("synthetic", clients=4, samples=20), loss="logistic")
+    assert theory.constants(even, participation=0.5).amplification == 1.0
 
 
 def test_auto_and_theory_steps_in_a_configuration():

@@ -72,7 +72,7 @@ def cases():
     out["epochs"] = binary, FedAvg(3, 0.5), half | {"sampling": "epoch"}
     out["drawn twice"] = binary, FedAvg(3, 0.5), half | {"replace": True}
     out["loop"] = binary, Scaffold(3, 0.5), half | {"backend": "loop"}
-    out["compressed"] = binary, EControlDA(step=0.2, compressor="randomk", ratio=0.4), {}
+    out["compressed"] = binary, EControlDA(step=0.2, compressor="random", ratio=0.4), {}
     out["classes"] = fc.Problem(tables("classes"), loss="multinomial", regularizer=L1(0.01)), Scaffold(3, 0.1), half
     out["regression"] = fc.Problem(tables("real"), loss="least_squares"), Scaffold(3, 0.05), half
     out["network"] = network(), FedAvg(3, 0.1), half

@@ -37,7 +37,7 @@ from fedcomposite.algorithms import (
     Zhang,
 )
 from fedcomposite.algorithms.tamuna import kept
-from fedcomposite.compressors import Identity, RandomK, TopK, dense
+from fedcomposite.compressors import Identity, KeepLargest, KeepRandom, dense
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, SCAD
 from fedcomposite.runtime.simulator import Simulator
@@ -747,7 +747,7 @@ def test_contract_of_the_sampled_forms(rule):
 @pytest.mark.parametrize(
     "method",
     [
-        EControlDA(0.5, "randomk", 0.4),
+        EControlDA(0.5, "random", 0.4),
         EControlDA(0.5, "identity"),
         TAMUNA(1.0, 0.4),
         TAMUNA(1.0, 0.4, s=3, chi=0.5),
@@ -760,10 +760,10 @@ def test_contract_of_the_variants(method):
     check_algorithm(method)
 
 
-def test_topk_is_the_best_choice_of_k():
+def test_keep_largest_is_the_best_choice_of_k():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 7, generator=generator, dtype=torch.float64)
-    values, indices = TopK(3 / 7).compress(x, lambda count: x)
+    values, indices = KeepLargest(3 / 7).compress(x, lambda count: x)
     assert indices.dtype == torch.int32
     assert values.shape == indices.shape == (5, 3)
     error = (dense(values, indices, 7) - x).square().sum(-1)
@@ -772,11 +772,11 @@ def test_topk_is_the_best_choice_of_k():
         assert float(error[row]) == pytest.approx(best, abs=1e-12)
 
 
-def test_randomk_contracts_on_average_by_k_over_d():
+def test_keep_random_contracts_on_average_by_k_over_d():
     generator = torch.Generator().manual_seed(0)
     x = torch.tensor([3.0, -1.0, 0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
     many = x.expand(20000, 6)
-    values, indices = RandomK(1 / 3).compress(many, lambda count: torch.rand(20000, count, generator=generator))
+    values, indices = KeepRandom(1 / 3).compress(many, lambda count: torch.rand(20000, count, generator=generator))
     kept_x = dense(values, indices, 6)
     assert ((kept_x == 0) | (kept_x == x)).all()
     error = (kept_x - x).square().sum(-1).mean() / x.square().sum()
@@ -785,13 +785,13 @@ def test_randomk_contracts_on_average_by_k_over_d():
 
 def test_everything_kept_needs_no_indices():
     x = torch.arange(4.0)
-    for compressor in (Identity(), TopK(1.0), RandomK(1.0)):
+    for compressor in (Identity(), KeepLargest(1.0), KeepRandom(1.0)):
         values, indices = compressor.compress(x, lambda count: torch.rand(count))
         assert torch.equal(dense(values, indices, 4), x)
         assert indices.shape == (0,)
-    assert TopK(1e-6).kept(1000) == 1
-    with pytest.raises(ValueError, match="TopK: ratio = 0"):
-        TopK(0)
+    assert KeepLargest(1e-6).kept(1000) == 1
+    with pytest.raises(ValueError, match="KeepLargest: ratio = 0"):
+        KeepLargest(0)
 
 
 def test_econtrolda_without_compression_is_dual_averaging(sparse):
@@ -822,10 +822,10 @@ def test_econtrolda_is_its_iteration(sparse):
         z = X0 - step * total
         x = soft(z, step * (r + 1) * 0.02)
         out.append(x)
-    same(sparse.models(EControlDA(step, "topk", k / D), rounds), np.array(out))
+    same(sparse.models(EControlDA(step, "largest", k / D), rounds), np.array(out))
 
 
-@pytest.mark.parametrize("compressor", ["identity", "topk", "randomk"])
+@pytest.mark.parametrize("compressor", ["identity", "largest", "random"])
 def test_econtrolda_reaches_the_solution(sparse, compressor):
     x = sparse.limit(EControlDA(0.3 / sparse.L, compressor, 4 / D), 1200)
     assert kkt(sparse, x, 0.02) < 1e-10
@@ -833,7 +833,7 @@ def test_econtrolda_reaches_the_solution(sparse, compressor):
 
 def test_bytes_of_compressed_replies(sparse, logistic):
     """First whole; then 4 values, 4 indices and the length. TAMUNA: ceil(sd/c) values and three numbers."""
-    run = fc.simulate(sparse.problem, EControlDA(0.1, "topk", 4 / D), rounds=3)
+    run = fc.simulate(sparse.problem, EControlDA(0.1, "largest", 4 / D), rounds=3)
     up = np.diff([r["bytes_up"] for r in run.history])
     assert up.tolist() == [N * D * 8, *[N * (4 * 8 + 4 * 4 + 4)] * 2]
     assert run.history[-1]["bytes_down"] == 3 * N * D * 8

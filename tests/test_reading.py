@@ -161,4 +161,4 @@ def test_messages_name_sections_that_exist():
     from fedcomposite.federation import folder, shape
 
     assert "[data.columns]" in folder._SITE_TOML
-    assert "under [data.columns] in site.toml" in Path(shape.__file__).read_text(encoding="utf-8")
+    assert "under [data.columns] in its site.toml" in Path(shape.__file__).read_text(encoding="utf-8")

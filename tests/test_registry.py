@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import fedcomposite as fc
-from fedcomposite import _version, cli_cite
+from fedcomposite import _version
 from fedcomposite.algorithms import REGISTRY, Algorithm, Empty, Info
+from fedcomposite.cli import cite
 from fedcomposite.experiments import Config
 from fedcomposite.experiments.config import ConfigError
 from fedcomposite.registry import Registry, RegistryError, of_class
@@ -403,7 +404,7 @@ def references():
 @pytest.mark.parametrize("name", fc.algorithms._OURS)
 def test_every_method_can_be_cited(name, capsys):
     info = REGISTRY[name].info
-    cli_cite.cite(name.lower())
+    cite.cite(name.lower())
     printed = capsys.readouterr().out.strip()
     assert printed == fc.algorithms.cite(name)
     assert printed.count("{") == printed.count("}")

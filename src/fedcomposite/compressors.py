@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Probability, validate
 
-__all__ = ["Compressor", "Identity", "RandomK", "TopK", "dense"]
+__all__ = ["Compressor", "Identity", "KeepLargest", "KeepRandom", "dense"]
 
 Uniform = Callable[[int], Tensor]
 """Gives ``count`` private random numbers in (0, 1) along the last axis."""
@@ -58,7 +58,7 @@ class Identity(Compressor):
 
 
 @dataclass(frozen=True)
-class TopK(Compressor):
+class KeepLargest(Compressor):
     """C(x) keeps the k = ratio d entries of largest magnitude, at least one."""
 
     ratio: Probability
@@ -73,7 +73,7 @@ class TopK(Compressor):
 
 
 @dataclass(frozen=True)
-class RandomK(Compressor):
+class KeepRandom(Compressor):
     """C(x) keeps k = ratio d entries at random, at least one; unscaled, since a scaling by d/k does not contract."""
 
     ratio: Probability

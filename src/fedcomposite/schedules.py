@@ -92,7 +92,7 @@ class Power(Schedule):
 
     def formula(self, round: int) -> float:
         """Begins at ``start``."""
-        return float(self.start * (self.offset / (round + self.offset)) ** self.power)
+        return self.start * math.pow(self.offset / (round + self.offset), self.power)
 
 
 @dataclass(frozen=True)

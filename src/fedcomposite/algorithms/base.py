@@ -188,7 +188,7 @@ def amplification(weights: Iterable[float], cohort: int) -> float:
     """The most that a cohort's replies may weigh together, in units of what they weigh on average.
 
     A reply counts n w_i / |S|, so that its mean over all cohorts is right; a cohort with a heavy client moves as if its
-    clients were that much smoother than they are. Practical steps under partial participation are for this times L; it
+    clients were that much less smooth than they are. Practical steps under partial participation are for this times L; it
     is 1 when all clients take part, or weigh the same.
     """
     ordered = sorted(weights, reverse=True)

@@ -11,6 +11,9 @@ Symbols: 1/gamma = ``step``, C = ``compressor`` that keeps ``ratio`` of the entr
 would pass 1/rho for a weakly convex h. Weights a_r = 1. The paper's theory is for sampled virtual iterates; the model
 here is the true iterate. With the identity it is dual averaging, FedDA with one local step. Written from summaries of
 the paper and checked by reductions.
+
+The model is a small difference of x0 - G+ / gamma and the prox step, which both grow with the rounds, so the server
+keeps them in twice the precision. (FedDA's clients would have to be sent as much; its residual is larger than that.)
 """
 
 import math
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Positive, Probability
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
-from fedcomposite.compressors import Compressor, Identity, RandomK, TopK, dense
+from fedcomposite.compressors import Compressor, Identity, KeepLargest, KeepRandom, dense
 from fedcomposite.regularizers.base import Regularizer
 
 
@@ -30,9 +33,10 @@ class Server(NamedTuple):
     """Server state."""
 
     z: Tensor  # pre-proximal global model
+    rest: Tensor  # of z, below its rounding
     x: Tensor  # global model
     estimate: Tensor  # of the mean gradient
-    elapsed: Tensor  # sum of the steps
+    elapsed: Tensor  # sum of the steps, and its rest
 
 
 class Client(NamedTuple):
@@ -72,8 +76,10 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
         bibtex="gao2025composite",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     step: Positive
-    compressor: Literal["identity", "topk", "randomk"] = "topk"
+    compressor: Literal["identity", "largest", "random"] = "largest"
     ratio: Probability = 0.1
 
     @classmethod
@@ -89,7 +95,7 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
                 f"1/rho = {1 / h.rho:g} of {h}; use FedNMap, Zhang or FedCanon"
             )
         zero = torch.zeros_like(x0)
-        return Server(x0, x0, zero, x0.new_zeros(1)), Client(zero, zero, x0.new_zeros(1))
+        return Server(x0, zero, x0, zero, x0.new_zeros(2)), Client(zero, zero, x0.new_zeros(1))
 
     def broadcast(self, server: Server) -> Message:
         """Send the model."""
@@ -107,6 +113,9 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
             g - client.estimate - theta * client.error, lambda count: grad.uniform(0, count)
         )
         estimate = client.estimate + dense(values, indices, d)
+        # The change of what is kept, rounding included: the server's estimate stays the mean of the clients'.
+        change = estimate - client.estimate
+        values = change.gather(-1, indices.long()) if indices.shape[-1] else change
         size = torch.full_like(indices[..., :1], d)
         return Reply(values, indices, size), Client(
             estimate, client.error + (estimate - g), torch.ones_like(client.started)
@@ -115,7 +124,7 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
     def _compressor(self) -> Compressor:
         if self.compressor == "identity":
             return Identity()
-        return TopK(self.ratio) if self.compressor == "topk" else RandomK(self.ratio)
+        return KeepLargest(self.ratio) if self.compressor == "largest" else KeepRandom(self.ratio)
 
     def decode(self, reply: Reply) -> Reply:
         """Put the kept entries back in place."""
@@ -126,9 +135,19 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """One step of dual averaging along the mean estimate."""
         estimate = server.estimate + reply.values
-        z, elapsed = server.z - self.step * estimate, server.elapsed + self.step
-        return Server(z, h.prox(z, elapsed), estimate, elapsed)
+        z = server.z.double() + server.rest.double() - self.step * estimate.double()
+        elapsed = server.elapsed.double().sum(-1, keepdim=True) + self.step
+        return Server(
+            *_split(z, server.z), h.prox(z, elapsed).to(server.z.dtype), estimate,
+            torch.cat(_split(elapsed, server.elapsed)),
+        )  # fmt: skip
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The global model."""
         return server.x
+
+
+def _split(value: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """A number of double precision as two of another one: rounded, and the rest."""
+    rounded = value.to(like.dtype)
+    return rounded, (value - rounded.double()).to(like.dtype)

@@ -66,6 +66,8 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
         bibtex="wang2022fedadmm",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step"})
+
     eta: Positive
     inner_steps: Count
     inner_step: Positive

@@ -44,6 +44,8 @@ class FedAvg(Algorithm[Model, Empty, Model, Reply]):
         bibtex="mcmahan2017communication",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

@@ -49,6 +49,8 @@ class FedAvgM(Algorithm[Server, Empty, Server, Reply]):
         bibtex="cheng2024momentum",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

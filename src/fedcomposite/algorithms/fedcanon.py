@@ -66,6 +66,8 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
         bibtex="zhou2025fedcanon",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive

@@ -62,6 +62,8 @@ class FedCanonII(Algorithm[Server, Client, Message, Reply]):
         bibtex="zhou2025fedcanon",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive

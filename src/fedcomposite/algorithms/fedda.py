@@ -50,6 +50,8 @@ class FedDA(Algorithm[Server, Empty, Server, Reply]):
         bibtex="yuan2021federated",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

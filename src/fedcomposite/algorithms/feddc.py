@@ -63,6 +63,8 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
         bibtex="gao2022feddc",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     local_steps: Count
     step: Positive
     alpha: NonNegative = 0.1

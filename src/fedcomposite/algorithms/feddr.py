@@ -68,6 +68,8 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
         bibtex="trandinh2021feddr",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+
     eta: Positive
     alpha: Annotated[float, at.Gt(0), at.Le(2)]
     inner_steps: Count

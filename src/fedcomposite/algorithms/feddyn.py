@@ -61,6 +61,8 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
         bibtex="acar2021federated",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"alpha", "inner_step"})
+
     alpha: Positive
     inner_steps: Count
     inner_step: Positive

@@ -51,6 +51,8 @@ class FedMid(Algorithm[Model, Empty, Model, Reply]):
         bibtex="yuan2021federated",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

@@ -56,6 +56,8 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
         bibtex="yuan2022convergence",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step", "prox_step"})
+
     prox_step: Positive
     inner_step: Positive
     inner_steps: Count | None = None

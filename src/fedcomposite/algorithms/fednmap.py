@@ -70,6 +70,8 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
         bibtex="huang2026achieving",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

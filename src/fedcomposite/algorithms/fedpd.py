@@ -65,6 +65,8 @@ class FedPD(Algorithm[Server, Client, Message, Reply]):
         bibtex="zhang2021fedpd",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+
     eta: Positive
     inner_steps: Count
     inner_step: Positive

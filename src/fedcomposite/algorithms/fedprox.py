@@ -83,6 +83,8 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         bibtex="li2020federated",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step", "prox_step"})
+
     prox_step: Positive | None
     inner_step: Positive
     inner_steps: Count | None = None

@@ -55,6 +55,8 @@ class FedSplit(Algorithm[Model, Client, Model, Reply]):
         bibtex="pathak2020fedsplit",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+
     eta: Positive
     inner_steps: Count
     inner_step: Positive

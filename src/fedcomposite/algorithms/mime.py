@@ -52,8 +52,11 @@ class Mime(Algorithm[Server, Empty, Server, Reply]):
         secondary=True,
         arxiv="2008.03606",
         bibtex="karimireddy2020mime",
+        exact_partial=False,
     )
     exchanges: ClassVar[int] = 2
+
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
 
     local_steps: Count
     step: Positive

@@ -51,6 +51,8 @@ class MimeLite(Algorithm[Server, Empty, Server, Reply]):
         bibtex="karimireddy2020mime",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     local_steps: Count
     step: Positive
     beta: Annotated[float, at.Ge(0), at.Lt(1)] = 0.9

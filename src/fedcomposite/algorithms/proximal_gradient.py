@@ -2,7 +2,8 @@
 
     x+ = P_s(x - s mean_i g_i(x))
 
-Symbols: s = ``step``. Assumptions: f L-smooth, step < 2/L for convex h (1/L for descent), step * rho < 1.
+Symbols: s = ``step``. Assumptions: f L-smooth, step < 2/L for convex h (1/L for descent), step * rho < 1. Exact when
+all clients take part; with a sample the model keeps moving by the error of sampling, as for SGD.
 """
 
 from dataclasses import dataclass
@@ -39,7 +40,10 @@ class ProximalGradient(Algorithm[Model, Empty, Model, Reply]):
         exact=True,
         doi="10.1137/050626090",
         bibtex="combettes2005signal",
+        exact_partial=False,
     )
+
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
 
     step: Positive
 

@@ -55,6 +55,8 @@ class Scaffold(Algorithm[Server, Client, Server, Reply]):
         bibtex="karimireddy2020scaffold",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

@@ -57,6 +57,8 @@ class ScaffoldM(Algorithm[Server, Client, Server, Reply]):
         bibtex="cheng2024momentum",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
+
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0

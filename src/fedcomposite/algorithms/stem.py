@@ -10,7 +10,8 @@ full local gradient. Assumptions: f smooth, h = 0, all clients take part. Not ex
 from memory of the paper and checked by reductions: a = 1 is FedAvg. We take y_{t-1} as averaged, too; keeping each
 client's own one would be another reading, with other residuals.
 
-Deviation. The paper decreases eta and a along the run (eta_t ~ t^(-1/3), a ~ eta_t^2); here they are constant.
+Deviation. The paper decreases eta and a within a round, too (eta_t ~ t^(-1/3), a ~ eta_t^2); here a is constant and
+eta may follow a schedule of the rounds, such as ``Power(start, 1/3)``. The server remembers the step that led to y.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Server(NamedTuple):
 
     x: Tensor  # global model
     direction: Tensor  # mean last direction
-    started: Tensor  # 1 after a round
+    step: Tensor  # that led here; 0 at first
 
 
 class Reply(NamedTuple):
@@ -54,13 +55,15 @@ class STEM(Algorithm[Server, Empty, Server, Reply]):
         bibtex="khanduri2021stem",
     )
 
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+
     local_steps: Count
     step: Positive
     a: Probability = 0.1
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
         """Start at x0, with no direction yet."""
-        return Server(x0, torch.zeros_like(x0), x0.new_zeros(1, dtype=torch.int64)), Empty()
+        return Server(x0, torch.zeros_like(x0), x0.new_zeros(1)), Empty()
 
     def broadcast(self, server: Server) -> Server:
         """Send the model and the direction that led to it."""
@@ -68,8 +71,8 @@ class STEM(Algorithm[Server, Empty, Server, Reply]):
 
     def local_round(self, message: Server, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
         """Tau steps along the corrected directions."""
-        y, v, started = message
-        before, first = y + self.step * v, not bool(started.any())
+        y, v, step = message
+        before, first = y + step * v, not bool(step.any())
         for t in range(self.local_steps):
             v = grad.full(y) if first and t == 0 else grad(y, t) + (1 - self.a) * (v - grad(before, t))
             before, y = y, y - self.step * v
@@ -77,7 +80,7 @@ class STEM(Algorithm[Server, Empty, Server, Reply]):
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Average the models and the directions."""
-        return Server(server.x + reply.dx, server.direction + reply.dv, torch.ones_like(server.started))
+        return Server(server.x + reply.dx, server.direction + reply.dv, torch.full_like(server.step, self.step))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The global model."""

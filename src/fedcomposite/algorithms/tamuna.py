@@ -18,6 +18,7 @@ counts as two rounds; in the second nothing goes up. l and the order of the colu
 step by everybody alike. Clients send changes x_i - x, with three numbers that say where they belong.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, Self
 
@@ -58,6 +59,13 @@ def kept(column: Tensor, cohort: int, s: int, d: int) -> tuple[Tensor, Tensor]:
     """Rows of the ones in a column of the table, ``(..., ceil(sd/c))``, and 1 where there is one (0 pads)."""
     entry = column + cohort * torch.arange(-(-s * d // cohort), device=column.device)
     return (entry // s).clamp(max=d - 1), (entry < s * d).long()
+
+
+@functools.lru_cache(maxsize=16)
+def columns(seed: int, number: int, cohort: int) -> Tensor:
+    """The order of the table's columns in a step."""
+    words = rng.words(seed, rng.Use.METHOD, np.uint64(rng.SERVER), number, np.uint64(1), cohort)
+    return torch.from_numpy(np.argsort(words, kind="stable"))
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class TAMUNA(Algorithm[Server, Client, Server, Reply]):
         s = cohort if self.s is None else self.s
         if s > cohort:
             raise ValueError(f"TAMUNA: s = {s}, must be at most the number of participants, {cohort}")
-        column = self._columns(exchange // 2, cohort).to(grad.position.device)[grad.position]
+        column = columns(self.seed, exchange // 2, cohort).to(grad.position.device)[grad.position]
         rows, ones = kept(column, cohort, s, d)
         if exchange % 2:
             mask = torch.zeros_like(client.k).scatter_add(-1, rows, ones.to(client.k.dtype))
@@ -114,11 +122,6 @@ class TAMUNA(Algorithm[Server, Client, Server, Reply]):
         values = (x - message.x).gather(-1, rows) * ones
         place = torch.cat([column, torch.full_like(column, cohort), torch.full_like(column, d)], dim=-1).int()
         return Reply(values, place), client._replace(x=x)
-
-    def _columns(self, number: int, cohort: int) -> Tensor:
-        """The order of the table's columns in a step."""
-        words = rng.words(self.seed, rng.Use.METHOD, np.uint64(rng.SERVER), number, np.uint64(1), cohort)
-        return torch.from_numpy(np.argsort(words, kind="stable"))
 
     def decode(self, reply: Reply) -> Reply:
         """Put the entries back in place, times c/s so that a mean over the c clients is a mean over the s ones."""

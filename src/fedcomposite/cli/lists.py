@@ -39,7 +39,7 @@ def list_names(
     if what == "algorithms":
         caption = (
             "clients: who must take part in a round (*: all, unless partial_participation is set);\n"
-            "exact: no residual with full gradients and several local steps;\n"
+            "exact: no residual with full gradients and several local steps; full only: if all clients take part;\n"
             "up, down: vectors per client; proxes of h, all clients: measured with 4 clients and 5 local steps;\n"
             "†: written from secondary sources, checked by reductions to other methods and by convergence"
         )
@@ -91,7 +91,7 @@ def algorithm_table() -> pd.DataFrame:
                 "paper": _cite(cls.info.paper, cls.info.year) + " †" * cls.info.secondary,
                 "handles h": cls.info.regularizer,
                 "clients": "any*" if "partial_participation" in algorithms.fields(cls) else cls.info.participation,
-                "exact": "yes" if cls.info.exact else "no",
+                "exact": ("yes" if cls.info.exact_partial else "full only") if cls.info.exact else "no",
                 "up": f"{seen.up:.2g}",
                 "down": f"{seen.down:.2g}",
                 "proxes": f"{seen.proxes:.3g}",

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedcomposite import algorithms, theory
-from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.algorithms.base import AnyAlgorithm, amplification
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Introduction, Order, Shape
@@ -129,12 +129,17 @@ class Coordinator:
         smoothness, scale = self._constants()
         if not scale:
             raise ConfigError("[algorithm] the smoothness of a network is unknown; give the steps yourself")
+        n, samples = len(self.sites), [i.samples for i in self.introductions]
+        cohort = Cohorts(n, run.participation).size
+        weights = samples if self.problem.weighting == "samples" else [1] * n
         known = theory.Constants(
             L=max(smoothness) if smoothness else None,
             scale=max(scale),
             rho=self.problem.regularizer.rho,
-            n=len(self.sites),
-            cohort=max(1, round(run.participation * len(self.sites))),
+            n=n,
+            uniform=len(set(weights)) == 1,
+            cohort=cohort,
+            amplification=amplification(weights, cohort),
             batch=run.batch_size,
             rounds=run.rounds,
         )

@@ -10,6 +10,7 @@ from fedcomposite.testing.algorithms import (
     small_problem,
     stacked_equals_loop,
 )
+from fedcomposite.testing.longrun import residual
 from fedcomposite.testing.regularizers import REGULARIZER_LAWS, check_regularizer
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "inputs_are_kept",
     "law",
     "measure_traffic",
+    "residual",
     "small_problem",
     "stacked_equals_loop",
 ]

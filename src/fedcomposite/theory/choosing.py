@@ -81,9 +81,10 @@ def _largest(name: str, constants: Constants, local_steps: int, theorem: str | N
 def auto(name: str, constants: Constants, local_steps: int = 10) -> AnyAlgorithm:
     """The method with practical steps, larger than theory's: the class's own ``auto``.
 
-    Losses without smoothness constant are treated as if their curvature were 1.
+    Losses without smoothness constant are treated as if their curvature were 1. When a round's clients may weigh more
+    than on average, the steps are for clients that much less smooth.
     """
-    return lookup(name).auto(_curvature(constants), constants.rho, local_steps)
+    return lookup(name).auto(_curvature(constants) * constants.amplification, constants.rho, local_steps)
 
 
 def choose(cls: type[AnyAlgorithm], steps: str, constants: Constants | None, fields: Mapping[str, Any]) -> AnyAlgorithm:
@@ -119,7 +120,7 @@ def choose(cls: type[AnyAlgorithm], steps: str, constants: Constants | None, fie
     if steps == "theory" and constants is not None:
         chosen = _largest(name, better, local_steps)
     else:
-        chosen = vars(cls.auto(_curvature(better), better.rho, local_steps))
+        chosen = vars(cls.auto(_curvature(better) * better.amplification, better.rho, local_steps))
     optional = {f.name for f in dataclasses.fields(cls) if f.default is None}  # type: ignore[arg-type]
     excluded = {b for a, b in (("p", "local_steps"), ("local_steps", "p")) if given.get(a) is not None} & optional
     algorithm: AnyAlgorithm = make(cls, {k: v for k, v in chosen.items() if k not in excluded} | given)

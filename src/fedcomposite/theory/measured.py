@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedcomposite.algorithms.base import amplification
 from fedcomposite.problems import Linear, Problem
 from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.regularizers import L1, MCP, SCAD, On, Regularizer, Zero
@@ -42,6 +43,8 @@ class Constants:
     """Whether all clients weigh alike."""
     cohort: int | None = None
     """Clients per round; None is all."""
+    amplification: float = 1.0
+    """How much more than on average the clients of a round may weigh together."""
     batch: int | None = None
     """Samples per local step; None is all."""
     rounds: int | None = None
@@ -133,13 +136,15 @@ def constants(
         return everyone(x.expand(n, -1))
 
     at_start = gradients(first)
+    cohort = max(1, round(participation * n))
     measured: dict[str, Any] = {
         "L": None,
         "rho": h.rho,
         "B": subgradient_bound(h, problem.dimension),
         "n": n,
         "uniform": bool(np.allclose(problem.weights, 1 / n)),
-        "cohort": max(1, round(participation * n)),
+        "cohort": cohort,
+        "amplification": amplification(problem.weights.tolist(), cohort),
         "batch": batch,
         "rounds": rounds,
         "drift": float(weights @ (at_start - weights @ at_start).square().sum(1)),

@@ -1,0 +1,144 @@
+"""Steps that change from round to round: the formulas, their tables in TOML, and where methods accept them."""
+
+import math
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomposite.algorithms import REGISTRY, FedAvg, FedDR, FedNMap, Scaffold, Zhang, build
+from fedcomposite.experiments import Config
+from fedcomposite.schedules import (
+    SCHEDULES,
+    Constant,
+    Cosine,
+    Exponential,
+    Inverse,
+    InverseSqrt,
+    Piecewise,
+    Power,
+    Warmup,
+    read,
+)
+
+ALL = [
+    Constant(0.3),
+    Power(0.3, 1 / 3, offset=8),
+    InverseSqrt(0.3),
+    Inverse(0.3, offset=4),
+    Cosine(0.3, 0.01, rounds=50, warmup=5),
+    Exponential(0.3, 0.9),
+    Piecewise((0.3, 0.1, 0.2), (5, 9)),
+    Warmup(4, Cosine(0.3, 0.01, rounds=20)),
+]
+
+
+def test_formulas():
+    rounds = (0, 1, 3, 8, 1000)
+    assert [InverseSqrt(0.6)(t) for t in rounds] == [0.6 / math.sqrt(t + 1) for t in rounds]
+    assert [Inverse(0.6, offset=3)(t) for t in rounds] == [0.6 / (t + 3) for t in rounds]
+    assert Power(0.6, 0.5, offset=4)(12) == pytest.approx(0.3)
+    assert [Piecewise((3, 2, 1), (2, 5))(t) for t in (0, 1, 2, 4, 5, 99)] == [3, 3, 2, 2, 1, 1]
+    assert [Exponential(1.0, 0.5, least=0.2)(t) for t in (0, 1, 2, 3, 10_000)] == [1, 0.5, 0.25, 0.2, 0.2]
+    cosine = Cosine(1.0, 0.2, rounds=11)
+    assert (cosine(0), cosine(10), cosine(500)) == (1.0, 0.2, 0.2)
+    assert cosine(5) == pytest.approx(0.6)
+    warm = Cosine(1.0, 0.2, rounds=14, warmup=3)
+    assert [warm(t) for t in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert warm(8) == pytest.approx(1 - 0.8 * (1 - math.cos(math.pi / 2)) / 2)
+    later = Warmup(3, InverseSqrt(2.0))
+    assert [later(t) for t in range(5)] == [0.5, 1.0, 1.5, 2.0, 2 / math.sqrt(2)]
+
+
+@given(st.sampled_from(ALL), st.integers(0, 10**7))
+def test_positive_in_every_round(schedule, t):
+    value = schedule(t)
+    assert isinstance(value, float)
+    assert 0 < value < math.inf
+    assert schedule(t) == value
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=repr)
+def test_a_repr_identifies_it(schedule):
+    assert eval(repr(schedule)) == schedule
+    assert hash(eval(repr(schedule))) == hash(schedule)
+
+
+def test_every_schedule_has_a_table():
+    text = """
+    a = {schedule = "cosine", start = 0.1, end = 0.001, rounds = 200}
+    b = {schedule = "piecewise", values = [0.1, 0.05], boundaries = [100]}
+    c = {schedule = "warmup", rounds = 10, then = {schedule = "inverse_sqrt", start = 1}}
+    d = 0.1
+    """
+    a, b, c, d = map(read, tomllib.loads(text).values())
+    assert a == Cosine(0.1, 0.001, 200)
+    assert b == Piecewise((0.1, 0.05), (100,))
+    assert c == Warmup(10, InverseSqrt(1.0))
+    assert d == 0.1
+    assert {type(s) for s in ALL} == set(SCHEDULES.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'?"),
+        ({"schedule": ["cosine"]}, "unknown schedule"),
+        ({"schedule": "inverse", "begin": 1}, "schedule 'inverse' has no field 'begin' .*start, offset"),
+        ({"schedule": "cosine", "start": 1.0}, "schedule 'cosine' needs end, rounds"),
+        ({"schedule": "inverse", "start": 0}, "Inverse: start = 0, must be a number > 0"),
+        ({"schedule": "cosine", "start": 1, "end": 0.1, "rounds": 5, "warmup": 5}, "warmup = 5, must be below rounds"),
+        ({"schedule": "piecewise", "values": [1, 2], "boundaries": [3, 4]}, "must be one value more"),
+        ({"schedule": "piecewise", "values": [1, 2, 3], "boundaries": [4, 4]}, "must increase"),
+        ({"schedule": "warmup", "rounds": 3, "then": 0.1}, "Warmup: then = 0.1, must be Schedule"),
+    ],
+)
+def test_wrong_tables(table, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        read(table)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_at_a_round():
+    method = FedAvg(5, Piecewise((0.4, 0.1), (10,)), server_step=2)
+    assert method.at(9) == FedAvg(5, 0.4, 2.0)
+    assert method.at(10) == FedAvg(5, 0.1, 2.0)
+    assert method.at(10) is method.at(10)
+    plain = FedAvg(5, 0.1)
+    assert plain.at(3) is plain
+    assert not plain.schedules
+    assert method.schedules == {"step": Piecewise((0.4, 0.1), (10,))}
+    assert "Piecewise(values=(0.4, 0.1), boundaries=(10,))" in repr(method)
+    with pytest.raises(ValueError, match="local_steps"):
+        FedAvg(0, Constant(0.1))
+
+
+def test_fields_that_must_not_change_refuse_schedules():
+    with pytest.raises(ValueError, match=r"FedNMap: gamma cannot follow a schedule.* can: server_step, step$"):
+        FedNMap(5, 0.1, gamma=Constant(0.1))
+    with pytest.raises(ValueError, match=r"Zhang: step cannot follow a schedule.*FedNMap"):
+        Zhang(5, InverseSqrt(0.1))
+    with pytest.raises(ValueError, match="FedDR: alpha cannot"):
+        FedDR(1.0, Constant(1.0), 3, 0.1)
+
+
+def test_what_is_schedulable_is_a_field():
+    for cls in REGISTRY.values():
+        assert cls.schedulable <= set(cls.__dataclass_fields__)
+
+
+def test_tables_in_a_configuration():
+    table = {"schedule": "cosine", "start": 0.1, "end": 0.001, "rounds": 200}
+    assert build("scaffold", local_steps=3, step=table) == Scaffold(3, Cosine(0.1, 0.001, 200))
+    content = {
+        "data": {"name": "synthetic", "clients": 5, "samples": 20, "seed": 0},
+        "run": {"rounds": 10},
+    }
+    for extra in ({}, {"steps": "auto"}):
+        config = Config.check({**content, "algorithm": {"name": "FedAvg", "local_steps": 4, "step": table, **extra}})
+        made = config.make_algorithm(config.specs[0], config.make_problem())
+        assert made == FedAvg(4, Cosine(0.1, 0.001, 200))
+    wrong = {"name": "FedAvg", "local_steps": 4, "step": {"schedule": "cosine", "start": 0.1}}
+    with pytest.raises(ValueError, match=r"\[algorithm\] schedule 'cosine' needs end, rounds"):
+        Config.check({**content, "algorithm": wrong})
