@@ -14,8 +14,6 @@ from fedcomposite.runtime import EagerWarning, Simulator
 from fedcomposite.testing import small_problem
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-READS = {"FedMLS", "FedPD", "Mime", "ProxScaffnew", "STEM", "Scaffnew", "TAMUNA"}
-"""Methods that read a count or a phase off their tensors: on a GPU they run step by step, with a warning."""
 
 
 def both(problem, method, mode="record", rounds=5, **settings):
@@ -31,7 +29,7 @@ def both(problem, method, mode="record", rounds=5, **settings):
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("name", [n for n in REGISTRY if DEVICE == "cuda" or n not in READS])
+@pytest.mark.parametrize("name", REGISTRY)
 def test_recorded_rounds_equal_eager_ones(name, batch_size):
     method = REGISTRY[name].auto(L=0.25, local_steps=3)
     for share in (1.0, 0.5) if method.partial else (1.0,):

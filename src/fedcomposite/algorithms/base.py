@@ -114,6 +114,8 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     info: ClassVar[Info]
     exchanges: ClassVar[int] = 1
     """Successive rounds that keep the same cohort; a method whose step needs two exchanges says 2."""
+    recordable: ClassVar[bool] = True
+    """Whether a round is the same operations every time; not if it reads a count, a phase or a coin off its tensors."""
     schedulable: ClassVar[frozenset[str]] = frozenset()
     """Fields that may change from round to round: no state or message is in units of what they were before."""
 
@@ -188,8 +190,8 @@ def amplification(weights: Iterable[float], cohort: int) -> float:
     """The most that a cohort's replies may weigh together, in units of what they weigh on average.
 
     A reply counts n w_i / |S|, so that its mean over all cohorts is right; a cohort with a heavy client moves as if its
-    clients were that much less smooth than they are. Practical steps under partial participation are for this times L; it
-    is 1 when all clients take part, or weigh the same.
+    clients were that much less smooth than they are. Practical steps under partial participation are for this times L;
+    it is 1 when all clients take part, or weigh the same.
     """
     ordered = sorted(weights, reverse=True)
     return max(1.0, len(ordered) * sum(ordered[:cohort]) / (cohort * sum(ordered)))

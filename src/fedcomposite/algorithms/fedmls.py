@@ -77,6 +77,7 @@ class FedMLS(Algorithm[Server, Client, Message, Reply]):
         arxiv="2503.21627",
         bibtex="palenzuela2025provable",
     )
+    recordable: ClassVar[bool] = False
 
     lambda0: Positive
     first_steps: Count = 1

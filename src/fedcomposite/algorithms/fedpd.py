@@ -64,6 +64,7 @@ class FedPD(Algorithm[Server, Client, Message, Reply]):
         arxiv="2005.11418",
         bibtex="zhang2021fedpd",
     )
+    recordable: ClassVar[bool] = False
 
     schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
 

@@ -72,6 +72,7 @@ class GradSkip(Algorithm[Server, Client, Message, Reply]):
         arxiv="2210.16402",
         bibtex="maranjyan2022gradskip",
     )
+    recordable: ClassVar[bool] = False
 
     step: Positive
     p: Probability

@@ -54,6 +54,7 @@ class Mime(Algorithm[Server, Empty, Server, Reply]):
         bibtex="karimireddy2020mime",
         exact_partial=False,
     )
+    recordable: ClassVar[bool] = False
     exchanges: ClassVar[int] = 2
 
     schedulable: ClassVar[frozenset[str]] = frozenset({"step"})

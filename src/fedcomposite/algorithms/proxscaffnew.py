@@ -68,6 +68,7 @@ class ProxScaffnew(Algorithm[Server, Client, Message, Reply]):
         arxiv="2202.09357",
         bibtex="mishchenko2022proxskip",
     )
+    recordable: ClassVar[bool] = False
 
     step: Positive
     p: Probability | None = None

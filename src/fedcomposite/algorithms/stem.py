@@ -54,6 +54,7 @@ class STEM(Algorithm[Server, Empty, Server, Reply]):
         arxiv="2106.10435",
         bibtex="khanduri2021stem",
     )
+    recordable: ClassVar[bool] = False
 
     schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
 

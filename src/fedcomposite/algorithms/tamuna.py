@@ -82,6 +82,7 @@ class TAMUNA(Algorithm[Server, Client, Server, Reply]):
         arxiv="2302.09832",
         bibtex="condat2023tamuna",
     )
+    recordable: ClassVar[bool] = False
     exchanges: ClassVar[int] = 2
 
     step: Positive

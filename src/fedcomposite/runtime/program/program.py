@@ -87,6 +87,8 @@ class Program:
         compile: bool,
     ) -> None:
         began = time.perf_counter()
+        if not algorithm.recordable:
+            raise UnsuitableError("the operations of a round depend on a count, a phase or a coin")
         if algorithm.schedules:
             raise UnsuitableError(f"{', '.join(algorithm.schedules)} changes from round to round")
         smooth = smooth.ready(compile)
