@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, NonNegative, Positive
+from fedcomposite._validation import Count, Positive, ZeroOrMore
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info
 from fedcomposite.regularizers.base import Regularizer
 
@@ -65,7 +65,7 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
 
     local_steps: Count
     step: Positive
-    alpha: NonNegative = 0.1
+    alpha: ZeroOrMore = 0.1
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0 with zero drifts and control variates."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import NonNegative
+from fedcomposite._validation import ZeroOrMore
 from fedcomposite.regularizers.base import _BLOCK, Boxed, Step, positive
 from fedcomposite.regularizers.separable import between
 
@@ -159,7 +159,7 @@ class Sparsity2to4(Boxed):
     The blocks are consecutive: with a layer's weight seen as ``(out, in)`` they run along the inputs.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
 
     @property
     def rho(self) -> float:

@@ -11,7 +11,7 @@ import annotated_types as at
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import NonNegative, Positive
+from fedcomposite._validation import Positive, ZeroOrMore
 from fedcomposite.regularizers.base import Separable, Step, give, positive
 
 Buffer = Tensor | None
@@ -98,8 +98,8 @@ class L1(Separable):
     tensor([ 2.5000,  0.0000, -1.5000])
     """
 
-    lam: NonNegative
-    weights: tuple[NonNegative, ...] | None = None
+    lam: ZeroOrMore
+    weights: tuple[ZeroOrMore, ...] | None = None
 
     def value(self, x: Tensor) -> Tensor:
         """Lam times the weighted sum of absolute values."""
@@ -143,7 +143,7 @@ class L2Squared(Separable):
     """h(x) = (lam/2) ||x||^2 (ridge); the prox divides by 1 + lam * step."""
 
     one_operation: ClassVar[bool] = True
-    lam: NonNegative
+    lam: ZeroOrMore
 
     def value(self, x: Tensor) -> Tensor:
         """Lam/2 times the sum of squares."""
@@ -168,7 +168,7 @@ class PositivePart(Separable):
     The prox subtracts lam * step from entries above it, sets those in [0, lam * step] to zero and keeps the rest.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
 
     def value(self, x: Tensor) -> Tensor:
         """Lam times the sum of the positive entries."""
@@ -193,8 +193,8 @@ class PositivePart(Separable):
 class ElasticNet(Separable):
     """h(x) = sum_j l1 |x_j| + (l2/2) x_j^2 (Zou & Hastie 2005); l2 multiplies *half* the squared norm."""
 
-    l1: NonNegative
-    l2: NonNegative
+    l1: ZeroOrMore
+    l2: ZeroOrMore
 
     def value(self, x: Tensor) -> Tensor:
         """L1 ||x||_1 + (l2/2) ||x||^2."""
@@ -222,7 +222,7 @@ class MCP(Separable):
     0 up to s lam, then (|v| - s lam) / (1 - s/theta) up to theta lam, then v.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
     theta: Positive
     kappa: Positive = 1.0
 
@@ -264,7 +264,7 @@ class SCAD(Separable):
     as often seen, is wrong for every other s.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
     a: Annotated[float, at.Gt(2)] = 3.7
     kappa: Positive = 1.0
 
@@ -302,7 +302,7 @@ class L0(Separable):
     """
 
     one_operation: ClassVar[bool] = True
-    lam: NonNegative
+    lam: ZeroOrMore
 
     @property
     def rho(self) -> float:
