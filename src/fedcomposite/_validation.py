@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 Positive = Annotated[float, at.Gt(0)]
-NonNegative = Annotated[float, at.Ge(0)]
+ZeroOrMore = Annotated[float, at.Ge(0)]
 Probability = Annotated[float, at.Gt(0), at.Le(1)]
 Count = Annotated[int, at.Ge(1)]
 

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, NonNegative, Positive
+from fedcomposite._validation import Count, Positive, ZeroOrMore
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -63,7 +63,7 @@ class FastFedDA(Algorithm[Server, Empty, Server, Reply]):
     )
 
     local_steps: Count
-    mu: NonNegative
+    mu: ZeroOrMore
     gamma: Positive
     weighting: Literal["constant", "quadratic"] = "constant"
 

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, NonNegative, Positive
+from fedcomposite._validation import Count, Positive, ZeroOrMore
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -67,7 +67,7 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
 
     local_steps: Count
     step: Positive
-    alpha: NonNegative = 0.1
+    alpha: ZeroOrMore = 0.1
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:

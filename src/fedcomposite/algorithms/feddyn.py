@@ -69,8 +69,8 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """Alpha = L, and inner steps of 1/(L + alpha)."""
-        return cls(alpha=0.5 / round_step(L, rho), inner_steps=local_steps, inner_step=round_step(L, rho))
+        """Alpha = 2 L, since m goes on acting while clients sit out, and inner steps of 1/(L + alpha)."""
+        return cls(alpha=1 / round_step(L, rho), inner_steps=local_steps, inner_step=2 / 3 * round_step(L, rho))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0 with zero linear terms."""

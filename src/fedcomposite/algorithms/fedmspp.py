@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from fedcomposite._validation import Count, NonNegative, Positive
+from fedcomposite._validation import Count, Positive, ZeroOrMore
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info, round_step
 from fedcomposite.algorithms.fedprox import descend, gradient_tolerance
 from fedcomposite.regularizers.base import Regularizer
@@ -61,7 +61,7 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
     prox_step: Positive
     inner_step: Positive
     inner_steps: Count | None = None
-    tolerance: NonNegative | None = None
+    tolerance: ZeroOrMore | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,7 +25,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, NonNegative, Positive
+from fedcomposite._validation import Count, Positive, ZeroOrMore
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -88,7 +88,7 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
     prox_step: Positive | None
     inner_step: Positive
     inner_steps: Count | None = None
-    tolerance: NonNegative | None = None
+    tolerance: ZeroOrMore | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,8 +6,11 @@
 
 Symbols: eta = ``step``, tau = ``local_steps``, beta = ``beta``, m (the paper's g) = ``momentum``; gamma =
 ``server_step`` eta tau, so that beta = 1 is SCAFFOLD with option 2. Assumptions: f smooth, h = 0. Clients that sit
-out keep c_i, so c = mean_i c_i always. Written from memory of the paper and checked by reductions. The momentum and
-the control variates start at zero.
+out keep c_i, so c = mean_i c_i always. The momentum and the control variates start at zero. Written from memory of the
+paper and checked by reductions.
+
+Deviation. The clients' common term (1 - beta) m is added by the server: in their replies it would be weighed as they
+are, and grow where a cohort weighs more than on average.
 """
 
 from dataclasses import dataclass
@@ -38,7 +41,7 @@ class Client(NamedTuple):
 class Reply(NamedTuple):
     """What a client sends."""
 
-    dx: Tensor  # model change
+    dx: Tensor  # model change without the momentum's
     dc: Tensor  # control variate change
 
 
@@ -82,15 +85,14 @@ class ScaffoldM(Algorithm[Server, Client, Server, Reply]):
             y = y - self.step * (self.beta * (g - client.c + c) + (1 - self.beta) * momentum)
             total = total + g
         c_new = total / self.local_steps
-        return Reply(y - x, c_new - client.c), Client(c_new)
+        dc = c_new - client.c
+        return Reply(-self.step * self.local_steps * self.beta * (dc + c), dc), Client(c_new)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Models and momentum over the participants; control variates over all clients."""
-        return Server(
-            server.x + self.server_step * reply.dx,
-            -reply.dx / (self.step * self.local_steps),
-            server.c + share * reply.dc,
-        )
+        reach = self.step * self.local_steps
+        momentum = (1 - self.beta) * server.momentum - reply.dx / reach
+        return Server(server.x - self.server_step * reach * momentum, momentum, server.c + share * reply.dc)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The global model."""

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedcomposite._validation import Count, NonNegative, check_call
+from fedcomposite._validation import Count, ZeroOrMore, check_call
 from fedcomposite.data.silos import DataError, Seed, Share, Silos
 
 
@@ -30,8 +30,8 @@ def synthetic(
     clients: Count = 30,
     features: Count = 20,
     samples: Count | None = 100,
-    alpha: NonNegative = 1.0,
-    beta: NonNegative = 1.0,
+    alpha: ZeroOrMore = 1.0,
+    beta: ZeroOrMore = 1.0,
     seed: Seed = 0,
     labels: Literal["logit", "softmax"] = "logit",
     classes: Count = 2,

@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcomposite._validation import Count, NonNegative, Positive, validate
+from fedcomposite._validation import Count, Positive, ZeroOrMore, validate
 from fedcomposite.federation.wire import WireError
 from fedcomposite.runtime.transports import StoppedError
 
@@ -30,7 +30,7 @@ class Settings:
     """What to do about missing sites: wait for them, or go on with the others."""
     round_timeout: Positive = 600.0
     """Seconds after which an order is sent again, doubled every time; an answer to any of them counts."""
-    patience: NonNegative = 30.0
+    patience: ZeroOrMore = 30.0
     """Seconds that "skip" waits for a site before going on without it."""
     give_up: Positive = 86400.0
     """Seconds that "wait" waits for a site before the run stops (it can be resumed)."""

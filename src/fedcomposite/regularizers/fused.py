@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import NonNegative
+from fedcomposite._validation import ZeroOrMore
 from fedcomposite.regularizers.base import Regularizer, Step, positive
 from fedcomposite.regularizers.separable import soft
 
@@ -133,8 +133,8 @@ class FusedLasso(Regularizer):
     tensor([1., 1., 5., 5.])
     """
 
-    lam: NonNegative
-    l1: NonNegative = 0.0
+    lam: ZeroOrMore
+    l1: ZeroOrMore = 0.0
 
     def value(self, x: Tensor) -> Tensor:
         """The total variation times lam, plus the sum of absolute values times l1."""

@@ -11,14 +11,14 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, NonNegative
+from fedcomposite._validation import Count, ZeroOrMore
 from fedcomposite.regularizers.base import Regularizer, Step, positive, power_of_two
 from fedcomposite.regularizers.separable import soft
 
 Groups = Count | tuple[Count, ...] | Literal["rows", "columns"]
 """One size for all groups, a size for each, or the rows or columns of a matrix."""
 
-Weights = Literal["sqrt", "equal"] | tuple[NonNegative, ...]
+Weights = Literal["sqrt", "equal"] | tuple[ZeroOrMore, ...]
 """The square root of each group's size, 1 for all, or a number for each."""
 
 
@@ -206,7 +206,7 @@ class GroupLasso(Grouped):
     tensor([2.4000, 3.2000, 0.0000, 0.0000])
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
     groups: Groups
     weights: Weights = "sqrt"
     shape: tuple[Count, ...] | None = None
@@ -247,8 +247,8 @@ class SparseGroupLasso(Grouped):
         As in :class:`GroupLasso`.
     """
 
-    l1: NonNegative
-    l2: NonNegative
+    l1: ZeroOrMore
+    l2: ZeroOrMore
     groups: Groups
     weights: Weights = "sqrt"
     shape: tuple[Count, ...] | None = None

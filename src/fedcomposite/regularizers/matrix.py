@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, NonNegative
+from fedcomposite._validation import Count, ZeroOrMore
 from fedcomposite.regularizers.base import Regularizer, Step, positive, power_of_two
 from fedcomposite.regularizers.group import as_matrix
 
@@ -45,7 +45,7 @@ class NuclearNorm(Regularizer):
         ``NuclearNorm(lam).on("*.weight")``, it is taken from each of them.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
     shape: tuple[Count, ...] | None = None
 
     def __post_init__(self) -> None:

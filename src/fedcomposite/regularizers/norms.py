@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import NonNegative
+from fedcomposite._validation import ZeroOrMore
 from fedcomposite.regularizers.base import Regularizer, Step, positive
 from fedcomposite.regularizers.indicators import threshold
 
@@ -20,7 +20,7 @@ class LinfNorm(Regularizer):
     l1 ball of that radius; exact, by sorting.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
 
     def value(self, x: Tensor) -> Tensor:
         """The largest absolute value, times lam."""

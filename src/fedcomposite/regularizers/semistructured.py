@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import NonNegative
+from fedcomposite._validation import ZeroOrMore
 from fedcomposite.regularizers.base import Boxed, Step, positive
 from fedcomposite.regularizers.separable import between
 
@@ -174,7 +174,7 @@ class Sparsity2to4(Boxed):
     The blocks are consecutive: with a layer's weight seen as ``(out, in)`` they run along the inputs.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
 
     @property
     def rho(self) -> float:

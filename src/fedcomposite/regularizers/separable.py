@@ -11,7 +11,7 @@ import annotated_types as at
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import NonNegative, Positive
+from fedcomposite._validation import Positive, ZeroOrMore
 from fedcomposite.regularizers.base import Separable, Step, positive
 
 
@@ -100,8 +100,8 @@ class L1(Separable):
     tensor([ 2.5000,  0.0000, -1.5000])
     """
 
-    lam: NonNegative
-    weights: tuple[NonNegative, ...] | None = None
+    lam: ZeroOrMore
+    weights: tuple[ZeroOrMore, ...] | None = None
 
     def value(self, x: Tensor) -> Tensor:
         """The weighted sum of absolute values, times lam."""
@@ -150,7 +150,7 @@ class L1(Separable):
 class L2Squared(Separable):
     """h(x) = (lam/2) ||x||^2 (ridge); the prox divides by 1 + lam * step."""
 
-    lam: NonNegative
+    lam: ZeroOrMore
 
     def value(self, x: Tensor) -> Tensor:
         """Half the sum of squares, times lam."""
@@ -176,7 +176,7 @@ class PositivePart(Separable):
     The prox subtracts lam * step from entries above it, sets those in [0, lam * step] to zero and keeps the rest.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
 
     def value(self, x: Tensor) -> Tensor:
         """The sum of the positive entries, times lam."""
@@ -202,8 +202,8 @@ class PositivePart(Separable):
 class ElasticNet(Separable):
     """h(x) = sum_j l1 |x_j| + (l2/2) x_j^2 (Zou & Hastie 2005); l2 multiplies *half* the squared norm."""
 
-    l1: NonNegative
-    l2: NonNegative
+    l1: ZeroOrMore
+    l2: ZeroOrMore
 
     def value(self, x: Tensor) -> Tensor:
         """The two terms, summed over the entries."""
@@ -232,7 +232,7 @@ class MCP(Separable):
     0 up to s lam, then (|v| - s lam) / (1 - s/theta) up to theta lam, then v.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
     theta: Positive
     kappa: Positive = 1.0
 
@@ -275,7 +275,7 @@ class SCAD(Separable):
     as often seen, is wrong for every other s.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
     a: Annotated[float, at.Gt(2)] = 3.7
     kappa: Positive = 1.0
 
@@ -313,7 +313,7 @@ class L0(Separable):
     exactly on the threshold there are two, and it is the zero one.
     """
 
-    lam: NonNegative
+    lam: ZeroOrMore
 
     @property
     def rho(self) -> float:

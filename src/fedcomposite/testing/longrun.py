@@ -202,7 +202,10 @@ def auto_steps_bear_weights(algorithm: AnyAlgorithm, rounds: int = 300) -> None:
     info, cls = algorithm.info, type(algorithm)
     weights = torch.tensor([0.9, *[0.1 / 19] * 19], dtype=torch.float64)
     L = LARGEST * amplification(weights.tolist(), 3)
-    form = _forms(cls.auto(L, local_steps=3), 20)[-1][0]
+    try:
+        form = _forms(cls.auto(L, local_steps=3), 20)[-1][0]
+    except TypeError as error:
+        raise AssertionError(f"auto does not make the method: {error}") from error
     if info.uniform_only or not form.partial:
         return
     probe = Probe(form, clients=20, weights=weights)
