@@ -4,7 +4,8 @@ from fedcomposite import algorithms, data, metrics, models, problems, regularize
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.exporting import export
-from fedcomposite.problems import Problem
+from fedcomposite.problems import OneClassWarning, Problem
+from fedcomposite.problems.network import LoopWarning
 from fedcomposite.runtime import (
     CheckpointError,
     ClientError,
@@ -22,7 +23,9 @@ __all__ = [
     "DataError",
     "DivergenceWarning",
     "Interrupted",
+    "LoopWarning",
     "NonSmoothWarning",
+    "OneClassWarning",
     "Problem",
     "Record",
     "Run",
