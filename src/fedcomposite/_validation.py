@@ -75,6 +75,8 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True, value
+    if isinstance(value, np.generic):
+        value = value.item()
     if hint is type(None):
         return value is None, value
     if origin is Annotated:
@@ -152,7 +154,7 @@ def check_call(
         if name not in known:
             listed = ", ".join(known) or "none"
             raise error(f"{what} has no option {name!r}{suggest(name, known)} (its options: {listed})")
-        ok, checked[name] = _accept(hints[name], value.item() if isinstance(value, np.generic) else value)
+        ok, checked[name] = _accept(hints[name], value)
         if not ok:
             raise error(f"{what}: {name} = {value!r}, must be {describe(hints[name])}")
     missing = [name for name, p in known.items() if p.default is p.empty and name not in options]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcomposite.problems import Batches, ClientGradients, Counter, Loss, Problem, prox_gradient_norm
+from fedcomposite.problems import Batches, ClientGradients, Counter, Loss, Problem
 from fedcomposite.problems.metrics import (
     AUC,
     F1,
@@ -32,6 +32,7 @@ from fedcomposite.problems.metrics import (
     predicted,
     probabilities,
 )
+from fedcomposite.problems.problem import as_vector
 
 __all__ = [
     "AUC",
@@ -67,19 +68,26 @@ __all__ = [
 
 
 def _vector(x: Any) -> Tensor:
-    return torch.as_tensor(x).detach().to("cpu", torch.float64)
+    return as_vector(x).detach().to("cpu", torch.float64)
 
 
-def prox_gradient(problem: Problem, x: Any, step: float | None = None) -> Tensor:
+def _like(other: Any, x: Any) -> Tensor:
+    """A vector that must have the shape of x."""
+    point, shape = _vector(other), tuple(_vector(x).shape)
+    if point.shape != shape:
+        raise ValueError(f"shapes {shape} and {tuple(point.shape)} differ: compare vectors of the same shape")
+    return point
+
+
+def prox_gradient(problem: Problem, x: Any, step: float | None = None, *, buffers: Tensor | None = None) -> Tensor:
     """G_s(x) = (x - P_s(x - s grad f(x))) / s; the gradient when h = 0. The default s is the problem's."""
     point, s = _vector(x), problem.default_step() if step is None else step
-    return (point - problem.regularizer.prox(point - s * problem.gradient(point), s)) / s
+    return (point - problem.regularizer.prox(point - s * problem.gradient(point, buffers=buffers), s)) / s
 
 
-def stationarity(problem: Problem, x: Any, step: float | None = None) -> float:
+def stationarity(problem: Problem, x: Any, step: float | None = None, *, buffers: Tensor | None = None) -> float:
     """||G_s(x)||: zero exactly at stationary points of f + h."""
-    point, s = _vector(x), problem.default_step() if step is None else step
-    return float(prox_gradient_norm(point, problem.gradient(point), problem.regularizer, s))
+    return problem.stationarity(_vector(x), step, buffers=buffers)
 
 
 def normal_map(problem: Problem, z: Any, gamma: float) -> Tensor:
@@ -178,8 +186,8 @@ def moreau_gradient_norm(problem: Problem, x: Any, radius: float, tolerance: flo
 
 
 def distance(x: Any, optimum: Any) -> float:
-    """||x - x*||."""
-    return float((_vector(x) - _vector(optimum)).norm())
+    """||x - x*||, of two vectors of the same shape."""
+    return float((_vector(x) - _like(optimum, x)).norm())
 
 
 def client_drift(
@@ -238,6 +246,6 @@ def support(x: Any, reference: Any, tolerance: float = 0.0) -> Support:
     >>> support([1.0, 0.0, 2.0, 0.0], [3.0, 1.0, 0.0, 0.0])
     Support(precision=0.5, recall=0.5)
     """
-    mine, true = (_vector(v).abs() > tolerance for v in (x, reference))
+    mine, true = (v.abs() > tolerance for v in (_vector(x), _like(reference, x)))
     both = int((mine & true).sum())
     return Support(*(both / count if (count := int(s.sum())) else 1.0 for s in (mine, true)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedcomposite.data import Silos
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES
-from fedcomposite.problems import Problem
+from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.losses import Loss
 
 _NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
@@ -69,25 +70,16 @@ def skeleton(config: Config, shape: Shape) -> Problem:
 def local_problem(config: Config, shape: Shape, silos: Silos) -> Problem:
     """The problem of one site: its own samples, and everything else as in :func:`skeleton`."""
     general = skeleton(config, shape)
+    own: dict[str, Any] = {"regularizer": general.regularizer, "metrics": config.problem.metrics}
     if isinstance(general.loss, Loss):
-        return Problem(
-            silos,
-            loss=general.loss.adapt(general.silos),
-            regularizer=general.regularizer,
-            bias=general.bias,
-            metrics=config.problem.metrics,
-        )
-    options = vars(general.options)
-    if (most := options["evaluation_samples"]) is not None:  # the simulator spreads them over all clients
-        options = {**options, "evaluation_samples": -(-most // shape.clients)}
-    return Problem(
-        silos,
-        loss=general.loss.name,
-        regularizer=general.regularizer,
-        model=general.model,
-        metrics=config.problem.metrics,
-        **options,
-    )
+        own |= {"loss": general.loss.adapt(general.silos), "bias": general.bias}
+    else:
+        own |= {"loss": general.loss.name, "model": general.model, **vars(general.options)}
+        if (most := general.options.evaluation_samples) is not None:  # the simulator spreads them over all clients
+            own["evaluation_samples"] = -(-most // shape.clients)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OneClassWarning)  # the other sites have the other classes
+        return Problem(silos, **own)
 
 
 def agree(introductions: Sequence[Introduction]) -> Shape:

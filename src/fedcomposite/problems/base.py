@@ -27,6 +27,8 @@ class Batches:
     sampling: Literal["replacement", "epoch"] = "replacement"
 
     def __post_init__(self) -> None:
+        if isinstance(self.size, np.integer):
+            object.__setattr__(self, "size", int(self.size))
         if self.size is not None and (not isinstance(self.size, int) or self.size < 1):
             raise ValueError(f"batch_size = {self.size!r}, must be an integer >= 1, or None for all samples")
         if self.sampling not in ("replacement", "epoch"):
@@ -49,6 +51,11 @@ class Evaluation:
     """Rows of counts by ``"part/metric"``, which add up over parties; see :mod:`fedcomposite.problems.metrics`."""
     measures: Measures = field(default_factory=Measures)
     """What the counts are of."""
+
+    @property
+    def samples(self) -> int:
+        """How many training samples loss and gradient are of."""
+        return int(self.counts["train/samples"][:, 0].sum())
 
     @property
     def metrics(self) -> dict[str, Tensor]:
@@ -122,6 +129,12 @@ class Smooth(ABC):
     @abstractmethod
     def evaluate(self, x: Tensor) -> Evaluation:
         """Loss and gradient of f = sum_i w_i f_i at one point, and metrics."""
+
+    def measured_on(self, samples: int | None) -> Self:
+        """The same functions, evaluated on so many training samples, or on all; refused where that is no choice."""
+        if samples is not None:
+            raise ValueError(f"evaluation_samples = {samples}: only for a problem with a model")
+        return self
 
     @abstractmethod
     def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

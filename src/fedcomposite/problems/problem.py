@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from types import EllipsisType
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +15,33 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from fedcomposite._validation import suggest
 from fedcomposite.data.silos import Silos
+<<<<<<< HEAD
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
+=======
+from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth
+from fedcomposite.problems.losses import Loss
+>>>>>>> wip-problems
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
-from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
-from fedcomposite.regularizers import On, Regularizer, Zero
+from fedcomposite.problems.network import LossFunction, ModelLoss, NetworkOptions
+from fedcomposite.regularizers import REGISTRY, On, Regularizer, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
 
 Weights = Literal["uniform", "samples"]
 
-NETWORK_STEP = 0.1
-"""The step at which a network's stationarity is measured, since its smoothness constant is unknown."""
+
+class OneClassWarning(UserWarning):
+    """All training samples of a classifier have the same label."""
 
 
 class Problem:
     """minimise over x  F(x) = sum_i w_i f_i(x) + h(x).
+
+    The class is chosen by ``model``: a :class:`LinearProblem` without, a :class:`NetworkProblem` with one.
 
     Parameters
     ----------
@@ -85,6 +95,26 @@ class Problem:
     0.6931
     """
 
+    silos: Silos
+    loss: Loss | ModelLoss
+    model: nn.Module | None
+    measures: Measures
+    """What is measured of models, beside loss and gradient."""
+    layout: tuple[Slot, ...]
+    """Where each tensor of parameters lies in x."""
+    dimension: int
+    regularizer: Regularizer
+    """The term h on its coordinates."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """A problem of the kind that ``model`` asks for."""
+        if cls is not Problem:
+            return super().__new__(cls)
+        from fedcomposite.problems.kinds import LinearProblem, NetworkProblem
+
+        kind = LinearProblem if options.get("model") is None else NetworkProblem
+        return cast(Self, super().__new__(kind))
+
     def __init__(
         self,
         silos: Silos,
@@ -104,61 +134,77 @@ class Problem:
         evaluation_samples: int | None = 2000,
         metrics: Sequence[str | Metric] = (),
     ) -> None:
-        if weights not in ("uniform", "samples"):
-            raise ValueError(f"weights = {weights!r}, must be 'uniform' or 'samples'")
-        self.silos, self.bias, self.weighting = silos, bias, weights
-        self._placed: dict[tuple[torch.dtype, torch.device], Linear | Network] = {}
+        _check_kinds(silos, regularizer, bias, weights, model)
+        self.silos, self.bias, self.weighting = silos, bool(bias), weights
+        self._placed: dict[tuple[torch.dtype, torch.device], Smooth] = {}
         self._smoothness: dict[str, float] = {}
         self.options = NetworkOptions(
             gradients, chunk, normalization, transform, augment, precision, evaluation_samples
         )
         self.model = None if model is None else copy.deepcopy(model)
-        self.loss: Loss | ModelLoss
-        if self.model is not None:
-            if bias or loss_options:
-                raise ValueError("bias and loss_options are for linear models; build them into the model and its loss")
-            if isinstance(loss, Loss):
-                raise ValueError(f"{loss} is for linear models; with a model use 'cross_entropy', 'mse' or a function")
-            self.layout = layout(self.model)
-            self.loss = model_loss("cross_entropy" if loss is None else loss, self.model, silos, self.options)
-            self.measures = Measures.of(self.loss, metrics, clients=True)
-        else:
-            if self.options != NetworkOptions():
-                given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
-                raise ValueError(f"{', '.join(given)}: only for a problem with a model")
-            if loss is not None and not isinstance(loss, str | Loss):
-                raise ValueError(f"loss = {loss!r}: a function of outputs and targets needs a model")
-            self.loss = get_loss("logistic" if loss is None else loss, loss_options)
-            self.measures = Measures.of(self.loss.adapt(silos), metrics)
-            self.layout = self._linear_layout()
+        self._set_up(loss, loss_options, metrics)
         self.dimension = self.layout[-1].stop
-        self.regularizer: Regularizer = self._restricted(regularizer or Zero())
+        self.regularizer = self._restricted(Zero() if regularizer is None else regularizer)
+        whole = silos.ids == tuple(range(len(silos)))  # a part of a federation may have one class
+        if whole and self.loss.classifier and bool((silos.targets == silos.targets[0]).all()):
+            warnings.warn(
+                f"all {len(silos.targets)} training samples have the label {float(silos.targets[0]):g}: "
+                "a classifier has nothing to tell apart",
+                OneClassWarning,
+                stacklevel=2,
+            )
 
-    def _linear_layout(self) -> tuple[Slot, ...]:
-        smooth = self._linear()
-        inner = smooth.dimension - smooth.bias_coordinates
-        shape = (inner,) if smooth.outputs == 1 else (inner // smooth.outputs, smooth.outputs)
-        weight = Slot("weight", 0, inner, shape)
-        return (weight, Slot("bias", inner, smooth.dimension, (smooth.outputs,))) if self.bias else (weight,)
+    # -- what the two kinds have of their own -------------------------------------------------------------------------
+
+    def _set_up(
+        self, loss: str | Loss | LossFunction | None, options: Mapping[str, Any] | None, metrics: Sequence[str | Metric]
+    ) -> None:
+        """Set loss, measures and layout."""
+        raise NotImplementedError
+
+    def _place(self, dtype: torch.dtype, device: torch.device) -> Smooth:
+        """The smooth part on a device in a dtype."""
+        raise NotImplementedError
+
+    def _regularized(self) -> tuple[str, ...]:
+        """Names of the parameters that h acts on, unless it says otherwise."""
+        raise NotImplementedError
+
+    def _curvature(self) -> float:
+        """The constant L that the default step is made from."""
+        raise NotImplementedError
+
+    @property
+    def coordinate_names(self) -> tuple[str, ...]:
+        """A name per coordinate of x."""
+        raise NotImplementedError
+
+    @property
+    def described(self) -> str:
+        """The model, its options and a digest of its tensors, for telling runs apart; empty for linear models."""
+        return ""
+
+    def module(self, x: Any, buffers: Tensor | None = None) -> nn.Module:
+        """A copy of the model with the parameters x, in evaluation mode, on x's device and in its dtype."""
+        raise ValueError("this problem has a linear model, not a module")
+
+    def predict(self, x: Any, features: Any, buffers: Tensor | None = None) -> Tensor:
+        """Outputs for some samples: margins a'x (+ intercept) of a linear model, a module's outputs otherwise."""
+        raise NotImplementedError
+
+    # -- the parts of the objective -----------------------------------------------------------------------------------
 
     def _restricted(self, h: Regularizer) -> Regularizer:
         """H on its coordinates: where it was set, or away from intercepts, biases and normalisation layers."""
         if isinstance(h, Zero | On | Named | Blocks):
             return h.resolve(self.layout)
-        if self.model is None and not self.bias:
+        if len(self.layout) == 1 and self.model is None:
             shape = self.layout[0].shape
             return h.for_shape(shape) if len(shape) == 2 else h
-        weights = tuple(
-            s.name for s in self.layout if (s.name == "weight" if self.model is None else len(s.shape) >= 2)
-        )
-        if not weights:
+        names = self._regularized()
+        if not names:
             raise ValueError(f"{h} would act on parameters with two axes or more; this model has none: say h.on('*')")
-        return Named(h, weights).resolve(self.layout)
-
-    def __repr__(self) -> str:
-        linear = isinstance(self.loss, Loss)
-        what = type(self.loss).__name__ if linear else f"{type(self.model).__name__}, {self.loss}"
-        return f"Problem({self.silos}, {what}, {self.regularizer})"
+        return Named(h, names).resolve(self.layout)
 
     @property
     def weights(self) -> npt.NDArray[np.float64]:
@@ -166,88 +212,86 @@ class Problem:
         n = len(self.silos)
         return self.silos.sizes / self.silos.sizes.sum() if self.weighting == "samples" else np.full(n, 1 / n)
 
-    @property
-    def coordinate_names(self) -> tuple[str, ...]:
-        """A name per coordinate of x."""
-        if self.model is not None:
-            return tuple(f"{s.name}[{','.join(map(str, at))}]" for s in self.layout for at in np.ndindex(s.shape))
-        features = self.silos.feature_names or tuple(f"x{j}" for j in range(self.silos.features.shape[1]))
-        return self._linear().coordinate_names(features)
-
-    @property
-    def described(self) -> str:
-        """The model, its options and a digest of its tensors, for telling runs apart; empty for linear models."""
-        if self.model is None:
-            return ""
-        digest = hashlib.sha256()
-        for tensor in self.model.state_dict().values():
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return f"{self.model} {self.layout} {self.options} {digest.hexdigest()}"
-
     def smooth(self, dtype: torch.dtype = torch.float64, device: str | torch.device = "cpu") -> Smooth:
         """The smooth part, placed on a device in a dtype (kept for the next call)."""
         place = dtype, torch.device(device)
         if place not in self._placed:
-            if isinstance(self.loss, Loss):
-                self._placed[place] = Linear(
-                    self.silos,
-                    self.loss,
-                    bias=self.bias,
-                    weights=self.weights,
-                    dtype=dtype,
-                    device=place[1],
-                    measures=self.measures,
-                )
-            else:
-                assert self.model is not None
-                self._placed[place] = Network(
-                    self.silos,
-                    self.model,
-                    self.loss,
-                    self.options,
-                    weights=self.weights,
-                    dtype=dtype,
-                    device=place[1],
-                    measures=self.measures,
-                )
+            self._placed[place] = self._place(*place)
         return self._placed[place]
 
-    def _linear(self) -> Linear:
-        smooth = self.smooth()
-        assert isinstance(smooth, Linear)
-        return smooth
+    def _at(self, x: Any, buffers: Any = None) -> tuple[Tensor, Smooth]:
+        """The point x, and the smooth part in its dtype with these buffers, or those before the first round."""
+        point = as_vector(x)
+        if point.shape != (self.dimension,):
+            raise ValueError(f"x has shape {tuple(point.shape)}, expected ({self.dimension},)")
+        smooth = self.smooth(point.dtype, point.device)
+        own = smooth.buffers()
+        given = own if buffers is None else torch.as_tensor(buffers).to(point)
+        if given.shape != own.shape:
+            raise ValueError(f"buffers have shape {tuple(given.shape)}, expected {tuple(own.shape)}: take run.buffers")
+        return point, smooth.during(Local(given[None]))
 
-    def _network(self, x: Tensor) -> Network:
-        smooth = self.smooth(x.dtype, x.device)
-        if not isinstance(smooth, Network):
-            raise ValueError("this problem has a linear model, not a module")
-        return smooth
+    # -- looking at a model -------------------------------------------------------------------------------------------
 
-    def module(self, x: Any, buffers: Tensor | None = None) -> nn.Module:
-        """A copy of the model with the parameters x, in evaluation mode, on x's device and in its dtype."""
-        point, _ = self._at(x)
-        network = self._network(point)
-        made = copy.deepcopy(self.model).to(point.device, point.dtype)  # type: ignore[union-attr]
-        start = network.buffers() if buffers is None else buffers.to(point)
-        made.load_state_dict({k: v.detach() for k, v in network.state(point, start).items()}, strict=False)
-        return made.eval()
+    def evaluate(
+        self, x: Any, buffers: Tensor | None = None, *, evaluation_samples: int | EllipsisType | None = ...
+    ) -> Evaluation:
+        """Loss and gradient of f at x, and metrics.
 
-    def predict(self, x: Any, features: Any, buffers: Tensor | None = None) -> Tensor:
-        """Outputs for some samples: margins a'x (+ intercept) of a linear model, a module's outputs otherwise."""
-        point, smooth = self._at(x)
-        raw = torch.as_tensor(features)
-        if isinstance(smooth, Network):
-            start = smooth.buffers() if buffers is None else buffers.to(point)
-            return smooth.during(Local(start[None])).predict(point, raw)
-        state = {s.name: point[s.start : s.stop].view(s.shape) for s in self.layout}
-        margins = raw.to(point) @ state["weight"]
-        return margins + (state["bias"] if margins.ndim == 2 else state["bias"][0]) if self.bias else margins
+        Parameters
+        ----------
+        x : array
+            The model, ``(d,)``; a list is read in float64.
+        buffers : Tensor, optional
+            A network's running statistics, ``run.buffers``; those of the untrained module if left out.
+        evaluation_samples : int, optional
+            How many training samples a network is measured on, None for all; the problem's own number if left out.
+            A linear model is measured on all of them. ``.samples`` of the result says how many they were.
+        """
+        point, smooth = self._at(x, buffers)
+        return self._measured(smooth, evaluation_samples).evaluate(point)
 
-    def evaluate(self, x: Any, buffers: Tensor | None = None) -> Evaluation:
-        """Loss and gradient of f at x, and metrics; a model's on ``evaluation_samples`` of the data."""
-        point, smooth = self._at(x)
-        start = smooth.buffers() if buffers is None else buffers.to(point)
-        return smooth.during(Local(start[None])).evaluate(point)
+    def _measured(self, smooth: Smooth, samples: int | EllipsisType | None) -> Smooth:
+        return smooth if isinstance(samples, EllipsisType) else smooth.measured_on(samples)
+
+    def objective(
+        self, x: Any, *, buffers: Tensor | None = None, evaluation_samples: int | EllipsisType | None = ...
+    ) -> float:
+        """F(x), on the samples and with the buffers of :meth:`evaluate`."""
+        point, smooth = self._at(x, buffers)
+        seen = self._measured(smooth, evaluation_samples).evaluate(point)
+        return float(seen.loss) + float(self.regularizer.value(point))
+
+    def gradient(
+        self, x: Any, *, buffers: Tensor | None = None, evaluation_samples: int | EllipsisType | None = ...
+    ) -> Tensor:
+        """The gradient of the smooth part f at x, on the samples and with the buffers of :meth:`evaluate`."""
+        return self.evaluate(x, buffers, evaluation_samples=evaluation_samples).gradient
+
+    def stationarity(
+        self,
+        x: Any,
+        step: float | None = None,
+        *,
+        buffers: Tensor | None = None,
+        evaluation_samples: int | EllipsisType | None = ...,
+    ) -> float:
+        """||x - P_step(x - step grad f(x))|| / step: zero exactly at stationary points.
+
+        The default step is :meth:`default_step`; samples and buffers are those of :meth:`evaluate`.
+        """
+        point, smooth = self._at(x, buffers)
+        step = self.default_step() if step is None else step
+        gradient = self._measured(smooth, evaluation_samples).evaluate(point).gradient
+        return float(prox_gradient_norm(point, gradient, self.regularizer, step))
+
+    def optimality(
+        self, x: Any, *, buffers: Tensor | None = None, evaluation_samples: int | EllipsisType | None = ...
+    ) -> float:
+        """Distance from -grad f(x) to the subdifferential of h at x; see :meth:`evaluate` for the rest."""
+        point, smooth = self._at(x, buffers)
+        gradient = self._measured(smooth, evaluation_samples).evaluate(point).gradient
+        return float(self.regularizer.optimality(point, gradient))
 
     def scores(self, x: Any, buffers: Tensor | None = None) -> pd.DataFrame:
         """The metrics on all samples: one row per silo and one for all of them, a column per part and metric.
@@ -255,8 +299,7 @@ class Problem:
         Samples are at hand, so that nothing is binned. A held-out part has rows of silos where it is known whose its
         samples are (:meth:`Silos.split` knows).
         """
-        point, smooth = self._at(x)
-        smooth = smooth.during(Local((smooth.buffers() if buffers is None else buffers.to(point))[None]))
+        point, smooth = self._at(x, buffers)
         silos = self.silos
         everyone = torch.from_numpy(np.repeat(np.arange(len(silos)), silos.sizes))
         parts: list[tuple[Part, tuple[Tensor, Tensor], Tensor | None]]
@@ -279,7 +322,7 @@ class Problem:
 
         Hoyer's measure (sqrt(n) - ||v||_1/||v||) / (sqrt(n) - 1) is 1 for a single nonzero and 0 for equal magnitudes.
         """
-        point = torch.as_tensor(x).detach().double().cpu()
+        point = as_vector(x).detach().double().cpu()
         rows = []
         for slot in self.layout:
             v = point[slot.start : slot.stop]
@@ -288,40 +331,13 @@ class Problem:
             rows.append((slot.name, slot.shape, size, zeros, zeros / size, hoyer))
         return pd.DataFrame(rows, columns=["name", "shape", "size", "zeros", "sparsity", "hoyer"])
 
-    def _at(self, x: Any) -> tuple[Tensor, Smooth]:
-        point = torch.as_tensor(x)
-        if not point.is_floating_point():
-            point = point.double()
-        if point.shape != (self.dimension,):
-            raise ValueError(f"x has shape {tuple(point.shape)}, expected ({self.dimension},)")
-        return point, self.smooth(point.dtype, point.device)
-
-    def objective(self, x: Any) -> float:
-        """F(x)."""
-        point, smooth = self._at(x)
-        return float(smooth.evaluate(point).loss + self.regularizer.value(point))
-
-    def gradient(self, x: Any) -> Tensor:
-        """The gradient of the smooth part f at x."""
-        point, smooth = self._at(x)
-        return smooth.evaluate(point).gradient
-
-    def stationarity(self, x: Any, step: float | None = None) -> float:
-        """||x - P_step(x - step grad f(x))|| / step: zero exactly at stationary points.
-
-        The default step is :meth:`default_step`.
-        """
-        point, smooth = self._at(x)
-        step = self.default_step() if step is None else step
-        return float(prox_gradient_norm(point, smooth.evaluate(point).gradient, self.regularizer, step))
-
-    def optimality(self, x: Any) -> float:
-        """Distance from -grad f(x) to the subdifferential of h at x."""
-        point, smooth = self._at(x)
-        return float(self.regularizer.optimality(point, smooth.evaluate(point).gradient))
+    # -- constants ----------------------------------------------------------------------------------------------------
 
     def smoothness(self, of: Literal["clients", "mean"] = "clients") -> float:
-        """Smoothness constant L: the largest over the clients, or that of the mean loss (``of="mean"``)."""
+        """Smoothness constant L: the largest over the clients, or that of the mean loss (``of="mean"``).
+
+        An upper bound, exact for up to 512 features or samples and at most 1 % too large otherwise.
+        """
         if of not in self._smoothness:
             self._smoothness[of] = self.smooth().smoothness(of)
         return self._smoothness[of]
@@ -332,12 +348,41 @@ class Problem:
         A loss without smoothness constant (hinge, absolute, quantile, poisson) is measured as if its curvature were 1,
         a network at the fixed step :data:`NETWORK_STEP`.
         """
+<<<<<<< HEAD
         rho = self.regularizer.rho
         if isinstance(self.loss, ModelLoss):
             L = 1 / NETWORK_STEP
         else:
             L = self.smoothness("mean") if math.isfinite(self.loss.curvature) else self._linear().scale("mean")
         return measuring_step(L, rho)
+=======
+        L, rho = self._curvature(), self.regularizer.rho
+        step = 1 / L if L > 0 else 1.0
+        return min(step, 0.5 / rho) if 0 < rho < math.inf else step
+>>>>>>> wip-problems
+
+
+def _check_kinds(silos: Any, regularizer: Any, bias: Any, weights: Any, model: Any) -> None:
+    """Refuse arguments of the wrong kind in one line."""
+    if not isinstance(silos, Silos):
+        raise ValueError(f"silos = {silos!r:.60}, must be Silos; make them with fc.Silos.from_arrays([(X, y), ...])")
+    if regularizer is not None and not isinstance(regularizer, Regularizer):
+        known = suggest(regularizer, REGISTRY) if isinstance(regularizer, str) else ""
+        raise ValueError(
+            f"regularizer = {regularizer!r:.60}, must be a Regularizer, such as fc.regularizers.L1(0.1){known}"
+        )
+    if not isinstance(bias, bool | np.bool_):
+        raise ValueError(f"bias = {bias!r:.60}, must be True or False")
+    if not isinstance(weights, str) or weights not in ("uniform", "samples"):
+        raise ValueError(f"weights = {weights!r:.60}, must be 'uniform' or 'samples'")
+    if model is not None and not isinstance(model, nn.Module):
+        raise ValueError(f"model = {model!r:.60}, must be a torch.nn.Module; fc.models builds some by name")
+
+
+def as_vector(x: Any) -> Tensor:
+    """A tensor or an array in its own floating-point type; everything else in float64."""
+    point = torch.as_tensor(x) if isinstance(x, Tensor | np.ndarray) else torch.as_tensor(x, dtype=torch.float64)
+    return point if point.is_floating_point() else point.double()
 
 
 def prox_gradient_norm(x: Tensor, gradient: Tensor, h: Regularizer, step: float) -> Tensor:

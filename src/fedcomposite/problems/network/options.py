@@ -106,7 +106,7 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             outputs = copy.deepcopy(module).cpu().eval()(inputs)
     except (RuntimeError, ValueError, TypeError) as error:
         shape = "x".join(map(str, silos.features.shape[1:]))
-        raise DataError(f"the module does not take these samples ({shape}, {inputs.dtype}): {error}") from error
+        raise DataError(f"the module does not take these samples ({shape}, {inputs.dtype}): {_line(error)}") from error
     if loss == "cross_entropy":
         if outputs.ndim != 2:
             raise DataError(
@@ -125,12 +125,33 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             f"loss = {loss!r} is not for a model{suggest(str(loss), known)} (known: {', '.join(known)}, "
             "or a function of outputs and targets)"
         )
-    values = loss(outputs, targets.to(dtype) if targets.is_floating_point() else targets)
+    values = _tried(loss, outputs, targets.to(dtype) if targets.is_floating_point() else targets)
     if values.shape not in ((), targets.shape):
         raise ValueError(f"the loss gives shape {tuple(values.shape)} for 2 samples, expected (2,) or a mean ()")
     classes = outputs.ndim == 2 and outputs.shape[1] > 1 and not targets.is_floating_point()
     name = getattr(loss, "__qualname__", repr(loss))
     return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _tried(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of two samples, or one line about why there is none."""
+    if isinstance(loss, type):
+        raise ValueError(f"loss = {loss.__name__} is a class: make one of it, loss={loss.__name__}()")
+    try:
+        values = loss(outputs, targets)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        hint = "; class labels are integers (or take loss='cross_entropy')" if targets.is_floating_point() else ""
+        raise DataError(
+            f"the loss does not take outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} of type "
+            f"{targets.dtype}: {_line(error)}{hint}"
+        ) from error
+    if not isinstance(values, Tensor):
+        raise ValueError(f"loss = {loss!r} gives a {type(values).__name__}, expected a tensor of outputs and targets")
+    return values
 
 
 def _kinds(outputs: Tensor, silos: Silos, classes: bool) -> tuple[Kind, ...]:

@@ -82,9 +82,9 @@ class Network(Smooth):
         """The module's own persistent buffers, flattened."""
         return self.flat.buffers()
 
-    def state(self, x: Tensor, buffers: Tensor) -> dict[str, Tensor]:
-        """The module's tensors by name, out of two flat vectors."""
-        return self.flat.state(x, buffers)
+    def state(self, x: Tensor) -> dict[str, Tensor]:
+        """The module's tensors by name, with the parameters x and the buffers of now."""
+        return self.flat.state(x, self._statistics)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -129,6 +129,14 @@ class Network(Smooth):
     def predict(self, x: Tensor, features: Tensor) -> Tensor:
         """The module's outputs for some samples, in evaluation mode."""
         return self._evaluator.predict(x, self._statistics, features)
+
+    def measured_on(self, samples: int | None) -> Self:
+        """The same functions, evaluated on so many training samples spread over the clients, or on all."""
+        if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
+            raise ValueError(f"evaluation_samples = {samples!r}, must be an integer >= 1, or None for all")
+        view = copy.copy(self)
+        view._chosen = self._select(samples)
+        return view
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """Loss, gradient and counts in evaluation mode, on ``evaluation_samples`` spread evenly over the clients."""
