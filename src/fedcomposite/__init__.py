@@ -4,14 +4,9 @@ from fedcomposite import algorithms, data, metrics, models, problems, regularize
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
-<<<<<<< HEAD
 from fedcomposite.data.faults import DataWarning
 from fedcomposite.exporting import ExportError, export
-from fedcomposite.problems import Problem
-=======
-from fedcomposite.exporting import export
 from fedcomposite.problems import OneClassWarning, Problem
->>>>>>> wip-problems
 from fedcomposite.problems.network import LoopWarning
 from fedcomposite.runtime import (
     CheckpointError,

@@ -17,14 +17,8 @@ from torch import Tensor, nn
 
 from fedcomposite._validation import suggest
 from fedcomposite.data.silos import Silos
-<<<<<<< HEAD
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
-from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import Loss, get_loss
-=======
-from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth
 from fedcomposite.problems.losses import Loss
->>>>>>> wip-problems
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, NetworkOptions
@@ -348,18 +342,7 @@ class Problem:
         A loss without smoothness constant (hinge, absolute, quantile, poisson) is measured as if its curvature were 1,
         a network at the fixed step :data:`NETWORK_STEP`.
         """
-<<<<<<< HEAD
-        rho = self.regularizer.rho
-        if isinstance(self.loss, ModelLoss):
-            L = 1 / NETWORK_STEP
-        else:
-            L = self.smoothness("mean") if math.isfinite(self.loss.curvature) else self._linear().scale("mean")
-        return measuring_step(L, rho)
-=======
-        L, rho = self._curvature(), self.regularizer.rho
-        step = 1 / L if L > 0 else 1.0
-        return min(step, 0.5 / rho) if 0 < rho < math.inf else step
->>>>>>> wip-problems
+        return measuring_step(self._curvature(), self.regularizer.rho)
 
 
 def _check_kinds(silos: Any, regularizer: Any, bias: Any, weights: Any, model: Any) -> None:
