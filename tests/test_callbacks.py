@@ -278,3 +278,22 @@ def test_wrong_callbacks_are_refused_before_anything_is_written(cli, tmp_path, c
     (tmp_path / "e.toml").write_text(EXPERIMENT.format(metric="objective").replace(*change))
     assert message in cli("run", tmp_path / "e.toml", "--out", tmp_path / "run", check=2).err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_simulator_ends_with_its_last_reference(problem):
+    """No cycle keeps it: on a GPU a recorded round that is freed late would break the recording of another."""
+    import gc
+    import weakref
+
+    from fedcomposite.problems import Batches
+    from fedcomposite.runtime import Plan, Simulator
+
+    gc.disable()
+    try:
+        sim = Simulator(problem, Zhang(2, 0.5), batches=Batches())
+        sim.run(Plan(3, callbacks=[lambda view: None]))
+        ended = weakref.ref(sim)
+        del sim
+        assert ended() is None
+    finally:
+        gc.enable()

@@ -25,7 +25,7 @@ from fedcomposite.problems import Evaluation
 from fedcomposite.regularizers import Regularizer
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages, process
-from fedcomposite.runtime.callbacks.base import AnyCallback, Callback, View, attach
+from fedcomposite.runtime.callbacks.base import AnyCallback, View, attach
 from fedcomposite.runtime.history import Record, Run, Status
 from fedcomposite.runtime.identity import Identity
 from fedcomposite.runtime.rounds import growth, make_record, verdict
@@ -111,7 +111,6 @@ class Driver:
         self._stop = False
         self._seconds, self._began = 0.0, time.perf_counter()
         self._saved = -1, 0
-        self.view = View(self, 0)
 
     @property
     def solution(self) -> Tensor:
@@ -168,16 +167,23 @@ class Driver:
     def run(self, plan: Plan) -> Run:
         """Do the rounds that are left, and say how it ended."""
         kept = [self.solution] if plan.keep_solutions else []
-        self.view = View(self, plan.rounds)
+        view = View(
+            self, plan.rounds
+        )  # not kept: a cycle would keep a GPU's recorded rounds until some later collection
         watchers = attach(plan.callbacks) if self.transport.leads else []
+
+        def watch() -> None:
+            for watcher in watchers:
+                watcher(view)
+
         with ExitStack() as stack:
             interrupted = self._prepare(plan, stack)
             for watcher in watchers:
-                stack.callback(watcher.end, self.view)
-                watcher.begin(self.view)
+                stack.callback(watcher.end, view)
+                watcher.begin(view)
             self._began = time.perf_counter() - self._seconds
             try:
-                self._rounds(plan, watchers, interrupted, kept)
+                self._rounds(plan, watch, interrupted, kept)
             except StoppedError:
                 if not self.history:
                     raise
@@ -186,7 +192,7 @@ class Driver:
                 self._save(plan)
                 if self.status == "interrupted" and self.history[-1]["round"] != self.round:
                     # After the checkpoint, which must not know a record that an uninterrupted run does not have.
-                    self._measured(self.transport.exchange(self._request(measuring=True)), plan, watchers)
+                    self._measured(self.transport.exchange(self._request(measuring=True)), plan, watch)
         return self._finish(plan, kept)
 
     def _prepare(self, plan: Plan, stack: ExitStack) -> threading.Event:
@@ -196,9 +202,7 @@ class Driver:
         stack.enter_context(self.transport.running())
         return stack.enter_context(process.interrupts())
 
-    def _rounds(
-        self, plan: Plan, watchers: Sequence[Callback], interrupted: threading.Event, kept: list[Tensor]
-    ) -> None:
+    def _rounds(self, plan: Plan, watch: Callable[[], None], interrupted: threading.Event, kept: list[Tensor]) -> None:
         """The only loop over rounds there is."""
         agreed = False
         self.status = verdict(self.history[-1], self.history[0], plan.tolerance) if self.history else "completed"
@@ -210,7 +214,7 @@ class Driver:
                 self._request(training=training, measuring=due, stop=interrupted.is_set())
             )
             if due:
-                self._measured(exchange, plan, watchers)
+                self._measured(exchange, plan, watch)
             if self.status != "completed" or not training:
                 break
             if agreed if self.transport.lockstep else interrupted.is_set():
@@ -232,7 +236,7 @@ class Driver:
             return False
         return not self.history or self.round % plan.evaluate_every == 0 or self.round == plan.rounds
 
-    def _measured(self, exchange: Exchange, plan: Plan, watchers: Sequence[Callback]) -> None:
+    def _measured(self, exchange: Exchange, plan: Plan, watch: Callable[[], None]) -> None:
         """Take a record, show it to the callbacks, and judge the run by it."""
         self._seconds = time.perf_counter() - self._began
         seen = exchange.measured()
@@ -240,8 +244,7 @@ class Driver:
         self.history.append(made)
         if self.status == "completed":
             self.status = verdict(made, self.history[0], plan.tolerance)
-        for watcher in watchers:
-            watcher(self.view)
+        watch()
         if self.transport.agree(self._stop) and self.status == "completed" and self.round < plan.rounds:
             self.status = "stopped"
 

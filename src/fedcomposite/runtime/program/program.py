@@ -13,8 +13,11 @@ of changing cohorts. Nothing here depends on a timing, so a resumed run takes th
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +72,19 @@ class _Recorded:
         return self._cohort
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, which could end another recorded program, and with it the recording of this one."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Program:
     """One method's local round for a cohort of fixed size; call it with the round's inputs."""
 
@@ -117,7 +133,7 @@ class Program:
                 for _ in range(2):  # libraries allocate their workspaces here, not while recording
                     self._run()
             torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(self._graph):
+            with _uncollected(), torch.cuda.graph(self._graph):
                 self._out = self._run()
         self.seconds = time.perf_counter() - began
 
