@@ -64,6 +64,7 @@ def test_one_local_step_scaffold_is_gradient_descent(silos):
     torch.testing.assert_close(models(problem, FedAvg(1, 0.7, 2.0)), reference, rtol=0, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore::fedcomposite.OneClassWarning")
 def test_one_client_scaffold_is_fedavg(silos):
     problem = fc.Problem(fc.Silos.from_arrays([silos[0]]), loss="logistic")
     for batch_size in (None, 5):
@@ -94,6 +95,7 @@ def test_corrections_sum_to_zero(lasso):
     torch.testing.assert_close(run.clients.pending.mean(0), -run.server.delta, rtol=0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::fedcomposite.OneClassWarning")
 def test_zhang_stops_at_the_solution_and_the_ablation_does_not():
     """Section A.2 of the paper: one client, full gradients, started from x* - eta~ grad f(x*)."""
     silos = fc.data.load("synthetic", clients=1, features=10, samples=60, seed=3)

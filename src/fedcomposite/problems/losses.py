@@ -263,7 +263,7 @@ class Huber(_Regression):
 
     @property
     def slope(self) -> float:  # type: ignore[override]
-        """Delta."""
+        """The threshold delta."""
         return self.delta
 
     def value(self, z: Tensor, b: Tensor) -> Tensor:

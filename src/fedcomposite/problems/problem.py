@@ -189,7 +189,7 @@ class Problem:
     # -- the parts of the objective -----------------------------------------------------------------------------------
 
     def _restricted(self, h: Regularizer) -> Regularizer:
-        """H on its coordinates: where it was set, or away from intercepts, biases and normalisation layers."""
+        """The term h on its coordinates: where it was set, or away from intercepts, biases and normalisation layers."""
         if isinstance(h, Zero | On | Named | Blocks):
             return h.resolve(self.layout)
         if len(self.layout) == 1 and self.model is None:
