@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -75,10 +75,13 @@ class On(Regularizer):
         grain = self.h.grain
         if grain == 1 and len(self.runs) > _MANY:  # coordinates all over the vector
             return give(torch.where(self._mask(v), self.h._carried_out(v, step, None), v), out)
+        gaps = self._gaps(v.shape[-1])
+        if grain == 1 and 2 * sum(b - a for a, b in gaps) < v.shape[-1]:  # the whole vector, and the rest as it was
+            rest = [v[..., a:b].clone() for a, b in gaps]  # out may be v
+            return _filled(self.h._carried_out(v, step, out), gaps, rest)
         result = torch.empty_like(v) if out is None else out
         if result is not v:
-            for a, b in self._gaps(v.shape[-1]):
-                result[..., a:b] = v[..., a:b]
+            _filled(result, gaps, [v[..., a:b] for a, b in gaps])
         if len(self.runs) == 1 or (grain > 0 and all((b - a) % grain == 0 for a, b in self.runs)):
             for a, b in self.runs:
                 self.h._carried_out(v[..., a:b], step, result[..., a:b])
@@ -130,11 +133,14 @@ class On(Regularizer):
 
     def _put(self, x: Tensor, values: Tensor) -> Tensor:
         """The vector x with ``values`` at the regularized coordinates, in place."""
-        at = 0
-        for a, b in self.runs:
-            x[..., a:b] = values[..., at : at + b - a]
-            at += b - a
-        return x
+        return _filled(x, self.runs, torch.split(values, [b - a for a, b in self.runs], dim=-1))
+
+
+def _filled(x: Tensor, runs: Runs, pieces: Sequence[Tensor]) -> Tensor:
+    """The vector x with a piece in each range, in place."""
+    for (a, b), piece in zip(runs, pieces, strict=True):
+        x[..., a:b] = piece
+    return x
 
 
 def _coordinates(h: Regularizer, entries: list[Any]) -> list[int]:

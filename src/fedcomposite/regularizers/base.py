@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import validate
-from fedcomposite.regularizers.memory import give, in_blocks
+from fedcomposite.regularizers.memory import LITTLE, give, in_blocks
 
 if TYPE_CHECKING:
     from fedcomposite.regularizers.algebra import Blocks, Named, On
@@ -23,6 +23,7 @@ Layout = Sequence[tuple[str, int, int, tuple[int, ...]]]
 """Where a model's parameters lie in the flat vector: (name, start, stop, shape) of each."""
 
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
+ORDINARY = 2.0**-40
 _LARGEST = torch.finfo(torch.float64).max
 
 
@@ -157,7 +158,9 @@ class Regularizer(ABC):
 
     def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
         """The formula's result, in ``out`` where there is one; at the speed of memory where blocks are alike."""
-        return in_blocks(self.formula, v, step, out, self.grain) if self.grain else give(self.formula(v, step), out)
+        if v.numel() <= LITTLE or not self.grain:
+            return give(self.formula(v, step), out)
+        return in_blocks(self.formula, v, step, out, self.grain)
 
 
 def power_of_two(x: Tensor) -> Tensor:
@@ -167,10 +170,22 @@ def power_of_two(x: Tensor) -> Tensor:
     """
     if x.shape[-1] == 0:
         return x.new_ones((*x.shape[:-1], 1))
-    largest: Tensor = torch.linalg.vector_norm(x.detach(), math.inf, dim=-1, keepdim=True)
+    x = x.detach()
+    largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
     power = largest / (2 * torch.frexp(largest).mantissa)
     tiny = torch.finfo(x.dtype).tiny  # its inverse is a number, too
     return torch.where((largest > 0) & (largest < math.inf), power.clamp(tiny, 1 / tiny), 1.0)
+
+
+def ordinary(x: Tensor) -> bool:
+    """Whether the size of the entries is such that their squares are safe without a power of two, to the same bits.
+
+    A device's tensor is not looked at, since that would stall it.
+    """
+    if x.device.type != "cpu" or x.numel() == 0:
+        return False
+    smallest, largest = (float(t) for t in torch.aminmax(x))
+    return ORDINARY < max(-smallest, largest) < 1 / ORDINARY
 
 
 def positive(kappa: float) -> float:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from fedcomposite._validation import Count, ZeroOrMore
 from fedcomposite.regularizers.base import Regularizer, Step, positive, power_of_two
+=======
+from fedcomposite._validation import Count, ZeroOrMore
+from fedcomposite.regularizers.base import ORDINARY, Regularizer, Step, ordinary, positive, power_of_two
+from fedcomposite.regularizers.memory import give, in_blocks
+>>>>>>> wip-regularizers
 from fedcomposite.regularizers.separable import soft
 
 Groups = Count | tuple[Count, ...] | Literal["rows", "columns"]
@@ -58,9 +64,14 @@ class Grouped(Regularizer):
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         """Sum of phi over a part's groups."""
 
+    @property
     @abstractmethod
-    def _formula(self, v: Tensor, weight: Step, step: Step) -> Tensor:
-        """The prox of phi on each group of a part."""
+    def strength(self) -> float:
+        """The coefficient of the groups' norms."""
+
+    @abstractmethod
+    def _formula(self, v: Tensor, weight: Step, step: Step, plain: bool) -> Tensor:
+        """The prox of phi on each group of a part; ``plain`` if their squares are safe as they are."""
 
     @abstractmethod
     def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
@@ -82,8 +93,19 @@ class Grouped(Regularizer):
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """The prox, group by group."""
+        return self._prox(v, step, plain=False)
+
+    def _prox(self, v: Tensor, step: Step, plain: bool) -> Tensor:
         steps = step.unsqueeze(-1) if isinstance(step, Tensor) else step
-        return self._join([self._formula(part, weight, steps) for part, weight in self._parts(v)], v)
+        return self._join([self._formula(part, weight, steps, plain) for part, weight in self._parts(v)], v)
+
+    def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
+        # A group whose squares vanish is set to zero, rightly, unless the threshold is as small as that.
+        least = self.strength * (min(self.weights) if isinstance(self.weights, tuple) else 1.0)
+        if not ordinary(v) or not least * float(step.min() if isinstance(step, Tensor) else step) > ORDINARY:
+            return super()._carried_out(v, step, out)
+        prox = partial(self._prox, plain=True)
+        return in_blocks(prox, v, step, out, self.grain) if self.grain else give(prox(v, step), out)
 
     def subgradient(self, x: Tensor) -> Tensor:
         """A subgradient, group by group; zero on zero groups."""
@@ -176,11 +198,12 @@ def _unit(x: Tensor) -> Tensor:
     return u / size.masked_fill(size == 0, 1.0)
 
 
-def _shrink(v: Tensor, by: Step) -> Tensor:
+def _shrink(v: Tensor, by: Step, plain: bool = False) -> Tensor:
     """(1 - by/||v||)_+ v on each group."""
-    power = power_of_two(v)
-    size: Tensor = torch.linalg.vector_norm(v / power, dim=-1, keepdim=True)
-    return v * ((size - by / power).clamp(min=0) / size.masked_fill(size == 0, 1.0))
+    power = None if plain else power_of_two(v)
+    size: Tensor = torch.linalg.vector_norm(v if power is None else v / power, dim=-1, keepdim=True)
+    left = (size - (by if power is None else by / power)).clamp(min=0)
+    return v * (left / size.masked_fill(size == 0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -214,8 +237,13 @@ class GroupLasso(Grouped):
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         return self.lam * (weight * _length(x)).sum((-2, -1))
 
-    def _formula(self, v: Tensor, weight: Step, step: Step) -> Tensor:
-        return _shrink(v, self.lam * step * weight)
+    @property
+    def strength(self) -> float:
+        """The coefficient lam."""
+        return self.lam
+
+    def _formula(self, v: Tensor, weight: Step, step: Step, plain: bool) -> Tensor:
+        return _shrink(v, self.lam * step * weight, plain)
 
     def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
         return self.lam * weight * _unit(x)
@@ -256,8 +284,13 @@ class SparseGroupLasso(Grouped):
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         return self.l1 * x.abs().sum((-2, -1)) + self.l2 * (weight * _length(x)).sum((-2, -1))
 
-    def _formula(self, v: Tensor, weight: Step, step: Step) -> Tensor:
-        return _shrink(soft(v, self.l1 * step), self.l2 * step * weight)
+    @property
+    def strength(self) -> float:
+        """The coefficient l2."""
+        return self.l2
+
+    def _formula(self, v: Tensor, weight: Step, step: Step, plain: bool) -> Tensor:
+        return _shrink(soft(v, self.l1 * step), self.l2 * step * weight, plain)
 
     def _subgradient(self, x: Tensor, weight: Step) -> Tensor:
         return self.l1 * x.sign() + self.l2 * weight * _unit(x)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 Formula = Callable[[Tensor, float | Tensor], Tensor]
 
 _BLOCK = 1 << 18  # entries per block and thread: a few buffers of this size stay in a core's caches
-_GROUPED = 1 << 16  # the same where groups are seen together, which takes more temporaries
+LITTLE = 1 << 16  # the same where groups are seen together, which takes more temporaries; no more is not cut
 _THREADS = 8  # threads up to which blocks grow, so that buffers stay small
 
 # Elementwise operations that write where they are told to.
@@ -37,7 +37,7 @@ def in_blocks(formula: Formula, v: Tensor, step: float | Tensor, out: Tensor | N
 
     A tensor of steps has one per vector, ``(..., 1)``, or one per entry.
     """
-    most = (_BLOCK if grain == 1 else _GROUPED) * min(torch.get_num_threads(), _THREADS)  # torch shares out each block
+    most = (_BLOCK if grain == 1 else LITTLE) * min(torch.get_num_threads(), _THREADS)  # torch shares out each block
     strided = any(t is not None and t.dim() > 2 and not t.is_contiguous() for t in (v, out))  # rows need a copy
     if v.numel() <= most or v.device.type != "cpu" or strided:
         return give(formula(v, step), out)
