@@ -11,14 +11,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from fedcomposite._validation import Count, ZeroOrMore
-from fedcomposite.regularizers.base import Regularizer, Step, positive, power_of_two
-=======
 from fedcomposite._validation import Count, ZeroOrMore
 from fedcomposite.regularizers.base import ORDINARY, Regularizer, Step, ordinary, positive, power_of_two
 from fedcomposite.regularizers.memory import give, in_blocks
->>>>>>> wip-regularizers
 from fedcomposite.regularizers.separable import soft
 
 Groups = Count | tuple[Count, ...] | Literal["rows", "columns"]
