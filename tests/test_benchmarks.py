@@ -13,7 +13,7 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet
-from fedcomposite.regularizers import base as regularizers
+from fedcomposite.regularizers import memory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
@@ -167,7 +167,7 @@ def test_a_shared_prox_works_in_inference_mode_and_in_place():
 
 
 def test_a_differentiated_prox_keeps_its_graph():
-    size = 2 * regularizers._BLOCK
+    size = 2 * memory._BLOCK
     v = torch.linspace(-3, 3, size, dtype=torch.float64).requires_grad_()
     L1(1.0).prox(v, 0.5).sum().backward()
     assert torch.equal(v.grad, (v.abs() > 0.5).double())
