@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ class Regularizer(ABC):
 
     Subclasses are frozen dataclasses: their fields are validated from their annotations.
     """
+
+    coefficients: ClassVar[tuple[str, ...]] = ("lam",)
+    """The fields that are multiplied to multiply h."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -91,9 +95,11 @@ class Regularizer(ABC):
             return give(self.formula(v, step), out)
         return self._carried_out(v, step, out)
 
-    @abstractmethod
     def scaled(self, kappa: float) -> Regularizer:
         """The regularizer kappa * h, kappa > 0."""
+        if not 0 < kappa < math.inf:  # minus a regularizer has no prox
+            raise ValueError(f"scaled: kappa = {kappa!r}, must be a number > 0")
+        return replace(self, **{name: kappa * getattr(self, name) for name in self.coefficients})  # type: ignore[type-var]
 
     @overload
     def on(self, where: str | tuple[str, ...]) -> Named: ...
@@ -186,13 +192,6 @@ def ordinary(x: Tensor) -> bool:
         return False
     smallest, largest = (float(t) for t in torch.aminmax(x))
     return ORDINARY < max(-smallest, largest) < 1 / ORDINARY
-
-
-def positive(kappa: float) -> float:
-    """A factor of h, refused unless positive: minus a regularizer has no prox."""
-    if not 0 < kappa < math.inf:
-        raise ValueError(f"scaled: kappa = {kappa!r}, must be a number > 0")
-    return kappa
 
 
 class Boxed(Regularizer):

@@ -12,7 +12,8 @@ multiple of log2 d levels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore
-from fedcomposite.regularizers.base import Regularizer, Step, positive
+from fedcomposite.regularizers.base import Regularizer, Step
 from fedcomposite.regularizers.separable import soft
 
 Floats = npt.NDArray[np.float64]
@@ -133,6 +134,7 @@ class FusedLasso(Regularizer):
     tensor([1., 1., 5., 5.])
     """
 
+    coefficients: ClassVar[tuple[str, ...]] = ("lam", "l1")
     lam: ZeroOrMore
     l1: ZeroOrMore = 0.0
 
@@ -160,10 +162,6 @@ class FusedLasso(Regularizer):
         residual = torch.where(x == 0, soft(residual, self.l1), residual)
         distance: Tensor = torch.linalg.vector_norm(residual, dim=-1)
         return distance
-
-    def scaled(self, kappa: float) -> FusedLasso:
-        """The same with both coefficients times kappa."""
-        return replace(self, lam=positive(kappa) * self.lam, l1=kappa * self.l1)
 
     def _jumps(self, x: Tensor) -> Tensor:
         """Gradient of lam sum_j |x_{j+1} - x_j| with the sign of no jump taken as zero."""

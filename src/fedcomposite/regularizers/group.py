@@ -6,13 +6,13 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, ZeroOrMore
-from fedcomposite.regularizers.base import ORDINARY, Regularizer, Step, ordinary, positive, power_of_two
+from fedcomposite.regularizers.base import ORDINARY, Regularizer, Step, ordinary, power_of_two
 from fedcomposite.regularizers.memory import give, in_blocks
 from fedcomposite.regularizers.separable import soft
 
@@ -59,11 +59,6 @@ class Grouped(Regularizer):
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         """Sum of phi over a part's groups."""
 
-    @property
-    @abstractmethod
-    def strength(self) -> float:
-        """The coefficient of the groups' norms."""
-
     @abstractmethod
     def _formula(self, v: Tensor, weight: Step, step: Step, plain: bool) -> Tensor:
         """The prox of phi on each group of a part; ``plain`` if their squares are safe as they are."""
@@ -96,7 +91,7 @@ class Grouped(Regularizer):
 
     def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
         # A group whose squares vanish is set to zero, rightly, unless the threshold is as small as that.
-        least = self.strength * (min(self.weights) if isinstance(self.weights, tuple) else 1.0)
+        least = getattr(self, self.coefficients[-1]) * (min(self.weights) if isinstance(self.weights, tuple) else 1.0)
         if not ordinary(v) or not least * float(step.min() if isinstance(step, Tensor) else step) > ORDINARY:
             return super()._carried_out(v, step, out)
         prox = partial(self._prox, plain=True)
@@ -232,11 +227,6 @@ class GroupLasso(Grouped):
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         return self.lam * (weight * _length(x)).sum((-2, -1))
 
-    @property
-    def strength(self) -> float:
-        """The coefficient lam."""
-        return self.lam
-
     def _formula(self, v: Tensor, weight: Step, step: Step, plain: bool) -> Tensor:
         return _shrink(v, self.lam * step * weight, plain)
 
@@ -246,10 +236,6 @@ class GroupLasso(Grouped):
     def _residual(self, x: Tensor, gradient: Tensor, weight: Step) -> Tensor:
         bound = self.lam * weight
         return torch.where(_length(x) > 0, -gradient - bound * _unit(x), _shrink(-gradient, bound))
-
-    def scaled(self, kappa: float) -> GroupLasso:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)
 
 
 @dataclass(frozen=True)
@@ -270,6 +256,7 @@ class SparseGroupLasso(Grouped):
         As in :class:`GroupLasso`.
     """
 
+    coefficients: ClassVar[tuple[str, ...]] = ("l1", "l2")
     l1: ZeroOrMore
     l2: ZeroOrMore
     groups: Groups
@@ -278,11 +265,6 @@ class SparseGroupLasso(Grouped):
 
     def _value(self, x: Tensor, weight: Step) -> Tensor:
         return self.l1 * x.abs().sum((-2, -1)) + self.l2 * (weight * _length(x)).sum((-2, -1))
-
-    @property
-    def strength(self) -> float:
-        """The coefficient l2."""
-        return self.l2
 
     def _formula(self, v: Tensor, weight: Step, step: Step, plain: bool) -> Tensor:
         return _shrink(soft(v, self.l1 * step), self.l2 * step * weight, plain)
@@ -295,7 +277,3 @@ class SparseGroupLasso(Grouped):
         rest = -gradient - bound * _unit(x)
         inside = torch.where(x == 0, soft(rest, self.l1), rest - self.l1 * x.sign())
         return torch.where(_length(x) > 0, inside, _shrink(soft(-gradient, self.l1), bound))
-
-    def scaled(self, kappa: float) -> SparseGroupLasso:
-        """The same with both coefficients times kappa."""
-        return replace(self, l1=positive(kappa) * self.l1, l2=kappa * self.l2)

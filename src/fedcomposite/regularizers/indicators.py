@@ -12,17 +12,19 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
-from fedcomposite.regularizers.base import Boxed, Regularizer, Separable, Step, ordinary, positive, power_of_two
+from fedcomposite.regularizers.base import Boxed, Regularizer, Separable, Step, ordinary, power_of_two
 
 
 class Indicator(Regularizer):
-    """h(x) = 0 if x is in a set, infinity if not."""
+    """h(x) = 0 if x is in a set, infinity if not; 0 and infinity do not scale."""
+
+    coefficients: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def contains(self, x: Tensor) -> Tensor:
@@ -38,11 +40,6 @@ class Indicator(Regularizer):
             f"{type(self).__name__} is a constraint and has no useful subgradient; use a method with a prox, "
             "for example FedNMap, Zhang, FedCanon or ProximalGradient"
         )
-
-    def scaled(self, kappa: float) -> Self:
-        """The same constraint: 0 and infinity do not scale."""
-        positive(kappa)
-        return self
 
 
 def rounding(x: Tensor) -> float:
@@ -347,7 +344,8 @@ class Affine(Indicator):
     def contains(self, x: Tensor) -> Tensor:
         """Whether A x = b, measured by the distance of x to the set."""
         basis, smallest = self._at(x)
-        return _norm((x.double() - smallest) @ basis) <= rounding(x) * (_norm(x) + _norm(smallest))
+        u = x.double()
+        return _norm((u - smallest) @ basis) <= rounding(x) * (_norm(u) + _norm(smallest))
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """The projection, in float64, three times: of a v much longer than it rounding leaves something."""

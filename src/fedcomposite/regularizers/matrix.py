@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, ZeroOrMore
-from fedcomposite.regularizers.base import Regularizer, Step, positive, power_of_two
+from fedcomposite.regularizers.base import Regularizer, Step, power_of_two
 from fedcomposite.regularizers.group import as_matrix
 
 
@@ -79,10 +79,6 @@ class NuclearNorm(Regularizer):
         excess = (_singular_values(outer) - self.lam).clamp(min=0)
         distance: Tensor = torch.linalg.vector_norm(torch.cat([inner.flatten(-2), excess], dim=-1), dim=-1)
         return distance
-
-    def scaled(self, kappa: float) -> NuclearNorm:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)
 
     def for_shape(self, shape: tuple[int, ...]) -> NuclearNorm:
         """The nuclear norm of a parameter of that shape."""

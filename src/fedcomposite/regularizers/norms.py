@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore
-from fedcomposite.regularizers.base import Regularizer, Step, positive
+from fedcomposite.regularizers.base import Regularizer, Step
 from fedcomposite.regularizers.indicators import threshold
 
 
@@ -48,10 +48,6 @@ class LinfNorm(Regularizer):
         # What the projection onto a simplex leaves: t where y is above t, y itself below; the rest is all distance.
         distance: Tensor = torch.linalg.vector_norm(torch.where(largest, torch.minimum(y, level), gradient), dim=-1)
         return distance
-
-    def scaled(self, kappa: float) -> LinfNorm:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)
 
     @staticmethod
     def _largest(x: Tensor) -> Tensor:

@@ -28,13 +28,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore
-from fedcomposite.regularizers.base import Boxed, Step, positive
+from fedcomposite.regularizers.base import Boxed, Step
 from fedcomposite.regularizers.separable import between
 
 _LARGE = 8.0  # above 2 a block has at most two nonzeros; see the module's text
@@ -205,10 +205,6 @@ class Sparsity2to4(Boxed):
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What e2 of the block's other entries times lam is, times sign(x_j), or times [-1, 1] at zero."""
         return between(x, self.lam * _others(self._blocks(x).abs()).flatten(-2))
-
-    def scaled(self, kappa: float) -> Sparsity2to4:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)
 
     def for_shape(self, shape: tuple[int, ...]) -> Sparsity2to4:
         """Itself, if no block would cross from one row of the parameter to the next."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import annotated_types as at
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import Positive, ZeroOrMore
-from fedcomposite.regularizers.base import Separable, Step, positive
+from fedcomposite.regularizers.base import Separable, Step
 
 
 def within(v: Tensor, bound: Step) -> Step:
@@ -67,6 +67,8 @@ def between(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
 class Zero(Separable):
     """h(x) = 0: the smooth case."""
 
+    coefficients: ClassVar[tuple[str, ...]] = ()
+
     def value(self, x: Tensor) -> Tensor:
         """0."""
         return x.new_zeros(x.shape[:-1])
@@ -81,11 +83,6 @@ class Zero(Separable):
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """{0}."""
         return torch.zeros_like(x), torch.zeros_like(x)
-
-    def scaled(self, kappa: float) -> Zero:
-        """0, whatever kappa."""
-        positive(kappa)
-        return self
 
 
 @dataclass(frozen=True)
@@ -127,10 +124,6 @@ class L1(Separable):
         slope = torch.full_like(x, self.lam)
         return between(x, slope if self.weights is None else slope * self._weights(x))
 
-    def scaled(self, kappa: float) -> L1:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)
-
     @cached_property
     def _placed(self) -> dict[tuple[torch.dtype, torch.device], Tensor]:
         return {}
@@ -164,10 +157,6 @@ class L2Squared(Separable):
         """{lam x}."""
         return self.lam * x, self.lam * x
 
-    def scaled(self, kappa: float) -> L2Squared:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)
-
 
 @dataclass(frozen=True)
 class PositivePart(Separable):
@@ -193,15 +182,12 @@ class PositivePart(Separable):
         """[0, lam] at zero, {lam} above, {0} below."""
         return self.lam * (x > 0).to(x), self.lam * (x >= 0).to(x)
 
-    def scaled(self, kappa: float) -> PositivePart:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)
-
 
 @dataclass(frozen=True)
 class ElasticNet(Separable):
     """h(x) = sum_j l1 |x_j| + (l2/2) x_j^2 (Zou & Hastie 2005); l2 multiplies *half* the squared norm."""
 
+    coefficients: ClassVar[tuple[str, ...]] = ("l1", "l2")
     l1: ZeroOrMore
     l2: ZeroOrMore
 
@@ -217,10 +203,6 @@ class ElasticNet(Separable):
         """[-l1, l1] at zero, l1 sign(x) + l2 x elsewhere."""
         return between(x, self.l1 + self.l2 * x.abs())
 
-    def scaled(self, kappa: float) -> ElasticNet:
-        """The same with both coefficients times kappa."""
-        return replace(self, l1=positive(kappa) * self.l1, l2=kappa * self.l2)
-
 
 @dataclass(frozen=True)
 class MCP(Separable):
@@ -232,6 +214,7 @@ class MCP(Separable):
     0 up to s lam, then (|v| - s lam) / (1 - s/theta) up to theta lam, then v.
     """
 
+    coefficients: ClassVar[tuple[str, ...]] = ("kappa",)
     lam: ZeroOrMore
     theta: Positive
     kappa: Positive = 1.0
@@ -257,10 +240,6 @@ class MCP(Separable):
         slope = self.kappa * (self.lam - x.abs() / self.theta).clamp(min=0)
         return between(x, slope)
 
-    def scaled(self, kappa: float) -> MCP:
-        """The same with kappa times its factor."""
-        return replace(self, kappa=positive(kappa) * self.kappa)
-
 
 @dataclass(frozen=True)
 class SCAD(Separable):
@@ -275,6 +254,7 @@ class SCAD(Separable):
     as often seen, is wrong for every other s.
     """
 
+    coefficients: ClassVar[tuple[str, ...]] = ("kappa",)
     lam: ZeroOrMore
     a: Annotated[float, at.Gt(2)] = 3.7
     kappa: Positive = 1.0
@@ -299,10 +279,6 @@ class SCAD(Separable):
         """At zero kappa [-lam, lam]; the slope falls linearly from lam at |x| = lam to 0 at a lam, times kappa."""
         slope = ((self.a * self.lam - x.abs()) / (self.a - 1)).clamp(0, self.lam)
         return between(x, self.kappa * slope)
-
-    def scaled(self, kappa: float) -> SCAD:
-        """The same with kappa times its factor."""
-        return replace(self, kappa=positive(kappa) * self.kappa)
 
 
 @dataclass(frozen=True)
@@ -341,7 +317,3 @@ class L0(Separable):
             "L0 has no useful subgradient: it is flat wherever it is smooth; use a method with a prox, "
             "for example FedNMap, Zhang, FedCanon or ProximalGradient"
         )
-
-    def scaled(self, kappa: float) -> L0:
-        """The same with kappa * lam for lam."""
-        return replace(self, lam=positive(kappa) * self.lam)

@@ -22,11 +22,6 @@ class Wrapped(Regularizer):
         """That of h."""
         return self.h.rho
 
-    @property
-    def grain(self) -> int:
-        """That of h."""
-        return self.h.grain
-
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """That of h."""
         return self.h.formula(v, step)
