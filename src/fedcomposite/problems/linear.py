@@ -241,15 +241,21 @@ class Linear(Smooth):
 
 
 def _power(product: Callable[[Tensor], Tensor], like: Tensor, tolerance: float = 1e-10, most: int = 5000) -> Tensor:
-    """Largest eigenvalue of positive semidefinite operators, one per row of ``like``."""
+    """Largest eigenvalue of positive semidefinite operators, one per row of ``like``.
+
+    All start from the same vector, and each keeps the value at which it stopped: so the eigenvalue of one is the same
+    whoever else is there, at a site that is alone as in a simulation of all of them.
+    """
     generator = torch.Generator().manual_seed(0)
-    v = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+    v = torch.randn(like.shape[1], generator=generator, dtype=torch.float64).to(like).expand(like.shape)
     v = v / v.norm(dim=1, keepdim=True)
-    value = like.new_zeros(len(like))
+    value, done = like.new_zeros(len(like)), torch.zeros(len(like), dtype=torch.bool, device=like.device)
     for _ in range(most):
         u = product(v)
-        previous, value = value, (u * v).sum(1)
+        fresh = torch.where(done, value, (u * v).sum(1))
+        done = done | ((fresh - value).abs() <= tolerance * fresh.abs().clamp_min(1e-300))
+        value = fresh
         v = u / u.norm(dim=1, keepdim=True).clamp_min(torch.finfo(u.dtype).tiny)
-        if bool(((value - previous).abs() <= tolerance * value.abs().clamp_min(1e-300)).all()):
+        if bool(done.all()):
             break
     return value
