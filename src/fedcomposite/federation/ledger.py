@@ -80,9 +80,7 @@ class Ledger:
             if digest in seen:
                 continue
             if round < entry["round"]:
-                raise RefusalError(
-                    f"job {job} has reached round {entry['round'] + 1}, an order for {round + 1} is late"
-                )
+                raise RefusalError(f"job {job} has reached round {entry['round'] + 1}; this order is for {round + 1}")
             if len(seen) == limits.models_per_round:
                 raise RefusalError(f"another model in round {round + 1}: models_per_round = {limits.models_per_round}")
             seen.append(digest)
