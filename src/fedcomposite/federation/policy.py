@@ -63,7 +63,7 @@ class Limits(BaseModel):
     """Fewest samples on which a model is evaluated: of the training, the validation and the test part."""
     parameter_share: float = Field(default=1 / 3, gt=0)
     """Most parameters of a linear model, per sample (as in DataSHIELD)."""
-    max_margin: float = Field(default=20.0, gt=0)
+    max_margin: float = Field(default=10.0, gt=0)
     """Largest a'x of a sample at which a gradient is given, where the loss is not quadratic."""
     reproducible_batches: bool = False
     """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows."""

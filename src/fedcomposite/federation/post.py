@@ -16,6 +16,8 @@ from fedcomposite.federation.wire import WireError, clean
 from fedcomposite.runtime.transports import StoppedError
 
 T = TypeVar("T")
+_BROKEN = (AttributeError, LookupError, TypeError, ValueError, RecursionError, AssertionError)
+"""What decoding somebody's bytes may come to; connections fail otherwise."""
 Policy = Literal["wait", "skip"]
 
 
@@ -131,6 +133,7 @@ class _Exchange(Generic[T]):
         self._post, self._group, self._check, self.policy = post, group, check, policy
         self.pending, self.answers = dict(requests), dict[str, T]()
         self._sent: dict[str, _Sent] = {}
+        self._one_by_one = False
         self._tickets: dict[str, str] = {}  # groups of orders, and whose they are
         self._not_before: dict[str, float] = {}
         self._began = self._told = time.monotonic()
@@ -215,20 +218,33 @@ class _Exchange(Generic[T]):
                 self._post.absent.discard(name)
 
     def _pulled(self, owner: Mapping[str, str]) -> list[tuple[str, Any]]:
-        """What has arrived, and from whom; one site's answer that cannot be taken does not keep back the others'."""
+        """What has arrived, and from whom.
+
+        All answers come with one request, until one of them cannot be decoded: then it is not known whose it was, and
+        others may be lost with it. So the sites are asked again, and their answers taken one by one.
+        """
+        if not owner:
+            return []
         pull = self._post.grid.pull_messages
+        if self._one_by_one:
+            taken: list[tuple[str, Any]] = []
+            for name in dict.fromkeys(owner.values()):
+                try:
+                    taken += [(name, m) for m in pull([i for i, site in owner.items() if site == name])]
+                except _BROKEN:
+                    taken.append((name, None))
+            return taken
+        found: list[Any] = []
         try:
-            found: list[Any] = list(pull(list(owner))) if owner else []
-            return [(self._sender(m, owner), m) for m in found]
-        except Exception as error:
-            self._post.log(f"an answer cannot be taken ({type(error).__name__}); looking for whose it is")
-        taken: list[tuple[str, Any]] = []
-        for name in dict.fromkeys(owner.values()):
-            try:
-                taken += [(name, m) for m in pull([i for i, site in owner.items() if site == name])]
-            except Exception:
-                taken.append((name, None))
-        return taken
+            found += pull(list(owner))
+        except _BROKEN:
+            found.append(None)
+        good = [(self._sender(m, owner), m) for m in found if isinstance(m, Message)]
+        if len(good) < len(found):
+            self._post.log("an answer cannot be decoded; asking again, one by one")
+            self._one_by_one, heard = True, {name for name, _ in good}
+            self._sent = {name: sent for name, sent in self._sent.items() if name in heard}
+        return good
 
     def _sender(self, message: Any, owner: Mapping[str, str]) -> str:
         """Whose message this is; empty if it is nobody's.

@@ -37,7 +37,7 @@ def parse(text: str, where: str = "config") -> Config:
     named = content.get("data", {}).get("name") if isinstance(content.get("data"), dict) else None
     here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
     config = Config.check({**content, "data": here, "partition": None}, where)
-    if config.algorithm is None:
+    if not config.algorithm or config.algorithms:
         raise ConfigError(f"{where}: a federation runs one [algorithm]")
     if config.run.replace:
         raise ConfigError(f"{where}: [run] replace = true: a site cannot take part twice in a round")
