@@ -72,7 +72,9 @@ def measure(case: str, folder: Path) -> dict[str, float]:
             place = fed.path / "sites" / site
             text = (place / "site.toml").read_text()
             added = f'[data]\nfile = "{data / f"{site}.{kind}"}"\ntarget = "{target}"\n'
-            (place / "site.toml").write_text(text.replace("[data]\n", added, 1))
+            added += f"classes = {list(range(10))}\n" if kind == "npz" else ""
+            limits = "networks = true\nmin_batch = 1\nmin_class = 1\n"
+            (place / "site.toml").write_text(text.replace("[data]\n", added, 1) + limits)
             stock = ["--stock"] * (case == "stock")
             joined = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place), *stock))
             demo.wait_for(folder / f"{site}.log", "SuperNode ID" if stock else "waiting for work", joined)

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
 import stat
 import time
@@ -98,9 +99,22 @@ def alone(silos, i):
     return Silos.from_arrays([(X, y)], names=[silos.names[i]], feature_names=silos.feature_names)
 
 
+def opened(**limits):
+    """Limits of a site that trusts everybody: a handful of samples, batches as in the simulator, any model."""
+    everything = {"losses": [], "metrics": [], "networks": True, "parameter_share": math.inf, "max_margin": math.inf}
+    least = {"min_samples": 1, "min_class": 1, "min_batch": 1, "min_evaluation": 1}
+    return Limits(**{**everything, **least, "reproducible_batches": True, **limits})
+
+
 def make_sites(silos, folder, limits=None):
     return [
-        Site(silos.names[i], alone(silos, i), StateStore(Path(folder) / f"site{i}"), limits or Limits(min_samples=1))
+        Site(
+            silos.names[i],
+            alone(silos, i),
+            StateStore(Path(folder) / f"site{i}"),
+            limits or opened(),
+            classes=None if silos.classes is None else silos.classes.tolist(),
+        )
         for i in range(len(silos))
     ]
 
@@ -255,7 +269,7 @@ def test_columns_are_matched_by_name(silos, nmap, tmp_path):
     X, y = silos[2]
     order = [3, 1, 0, 2, 7, 6, 5, 4]
     turned = Silos.from_arrays([(X[:, order], y)], names=["c"], feature_names=[silos.feature_names[j] for j in order])
-    sites[2] = Site("c", turned, sites[2].store, Limits(min_samples=1))
+    sites[2] = Site("c", turned, sites[2].store, opened())
     same(federate(LocalGrid(sites), nmap)[1], want)
 
 
@@ -361,7 +375,12 @@ def test_states_are_atomic_tagged_and_few(tmp_path):
         store.load("../../etc", 0, state)
     for job in ("job2", "job3"):
         store.save(job, 0, -1, state)
+    assert (tmp_path / "job").exists()  # it may still be going on
+    month = time.time() - 31 * 86400
+    os.utime(tmp_path / "job", (month, month))
+    store.save("job4", 0, -1, state)
     assert not (tmp_path / "job").exists()
+    assert len(list(tmp_path.iterdir())) == 3
     assert (tmp_path / "job3").stat().st_mode & 0o077 == 0
 
 
@@ -606,14 +625,14 @@ def test_an_unregistered_or_revoked_site_takes_no_part(silos, nmap, tmp_path):
 )
 def test_limits_of_a_site_are_enforced_there(silos, nmap, limits, changes, reason, tmp_path):
     sites = make_sites(silos, tmp_path)
-    sites[1] = Site("b", alone(silos, 1), sites[1].store, Limits(min_samples=1, **limits))
+    sites[1] = Site("b", alone(silos, 1), sites[1].store, opened(**limits))
     with pytest.raises(FederationError, match=f"b: refuses: .*{reason}"):
         federate(LocalGrid(sites), nmap)
 
 
 def test_gradients_are_counted_as_they_happen(silos, tmp_path):
     """A method without a field called local_steps cannot take more steps than the site allows."""
-    sites = make_sites(silos, tmp_path, Limits(min_samples=1, max_local_steps=2))
+    sites = make_sites(silos, tmp_path, opened(max_local_steps=2))
     text = write(algorithms.REGISTRY["FedMLS"](lambda0=1.0, first_steps=1), L1, rounds=4)
     with pytest.raises(FederationError, match="needs more gradients than this site's max_local_steps = 2"):
         federate(LocalGrid(sites), text)
@@ -662,7 +681,7 @@ def test_sites_whose_columns_differ_are_named(silos, nmap, tmp_path):
     sites = make_sites(silos, tmp_path)
     X, y = silos[2]
     names = [*silos.feature_names[:-1], "f_seven"]
-    sites[2] = Site("c", Silos.from_arrays([(X, y)], names=["c"], feature_names=names), sites[2].store)
+    sites[2] = Site("c", Silos.from_arrays([(X, y)], names=["c"], feature_names=names), sites[2].store, opened())
     with pytest.raises(AgreementError, match="c has no column 'f7', which a has"):
         federate(LocalGrid(sites), nmap)
 
@@ -854,7 +873,7 @@ def test_test_data_at_the_sites(silos, tmp_path):
     for i in range(2):
         held = silos[i + 2]
         mine = Silos.from_arrays([silos[i]], names=[silos.names[i]], test=held)
-        sites.append(Site(silos.names[i], mine, StateStore(tmp_path / str(i)), Limits(min_samples=1)))
+        sites.append(Site(silos.names[i], mine, StateStore(tmp_path / str(i)), opened()))
     _, run = federate(LocalGrid(sites), write(method("FedAvg")))
     X, y = (torch.cat([silos[2][k], silos[3][k]]).double() for k in (0, 1))
     assert math.isclose(run.history[-1]["test_accuracy"], float(((X @ run.solution) * y > 0).double().mean()))

@@ -96,6 +96,8 @@ class Parties:
             X, y = self.silos[i]
             frame = pd.DataFrame(X.numpy(), columns=[f"f{j}" for j in range(20)]).assign(label=y.numpy())
             frame.to_csv(folder / f"{name}.csv", index=False)
+            with (self.fed.path / "sites" / name / "site.toml").open("a") as file:
+                file.write("reproducible_batches = true\n")  # two runs are compared bit for bit
 
     def start(self, name, *arguments):
         party = Party(self.folder / f"{name}.log", *arguments)

@@ -215,6 +215,7 @@ def demo(
         config = place / "config.toml"
         config.write_text(demonstration.CONFIG.format(rounds=rounds), encoding="utf-8")
         federation = FederationFolder.create(place / "fed", "127.0.0.1", 0, sites)
+        demonstration.relax_limits(federation.path / "sites")
         say(f"{place}: keys and certificates made; starting the service and {len(sites)} sites")
         parties = [("serve", "serving", ["serve", str(federation.path)])]
         for site in sites:

@@ -29,6 +29,6 @@ def open_site(
         target=wanted,
         names=[folder.name],
         test=folder.path / section.test if section.test else None,
-        **section.model_dump(exclude={"file", "target", "test"}),
+        **section.model_dump(exclude={"file", "target", "test", "classes"}),
     )
-    return Site(folder.name, silos, StateStore(folder.state), folder.file.limits, log)
+    return Site(folder.name, silos, StateStore(folder.state), folder.file.limits, log, section.classes)

@@ -67,6 +67,8 @@ class DataSection(_Section):
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None
+    classes: list[int] | None = None
+    """The labels that the target may have, if they are other than -1 and 1 or 0 and 1; they are told to others."""
 
 
 class SiteFile(_Section):
@@ -242,6 +244,7 @@ address = "{address}"
 # separator = ";"              # only where it cannot be found from the .csv file
 # decimal = ","                # the same
 # encoding = "cp1252"          # if it is not UTF-8
+# classes = [0, 1, 2]          # for a classifier, unless they are -1 and 1 or 0 and 1; these numbers are sent
 
 [data.columns]                 # common name = name in this file
 # age = "alter"
@@ -251,7 +254,10 @@ address = "{address}"
 # max_local_steps = 100
 # methods = ["FedNMap", "FedAvg"]
 # min_samples = 50
-# min_batch = 10
+# min_batch = 20
+# networks = true              # others than linear models: read docs/site-it.md first
+# reproducible_batches = true  # the coordinator then knows which samples are in a minibatch
+# evaluations_per_day = 1000
 # max_message_mb = 100.0
 """
 

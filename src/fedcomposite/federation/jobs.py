@@ -93,7 +93,7 @@ def _conduct(grid: Grid, federation: FederationFolder, job: Job, folder: RunFold
     coordinator = Coordinator(
         grid, federation.sites, federation.nodes, config, job.name, Settings(**job.settings), log=diary.log, stop=stop
     )
-    coordinator.prepare()
+    coordinator.prepare(folder.checkpoint)
     resolved = coordinator.config
     if job.data is not None:
         resolved = resolved.model_copy(update={"data": job.data, "partition": job.partition})

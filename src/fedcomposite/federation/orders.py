@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcomposite.federation.wire import WireError
+from fedcomposite.federation.wire import WireError, clean
+
+Name = Annotated[str, Field(max_length=200)]
+Number = Annotated[int, Field(ge=0, le=2**31)]
+Extents = Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(min_length=1, max_length=8)]
+Names = Annotated[list[Name], Field(max_length=1_000_000)]
+Labels = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=1000)]
+Constant = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Data(BaseModel):
@@ -19,40 +26,42 @@ class _Data(BaseModel):
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "text"
-            raise WireError(f"not a valid {cls.__name__.lower()}: {where}: {first['msg'].lower()}") from None
+            where = clean(".".join(map(str, first["loc"])), 60) or "text"
+            raise WireError(f"not a valid {cls.__name__.lower()}: {where}: {clean(first['msg'].lower())}") from None
+        except (ValueError, RecursionError, TypeError):
+            raise WireError(f"not a valid {cls.__name__.lower()}: it cannot be read") from None
 
 
 class Shape(_Data):
     """What all sites must agree on; the server learns it from their introductions."""
 
-    features: list[int]
+    features: Extents
     """Shape of a sample."""
     dtype: Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
     """Type of the stored samples."""
-    names: list[str] = []
+    names: Names = []
     """Columns, in the order of the model; empty for samples without names."""
-    labels: list[float] = []
+    labels: Labels = []
     """Classes of all sites together, for a classifier."""
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=2**31)
 
 
 class Order(_Data):
     """One request to one site."""
 
     job: str = Field(pattern="^[0-9a-z-]{1,64}$")
-    site: str
+    site: Name
     config: str
     """The experiment, as TOML."""
     shape: Shape | None = None
     """Left out in the question that introduces the sites."""
-    client: int = Field(default=0, ge=0)
+    client: Number = 0
     """The site's number; it draws the minibatches of this client."""
-    round: int = Field(default=0, ge=0)
-    last: int = Field(default=-1, ge=-1)
+    round: Number = 0
+    last: int = Field(default=-1, ge=-1, le=2**31)
     """The last round in which this site took part and was counted; -1 for none."""
-    position: int = Field(default=0, ge=0)
-    cohort: int = Field(default=1, ge=1)
+    position: Number = 0
+    cohort: int = Field(default=1, ge=1, le=2**31)
     train: bool = False
     evaluate: bool = False
 
@@ -60,15 +69,15 @@ class Order(_Data):
 class Introduction(_Data):
     """What a site says about its data before the first round: names and counts."""
 
-    site: str
-    version: str
+    site: Name
+    version: Name
     """Of the package."""
-    samples: int = Field(ge=1)
-    features: list[int]
+    samples: int = Field(ge=1, le=2**40)
+    features: Extents
     dtype: Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
-    names: list[str] = []
-    labels: list[float] = []
-    smoothness: float | None = None
+    names: Names = []
+    labels: Labels = []
+    smoothness: Constant | None = None
     """Smoothness constant of the site's loss; left out where it has none."""
-    scale: float | None = None
+    scale: Constant | None = None
     """What it would be for a loss of curvature 1; left out for networks."""

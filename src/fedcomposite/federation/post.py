@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcomposite._validation import Count, Positive, ZeroOrMore, validate
-from fedcomposite.federation.wire import WireError
+from fedcomposite.federation.wire import WireError, clean
 from fedcomposite.runtime.transports import StoppedError
 
 T = TypeVar("T")
+_BROKEN = (AttributeError, LookupError, TypeError, ValueError, RecursionError, AssertionError)
+"""What decoding somebody's bytes may come to; connections fail otherwise."""
 Policy = Literal["wait", "skip"]
 
 
@@ -40,6 +43,10 @@ class Settings:
     """Seconds between lines that name the missing sites."""
     poll: Positive = 0.1
     """Seconds between looks for replies."""
+    max_entry: Positive = 1e15
+    """Largest number that a site may report, as long as most of them stay below it."""
+    max_ratio: Positive = 1e5
+    """How much larger than the others' (their median, at least 1) a site's numbers may be, with three sites or more."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -96,10 +103,20 @@ class Post:
             if one.pending:
                 time.sleep(self.settings.poll)
         self.missing = {}
-        if one.policy == "skip" and len(one.answers) < self.settings.min_sites:
-            few = f"{len(one.answers)} site(s) answered, fewer than min_sites = {self.settings.min_sites}"
-            raise FederationError(few)
+        self.check_enough(one.answers, one.policy)
         return one.answers
+
+    def check_enough(self, answers: Mapping[str, T], policy: Policy | None = None) -> None:
+        """Refuse to go on with fewer than ``min_sites``."""
+        if (policy or self.settings.policy) == "skip" and len(answers) < self.settings.min_sites:
+            few = f"{len(answers)} site(s) answered, fewer than min_sites = {self.settings.min_sites}"
+            raise FederationError(few)
+
+    def refuse(self, name: str, reason: str, policy: Policy | None = None) -> None:
+        """Say that a site is not to be counted: the end of the run, or a line in its log."""
+        if (policy or self.settings.policy) == "wait":
+            raise FederationError(f"{name}: {clean(reason)}")
+        self.log(f"refused: {name}: {clean(reason)}")
 
 
 class _Exchange(Generic[T]):
@@ -116,6 +133,8 @@ class _Exchange(Generic[T]):
         self._post, self._group, self._check, self.policy = post, group, check, policy
         self.pending, self.answers = dict(requests), dict[str, T]()
         self._sent: dict[str, _Sent] = {}
+        self._one_by_one = False
+        self._tickets: dict[str, str] = {}  # groups of orders, and whose they are
         self._not_before: dict[str, float] = {}
         self._began = self._told = time.monotonic()
         self._look, self._nodes, self._online = 0.0, post.nodes(), dict[int, str]()
@@ -129,7 +148,7 @@ class _Exchange(Generic[T]):
             self._lose(name, "is not registered or was revoked")
         ready = [p for p in self.pending if self._nodes[p] in self._online and self._wants(p, now)]
         messages = [
-            Message(self.pending[p], dst_node_id=self._nodes[p], message_type="train", group_id=self._group)
+            Message(self.pending[p], dst_node_id=self._nodes[p], message_type="train", group_id=self._ticket(p))
             for p in ready
         ]
         numbers = list(self._post.grid.push_messages(messages)) if messages else []
@@ -142,6 +161,15 @@ class _Exchange(Generic[T]):
             self._post.log(f"{name} {why}; asked again")
             self._sent[name] = _Sent([*old.ids, number], now, session, 2 * old.patience)
 
+    def _ticket(self, name: str) -> str:
+        """The group of a site's orders: a name that others cannot guess."""
+        for group, owner in self._tickets.items():
+            if owner == name:
+                return group
+        group = f"{self._group}.{secrets.token_hex(16)}"
+        self._tickets[group] = name
+        return group
+
     def _wants(self, name: str, now: float) -> bool:
         if now < self._not_before.get(name, 0.0):
             return False
@@ -153,12 +181,19 @@ class _Exchange(Generic[T]):
     def receive(self, now: float) -> None:
         """Take what has arrived."""
         owner = {number: name for name, sent in self._sent.items() for number in sent.ids}
-        for message in self._post.grid.pull_messages(list(owner)) if owner else ():
-            number = message.metadata.reply_to_message_id
-            name = owner[number]
+        for name, message in self._pulled(owner):
+            if not name:
+                self._post.log("left out: an answer that belongs to no site's order")
             if name not in self.pending:
                 continue
-            reason = (message.error.reason or "no reason given") if message.has_error() else ""
+            if not isinstance(message, Message) or not (message.has_error() or message.has_content()):
+                self._lose(name, "its answer cannot be read")
+                continue
+            number = message.metadata.reply_to_message_id
+            if owner.get(number) != name:
+                self._lose(name, "answers an order that it was not given")
+                continue
+            reason = clean(message.error.reason or "no reason given") if message.has_error() else ""
             if reason and not reason.startswith(f"{name} refuses"):
                 # The engine speaks here (the site went away), not the site: its order is sent again.
                 self._post.log(f"{name} did not answer: {reason}")
@@ -174,16 +209,58 @@ class _Exchange(Generic[T]):
             except WireError as error:
                 self._lose(name, str(error))
                 continue
+            except Exception as error:
+                self._lose(name, f"its answer cannot be used ({type(error).__name__})")
+                continue
             del self.pending[name], self._sent[name]
             if name in self._post.absent:
                 self._post.log(f"{name} is back")
                 self._post.absent.discard(name)
 
+    def _pulled(self, owner: Mapping[str, str]) -> list[tuple[str, Any]]:
+        """What has arrived, and from whom.
+
+        All answers come with one request, until one of them cannot be decoded: then it is not known whose it was, and
+        others may be lost with it. So the sites are asked again, and their answers taken one by one.
+        """
+        if not owner:
+            return []
+        pull = self._post.grid.pull_messages
+        if self._one_by_one:
+            taken: list[tuple[str, Any]] = []
+            for name in dict.fromkeys(owner.values()):
+                try:
+                    taken += [(name, m) for m in pull([i for i, site in owner.items() if site == name])]
+                except _BROKEN:
+                    taken.append((name, None))
+            return taken
+        found: list[Any] = []
+        try:
+            found += pull(list(owner))
+        except _BROKEN:
+            found.append(None)
+        good = [(self._sender(m, owner), m) for m in found if isinstance(m, Message)]
+        if len(good) < len(found):
+            self._post.log("an answer cannot be decoded; asking again, one by one")
+            self._one_by_one, heard = True, {name for name, _ in good}
+            self._sent = {name: sent for name, sent in self._sent.items() if name in heard}
+        return good
+
+    def _sender(self, message: Any, owner: Mapping[str, str]) -> str:
+        """Whose message this is; empty if it is nobody's.
+
+        A message says itself what it answers and where it is from. That a site was given the order shows in the name of
+        its group, which holds a number that only this site knows. Errors may be the engine's, which knows no groups.
+        """
+        about = message.metadata
+        if about.group_id in self._tickets:
+            return self._tickets[about.group_id]
+        ours = message.has_error() and " refuses" not in str(message.error.reason)
+        return owner.get(about.reply_to_message_id, "") if ours else ""
+
     def _lose(self, name: str, reason: str) -> None:
         """A site that is not to be counted: the end of the run, or a line in its log."""
-        if self.policy == "wait":
-            raise FederationError(f"{name}: {reason}")
-        self._post.log(f"refused: {name}: {reason}")
+        self._post.refuse(name, reason, self.policy)
         del self.pending[name]
         self._sent.pop(name, None)
 

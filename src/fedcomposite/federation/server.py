@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from fedcomposite.algorithms.base import AnyAlgorithm, amplification
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Introduction, Order, Shape
-from fedcomposite.federation.post import FederationError, Post, Settings
-from fedcomposite.federation.shape import agree, skeleton, write
+from fedcomposite.federation.policy import pair
+from fedcomposite.federation.post import FederationError, Policy, Post, Settings
+from fedcomposite.federation.shape import agree, misfits, skeleton, write
 from fedcomposite.federation.transport import Sites, SiteTransport, check_refusal
 from fedcomposite.federation.wire import WireError
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
 from fedcomposite.runtime import Cohorts, Driver, Plan, check_fit
 from fedcomposite.runtime.callbacks import Callback, OnRecord
+from fedcomposite.runtime.checkpoint import identity_of
 from fedcomposite.runtime.history import Record, Run
 from fedcomposite.runtime.transports import StoppedError
 
@@ -66,13 +69,20 @@ class Coordinator:
 
     # -- before the first round ---------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Meet the sites, check that their data fit together, and set up the server's state."""
-        text = write(self.config)
-        orders = {s: Order(job=self.job, site=s, config=text) for s in self.sites}
-        requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
-        met = self.post.collect(requests, "introduction", self._check_introduction, "wait")
-        self.introductions = [met[s] for s in self.sites]
+    def prepare(self, checkpoint: Path | None = None) -> None:
+        """Meet the sites, check that their data fit together, and set up the server's state.
+
+        With "skip", sites that do not come, or do not fit to most others, take no part in the run. A run that has a
+        checkpoint goes on with the sites it began with, and waits for them.
+        """
+        again = checkpoint is not None and checkpoint.exists()
+        if again and checkpoint is not None:
+            began = ast.literal_eval(identity_of(checkpoint).get("sites", "[]"))
+            self.sites = [s for s in self.sites if s in began] or self.sites
+        self.introductions = self._meet("wait" if again else self.settings.policy)
+        if absent := [s for s in self.sites if s not in {i.site for i in self.introductions}]:
+            self._log(f"this run is without {', '.join(absent)}")
+        self.sites = [i.site for i in self.introductions]
         self.shape: Shape = agree(self.introductions)
         self.problem: Problem = skeleton(self.config, self.shape)
         (spec,) = self.config.specs
@@ -107,11 +117,28 @@ class Coordinator:
             },
         )
 
+    def _meet(self, policy: Policy) -> list[Introduction]:
+        """The introductions of the sites that take part."""
+        text = write(self.config)
+        orders = {s: Order(job=self.job, site=s, config=text) for s in self.sites}
+        requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
+        met = self.post.collect(requests, "introduction", self._check_introduction, policy)
+        if policy == "skip":
+            for site, reason in misfits(list(met.values())).items():
+                self.post.refuse(site, reason, policy)
+                del met[site]
+            self.post.check_enough(met, policy)
+        if not met:
+            raise FederationError("no site takes part")
+        return [met[s] for s in self.sites if s in met]
+
     def _check_introduction(self, site: str, content: RecordDict) -> Introduction:
         check_refusal(content)
         met = Introduction.read(wire.text(content, "introduction"))
         if met.site != site:
-            raise WireError(f"introduces itself as {met.site!r}")
+            raise WireError(f"introduces itself as {wire.clean(met.site, 60)!r}")
+        if pair(self.config) and not any(set(met.labels) <= known for known in ({-1.0, 1.0}, {0.0, 1.0})):
+            raise WireError(f"has labels {wire.clean(met.labels, 60)}; this loss is for -1 and 1, or 0 and 1")
         return met
 
     def _constants(self) -> tuple[list[float], list[float]]:

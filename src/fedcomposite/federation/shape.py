@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import tomllib
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +17,12 @@ from fedcomposite._validation import UserError, suggest
 from fedcomposite.data import Silos
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Introduction, Shape
-from fedcomposite.federation.wire import DTYPES
+from fedcomposite.federation.wire import DTYPES, clean
 from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.losses import Loss
 
 _NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
+_SCALE = 1e12  # how much larger than the others' a site's scale may be
 
 
 class AgreementError(UserError):
@@ -35,7 +38,7 @@ def parse(text: str, where: str = "config") -> Config:
     named = content.get("data", {}).get("name") if isinstance(content.get("data"), dict) else None
     here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
     config = Config.check({**content, "data": here, "partition": None}, where)
-    if config.algorithm is None:
+    if not config.algorithm or config.algorithms:
         raise ConfigError(f"{where}: a federation runs one [algorithm]")
     if config.run.replace:
         raise ConfigError(f"{where}: [run] replace = true: a site cannot take part twice in a round")
@@ -57,19 +60,21 @@ def write(config: Config, *, callbacks: bool = False) -> str:
     return tomli_w.dumps({k: v for k, v in content.items() if v != []})
 
 
+def blank(shape: Shape) -> Silos:
+    """One client with a sample of zeros for every class: all that a model must know of the data."""
+    labels = shape.labels or [0.0]
+    features = torch.zeros((len(labels), *shape.features), dtype=DTYPES[shape.dtype])
+    targets = torch.tensor(labels, dtype=torch.float64)
+    return Silos(features, targets, (0, len(labels)), feature_names=tuple(shape.names))
+
+
 def skeleton(config: Config, shape: Shape) -> Problem:
     """The problem with zeros in place of the sites' samples: its model, layout, h and start are the real ones."""
-    labels = shape.labels or [0.0]
-    per = len(labels)
-    features = torch.zeros((per * shape.clients, *shape.features), dtype=DTYPES[shape.dtype])
-    targets = torch.tensor(labels * shape.clients, dtype=torch.float64)
-    offsets = tuple(range(0, per * shape.clients + 1, per))
-    return config.make_problem(Silos(features, targets, offsets, feature_names=tuple(shape.names)))
+    return config.make_problem(blank(shape))
 
 
-def local_problem(config: Config, shape: Shape, silos: Silos) -> Problem:
-    """The problem of one site: its own samples, and everything else as in :func:`skeleton`."""
-    general = skeleton(config, shape)
+def local_problem(general: Problem, config: Config, shape: Shape, silos: Silos) -> Problem:
+    """The problem of one site: its own samples, and everything else as in the ``general`` one, a :func:`skeleton`."""
     own: dict[str, Any] = {"regularizer": general.regularizer, "metrics": config.problem.metrics}
     if isinstance(general.loss, Loss):
         own |= {"loss": general.loss.adapt(general.silos), "bias": general.bias}
@@ -86,11 +91,12 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
     """The common shape of the sites' data, or an error that names the site and the column that differ."""
     first = introductions[0]
     for other in introductions[1:]:
-        missing = [c for c in first.names if c not in other.names]
-        extra = [c for c in other.names if c not in first.names]
+        theirs, ours = set(other.names), set(first.names)
+        missing = [clean(c, 60) for c in first.names if c not in theirs]
+        extra = [clean(c, 60) for c in other.names if c not in ours]
         if missing:
             raise AgreementError(
-                f"{other.site} has no column {missing[0]!r}, which {first.site} has{suggest(missing[0], extra)}; "
+                f"{other.site} has no column {missing[0]!r}, which {first.site} has{suggest(missing[0], extra[:99])}; "
                 "map it under [data.columns] in its site.toml or drop it everywhere"
             )
         if extra:
@@ -105,12 +111,46 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
             raise AgreementError(f"{other.site} stores {other.dtype}, {first.site} {first.dtype}; store them alike")
         if other.version != first.version:
             raise AgreementError(
-                f"{other.site} runs fedcomposite {other.version}, {first.site} {first.version}; install the same"
+                f"{other.site} runs fedcomposite {clean(other.version, 60)}, {first.site} "
+                f"{clean(first.version, 60)}; install the same"
             )
+    if strange := _strange(introductions):
+        raise AgreementError(next(iter(strange.values())))
     labels = sorted({v for one in introductions for v in one.labels})
     return Shape(
         features=first.features, dtype=first.dtype, names=first.names, labels=labels, clients=len(introductions)
     )
+
+
+def misfits(introductions: Sequence[Introduction]) -> dict[str, str]:
+    """The sites that do not fit to most others, and why."""
+
+    def form(one: Introduction) -> str:
+        return repr((sorted(one.names), one.features, one.dtype, one.version))
+
+    usual = Counter(map(form, introductions)).most_common(1)[0][0] if introductions else ""
+    found: dict[str, str] = {}
+    model = next((i for i in introductions if form(i) == usual), None)
+    for one in introductions:
+        if model is not None and form(one) != usual:
+            try:
+                agree([model, one])
+            except AgreementError as error:
+                found[one.site] = str(error)
+    return found | _strange([i for i in introductions if i.site not in found])
+
+
+def _strange(introductions: Sequence[Introduction]) -> dict[str, str]:
+    """Sites whose features are on a scale that no unit explains: they would set everybody's steps."""
+    found: dict[str, str] = {}
+    for one in introductions:
+        others = [i.scale for i in introductions if i is not one and i.scale is not None]
+        if one.scale is not None and len(others) > 1 and one.scale > _SCALE * max(1.0, statistics.median(others)):
+            found[one.site] = (
+                f"{one.site} says that its features are on the scale {one.scale:.3g} (the largest eigenvalue of "
+                f"X'X/m), the others {statistics.median(others):.3g}; check the units of its columns"
+            )
+    return found
 
 
 def arrange(silos: Silos, names: Sequence[str]) -> Silos:

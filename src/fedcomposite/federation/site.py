@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from flwr.app import RecordDict
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedcomposite import algorithms
+from fedcomposite import files
 from fedcomposite._version import __version__
-from fedcomposite.algorithms.base import Gradient
 from fedcomposite.data import DataError, Silos
 from fedcomposite.experiments.config import Config, ConfigError
-from fedcomposite.federation import wire
+from fedcomposite.federation import policy, wire
+from fedcomposite.federation.guard import Purse, margins_within
+from fedcomposite.federation.ledger import Ledger
 from fedcomposite.federation.orders import Introduction, Order, Shape
-from fedcomposite.federation.shape import arrange, local_problem, parse
+from fedcomposite.federation.policy import Limits, RefusalError
+from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
 from fedcomposite.federation.store import LostStateError, StateStore
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
@@ -31,58 +33,9 @@ from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.process import fitting_threads
 
+__all__ = ["Limits", "RefusalError", "Site"]
 
-class RefusalError(ValueError):
-    """A site will not do what it was asked; the text is one line and goes to the server."""
-
-
-class Limits(BaseModel):
-    """``[limits]`` of site.toml: what this site agrees to, whatever an experiment says."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    max_rounds: int = Field(default=100_000, ge=1)
-    max_local_steps: int = Field(default=10_000, ge=1)
-    """Gradients in one round."""
-    methods: list[str] = []
-    """Allowed methods; empty allows all."""
-    min_samples: int = Field(default=10, ge=1)
-    """Fewest samples with which this site takes part."""
-    min_batch: int = Field(default=1, ge=1)
-    """Smallest minibatch: a gradient is a mean over at least so many samples."""
-    max_message_mb: float = Field(default=1024.0, gt=0)
-    """Largest message taken from the server."""
-
-
-class _Limited:
-    """A gradient oracle that counts its calls and stops at a limit."""
-
-    def __init__(self, grad: Gradient, most: int) -> None:
-        self._grad, self._left, self._most = grad, most, most
-
-    def _spend(self) -> None:
-        if self._left == 0:
-            raise RefusalError(f"a round needs more gradients than this site's max_local_steps = {self._most}")
-        self._left -= 1
-
-    def __call__(self, x: Tensor, k: int) -> Tensor:
-        self._spend()
-        return self._grad(x, k)
-
-    def full(self, x: Tensor) -> Tensor:
-        self._spend()
-        return self._grad.full(x)
-
-    def uniform(self, k: int, count: int = 1) -> Tensor:
-        return self._grad.uniform(k, count)
-
-    @property
-    def position(self) -> Tensor:
-        return self._grad.position
-
-    @property
-    def cohort(self) -> int:
-        return self._grad.cohort
+_PAIRS = ({-1.0, 1.0}, {0.0, 1.0})  # labels that say nothing about a site
 
 
 @dataclass(frozen=True)
@@ -91,6 +44,7 @@ class _Job:
 
     problem: Problem
     client: Client  # this site's side of a round
+    purse: Purse  # its gradients
     start: Tensor  # the form of a model
     buffers: Tensor
     state: Any  # a client's state at the start
@@ -100,7 +54,8 @@ class _Job:
 class Site:
     """One party: its samples, its limits, its memory.
 
-    ``log`` receives one line per thing worth telling the site's own people.
+    ``classes`` are the labels that its targets may have, where it has declared them; ``log`` receives one line per
+    thing worth telling the site's own people.
     """
 
     def __init__(
@@ -110,41 +65,67 @@ class Site:
         store: StateStore,
         limits: Limits | None = None,
         log: Callable[[str], None] = lambda line: None,
+        classes: Sequence[float] | None = None,
     ) -> None:
         self.name, self.silos, self.store, self.limits, self._log = name, silos, store, limits or Limits(), log
         if len(silos) != 1:
             raise DataError(f"{name}: a site holds one silo, these are {len(silos)}")
-        if silos.sizes[0] < self.limits.min_samples:
+        self.sizes = {"train": int(silos.sizes[0])} | {k: len(y) for k, (_, y) in silos.held_out.items()}
+        if self.sizes["train"] < self.limits.min_samples:
             raise DataError(f"{name}: {silos.sizes[0]} samples, fewer than min_samples = {self.limits.min_samples}")
+        for part, size in self.sizes.items():
+            if size < self.limits.min_evaluation:
+                least = self.limits.min_evaluation
+                raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
+        self._labels = self._declared(classes)
+        self.ledger = Ledger(store.folder, self.limits, self._digest())
         self._parsed: tuple[str, Config] | None = None
-        self._cache: tuple[tuple[str, Shape, int], _Job] | None = None
+        self._cache: tuple[tuple[str, Shape, int, str], _Job] | None = None
+
+    def _declared(self, classes: Sequence[float] | None) -> list[float] | None:
+        """The labels that may be told: those of the site's own file, or a pair that everybody uses."""
+        targets = [self.silos.targets, *(y for _, y in self.silos.held_out.values())]
+        found = {float(v) for y in targets for v in torch.unique(y).tolist()}
+        if classes is not None:
+            if other := sorted(found - set(map(float, classes))):
+                raise DataError(f"{self.name}: the target {other[0]:g} is not among its classes ({list(classes)})")
+            return sorted(map(float, classes))
+        if len(found) == 1 and found <= {-1.0, 0.0, 1.0}:
+            return []  # which pair it is of, others have to say
+        return next((sorted(pair) for pair in _PAIRS if found <= pair), None)
+
+    def _digest(self) -> str:
+        parts = {"features": self.silos.features, "targets": self.silos.targets}
+        for part, (X, y) in self.silos.held_out.items():
+            parts |= {f"{part} features": X, f"{part} targets": y}
+        return files.digest(parts, {"names": repr(self.silos.feature_names)})
 
     def answer(self, request: RecordDict) -> RecordDict:
         """Do what a message asks, or refuse it in one line; never raises because of what a message says."""
         try:
             return self._answer(request)
         except DataError as error:  # may quote samples, so its text stays here
-            self._log(f"refused: {error}")
+            self._log(f"refused: {wire.clean(error)}")
             reason = "its data do not fit this experiment (see the site's log)"
         except (RefusalError, WireError, LostStateError, ConfigError) as error:
-            self._log(f"refused: {error}")
-            reason = str(error)
+            reason = wire.clean(str(error).splitlines()[0] if str(error) else "")
+            self._log(f"refused: {reason}")
         except Exception as error:
-            self._log(f"failed: {type(error).__name__}: {error}")
+            self._log(f"failed: {type(error).__name__}: {wire.clean(error)}")
             reason = f"failed with {type(error).__name__} (see the site's log)"
-        return wire.content(refusal=reason.splitlines()[0])
+        return wire.content(refusal=reason)
 
     def _answer(self, request: RecordDict) -> RecordDict:
-        if (weight := wire.nbytes(request)) > self.limits.max_message_mb * 1e6:
+        if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
             most = self.limits.max_message_mb
             raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
         order = Order.read(wire.text(request, "order"))
         if order.site != self.name:
             raise RefusalError(f"the order is for {order.site!r}")
         if self._parsed is None or self._parsed[0] != order.config:
-            self._parsed = order.config, parse(order.config)
+            self._parsed = order.config, parse(policy.short(order.config))
         config = self._parsed[1]
-        self._permit(config, order)
+        policy.permit(self.limits, config, order)
         if order.shape is None:
             return wire.content(introduction=self._introduce(config).model_dump_json())
         job = self._job(order, order.shape, config)
@@ -154,36 +135,21 @@ class Site:
         self._log(f"job {order.job}: {what} in {time.perf_counter() - began:.2f} s")
         return wire.content(report=report, vectors=vectors)
 
-    # -- permission ---------------------------------------------------------------------------------------------------
-
-    def _permit(self, config: Config, order: Order) -> None:
-        limits = self.limits
-        if max(config.run.rounds, order.round) > limits.max_rounds:
-            raise RefusalError(f"{config.run.rounds} rounds are over this site's max_rounds = {limits.max_rounds}")
-        name = algorithms.lookup(config.specs[0]["name"]).__name__
-        if limits.methods and name.casefold() not in {m.casefold() for m in limits.methods}:
-            raise RefusalError(f"{name} is not among this site's methods ({', '.join(limits.methods)})")
-        if config.run.batch_size is not None and config.run.batch_size < limits.min_batch:
-            size = config.run.batch_size
-            raise RefusalError(f"batch_size = {size} is below this site's min_batch = {limits.min_batch}")
-        steps = config.specs[0].get("local_steps")
-        if isinstance(steps, int) and steps > limits.max_local_steps:
-            raise RefusalError(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
-
     # -- introduction -------------------------------------------------------------------------------------------------
 
     def _introduce(self, config: Config) -> Introduction:
-        labels = [] if self.silos.classes is None else self.silos.classes.astype(float).tolist()
         dtype = str(self.silos.features.dtype).removeprefix("torch.")
         if dtype not in wire.DTYPES:
             raise RefusalError(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
+        labels = self._told(config)
         shape = Shape(
             features=list(self.silos.features.shape[1:]),
             dtype=dtype,  # type: ignore[arg-type]
             names=list(self.silos.feature_names),
-            labels=labels if len(labels) > 1 else sorted({-1.0 if -1.0 in labels else 0.0, 1.0, *labels}),
+            labels=labels or ([0.0, 1.0] if policy.classifies(config) else []),
             clients=1,
         )
+        policy.judge(self.limits, config, shape, self.sizes)
         problem = self._problem(config, shape, self.silos)
         smooth = problem.smooth()
         scale = smooth.scale() if isinstance(smooth, Linear) else None
@@ -191,47 +157,77 @@ class Site:
         return Introduction(
             site=self.name,
             version=__version__,
-            samples=int(self.silos.sizes[0]),
+            samples=self.sizes["train"],
             features=shape.features,
             dtype=shape.dtype,
             names=shape.names,
-            labels=labels if problem.loss.classifier else [],
+            labels=labels,
             smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
             scale=scale,
         )
 
+    def _told(self, config: Config) -> list[float]:
+        """The labels of a classifier, as this site tells them; refuses one for targets that are no declared classes."""
+        if not policy.classifies(config):
+            return []
+        if self._labels is None:
+            raise DataError("these targets are not two labels in {-1, 1} or {0, 1}: declare [data] classes = [...]")
+        parts = {"train": self.silos.targets}
+        if set(config.problem.metrics) & set(policy.PER_CLASS):
+            parts |= {part: y for part, (_, y) in self.silos.held_out.items()}
+        if min(int(torch.unique(y, return_counts=True)[1].min()) for y in parts.values()) < self.limits.min_class:
+            raise RefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}")
+        return self._labels
+
     @staticmethod
     def _problem(config: Config, shape: Shape, silos: Silos) -> Problem:
+        general = skeleton(config, shape)  # what is wrong here is the experiment's fault, not that of the data
         try:
-            return local_problem(config, shape, silos)
+            return local_problem(general, config, shape, silos)
         except ValueError as error:
             raise DataError(str(error)) from None
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def _job(self, order: Order, shape: Shape, config: Config) -> _Job:
-        key = order.config, shape, order.client
+        key = order.config, shape, order.client, order.job
         if self._cache is None or self._cache[0] != key:
-            if set(shape.names) != set(self.silos.feature_names):
-                raise RefusalError("the experiment's columns are not this site's")
-            silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
-            problem = self._problem(config, shape, silos)
-            algorithm = config.make_algorithm(config.specs[0], None)
-            batches = Batches(config.seed, config.run.batch_size, config.run.sampling)
-            smooth = problem.smooth(getattr(torch, config.run.dtype))
-            per = config.run.batch_size or int(silos.sizes[0])
-            if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
-                torch.set_num_threads(count)
-            client = Client(algorithm, smooth, problem.regularizer, batches, Counter(), guard=self._guard)
-            start = smooth.start()
-            rules = algorithm.at(0)
-            server, state = rules.init(start, problem.regularizer)
-            job = _Job(problem, client, start, smooth.buffers(), state, rules.broadcast(server))
-            self._cache = key, job
+            self._cache = None  # two of them might not fit
+            self._cache = key, self._build(order, shape, config)
         return self._cache[1]
 
-    def _guard(self, grad: Gradient) -> Gradient:
-        return _Limited(grad, self.limits.max_local_steps)
+    def _build(self, order: Order, shape: Shape, config: Config) -> _Job:
+        own = self.silos.features
+        if set(shape.names) != set(self.silos.feature_names) or len(shape.names) != len(self.silos.feature_names):
+            raise RefusalError("the experiment's columns are not this site's")
+        if (tuple(shape.features), wire.DTYPES[shape.dtype]) != (tuple(own.shape[1:]), own.dtype):
+            raise RefusalError(f"the experiment's samples have shape {shape.features}, {shape.dtype}: not this site's")
+        self._told(config)
+        steps = policy.judge(self.limits, config, shape, self.sizes)
+        silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
+        problem = self._problem(config, shape, silos)
+        algorithm = config.make_algorithm(config.specs[0], None)
+        smooth = problem.smooth(getattr(torch, config.run.dtype))
+        per = config.run.batch_size or int(silos.sizes[0])
+        if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
+            torch.set_num_threads(count)
+        batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling)
+        look = functools.partial(margins_within, smooth, most=self.limits.max_margin)
+        purse = Purse(self.ledger, order.job, steps, look)
+        client = Client(algorithm, smooth, problem.regularizer, batches, Counter(), guard=purse.guard)
+        start = smooth.start()
+        rules = algorithm.at(0)
+        server, state = rules.init(start, problem.regularizer)
+        return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server))
+
+    def _seed(self, order: Order, config: Config) -> int:
+        """The seed of minibatches and random layers: nobody else's business, unless this site says so.
+
+        Without either of them it only tosses a method's coins, which are no secret.
+        """
+        if self.limits.reproducible_batches or (config.run.batch_size is None and config.model is None):
+            return config.seed
+        return self.ledger.secret_seed(order.job, config.seed, order.client)
 
     def _work(self, order: Order, job: _Job, request: RecordDict) -> tuple[dict[str, float], Vectors]:
         expected = wire.form({"buffers": job.buffers})
@@ -244,23 +240,38 @@ class Site:
         if order.evaluate:
             expected |= wire.form({"model": job.start})
         given = wire.unpack(request, expected)
-        report: dict[str, float] = {"round": order.round, "samples": int(self.silos.sizes[0])}
+        self._admit(order, job, given)
+        report: dict[str, float] = {"round": order.round, "samples": self.sizes["train"]}
         vectors: Vectors = {}
-        if order.evaluate:
-            vectors |= self._evaluate(job, given, report)
-        if order.train:
-            vectors |= self._train(order, job, given, report)
+        try:
+            if order.evaluate:
+                vectors |= self._evaluate(job, given, report)
+            if order.train:
+                vectors |= self._train(order, job, given, report)
+        finally:
+            if order.train:
+                job.purse.settle()
         return report, vectors
+
+    def _admit(self, order: Order, job: _Job, given: Vectors) -> None:
+        """Take the order down in the ledger, before anything is computed."""
+        sent = {k: v for k, v in given.items() if k != "model"}
+        asked = {"train": files.digest(sent, {})[:16]} if order.train else {}
+        if order.evaluate:
+            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, {})[:16]
+        work = {"gradients": job.purse.expected} if order.train else {}
+        work |= {"evaluations": 1} if order.evaluate else {}
+        self.ledger.admit(order.job, order.round, asked, **work)
 
     def _train(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         client, counter = job.client, job.client.counter
+        gradients, proxes = counter.gradients, counter.proxes
+        message = wire.tuple_of(type(job.message), "message", given)
+        place = order.position, order.cohort
         if order.last < 0:
             state = client.algorithm.at(0).init(given["start"], job.problem.regularizer)[1]
         else:
             state = self.store.load(order.job, order.last, job.state)
-        gradients, proxes = counter.gradients, counter.proxes
-        message = wire.tuple_of(type(job.message), "message", given)
-        place = order.position, order.cohort
         reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
         if not (messages.finite(reply) and messages.finite(after) and bool(torch.isfinite(buffers).all())):
             raise RefusalError("its numbers left the finite range: the steps are probably too large")
@@ -270,6 +281,7 @@ class Site:
         return {**wire.named("reply", reply), "buffers": buffers}
 
     def _evaluate(self, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
+        margins_within(job.client.smooth, given["model"], self.limits.max_margin)
         seen = job.client.evaluate(given["model"], given["buffers"])
         gradient = seen.gradient
         report["loss"] = float(seen.loss)

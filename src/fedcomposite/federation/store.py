@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,15 @@ class LostStateError(ValueError):
 
 
 class StateStore:
-    """The client states of one site, below one folder."""
+    """The client states of one site, below one folder.
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
-        self.folder, self._keep = folder, keep
+    A job that was used within the last ``days`` is never forgotten. Of the older ones the newest stay, as long as there
+    are at most ``keep`` jobs in all; so a job that the coordinator still works on keeps its state, however many others
+    there are.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3, days: float = 30.0) -> None:
+        self.folder, self._keep, self._days = folder, keep, days
 
     def _path(self, job: str, round: int) -> Path:
         if not _JOB.fullmatch(job):
@@ -51,9 +57,17 @@ class StateStore:
             if int(other.stem) not in (round, before):
                 other.unlink(missing_ok=True)
         if fresh:
-            jobs = sorted((p for p in self.folder.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
-            for old in jobs[: -self._keep]:
-                shutil.rmtree(old, ignore_errors=True)
+            self._tidy()
+
+    def _jobs(self) -> list[Path]:
+        found = [p for p in self.folder.iterdir() if p.is_dir()] if self.folder.is_dir() else []
+        return sorted(found, key=lambda p: p.stat().st_mtime)
+
+    def _tidy(self) -> None:
+        oldest = time.time() - 86400 * self._days
+        for job in self._jobs()[: -self._keep]:
+            if job.stat().st_mtime < oldest:
+                shutil.rmtree(job, ignore_errors=True)
 
     def load(self, job: str, round: int, like: Any) -> Any:
         """The state after a round, in the form of ``like``."""
@@ -76,5 +90,6 @@ class StateStore:
         return type(like)(**{k: tensors[k] for k in like._fields})
 
     def forget(self) -> None:
-        """Remove every state."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove every state; the site's ledger and its secret stay."""
+        for job in self._jobs():
+            shutil.rmtree(job, ignore_errors=True)

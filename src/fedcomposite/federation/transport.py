@@ -7,8 +7,7 @@ round r + 1 is on its way while round r is being measured, and evaluation costs 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedcomposite.algorithms.base import AnyAlgorithm
-from fedcomposite.federation import wire
+from fedcomposite.federation import claims, wire
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.post import FederationError, Post
 from fedcomposite.federation.wire import Form, Vectors, WireError
@@ -74,6 +73,8 @@ class SiteTransport:
         self.weights = sizes / sizes.sum() if problem.weighting == "samples" else np.full(n, 1 / n)
         self._forms: dict[tuple[bool, int, int], dict[str, Form]] = {}
         self._measurement: dict[str, Form] = {}
+        self._least = claims.least_loss(problem.loss)
+        self._held: list[dict[str, float]] = [{} for _ in sites.names]
         self._rehearsed: Any = None
         self.reply: Any = None
         """The type of the method's replies, once a round was asked for."""
@@ -94,6 +95,7 @@ class SiteTransport:
         answers = self.post.collect(
             requests, str(request.round + 1), lambda site, content: self._check(content, *wanted[site])
         )
+        answers = self._familiar(answers)
         return SiteExchange(self, request, answers, [i for i in who if self.sites.names[i] in answers])
 
     def _order(self, i: int, who: list[int], request: Request) -> tuple[Order, Vectors]:
@@ -154,24 +156,21 @@ class SiteTransport:
 
     def _check(self, content: RecordDict, order: Order, forms: dict[str, Form]) -> Answer:
         check_refusal(content)
-        numbers = wire.numbers(content)
-        must = {"round", "samples"} | ({"gradients", "proxes"} if order.train else set())
-        must |= {"loss"} if order.evaluate else set()
-        if absent := sorted(must - set(numbers)):
-            raise WireError(f"{absent[0]!r} is missing from its report")
-        if extra := sorted(set(numbers) - must):
-            raise WireError(f"{extra[0]!r} was not asked for")
-        if numbers["round"] != order.round:
-            raise WireError(f"answers round {numbers['round'] + 1:g} in round {order.round + 1}")
-        if numbers["samples"] != self.sites.samples[order.client]:
-            raise WireError("has another number of samples than it said before the first round")
-        if any(not math.isfinite(v) or v < 0 for k, v in numbers.items() if k != "loss"):
-            raise WireError("a count in its report is negative, NaN or infinite")
-        if math.isnan(numbers.get("loss", 0.0)):
-            raise WireError("its loss is NaN")
+        numbers, samples = wire.numbers(content), self.sites.samples[order.client]
+        claims.check_numbers(numbers, order, samples, self._least)
         vectors = wire.unpack(content, forms)
-        _check_counts(vectors, self.sites.samples[order.client])
+        claims.check_counts(vectors, samples, self._held[order.client], signed=self._least < 0)
         return Answer(numbers, vectors)
+
+    def _familiar(self, answers: dict[str, Answer]) -> dict[str, Answer]:
+        """The reports without those that one site alone could spoil the round with."""
+        settings = self.post.settings
+        reports = {site: claims.sizes(a.numbers, a.vectors) for site, a in answers.items()}
+        for site, reason in claims.strangers(reports, settings.max_entry, settings.max_ratio).items():
+            self.post.refuse(site, reason)
+            del answers[site]
+        self.post.check_enough(answers)
+        return answers
 
     # -- around the rounds ------------------------------------------------------------------------------------------
 
@@ -265,17 +264,4 @@ class SiteExchange:
 def check_refusal(content: RecordDict) -> None:
     """Take a site's refusal as such."""
     if wire.kind(content) == "refusal":
-        lines = wire.text(content, "refusal").splitlines() or ["without a reason"]
-        raise WireError("refuses: " + lines[0][:300])
-
-
-def _check_counts(vectors: Mapping[str, Tensor], samples: int) -> None:
-    """Rows of counts that cannot be: negative numbers of samples, or more than the site has."""
-    for name, row in vectors.items():
-        if not name.startswith("counts."):
-            continue
-        part, metric = name.removeprefix("counts.").split("/")
-        if metric in ("samples", "accuracy"):
-            first, second = row[0].tolist()
-            if not 0 <= first <= second or (part == "train" and second > samples):
-                raise WireError(f"its counts of {part}/{metric} cannot be: {first:g} of {second:g}")
+        raise WireError("refuses: " + (wire.clean(wire.text(content, "refusal")) or "without a reason"))

@@ -39,10 +39,20 @@ _CODES = {
     "BOOL": torch.bool,
 }
 _HEADER = 1 << 16  # more than the names of any method's vectors need
+_WHOLE = 2**53  # integers up to this are exact as floating-point numbers
+_LINE = 300  # characters of somebody else's text that are shown
 
 
 class WireError(ValueError):
     """A message that cannot be used, and why, in one line."""
+
+
+def clean(line: object, most: int = _LINE) -> str:
+    """Somebody else's text, fit to be printed: one short line without control characters."""
+    text = str(line)[: 4 * most]
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    joined = " ".join(printable.split())
+    return joined if len(joined) <= most else joined[: most - 3] + "..."
 
 
 class Form(NamedTuple):
@@ -84,8 +94,8 @@ def content(
 
 
 def _parts(message: RecordDict) -> ConfigRecord:
-    part = message.get(RECORD)
-    if list(message) != [RECORD] or not isinstance(part, ConfigRecord):
+    part = message.get(RECORD) if isinstance(message, RecordDict) else None
+    if part is None or list(message) != [RECORD] or not isinstance(part, ConfigRecord):
         raise WireError("not a message of this package")
     return part
 
@@ -94,7 +104,7 @@ def kind(message: RecordDict) -> str:
     """What a message is: "order", "introduction", "report" or "refusal"."""
     found = sorted(set(_parts(message)) - {"vectors"})
     if len(found) != 1 or found[0] not in ("order", "introduction", "report", "refusal"):
-        raise WireError(f"a message with {', '.join(found) or 'no text'}")
+        raise WireError(f"a message with {clean(', '.join(found), 60) or 'no text'}")
     return found[0]
 
 
@@ -108,12 +118,17 @@ def text(message: RecordDict, key: str) -> str:
 
 def numbers(message: RecordDict) -> dict[str, float]:
     """The numbers of a report."""
+    said = text(message, "report")
+    if len(said) > _HEADER:
+        raise WireError(f"a report of {len(said)} characters")
     try:
-        found = json.loads(text(message, "report"))
-    except ValueError as error:
-        raise WireError(str(error) if isinstance(error, WireError) else "the report cannot be read") from None
+        found = json.loads(said)
+    except (ValueError, RecursionError):
+        raise WireError("the report cannot be read") from None
     if not isinstance(found, dict) or any(type(v) not in (int, float) for v in found.values()):
         raise WireError("the report holds more than numbers")
+    if large := [k for k, v in found.items() if isinstance(v, int) and abs(v) > _WHOLE]:
+        raise WireError(f"the number {clean(large[0], 60)!r} in its report is beyond 2^53")
     return found
 
 
@@ -121,6 +136,11 @@ def nbytes(message: RecordDict) -> int:
     """Bytes of a message's vectors."""
     block = _parts(message).get("vectors", b"")
     return len(block) if isinstance(block, bytes) else 0
+
+
+def weight(message: RecordDict) -> int:
+    """Bytes and characters of all that a message holds."""
+    return sum(len(v) if isinstance(v, bytes | str | list) else 8 for v in _parts(message).values())
 
 
 def unpack(message: RecordDict, expected: Mapping[str, Form]) -> Vectors:
@@ -135,15 +155,15 @@ def unpack(message: RecordDict, expected: Mapping[str, Form]) -> Vectors:
     if missing := sorted(k for k, form in expected.items() if form.required and k not in declared):
         raise WireError(f"vector {missing[0]!r} is missing")
     if extra := sorted(set(declared) - set(expected)):
-        raise WireError(f"vector {extra[0]!r} was not asked for")
+        raise WireError(f"vector {clean(extra[0], 60)!r} was not asked for")
     for name, found in declared.items():
         _compare(name, found, expected[name])
-    weight = sum(math.prod(f.shape) * f.dtype.itemsize for f in declared.values())
-    if len(block) > weight + _HEADER:
-        raise WireError(f"the vectors weigh {len(block)} bytes, {weight} were expected")
+    size = sum(math.prod(f.shape) * f.dtype.itemsize for f in declared.values())
+    if len(block) > size + _HEADER:
+        raise WireError(f"the vectors weigh {len(block)} bytes, {size} were expected")
     try:
         vectors: Vectors = deserialise(block)
-    except SafetensorError:
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError):
         raise WireError("the vectors cannot be decoded") from None
     for name, tensor in vectors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -159,12 +179,19 @@ def _declared(block: bytes) -> dict[str, Form]:
     try:
         header = json.loads(block[8 : 8 + size])
         return {
-            str(k): Form(tuple(int(n) for n in v["shape"]), _CODES[v["dtype"]])
+            str(k): Form(tuple(_extent(n) for n in v["shape"]), _CODES[v["dtype"]])
             for k, v in header.items()
             if k != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WireError("the vectors cannot be decoded: an unknown type or a broken header") from None
+
+
+def _extent(n: Any) -> int:
+    """One number of a shape."""
+    if type(n) is not int or not 0 <= n <= _WHOLE:
+        raise ValueError(f"{n!r} in a shape")
+    return n
 
 
 def _compare(name: str, found: Form, wanted: Form) -> None:

@@ -1,0 +1,120 @@
+"""What a site claims, held against what can be: counts within its samples, losses within their bounds, and numbers that
+are not a different kind of number from everybody else's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedcomposite.federation.orders import Order
+from fedcomposite.federation.wire import Vectors, WireError, clean
+from fedcomposite.problems.losses import LOSSES, Loss, Poisson
+from fedcomposite.problems.network import ModelLoss
+
+_MOST = 2.0**40  # samples that a site may have
+_SUMS = ("loss", "log_loss", "brier", "mae")  # a sum of values >= 0, and samples
+_PER_CLASS = ("balanced_accuracy", "f1", "auc")
+
+
+def check_numbers(numbers: Mapping[str, float], order: Order, samples: int, least: float) -> None:
+    """A report's numbers: those that were asked for, about this round and these samples, and possible."""
+    wanted = {"round", "samples"} | ({"gradients", "proxes"} if order.train else set())
+    wanted |= {"loss"} if order.evaluate else set()
+    if numbers.keys() != wanted:
+        odd = sorted(wanted ^ numbers.keys())[0]
+        raise WireError(f"the number {clean(odd, 60)!r} {'is missing' if odd in wanted else 'was not asked for'}")
+    if numbers["round"] != order.round:
+        raise WireError(f"answers round {numbers['round'] + 1:g} in round {order.round + 1}")
+    if numbers["samples"] != samples:
+        raise WireError("has another number of samples than it said before the first round")
+    if any(not 0 <= v <= _MOST for k, v in numbers.items() if k != "loss"):
+        raise WireError("a count in its report is negative, NaN or infinite, or too large")
+    if math.isnan(loss := numbers.get("loss", 0.0)):
+        raise WireError("its loss is NaN")
+    if loss < least:
+        raise WireError(f"its loss is {loss:.3g}, which is below {least:g}, the least that this loss can be")
+
+
+def least_loss(loss: Loss | ModelLoss) -> float:
+    """The least value of a loss: 0 for those of the package but one, unknown for others."""
+    if isinstance(loss, ModelLoss):
+        return 0.0 if loss.name in ("cross_entropy", "mse") else -math.inf
+    known = {type(one) for name, one in LOSSES.items() if LOSSES.origin(name) == "fedcomposite"} - {Poisson}
+    return 0.0 if type(loss) in known else -math.inf
+
+
+def check_counts(vectors: Vectors, samples: int, held: dict[str, float], signed: bool) -> None:
+    """Rows of counts that cannot be: of no samples, of more than the site has, of more hits than samples, ...
+
+    ``held`` remembers how many samples a part had; ``signed`` says that losses may be negative.
+    """
+    rows = {name.removeprefix("counts."): row[0] for name, row in vectors.items() if name.startswith("counts.")}
+    seen: dict[str, float] = {}
+    for name, row in rows.items():
+        part, metric = name.split("/")
+        if metric == "samples":
+            first, second = row.tolist()
+            if not 1 <= first <= second <= _MOST or (part == "train" and second != samples):
+                raise WireError(f"its counts of {name} cannot be: {first:g} of {second:g}")
+            if held.setdefault(part, second) != second:
+                raise WireError(f"has {second:g} {part} samples now, {held[part]:g} before")
+            seen[part] = first
+    for name, row in rows.items():
+        part, metric = name.split("/")
+        if part not in seen:
+            raise WireError(f"its counts of {name} come without a number of samples")
+        if metric != "samples" and (reason := _impossible(metric, row, seen[part], signed)):
+            raise WireError(f"its counts of {name} cannot be: {reason}")
+
+
+def _impossible(metric: str, row: Tensor, seen: float, signed: bool) -> str:
+    """What is wrong with a row of counts of so many samples, if anything."""
+    if metric == "accuracy":
+        hits, of = row.tolist()
+        return "" if 0 <= hits <= of == seen else f"{hits:g} of {of:g}"
+    if metric in _SUMS:
+        total, of = row.tolist()
+        low = -math.inf if signed and metric == "loss" else 0.0
+        return "" if total >= low and of == seen else f"{total:g} over {of:g} samples of {seen:g}"
+    if metric in _PER_CLASS or metric == "calibration_error":
+        least, most = row.min().item(), row.max().item()
+        return "" if least >= 0 and most <= 2 * seen else f"numbers from {least:g} to {most:g} of {seen:g} samples"
+    if metric == "r2":
+        return "" if row[0] == seen and row[2] >= 0 and row[3] >= 0 else "its sums do not fit together"
+    return ""
+
+
+def sizes(numbers: Mapping[str, float], vectors: Vectors) -> dict[str, float]:
+    """How large a report's loss and vectors are: the largest entry of each."""
+    found = {k: float(v.abs().max()) for k, v in vectors.items() if _measured(k, v)}
+    return found | ({"loss": abs(numbers["loss"])} if "loss" in numbers else {})
+
+
+def _measured(name: str, vector: Tensor) -> bool:
+    return vector.is_floating_point() and vector.numel() > 0 and not name.startswith("counts.")
+
+
+def strangers(reports: Mapping[str, Mapping[str, float]], most: float, ratio: float) -> dict[str, str]:
+    """Sites whose numbers are beyond all bounds while most others' are not, with the reason.
+
+    Beyond is above ``most``, or above ``ratio`` times the median of the others (at least 1), where there are two or
+    more. When more than half of the sites are beyond ``most``, the model has diverged and nobody is a stranger.
+    """
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(k for report in reports.values() for k in report):
+        values = {site: report[name] for site, report in reports.items() if name in report}
+        beyond = {site for site, value in values.items() if not value <= most}
+        if 2 * len(beyond) > len(values):
+            continue
+        for site, value in values.items():
+            others = [v for s, v in values.items() if s != site and s not in beyond]
+            limit = ratio * max(1.0, statistics.median(others)) if len(values) > 2 and others else math.inf
+            if site in beyond or value > limit:
+                what = "loss" if name == "loss" else f"vector {name!r}"
+                usual = f", the others' {statistics.median(others):.3g}" if others else ""
+                found.setdefault(site, f"its {what} is as large as {value:.3g}{usual}; too large steps, or a lie")
+    return found

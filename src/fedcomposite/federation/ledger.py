@@ -1,0 +1,131 @@
+"""A site's account of what it was asked for: one file that survives restarts, written before anything is computed.
+
+For every job: the digest of the data it began with, the gradients and evaluations so far, and the models of its latest
+rounds; for every day: gradients, evaluations and new jobs. Beside it lies the site's secret, which nobody else knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from fedcomposite.federation.policy import Limits, RefusalError
+from fedcomposite.files import write_atomic
+
+Kind = Literal["gradients", "evaluations"]
+_DAYS = 60  # after which an unused job is forgotten
+
+
+def today() -> date:
+    """The day of now, everywhere the same."""
+    return datetime.now(UTC).date()
+
+
+class Ledger:
+    """What one site was asked for, in one folder; ``data`` is the digest of its samples."""
+
+    def __init__(self, folder: Path, limits: Limits, data: str, day: Callable[[], date] = today) -> None:
+        self._folder, self._limits, self._data, self._day = folder, limits, data, day
+        self._path = folder / "ledger.json"
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            return {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])}
+        except FileNotFoundError:
+            return {"day": "", "today": {}, "jobs": {}}
+        except (ValueError, KeyError, TypeError, OSError):
+            raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
+
+    def _write(self, book: dict[str, Any]) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self._path, json.dumps(book).encode())
+
+    def _open(self) -> dict[str, Any]:
+        """The book of today."""
+        book, now = self._read(), self._day()
+        if book["day"] != now.isoformat():
+            book |= {"day": now.isoformat(), "today": {"gradients": 0, "evaluations": 0, "jobs": 0}}
+            old = [k for k, v in book["jobs"].items() if (now - date.fromisoformat(v["used"])).days > _DAYS]
+            for name in old:
+                del book["jobs"][name]
+        return book
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def admit(self, job: str, round: int, asked: dict[str, str], **work: int) -> None:
+        """Take an order down: the digests of the models it is about, by what is done with them, and its work.
+
+        Each round of a job has its models, and rounds do not go back. So an order that was lost may come again, and one
+        that goes through many models may not.
+        """
+        book, limits = self._open(), self._limits
+        entry = book["jobs"].get(job)
+        if entry is None:
+            self._count(book["today"], "jobs", 1, limits.jobs_per_day, "new jobs a day")
+            entry = book["jobs"][job] = {"data": self._data, "round": 0, "gradients": 0, "evaluations": 0, "seen": {}}
+        if entry["data"] != self._data:
+            raise RefusalError(f"job {job} began with other data here; start the job anew")
+        for what, digest in asked.items():
+            seen = entry["seen"].setdefault(f"{what} {round}", [])
+            if digest in seen:
+                continue
+            if round < entry["round"]:
+                raise RefusalError(f"job {job} has reached round {entry['round'] + 1}; this order is for {round + 1}")
+            if len(seen) == limits.models_per_round:
+                raise RefusalError(f"another model in round {round + 1}: models_per_round = {limits.models_per_round}")
+            seen.append(digest)
+        entry |= {"round": max(round, entry["round"]), "used": book["day"]}
+        entry["seen"] = {k: v for k, v in entry["seen"].items() if int(k.split()[1]) >= entry["round"] - 1}
+        self._spend(book, job, work)
+        self._write(book)
+
+    def spend(self, job: str, **work: int) -> None:
+        """Count work before it is done."""
+        book = self._open()
+        self._spend(book, job, work)
+        self._write(book)
+
+    def refund(self, job: str, gradients: int) -> None:
+        """Give back what was counted and not done."""
+        book = self._open()
+        for place in (book["jobs"].get(job, {}), book["today"]):
+            if "gradients" in place:
+                place["gradients"] = max(0, place["gradients"] - gradients)
+        self._write(book)
+
+    def _spend(self, book: dict[str, Any], job: str, work: dict[str, int]) -> None:
+        for kind, count in work.items():
+            for place, span in ((book["jobs"][job], "job"), (book["today"], "day")):
+                name = f"{kind}_per_{span}"
+                self._count(place, kind, count, getattr(self._limits, name), f"this site's {name}")
+
+    @staticmethod
+    def _count(place: dict[str, Any], kind: str, count: int, most: int, what: str) -> None:
+        if place[kind] + count > most:
+            raise RefusalError(f"over {what} = {most}")
+        place[kind] += count
+
+    # -- the secret ---------------------------------------------------------------------------------------------------
+
+    def secret_seed(self, *known: object) -> int:
+        """A 64-bit seed that depends on what others know and on what they do not."""
+        path = self._folder / "secret"
+        if not path.is_file():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch = path.with_suffix(f".{os.getpid()}")
+            with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        mixed = hmac.new(path.read_bytes(), repr(known).encode(), hashlib.sha256).digest()
+        return int.from_bytes(mixed[:8], "little")

@@ -1,0 +1,216 @@
+"""What a site agrees to, whatever an experiment says: judged from an order's numbers, before anything is allocated.
+
+The defaults are for linear models with full gradients. What they let through and what they do not is written, with
+numbers, in ``docs/federation.md``; the attacks they are made against are in ``tests/test_federation_attacks.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedcomposite import algorithms, models
+from fedcomposite.experiments.config import Config, ConfigError
+from fedcomposite.federation.orders import Order, Shape
+from fedcomposite.federation.shape import blank
+from fedcomposite.problems.losses import LOSSES, LeastSquares, Loss, Multinomial, get_loss
+from fedcomposite.problems.metrics import METRICS
+from fedcomposite.registry import fold
+
+_COPIES = 24  # vectors as long as the model that a method's round may hold at once, generously
+_DRAWN = 104  # bytes of random words behind one drawn sample
+_CONFIG = 65536  # characters of an experiment
+PER_CLASS = ("balanced_accuracy", "f1")
+"""Metrics whose counts are those of single classes."""
+
+
+class RefusalError(ValueError):
+    """A site will not do what it was asked; the text is one line and goes to the server."""
+
+
+class Limits(BaseModel):
+    """``[limits]`` of site.toml: what this site agrees to, whatever an experiment says."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    # -- which experiments
+    max_rounds: int = Field(default=100_000, ge=1)
+    max_local_steps: int = Field(default=10_000, ge=1)
+    """Gradients in one round."""
+    methods: list[str] = []
+    """Allowed methods; empty allows all."""
+    losses: list[str] = ["least_squares", "logistic", "multinomial"]
+    """Allowed losses of linear models; empty allows all. The others single samples out more easily."""
+    metrics: list[str] = ["accuracy", "balanced_accuracy", "f1", "log_loss", "brier", "r2"]
+    """Allowed metrics; empty allows all. The others are histograms of single samples, or as good as that."""
+    networks: bool = False
+    """Whether models other than linear ones are allowed: a network's gradient can hold samples one by one."""
+    models: list[str] = []
+    """Allowed networks, where they are; empty allows all."""
+    max_width: int = Field(default=4096, ge=1)
+    """Widest layer of a network."""
+    # -- how much one number may say about one sample
+    min_samples: int = Field(default=10, ge=1)
+    """Fewest samples with which this site takes part."""
+    min_class: int = Field(default=5, ge=1)
+    """Fewest samples of a class that occurs here."""
+    min_batch: int = Field(default=10, ge=1)
+    """Smallest minibatch: a gradient is a mean over at least so many samples."""
+    min_evaluation: int = Field(default=10, ge=1)
+    """Fewest samples on which a model is evaluated: of the training, the validation and the test part."""
+    parameter_share: float = Field(default=1 / 3, gt=0)
+    """Most parameters of a linear model, per sample (as in DataSHIELD)."""
+    max_margin: float = Field(default=10.0, gt=0)
+    """Largest a'x of a sample at which a gradient is given, where the loss is not quadratic."""
+    reproducible_batches: bool = False
+    """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows."""
+    # -- how often
+    gradients_per_job: int = Field(default=100_000, ge=1)
+    gradients_per_day: int = Field(default=200_000, ge=1)
+    evaluations_per_job: int = Field(default=2_000, ge=1)
+    evaluations_per_day: int = Field(default=5_000, ge=1)
+    jobs_per_day: int = Field(default=100, ge=1)
+    models_per_round: int = Field(default=2, ge=1)
+    """Different models that are answered in one round of a job; a lost answer is asked for again with the same one."""
+    # -- how large
+    max_message_mb: float = Field(default=1024.0, gt=0)
+    """Largest message taken from the server."""
+    max_parameters: int = Field(default=50_000_000, ge=1)
+    max_clients: int = Field(default=10_000, ge=1)
+    max_memory_mb: float = Field(default=4096.0, gt=0)
+    """Memory that an experiment may need beside the samples, as estimated from its numbers."""
+
+
+def permit(limits: Limits, config: Config, order: Order) -> None:
+    """Refuse what can be seen from the experiment's text and the order's numbers alone."""
+    rounds = max(config.run.rounds, order.round)
+    if rounds > limits.max_rounds:
+        raise RefusalError(f"{rounds} rounds are over this site's max_rounds = {limits.max_rounds}")
+    if order.round > config.run.rounds or (order.train and order.round == config.run.rounds):
+        raise RefusalError(f"round {order.round + 1} of an experiment of {config.run.rounds} rounds")
+    name = algorithms.lookup(config.specs[0]["name"]).__name__
+    _listed(name, limits.methods, "methods")
+    size, steps = config.run.batch_size, config.specs[0].get("local_steps")
+    if size is not None and size < limits.min_batch:
+        raise RefusalError(f"batch_size = {size} is below this site's min_batch = {limits.min_batch}")
+    if isinstance(steps, int) and steps > limits.max_local_steps:
+        raise RefusalError(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
+    for metric in config.problem.metrics:
+        _listed(METRICS.canonical(metric), limits.metrics, "metrics")
+    if config.model is None:
+        _listed(LOSSES.canonical(config.problem.loss or "logistic"), limits.losses, "losses")
+    elif not limits.networks:
+        raise RefusalError("this site allows linear models only (networks = true in its [limits] would allow others)")
+    else:
+        _listed(models.MODELS.canonical(config.model.name), limits.models, "models")
+    every, last = config.run.evaluate_every, config.run.rounds
+    if order.evaluate and order.round % every and order.round != last:
+        raise RefusalError(f"round {order.round} is not one in which this experiment evaluates (every {every})")
+    if (shape := order.shape) is not None:
+        if shape.clients > limits.max_clients:
+            raise RefusalError(f"{shape.clients} clients are over this site's max_clients = {limits.max_clients}")
+        if not (order.client < shape.clients and order.position < order.cohort <= shape.clients):
+            raise RefusalError("the numbers of this client, its place and its cohort do not fit together")
+
+
+def _listed(name: str, allowed: Sequence[str], kind: str) -> None:
+    if allowed and fold(name) not in map(fold, allowed):
+        raise RefusalError(f"{name} is not among this site's {kind} ({', '.join(allowed)})")
+
+
+def short(text: str) -> str:
+    """An experiment's text, unless it is longer than any experiment."""
+    if len(text) > _CONFIG:
+        raise RefusalError(f"an experiment of {len(text)} characters; at most {_CONFIG} are read")
+    return text
+
+
+def affine(loss: Loss) -> bool:
+    """Whether a loss's derivative is linear in the margin, so that gradients at any models give X'X and X'y only."""
+    return isinstance(loss, LeastSquares)
+
+
+def classifies(config: Config) -> bool:
+    """Whether the experiment's targets are class labels."""
+    if config.model is None:
+        return _loss(config).classifier
+    return config.problem.loss in (None, "cross_entropy")
+
+
+def pair(config: Config) -> bool:
+    """Whether the experiment is about two classes, by its loss."""
+    return config.model is None and classifies(config) and not isinstance(_loss(config), Multinomial)
+
+
+def _loss(config: Config) -> Loss:
+    try:
+        return get_loss(config.problem.loss or "logistic", config.problem.loss_options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"[problem] {error}") from None
+
+
+def judge(limits: Limits, config: Config, shape: Shape, sizes: Mapping[str, int]) -> int:
+    """Refuse what is too large for this site's samples or memory; returns the most local steps there is memory for.
+
+    ``sizes`` are the samples of the parts "train", "validation" and "test".
+    """
+    count, width = _count(config, shape)
+    if count > limits.max_parameters:
+        raise RefusalError(f"{count} parameters are over this site's max_parameters = {limits.max_parameters}")
+    if config.model is None:
+        most = math.floor(limits.parameter_share * sizes["train"]) if limits.parameter_share < math.inf else count
+        if count > most:
+            raise RefusalError(
+                f"{count} parameters are more than this site's samples allow: {most} "
+                f"(parameter_share = {limits.parameter_share:.3g})"
+            )
+    else:
+        if width > limits.max_width:
+            raise RefusalError(f"a layer of width {width} is over this site's max_width = {limits.max_width}")
+        _enough(limits, config.model.evaluation_samples, shape.clients, sizes)
+    return _remember(limits, config, shape, count)
+
+
+def _enough(limits: Limits, asked: int, clients: int, sizes: Mapping[str, int]) -> None:
+    """Refuse evaluations on too few samples."""
+    each = -(-asked // clients) if asked else max(sizes.values())
+    if (least := min(min(each, size) for size in sizes.values())) < limits.min_evaluation:
+        raise RefusalError(
+            f"evaluation_samples = {asked} of {clients} clients are {least} here, "
+            f"below this site's min_evaluation = {limits.min_evaluation}"
+        )
+
+
+def _count(config: Config, shape: Shape) -> tuple[int, int]:
+    """Parameters of the model, and its widest layer; no tensor of its size is made."""
+    if config.model is None:
+        loss = _loss(config)
+        outputs = len(loss.labels or shape.labels) if isinstance(loss, Multinomial) else loss.outputs
+        width = math.prod(shape.features) + config.problem.bias
+        return width * max(1, outputs), width
+    silos = blank(shape)
+    try:
+        with torch.device("meta"):
+            made = models.build(config.model.name, silos, **config.model.options)
+    except ValueError as error:
+        raise ConfigError(f"[model] {error}") from None
+    tensors = [*made.parameters(), *made.buffers()]
+    return sum(t.numel() for t in tensors), max((t.shape[0] for t in tensors if t.ndim > 1), default=1)
+
+
+def _remember(limits: Limits, config: Config, shape: Shape, count: int) -> int:
+    """The most local steps for which the memory lasts."""
+    item = 4 if config.run.dtype == "float32" else 8
+    batch = config.run.batch_size or 0
+    needed = _COPIES * count * item + 3 * batch * math.prod(shape.features) * item
+    room = limits.max_memory_mb * 1e6 - needed
+    steps = limits.max_local_steps if batch == 0 else int(room // (batch * _DRAWN))
+    if room < 0 or steps < 1:
+        raise RefusalError(
+            f"{count} parameters with batches of {batch or 'all'} samples need more than this site's "
+            f"max_memory_mb = {limits.max_memory_mb:g}"
+        )
+    return min(steps, limits.max_local_steps)
