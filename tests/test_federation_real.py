@@ -24,7 +24,6 @@ import fedcomposite as fc
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from fedcomposite.federation import pki
-from fedcomposite.federation.engine import flwr
 from fedcomposite.federation.folder import FederationFolder, free_port
 
 pytestmark = pytest.mark.slow
@@ -251,64 +250,9 @@ def test_ctrl_c_at_the_analyst_leaves_a_run_to_resume(parties):
     assert shown.count("online") >= 3
     run.process.send_signal(signal.SIGINT)
     said = run.ends(1, 60)
-    assert "stopped after round" in said
+    assert "interrupted after round" in said
     assert f"--resume {out}" in said
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
-
-
-EVIL = """\
-from pathlib import Path
-Path({marker!r}).write_text("foreign code was here")
-from flwr.clientapp import ClientApp
-client = ClientApp()
-"""
-FOREIGN_SERVER = """\
-import json, time
-from pathlib import Path
-from flwr.app import Message, RecordDict, ConfigRecord
-from flwr.serverapp import ServerApp
-server = ServerApp()
-
-@server.main()
-def main(grid, context):
-    nodes = list(grid.get_node_ids())
-    asked = [Message(RecordDict({{"c": ConfigRecord({{"a": 1}})}}), dst_node_id=n, message_type="train") for n in nodes]
-    ids, said = set(grid.push_messages(asked)), []
-    end = time.time() + 20
-    while ids and time.time() < end:
-        for m in grid.pull_messages(list(ids)):
-            ids.discard(m.metadata.reply_to_message_id)
-            said.append(m.error.reason if m.has_error() else "answered")
-        time.sleep(0.2)
-    Path({said!r}).write_text(json.dumps(said))
-"""
-
-
-def test_foreign_code_in_a_bundle_is_refused(parties):
-    """A bundle that brings code, here under the package's own name, reaches every site and runs at none."""
-    marker, said = parties.folder / "marker", parties.folder / "said.json"
-    app = parties.folder / "foreign"
-    (app / "foreign").mkdir(parents=True)
-    (app / "foreign" / "__init__.py").write_text("")
-    (app / "foreign" / "client.py").write_text(EVIL.format(marker=str(marker)))
-    (app / "foreign" / "server.py").write_text(FOREIGN_SERVER.format(said=str(said)))
-    content = {
-        "project": {"name": "foreign", "version": "1.0.0", "description": "x", "license": "Apache-2.0",
-                    "dependencies": ["flwr>=1.41.0"]},
-        "tool": {"flwr": {"app": {"publisher": "nobody", "components": {
-            "serverapp": "foreign.server:server", "clientapp": "foreign.client:client"}}}},
-    }  # fmt: skip
-    (app / "pyproject.toml").write_text(tomli_w.dumps(content))
-    flwr(parties.fed.home, "run", str(app), "federation")
-    end = time.monotonic() + 45
-    while not said.exists() and time.monotonic() < end:
-        time.sleep(0.2)
-    time.sleep(0.2)
-    answers = json.loads(said.read_text())
-    assert len(answers) == 3
-    for answer in answers:
-        assert "runs only its installed package" in answer
-    assert not marker.exists()
 
 
 def test_strangers_and_impostors_are_refused(parties):

@@ -94,12 +94,20 @@ class Post:
             one.receive(now)
             one.lose_patience(now)
             if one.pending:
-                time.sleep(self.settings.poll)
+                self._wait(one.numbers)
         self.missing = {}
         if one.policy == "skip" and len(one.answers) < self.settings.min_sites:
             few = f"{len(one.answers)} site(s) answered, fewer than min_sites = {self.settings.min_sites}"
             raise FederationError(few)
         return one.answers
+
+    def _wait(self, numbers: list[str]) -> None:
+        """Until there may be something new; a Grid that can tell is asked to."""
+        wait = getattr(self.grid, "wait", None)
+        if wait is None:
+            time.sleep(self.settings.poll)
+        else:
+            wait(numbers, 1.0)
 
 
 class _Exchange(Generic[T]):
@@ -119,6 +127,11 @@ class _Exchange(Generic[T]):
         self._not_before: dict[str, float] = {}
         self._began = self._told = time.monotonic()
         self._look, self._nodes, self._online = 0.0, post.nodes(), dict[int, str]()
+
+    @property
+    def numbers(self) -> list[str]:
+        """Of the orders on their way."""
+        return [number for sent in self._sent.values() for number in sent.ids]
 
     def send(self, now: float) -> None:
         """Ask every site that is there and has not been asked, or not answered for too long."""
@@ -155,7 +168,7 @@ class _Exchange(Generic[T]):
         owner = {number: name for name, sent in self._sent.items() for number in sent.ids}
         for message in self._post.grid.pull_messages(list(owner)) if owner else ():
             number = message.metadata.reply_to_message_id
-            name = owner[number]
+            name = owner.get(number, "")
             if name not in self.pending:
                 continue
             reason = (message.error.reason or "no reason given") if message.has_error() else ""
