@@ -23,6 +23,8 @@ import fedcomposite as fc
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from bad_network import Proxy
+
 from fedcomposite.federation import pki
 from fedcomposite.federation.folder import FederationFolder, free_port
 
@@ -220,6 +222,34 @@ def test_the_server_and_then_everybody_is_killed(parties, whole):
     assert records(out) == records(whole)
 
 
+def test_a_bad_network_changes_no_bit(parties, whole):
+    """Delays and resets at one site, a slow uplink at another, and a cable that is cut and mended at the third."""
+    proxies = {"north": Proxy(parties.fed.port, delay=0.05, resets=0.03),
+               "south": Proxy(parties.fed.port, rate=20_000), "west": Proxy(parties.fed.port)}  # fmt: skip
+    try:
+        for name, proxy in proxies.items():
+            parties.sites[name].leave()
+            far = shutil.copytree(parties.fed.path / "sites" / name, parties.folder / "far" / name)
+            text = (far / "site.toml").read_text()
+            (far / "site.toml").write_text(text.replace(f":{parties.fed.port}", f":{proxy.port}"))
+            parties.sites[name] = parties.join(name, far)
+        out = parties.folder / "bad-network"
+        run = parties.run("run-bad-network", parties.folder / "slow.toml", "--out", out)
+        run.wait_for("round 1/5", 180)
+        proxies["west"].cut = True
+        run.wait_for("west did not answer", 180)
+        proxies["west"].cut = False
+        run.ends(0, 300)
+        assert torch.equal(model(out), model(whole))
+        assert records(out) == records(whole)
+        assert proxies["north"].broken > 0
+    finally:
+        for name in proxies:
+            parties.sites[name].leave()
+            proxies[name].close()
+            parties.sites[name] = parties.join(name)
+
+
 def test_skip_goes_on_without_a_site_that_leaves(parties):
     """Ctrl-C at a site is clean; the run goes on with the others and says so."""
     config = parties.folder / "skip.toml"
@@ -286,6 +316,17 @@ def test_a_revoked_site_is_out(parties):
     assert "no longer accepts south: it was revoked" in parties.sites["south"].ends(1, 30)
     run = parties.run("run-revoked", parties.folder / "slow.toml", "--out", parties.folder / "revoked")
     assert "south: is not registered or was revoked" in run.ends(1, 60)
+
+
+def test_runs_go_on_after_a_revocation(parties):
+    """With "skip", or with the sites that it names, a run does without the revoked one from the start."""
+    config = parties.folder / "after.toml"
+    config.write_text(tomli_w.dumps(slow("FedAvg", rounds=2, local_steps=20)))
+    for name, options in [("after-skip", ["--policy", "skip"]), ("after-named", ["--sites", "north,west"])]:
+        out = parties.folder / name
+        parties.run(f"run-{name}", config, "--out", out, *options).ends(0, 120)
+        assert records(out)[-1]["round"] == 2
+    assert torch.equal(model(parties.folder / "after-skip"), model(parties.folder / "after-named"))
 
 
 def test_the_demo_in_one_command(tmp_path):

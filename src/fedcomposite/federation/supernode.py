@@ -95,7 +95,7 @@ class Connection:
         key: Path,
         coordinator: Path,
         log: Callable[[str], None],
-        silence: float = 2 * SILENCE,
+        silence: float = gate.HOLD + 15.0,
     ) -> None:
         engine.check_version()
         self._site, self._address, self._authority, self._log = site, address, authority, log
@@ -108,20 +108,24 @@ class Connection:
         self._session, self._numbers = "", itertools.count(1)
         self._lost = 0.0  # since when the coordinator is silent
         self._piece = 256 << 10
+        self._stop: Callable[[], bool] = lambda: False
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Answer orders until Ctrl-C; :class:`RefusedError` when the coordinator will not have this site."""
-        told = False
+    def serve(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Answer orders until Ctrl-C, or until ``stop()`` says so between two requests.
+
+        Raises :class:`RefusedError` when the coordinator will not have this site.
+        """
+        told, self._stop = False, stop
         try:
-            while True:
+            while not stop():
                 self._open()
                 if not told:
                     self._log(f"connected to {self._address}; waiting for work")
                     told = True
                 try:
-                    while True:
+                    while not stop():
                         self._once()
                 except _SessionError as error:
                     if thief := str(error):
@@ -138,7 +142,7 @@ class Connection:
 
     def _open(self) -> None:
         """Begin a session with the service's challenge."""
-        while True:
+        while not self._stop():
             try:
                 got = self._client.get("/v1/sites/challenge")
                 got.raise_for_status()
@@ -153,14 +157,24 @@ class Connection:
             self._back()
             return
 
-    def _request(self, method: str, what: str, body: bytes = b"", timeout: float | None = None) -> httpx.Response:
-        """One signed request, and what the answer means."""
+    def _request(
+        self, method: str, what: str, body: bytes = b"", timeout: float | None = None, into: bytearray | None = None
+    ) -> httpx.Response:
+        """One signed request, and what the answer means; a body for ``into`` is added to it as it comes."""
         path = f"/v1/sites/{what}"
         headers = signing.request_headers(
             self._key, self._site.name, self._session, next(self._numbers), method, path, body
         )
         more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        got = self._client.request(method, path, content=body, headers=headers, **more)
+        if into is None:
+            got = self._client.request(method, path, content=body, headers=headers, **more)
+        else:
+            with self._client.stream(method, path, headers=headers) as got:
+                if got.status_code == 200:
+                    for part in got.iter_raw():
+                        into += part
+                else:
+                    got.read()
         if got.status_code == 200:
             return got
         try:
@@ -186,12 +200,7 @@ class Connection:
         while True:
             try:
                 got = self._request(method, what, body)
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code in (409, 413):
-                    raise
-                self._pause(error)
-                continue
-            except httpx.TransportError as error:
+            except httpx.HTTPError as error:
                 self._pause(error)
                 continue
             self._back()
@@ -204,6 +213,8 @@ class Connection:
             why = f"{self._address} answers with an error ({error.response.status_code})"
         elif isinstance(error, httpx.ConnectError):
             why = _explain(str(error), self._address, self._authority)
+        if self._stop():
+            raise _OverError
         now = time.monotonic()
         if not self._lost:
             self._lost = now
@@ -232,18 +243,20 @@ class Connection:
             self._log("the run has ended; its last order is dropped")
 
     def _fetch(self, ticket: Ticket) -> bytes:
-        """A large order, piece by piece."""
-        most = self._site.limits.max_message_mb * 1e6 + (1 << 20)
-        if ticket.size > most:
+        """A large order; what a broken connection had brought is kept, and the rest asked for."""
+        if ticket.size > self._site.limits.max_message_mb * 1e6 + (1 << 20):
             return b""
-        parts, have = [], 0
-        while have < ticket.size:
-            part = self._call("GET", f"order/{ticket.id}/{have}").content
-            if not part:
-                break
-            parts.append(part)
-            have += len(part)
-        return b"".join(parts)
+        got = bytearray()
+        while len(got) < ticket.size:
+            had = len(got)
+            try:
+                self._request("GET", f"order/{ticket.id}/{had}", into=got)
+            except httpx.HTTPError as error:
+                if len(got) == had:
+                    self._pause(error)
+                continue
+            self._back()
+        return bytes(got[: ticket.size])
 
     def _answer(self, ticket: Ticket, payload: bytes) -> bytes:
         """Check the coordinator's signature, then let the site do the order, with signs of life meanwhile."""
@@ -279,18 +292,23 @@ class Connection:
         while have < len(reply):
             piece = reply[have : have + self._piece]
             began = time.monotonic()
-            lost = self._lost
             try:
-                self._call("PUT", f"reply/{order}/{have}/{len(reply)}", piece)
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code == 413:
+                self._request("PUT", f"reply/{order}/{have}/{len(reply)}", piece)
+            except httpx.HTTPError as error:
+                status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+                if status == 413:
                     self._log("the coordinator refuses a reply of this size")
                     raise _OverError from None
-                have = int(error.response.json()["have"])
+                if isinstance(error, httpx.HTTPStatusError) and status == 409:
+                    have = int(error.response.json()["have"])
+                else:
+                    self._piece = max(_LEAST, self._piece // 2)
+                    self._pause(error)
                 continue
+            self._back()
             have += len(piece)
             took = time.monotonic() - began
-            if took > 2 * _WISH or lost != self._lost:
+            if took > 2 * _WISH:
                 self._piece = max(_LEAST, self._piece // 2)
             elif took < _WISH / 2 and len(piece) == self._piece:
                 self._piece = min(gate.PIECE, 2 * self._piece)
