@@ -1,14 +1,17 @@
 """Time per round of a real federation on this machine: TLS, site keys, one process per party.
 
-* warm: four sites with this package's long-lived executor, the Heart Disease hospitals, FedNMap;
+* warm: four sites that run ``join``, the Heart Disease hospitals, FedNMap;
+* many: as many sites as ``--sites`` says, each with a part of the same patients;
 * stock: the same with Flower's own SuperNode, which starts a process per message;
 * large: two sites with a ResNet-18 in float32 (45 MB a vector) and FedDR (two vectors of state at each site);
 * state: the same with a perceptron of 13 million weights (52 MB a vector, over 100 MB of state at each site).
 
 Every round is evaluated. The time of a round is the median difference between the history's clock readings; ``compute``
-is the part that the slowest site spent computing, by its own log, and the rest is overhead.
+is the part that the slowest site spent computing, by its own log, and the rest is overhead. ``cpu`` is the service's
+processor time per round, ``idle`` its share of a core while nothing happens, ``service_mb`` its largest memory, and
+``files_mb`` what lies in its folder in the end.
 
-Run ``python benchmarks/federation.py [--cases warm,stock,large,state] [--json FILE]``.
+Run ``python benchmarks/federation.py [--cases warm,many,stock,large,state] [--sites 20] [--json FILE]``.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import re
 import statistics
 import tempfile
@@ -24,12 +28,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import tomli_w
 
 from fedcomposite.federation import demo
 from fedcomposite.federation.folder import FederationFolder
 
-ROUNDS = {"warm": 12, "stock": 4, "large": 3, "state": 3}
+ROUNDS = {"warm": 12, "many": 12, "stock": 4, "large": 3, "state": 3}
+IDLE = 20.0  # seconds for which an idle service is watched
 MODELS = {"large": {"name": "resnet18"}, "state": {"name": "mlp", "options": {"hidden": [4096, 64]}}}
 
 
@@ -38,6 +44,27 @@ def hospitals(folder: Path, rounds: int) -> tuple[list[str], str, str]:
     sites = demo.write_hospitals(folder)
     (folder / "config.toml").write_text(demo.CONFIG.format(rounds=rounds))
     return sites, "csv", "num"
+
+
+def parts(folder: Path, rounds: int, count: int) -> tuple[list[str], str, str]:
+    """The demo's patients, dealt to more sites."""
+    hospitals(folder, rounds)
+    everybody = pd.concat([pd.read_csv(p) for p in sorted(folder.glob("*.csv"))])
+    sites = [f"site{i:02d}" for i in range(count)]
+    for i, site in enumerate(sites):
+        everybody.iloc[i::count].to_csv(folder / f"{site}.csv", index=False)
+    return sites, "csv", "num"
+
+
+def spent(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def most_memory(pid: int) -> float:
+    """Largest resident memory of a process so far, in MB."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1e3
 
 
 def images(folder: Path, rounds: int, model: dict[str, object]) -> tuple[list[str], str, str]:
@@ -59,15 +86,20 @@ def images(folder: Path, rounds: int, model: dict[str, object]) -> tuple[list[st
     return sites, "npz", "label"
 
 
-def measure(case: str, folder: Path) -> dict[str, float]:
+def measure(case: str, folder: Path, count: int) -> dict[str, float]:
     rounds = ROUNDS[case]
     data = folder / "data"
-    sites, kind, target = images(data, rounds, MODELS[case]) if case in MODELS else hospitals(data, rounds)
+    if case in MODELS:
+        sites, kind, target = images(data, rounds, MODELS[case])
+    else:
+        sites, kind, target = parts(data, rounds, count) if case == "many" else hospitals(data, rounds)
+    stock = ["--stock"] * (case == "stock")
     fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, sites)
     with contextlib.ExitStack() as stack:
         began = time.perf_counter()
-        server = stack.enter_context(demo.party(folder / "serve.log", "serve", str(fed.path)))
+        server = stack.enter_context(demo.party(folder / "serve.log", "serve", str(fed.path), *stock))
         demo.wait_for(folder / "serve.log", "serving on", server)
+        joined = {}
         for site in sites:
             place = fed.path / "sites" / site
             text = (place / "site.toml").read_text()
@@ -75,14 +107,17 @@ def measure(case: str, folder: Path) -> dict[str, float]:
             added += f"classes = {list(range(10))}\n" if kind == "npz" else ""
             limits = "networks = true\nmin_batch = 1\nmin_class = 1\n"
             (place / "site.toml").write_text(text.replace("[data]\n", added, 1) + limits)
-            stock = ["--stock"] * (case == "stock")
-            joined = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place), *stock))
-            demo.wait_for(folder / f"{site}.log", "SuperNode ID" if stock else "waiting for work", joined)
-        ready = time.perf_counter() - began
+            joined[site] = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place), *stock))
+        for site, process in joined.items():
+            demo.wait_for(folder / f"{site}.log", "SuperNode ID" if stock else "waiting for work", process, 600)
+        ready, before = time.perf_counter() - began, spent(server.pid)
+        time.sleep(IDLE)
+        idle, before = (spent(server.pid) - before) / IDLE, spent(server.pid)
         command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run")]
         with demo.party(folder / "run.log", *command) as run:
             if run.wait(900) != 0:
                 raise RuntimeError((folder / "run.log").read_text())
+        cpu, service = (spent(server.pid) - before) / rounds, most_memory(server.pid)
     clock = [json.loads(line)["seconds"] for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
     each = [b - a for a, b in itertools.pairwise(clock)][1:]
     worked = [re.findall(r"round \d+ in ([\d.]+) s", (folder / f"{s}.log").read_text()) for s in sites]
@@ -94,19 +129,24 @@ def measure(case: str, folder: Path) -> dict[str, float]:
         "worst": max(each),
         "compute": statistics.median(slowest),
         "overhead": statistics.median(each) - statistics.median(slowest),
+        "cpu": cpu,
+        "idle": idle,
+        "service_mb": service,
+        "files_mb": sum(p.stat().st_size for p in fed.state.rglob("*") if p.is_file()) / 1e6,
         "state_mb": max(states) / 2e6,  # two states are kept
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="warm,stock,large,state")
+    parser.add_argument("--cases", default="warm,many,stock,large,state")
+    parser.add_argument("--sites", type=int, default=20, help="for the case many")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     results = {}
     for case in chosen.cases.split(","):
         with tempfile.TemporaryDirectory(prefix=f"federation-{case}-") as folder:
-            results[case] = measure(case, Path(folder))
+            results[case] = measure(case, Path(folder), chosen.sites)
         shown = "  ".join(f"{k} {v:.2f}" for k, v in results[case].items())
         print(f"{case:6s} {shown}", flush=True)
     if {"warm", "stock"} <= set(results):

@@ -1,4 +1,4 @@
-"""The command line of a federation: ``init | serve | join | run | status | revoke | demo``.
+"""The command line of a federation: ``init | serve | join | run | status | demo``, and who may take part.
 
 Exit codes: 0 done, 1 failed or stopped, 2 wrong usage, data or configuration.
 """
@@ -19,8 +19,8 @@ import typer
 from rich.markup import escape
 
 from fedcomposite.cli.console import out, reporting
-from fedcomposite.cli.federation_jobs import alive, begin, conduct, job_status, require_service, say, show
-from fedcomposite.cli.federation_service import service, stop
+from fedcomposite.cli.federation_jobs import begin, conduct, job_status, require_service, say, show, tell_service
+from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
 from fedcomposite.federation import engine
@@ -28,7 +28,9 @@ from fedcomposite.federation.apps import SITE
 from fedcomposite.federation.enrol import open_site
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder, free_port
 from fedcomposite.federation.jobs import Job
+from fedcomposite.federation.office import OfficeError
 from fedcomposite.federation.post import FederationError, Settings
+from fedcomposite.federation.service import serve as serve_sites
 from fedcomposite.federation.supernode import Connection, RefusedError, reach
 
 federation_app = typer.Typer(
@@ -38,7 +40,7 @@ Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coor
 
 
 def _one_line() -> contextlib.AbstractContextManager[None]:
-    return reporting(failures=(FederationError, engine.EngineError, RefusedError))
+    return reporting(failures=(FederationError, engine.EngineError, OfficeError, RefusedError))
 
 
 def _interruptible() -> None:
@@ -67,18 +69,26 @@ def init(
 
 
 @federation_app.command()
-def serve(folder: Federation) -> None:
-    """Coordinator: run the service (TLS, site keys, database on disk) until Ctrl-C."""
+def serve(
+    folder: Federation,
+    stock: Annotated[
+        bool,
+        typer.Option("--stock", help="Also take sites that run Flower's own SuperNode; their signatures are weaker."),
+    ] = False,
+) -> None:
+    """Coordinator: run the service (TLS, signed requests) until Ctrl-C."""
     with _one_line():
         federation = FederationFolder(folder)
         engine.check_version()
-        _interruptible()
-        with service(federation):
-            shown = ", ".join(federation.nodes())
-            say(f"serving on {federation.bind}:{federation.port} for {shown}; Ctrl-C stops")
-            with contextlib.suppress(KeyboardInterrupt):
-                while True:
-                    time.sleep(3600)
+        with FolderLock(federation.state):
+            if federation.renew_certificate():
+                say("the service's certificate was about to expire; a new one is in use")
+            names = ", ".join(federation.permitted())
+
+            def ready() -> None:
+                say(f"serving on {federation.bind} port {federation.port} for {names}; Ctrl-C stops")
+
+            serve_sites(federation, ready, stock)
             say("stopping")
 
 
@@ -106,10 +116,11 @@ def join(
         if stock:
             _join_stock(place, data, target)
             return
-        try:
-            Connection(site, place.address, place.authority, place.key, say).serve()
-        except KeyboardInterrupt:
-            say(f"{place.name} has left")
+        with FolderLock(place.state):
+            try:
+                Connection(site, place.address, place.authority, place.key, place.coordinator, say).serve()
+            except KeyboardInterrupt:
+                say(f"{place.name} has left")
 
 
 def _join_stock(place: SiteFolder, data: Path | None, target: str | None) -> None:
@@ -128,7 +139,7 @@ def _join_stock(place: SiteFolder, data: Path | None, target: str | None) -> Non
     except KeyboardInterrupt:
         say(f"{place.name} has left")
     finally:
-        stop(process)
+        demonstration.stop(process)
 
 
 @federation_app.command()
@@ -144,6 +155,9 @@ def run(
     patience: Annotated[float, typer.Option(help="Seconds that 'skip' waits for a site.")] = 30.0,
     give_up: Annotated[float, typer.Option(help="Seconds that 'wait' waits for a site.")] = 86400.0,
     min_sites: Annotated[int, typer.Option(help="Fewest sites with which 'skip' goes on.")] = 1,
+    sites: Annotated[
+        str | None, typer.Option(help="Who takes part, separated by commas (default: all sites of the federation).")
+    ] = None,
 ) -> None:
     """Analyst, on the coordinator's machine: run an experiment across the sites and leave a run folder."""
     with _one_line():
@@ -153,8 +167,8 @@ def run(
         except ValueError as error:
             raise FolderError(str(error)) from None
         federation = FederationFolder(folder)
-        place = begin(federation, config, resume, destination, settings)
-        conduct(federation, place)
+        named = None if sites is None else [s.strip() for s in sites.split(",")]
+        conduct(federation, begin(federation, config, resume, destination, settings, named))
 
 
 @federation_app.command()
@@ -162,38 +176,81 @@ def status(folder: Federation) -> None:
     """Show the sites (online, last seen) and what the newest job is doing."""
     with _one_line():
         federation = FederationFolder(folder)
-        require_service(federation)
-        listed = engine.flwr(federation.home, "supernode", "list", "federation")["nodes"]
-        by_node = {int(n["node-id"]): n for n in listed}
-        rows = []
-        for site in federation.sites:
-            node = by_node.get(federation.nodes().get(site, -1), {})
-            state = "revoked" if site in federation.revoked() else node.get("status", "not registered")
-            since, left = node.get("online-at", ""), node.get("offline-at", "")
-            rows.append({"site": site, "status": state, "last came": since, "last left": left})
+        seen = {s["site"]: s for s in require_service(federation)["sites"]}
+        rows = [_site_row(name, seen.get(name), name in federation.revoked()) for name in federation.sites]
         show(pd.DataFrame(rows), f"service at {federation.address}")
+        for name, one in seen.items():
+            for at, old, new in one["taken_over"][-3:]:
+                out.print(
+                    f"{name}: a second process came with its key at {_clock(at)} from {new}, while one from {old} was "
+                    f"connected; if the site did not start it, the key was stolen: fedcomposite federation rekey "
+                    f"{federation.path} {name}",
+                    style="red", highlight=False,
+                )  # fmt: skip
         jobs = sorted((federation.state / "jobs").glob("*.json"), key=lambda p: p.stat().st_mtime)
         if not jobs:
             out.print("no job yet")
             return
         place = RunFolder(Job.model_validate_json(jobs[-1].read_text(encoding="utf-8")).out)
         now = job_status(place)
-        if now.get("state") in ("preparing", "running") and not alive(now["pid"]):
-            now["state"] = "gone (go on with --resume)"
         missing = ", ".join(f"{k} ({v} s)" for k, v in now.get("missing", {}).items())
         line = f"{place.path.name}: {now.get('state', 'unknown')}, round {now.get('round', 0)}/{now.get('rounds', '?')}"
         out.print(line + (f", waiting for {missing}" if missing else ""), highlight=False)
 
 
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" if at else ""
+
+
+def _site_row(name: str, seen: dict[str, Any] | None, revoked: bool) -> dict[str, str]:
+    if seen is None:
+        return {"site": name, "status": "revoked" if revoked else "unknown", "address": "", "since": "", "left": ""}
+    state = "online" if seen["online"] else ("silent" if seen["address"] else "offline")
+    since, left = _clock(seen["opened"]), _clock(seen["left"])
+    return {"site": name, "status": state, "address": seen["address"], "since": since, "left": left}
+
+
+Site = Annotated[str, typer.Argument(metavar="SITE", help="Its name.")]
+
+
 @federation_app.command()
-def revoke(folder: Federation, site: Annotated[str, typer.Argument(metavar="SITE", help="Its name.")]) -> None:
+def revoke(folder: Federation, site: Site) -> None:
     """Take a site's permission away: its key is no longer accepted, and runs go on or stop by their policy."""
     with _one_line():
         federation = FederationFolder(folder)
-        node = federation.revoke(site)
-        if node is not None and not reach(federation.address, federation.authority):
-            engine.flwr(federation.home, "supernode", "unregister", str(node), "federation")
+        federation.revoke(site)
+        tell_service(federation)
         out.print(f"{site} is revoked")
+
+
+@federation_app.command()
+def reinstate(folder: Federation, site: Site) -> None:
+    """Give a revoked site its permission back, with the key that it has."""
+    with _one_line():
+        federation = FederationFolder(folder)
+        federation.reinstate(site)
+        tell_service(federation)
+        out.print(f"{site} may take part again")
+
+
+@federation_app.command("add-site")
+def add_site(folder: Federation, site: Site) -> None:
+    """Add a site, the last in the order of the clients, and make its enrolment folder."""
+    with _one_line():
+        federation = FederationFolder(folder)
+        made = federation.add_site(site)
+        tell_service(federation)
+        out.print(f"  carry to {site}: {escape(str(made))}", highlight=False)
+
+
+@federation_app.command()
+def rekey(folder: Federation, site: Site) -> None:
+    """Give a site a new key; the old one is no longer accepted."""
+    with _one_line():
+        federation = FederationFolder(folder)
+        made = federation.rekey(site)
+        tell_service(federation)
+        out.print(f"  carry to {site}, in place of its site.key: {escape(str(made / 'site.key'))}", highlight=False)
 
 
 @federation_app.command()

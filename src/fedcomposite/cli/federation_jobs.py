@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import time
+import signal
 import tomllib
 import uuid
 from dataclasses import asdict
@@ -16,16 +15,18 @@ from typing import Any
 import pandas as pd
 from rich.markup import escape
 
+from fedcomposite._validation import suggest
 from fedcomposite.cli.console import out, print_frame
-from fedcomposite.experiments.locks import FolderLock
+from fedcomposite.experiments.locks import FolderLock, LockedError
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.experiments.toml import locate, read_text
-from fedcomposite.federation import bundle, engine
 from fedcomposite.federation.folder import FederationFolder, FolderError
-from fedcomposite.federation.jobs import Job
+from fedcomposite.federation.grid import ServiceGrid
+from fedcomposite.federation.jobs import Job, carry_out
+from fedcomposite.federation.office import Counter, OfficeError
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.shape import parse, write
-from fedcomposite.federation.supernode import reach
+from fedcomposite.runtime.history import Record
 
 
 def say(line: str) -> None:
@@ -40,11 +41,19 @@ def show(frame: pd.DataFrame, caption: str) -> None:
 
 
 def begin(
-    federation: FederationFolder, config: str | None, resume: Path | None, destination: Path | None, settings: Settings
+    federation: FederationFolder,
+    config: str | None,
+    resume: Path | None,
+    destination: Path | None,
+    settings: Settings,
+    sites: list[str] | None = None,
 ) -> RunFolder:
     """Write, or take up, the job's files."""
     if (config is None) == (resume is None):
         raise FolderError("give a CONFIG, or --resume RUN to go on with an earlier run")
+    for name in sites or []:
+        if name not in federation.sites:
+            raise FolderError(f"--sites: no site {name!r}{suggest(name, federation.sites)}")
     if resume is not None:
         place = RunFolder(resume.absolute())
         name_file = place.path / "job"
@@ -69,6 +78,7 @@ def begin(
             settings=asdict(settings),
             data=written.get("data"),
             partition=written.get("partition"),
+            sites=sites,
         )
         (place.path / "job").write_text(job.name + "\n", encoding="utf-8")
     with FolderLock(place.path):  # refused while the job runs
@@ -79,27 +89,63 @@ def begin(
     return place
 
 
-def require_service(federation: FederationFolder) -> None:
-    """Refuse to go on without the coordinator's service."""
-    if reason := reach(federation.address, federation.authority):
-        raise FederationError(f"{reason}; is `fedcomposite federation serve` running?")
+def require_service(federation: FederationFolder) -> dict[str, Any]:
+    """What the coordinator's service says about itself; an error without it."""
+    try:
+        counter = Counter(federation.state)
+        try:
+            return counter.ask("status")
+        finally:
+            counter.close()
+    except OfficeError as error:
+        raise FederationError(f"{error}; is `fedcomposite federation serve` running?") from None
+
+
+def tell_service(federation: FederationFolder) -> bool:
+    """Have the service read the list of sites again; false if it does not run, since it reads it when it starts."""
+    try:
+        counter = Counter(federation.state)
+        try:
+            counter.ask("reload")
+        finally:
+            counter.close()
+    except OfficeError:
+        return False
+    return True
+
+
+class _Interrupt:
+    """Ctrl-C, or a polite kill, asks the run to stop; the second time it leaves at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> _Interrupt:
+        self._old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        say("stopping; Ctrl-C again leaves at once")
 
 
 def conduct(federation: FederationFolder, place: RunFolder) -> None:
-    """Submit the job, follow it and print its result."""
+    """Do the job, say what happens, and print its result."""
     job = (place.path / "job").read_text().strip()
-    label = bundle.write(federation.state / "bundle")
-    said = len(_lines(place))
-    engine.flwr(federation.home, "run", str(label), "federation", "--run-config", f'job="{job}"')
     hint = f"go on with: fedcomposite federation run {federation.path} --resume {place.path}"
+    rounds = parse(place.config.read_text(encoding="utf-8"), "config.toml").run.rounds
     try:
-        status = _follow(place, said)
-    except KeyboardInterrupt:
-        (place.path / "stop").touch()
-        say("stopping; Ctrl-C again leaves at once")
-        status = _follow(place, len(_lines(place)), quiet=True)
-    if status["state"] != "finished":
-        raise FederationError(f"{status.get('message', 'the server is gone')}; {hint}")
+        with _Interrupt() as interrupt, contextlib.closing(ServiceGrid(federation, job)) as grid:
+            carry_out(grid, federation, job, say, _Shown(rounds), lambda: interrupt.asked)
+    except Exception as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FederationError(f"{line}; {hint}") from error
     summary, last = place.summary(), place.history()[-1]
     out.print(
         f"{summary['message']}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
@@ -117,59 +163,35 @@ def conduct(federation: FederationFolder, place: RunFolder) -> None:
         raise FederationError(summary["message"])
 
 
-def _lines(place: RunFolder) -> list[str]:
-    log = place.path / "federation.log"
-    return log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+class _Shown:
+    """Prints records; a line per tenth of the run."""
 
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._shown = rounds, -1
 
-def _follow(place: RunFolder, seen: int, quiet: bool = False, starting: float = 90.0) -> dict[str, Any]:
-    """Print a job's events, after the first ``seen``, and its records until it ends; its last status."""
-    began, shown = time.monotonic(), -1
-    while True:
-        status = job_status(place)
-        lines = _lines(place)
-        for line in lines[seen:]:
-            out.print(line, markup=False, highlight=False, soft_wrap=True)
-        seen = len(lines)
-        rounds = status.get("rounds", 0)
-        if not quiet and status.get("round", -1) > shown and rounds and (place.path / "history.jsonl").is_file():
-            shown = _show_record(place, shown, rounds)
-        if status.get("state") in ("finished", "failed"):
-            return status
-        if status and not alive(status["pid"]):
-            time.sleep(1.0)  # its last words may still be on their way to the disk
-            status = job_status(place)
-            return status if status.get("state") in ("finished", "failed") else {**status, "state": "gone"}
-        if not status and time.monotonic() - began > starting:
-            raise FederationError(f"the job did not start within {starting:g} s; see superlink.log")
-        time.sleep(0.2)
-
-
-def _show_record(place: RunFolder, shown: int, rounds: int) -> int:
-    """Print the newest record if it is due; a line per tenth of the run."""
-    with contextlib.suppress(ValueError):
-        last = place.history()[-1]
-        if last["round"] == 0 or last["round"] - max(shown, 0) >= max(1, rounds // 10) or last["round"] == rounds:
-            seen = f"F {last['objective']:.6g}  ‖G‖ {last['stationarity']:.1e}  nnz {last['nonzeros']}"
-            out.print(f"round {last['round']}/{rounds}  {seen}  {last['seconds']:.1f} s", highlight=False)
-            return int(last["round"])
-    return shown
+    def __call__(self, record: Record) -> None:
+        now = record["round"]
+        if now in (0, self._rounds) or now - max(self._shown, 0) >= max(1, self._rounds // 10):
+            seen = f"F {record['objective']:.6g}  ‖G‖ {record['stationarity']:.1e}  nnz {record['nonzeros']}"
+            out.print(f"round {now}/{self._rounds}  {seen}  {record['seconds']:.1f} s", highlight=False)
+            self._shown = now
 
 
 def job_status(place: RunFolder) -> dict[str, Any]:
-    """What a job says about itself; nothing before it has begun."""
-    with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((place.path / "status.json").read_text(encoding="utf-8"))
-        return found
-    return {}
-
-
-def alive(pid: int) -> bool:
-    """Whether there is a process of that number."""
+    """What a job says about itself, and whether it still can; nothing before it has begun."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        found: dict[str, Any] = json.loads((place.path / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if found.get("state") in ("preparing", "running") and not _in_use(place):
+        found["state"] = "gone (go on with --resume)"
+    return found
+
+
+def _in_use(place: RunFolder) -> bool:
+    """Whether a process works in a run folder; the system knows by its lock, whatever became of the process."""
+    try:
+        with FolderLock(place.path):
+            return False
+    except LockedError:
         return True
-    return True

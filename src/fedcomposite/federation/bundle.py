@@ -1,12 +1,14 @@
 """The bundle that Flower hands from the coordinator to the sites: a label, and no code.
 
 Flower ships programs; this package does not. Its bundle is one ``pyproject.toml`` that names two entry points of the
-*installed* package. A site that finds anything else in a bundle refuses it, and never unpacks any.
+*installed* package. The service takes bundles from nobody and hands out this one only, to sites that run Flower's own
+SuperNode; sites that run ``join`` never ask for any.
 """
 
 from __future__ import annotations
 
 import io
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -16,7 +18,7 @@ import tomli_w
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 
-NAME, PUBLISHER = "fedcomposite-federation", "fedcomposite"
+NAME, PUBLISHER, VERSION = "fedcomposite-federation", "fedcomposite", ".".join(__version__.split(".")[:3])
 COMPONENTS = {
     "serverapp": "fedcomposite.federation.apps:server",
     "clientapp": "fedcomposite.federation.apps:client",
@@ -34,16 +36,26 @@ def write(folder: Path) -> Path:
     content = {
         "project": {
             "name": NAME,
-            "version": ".".join(__version__.split(".")[:3]),
+            "version": VERSION,
             "description": "Entry points of the installed fedcomposite package",
             "license": "Apache-2.0",
             "dependencies": ["flwr>=1.41.0"],
         },
-        "tool": {"flwr": {"app": {"publisher": PUBLISHER, "components": COMPONENTS, "config": {"job": ""}}}},
+        "tool": {"flwr": {"app": {"publisher": PUBLISHER, "components": COMPONENTS}}},
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(tomli_w.dumps(content), encoding="utf-8")
     return folder
+
+
+def archive() -> bytes:
+    """The bundle as Flower packs it, checked."""
+    from flwr.cli.build import build_fab_from_disk
+
+    with tempfile.TemporaryDirectory() as folder:
+        made: bytes = build_fab_from_disk(write(Path(folder) / "label"))
+    check(made)
+    return made
 
 
 def check(archive: bytes) -> None:

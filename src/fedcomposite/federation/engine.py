@@ -1,18 +1,15 @@
-"""Flower as a program: which version, in which environment, and its own command line."""
+"""Flower as a program: which version, and in which environment."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 TESTED = "1.41."
-"""Versions of flwr whose internals the warm executor and the guarded service know."""
+"""Versions of flwr whose internals the service knows."""
 
 
 class EngineError(RuntimeError):
@@ -41,22 +38,3 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         **(extra or {}),
     }
-
-
-def flwr(home: Path, *arguments: str, timeout: float = 60.0) -> dict[str, Any]:
-    """Run a command of ``flwr`` against the federation's service and read its JSON answer."""
-    command = [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"]
-    try:
-        done = subprocess.run(
-            command, env=environment(home), capture_output=True, text=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise EngineError(f"flwr {arguments[0]} did not come back within {timeout:g} s") from None
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise EngineError(f"flwr {' '.join(arguments[:2])} failed: {lines[-1] if lines else 'no output'}") from None
-    if not answer.get("success"):
-        raise EngineError(f"flwr {' '.join(arguments[:2])} failed: {answer.get('error-message', 'no reason given')}")
-    return answer

@@ -3,14 +3,15 @@
 ====================  ===============================================================================================
 federation.toml       host, port and the sites in their order (site i is client i)
 ca/                   the authority: ``ca.crt``, ``ca.key``
-server/               ``server.pem``, ``server.key``
+server/               ``server.pem``, ``server.key``; ``orders.key``, with which orders are signed
 keys/NAME.pub         the sites' public keys
 sites/NAME/           an enrolment folder, to be carried to the site (and its ``site.key`` then deleted here)
-state/                the service's database, the sites' node numbers, jobs
+state/                the service's socket and spool, the sites' node numbers, who is revoked, jobs
 runs/                 run folders
 ====================  ===============================================================================================
 
-An enrolment folder has ``ca.crt``, ``site.key``, ``site.toml`` and a README; at the site ``state/`` is added.
+An enrolment folder has ``ca.crt``, ``coordinator.pub``, ``site.key``, ``site.toml`` and a README; at the site
+``state/`` is added.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import re
 import socket
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,59 +108,85 @@ class FederationFolder:
             content.federation.sites,
         )
         self.state, self.runs = self.path / "state", self.path / "runs"
-        self.home = self.state / "flwr"
         self.authority = self.path / "ca" / "ca.crt"
-        self.database = self.state / "superlink.db"
+        self.spool = self.state / "spool"
+        self.order_key = self.path / "server" / "orders.key"
 
     @classmethod
     def create(cls, path: str | Path, host: str, port: int, sites: Sequence[str]) -> FederationFolder:
         """Make keys, certificates and one enrolment folder per site; port 0 takes a free one."""
         path = Path(path)
-        for name in sites:
-            if not _NAME.fullmatch(name):
-                raise FolderError(f"site {name!r}: use small letters, digits, - and _ (at most 63)")
-        if len(set(sites)) < len(sites) or not sites:
-            raise FolderError("the sites must have different names, and there must be at least one")
+        _check_names(sites)
         if path.exists() and any(path.iterdir()):
             raise FolderError(f"{path}: already holds files")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         port = port or free_port()
         pki.make_authority(path / "ca")
         pki.make_server_certificate(path / "ca", path / "server", host)
+        pki.make_order_key(path / "server" / "orders.key")
         (path / "keys").mkdir()
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        _write_federation(path, host, port, sites)
+        made = cls(path)
+        made.state.mkdir(mode=0o700)
         for name in sites:
-            folder = path / "sites" / name
-            public = pki.make_site_key(folder / "site.key")
-            (path / "keys" / f"{name}.pub").write_bytes(public + b"\n")
-            (folder / "ca.crt").write_bytes((path / "ca" / "ca.crt").read_bytes())
+            made._enrol(name)
+        return made
+
+    def _enrol(self, name: str) -> Path:
+        """Write a site's enrolment folder with a new key; what the site's people wrote in site.toml stays."""
+        folder = self.path / "sites" / name
+        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        (folder / "site.key").unlink(missing_ok=True)
+        public = pki.make_site_key(folder / "site.key")
+        (folder / "ca.crt").write_bytes(self.authority.read_bytes())
+        (folder / "coordinator.pub").write_bytes(pki.public_part(self.order_key))
+        if not (folder / "site.toml").exists():
             (folder / "site.toml").write_text(_SITE_TOML.format(name=name, address=address), encoding="utf-8")
-            (folder / "README.md").write_text(_README.format(name=name, address=address), encoding="utf-8")
-        content = {"federation": {"host": host, "port": port, "sites": list(sites)}}
-        (path / "federation.toml").write_text(tomli_w.dumps(content), encoding="utf-8")
-        return cls(path)
+        (folder / "README.md").write_text(_README.format(name=name, address=address), encoding="utf-8")
+        write_atomic(self.public_key(name), public + b"\n")
+        return folder
+
+    def add_site(self, name: str) -> Path:
+        """A new site, the last in the order of the clients; returns its enrolment folder."""
+        _check_names([*self.sites, name])
+        folder = self._enrol(name)
+        self.sites = [*self.sites, name]
+        _write_federation(self.path, self.host, self.port, self.sites)
+        return folder
+
+    def rekey(self, name: str) -> Path:
+        """A new key for a site; the old one counts no more. Returns the enrolment folder."""
+        self._check_known(name)
+        return self._enrol(name)
+
+    def renew_certificate(self, days: int = 30) -> bool:
+        """A new certificate for the service where the old one has not this long to live."""
+        if pki.days_left(self.path / "server" / "server.pem") > days:
+            return False
+        for old in ("server.key", "server.pem"):
+            (self.path / "server" / old).unlink(missing_ok=True)
+        pki.make_server_certificate(self.path / "ca", self.path / "server", self.host)
+        return True
 
     @property
     def address(self) -> str:
         """Where this machine reaches the service."""
-        host = self.host if _is_loopback(self.host) else "127.0.0.1"
+        host = self.host if _is_loopback(self.host) else ("::1" if self.bind == "::" else "127.0.0.1")
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def bind(self) -> str:
-        """The interface on which the service listens."""
-        return self.host if _is_loopback(self.host) else "0.0.0.0"
+        """The interface on which the service listens: all of the host's family, both for a name."""
+        if _is_loopback(self.host):
+            return "127.0.0.1" if self.host == "localhost" else self.host
+        try:
+            return "::" if ipaddress.ip_address(self.host).version == 6 else "0.0.0.0"
+        except ValueError:
+            return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
-    def write_client_config(self) -> None:
-        """Tell Flower's command line where the service is."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        content = {
-            "superlink": {
-                "default": "federation",
-                "federation": {"address": self.address, "root-certificates": str(self.authority)},
-            }
-        }
-        (self.home / "config.toml").write_text(tomli_w.dumps(content), encoding="utf-8")
+    def public_key(self, site: str) -> Path:
+        """The file with a site's public key."""
+        return self.path / "keys" / f"{site}.pub"
 
     def nodes(self) -> dict[str, int]:
         """The registered sites and their node numbers."""
@@ -171,23 +198,35 @@ class FederationFolder:
 
     def set_node(self, site: str, node: int) -> None:
         """Remember a registration."""
-        write_atomic(self.state / "nodes.json", json.dumps({**self._registry(), site: node}).encode())
+        self.set_nodes({**self._registry(), site: node})
 
-    def forget_nodes(self) -> None:
-        """Forget all registrations, as when the database is new."""
-        (self.state / "nodes.json").unlink(missing_ok=True)
+    def set_nodes(self, nodes: Mapping[str, int]) -> None:
+        """Remember all registrations."""
+        write_atomic(self.state / "nodes.json", json.dumps(dict(nodes)).encode())
 
     def revoked(self) -> list[str]:
         """Sites that may no longer take part."""
         found: list[str] = _json(self.state / "revoked.json", [])
         return found
 
-    def revoke(self, site: str) -> int | None:
-        """Take a site's permission away; returns its node number, if it has one."""
+    def permitted(self) -> list[str]:
+        """Sites that may take part."""
+        out = set(self.revoked())
+        return [s for s in self.sites if s not in out]
+
+    def _check_known(self, site: str) -> None:
         if site not in self.sites:
             raise FolderError(f"no site {site!r}{suggest(site, self.sites)} (sites: {', '.join(self.sites)})")
+
+    def revoke(self, site: str) -> None:
+        """Take a site's permission away."""
+        self._check_known(site)
         write_atomic(self.state / "revoked.json", json.dumps(sorted({*self.revoked(), site})).encode())
-        return self._registry().get(site)
+
+    def reinstate(self, site: str) -> None:
+        """Give a site's permission back."""
+        self._check_known(site)
+        write_atomic(self.state / "revoked.json", json.dumps(sorted({*self.revoked()} - {site})).encode())
 
     def job(self, name: str) -> Path:
         """The file that says what a job is."""
@@ -202,10 +241,24 @@ class SiteFolder:
         self.file: SiteFile = _read(self.path / "site.toml", SiteFile)
         self.name, self.address = self.file.site.name, self.file.site.address
         self.authority, self.key = self.path / "ca.crt", self.path / "site.key"
+        self.coordinator = self.path / "coordinator.pub"
         self.state = self.path / "state"
-        for path in (self.authority, self.key):
+        for path in (self.authority, self.key, self.coordinator):
             if not path.is_file():
                 raise FolderError(f"{path}: missing from the enrolment folder")
+
+
+def _check_names(sites: Sequence[str]) -> None:
+    for name in sites:
+        if not _NAME.fullmatch(name):
+            raise FolderError(f"site {name!r}: use small letters, digits, - and _ (at most 63)")
+    if len(set(sites)) < len(sites) or not sites:
+        raise FolderError("the sites must have different names, and there must be at least one")
+
+
+def _write_federation(path: Path, host: str, port: int, sites: Sequence[str]) -> None:
+    content = {"federation": {"host": host, "port": port, "sites": list(sites)}}
+    write_atomic(path / "federation.toml", tomli_w.dumps(content).encode())
 
 
 def _json(path: Path, default: Any) -> Any:
@@ -265,8 +318,8 @@ _README = """\
 # Enrolment of {name}
 
 This folder lets {name} take part in a federation. `site.key` is its private key: keep it on this machine, readable by
-one account only. `ca.crt` is the authority that vouches for the coordinator at {address}. `site.toml` holds
-your data's columns and your limits.
+one account only. `ca.crt` is the authority that vouches for the coordinator at {address}, and `coordinator.pub`
+is the key with which it signs its orders. `site.toml` holds your data's columns and your limits.
 
     pip install 'fedcomposite[flower]'
     fedcomposite federation join . --data patients.csv --target num

@@ -1,7 +1,7 @@
-"""Keys and certificates: a private authority, the server's certificate, a key pair per site.
+"""Keys and certificates: a private authority, the server's certificate, a key pair per site and one for orders.
 
 The authority signs only the server's certificate; sites are known by their public keys, which are registered with the
-server. Private keys are born with owner-only permissions.
+server, and know the coordinator's by their enrolment. Private keys are born with owner-only permissions.
 """
 
 from __future__ import annotations
@@ -134,3 +134,44 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{path}: not an elliptic-curve key")
     return key
+
+
+def make_order_key(path: Path) -> None:
+    """Write the key with which the coordinator signs orders."""
+    write_private(path, _pem(_key()))
+
+
+def read_order_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read that key."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: not a readable key ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path}: not an elliptic-curve key")
+    return key
+
+
+def public_part(path: Path) -> bytes:
+    """The public part of that key, for the sites."""
+    public = read_order_key(path).public_key()
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def read_public(path: Path) -> ec.EllipticCurvePublicKey:
+    """Read a public key."""
+    try:
+        content = path.read_bytes()
+        ssh = content.startswith(b"ecdsa-")
+        key = (serialization.load_ssh_public_key if ssh else serialization.load_pem_public_key)(content)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: not a readable public key ({error})") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(f"{path}: not an elliptic-curve key")
+    return key
+
+
+def days_left(path: Path) -> float:
+    """Days until a certificate expires."""
+    until = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return (until - datetime.now(UTC)).total_seconds() / 86400

@@ -101,7 +101,7 @@ class Post:
             one.receive(now)
             one.lose_patience(now)
             if one.pending:
-                time.sleep(self.settings.poll)
+                self._wait(one.numbers)
         self.missing = {}
         self.check_enough(one.answers, one.policy)
         return one.answers
@@ -117,6 +117,14 @@ class Post:
         if (policy or self.settings.policy) == "wait":
             raise FederationError(f"{name}: {clean(reason)}")
         self.log(f"refused: {name}: {clean(reason)}")
+
+    def _wait(self, numbers: list[str]) -> None:
+        """Until there may be something new; a Grid that can tell is asked to."""
+        wait = getattr(self.grid, "wait", None)
+        if wait is None:
+            time.sleep(self.settings.poll)
+        else:
+            wait(numbers, 1.0)
 
 
 class _Exchange(Generic[T]):
@@ -138,6 +146,11 @@ class _Exchange(Generic[T]):
         self._not_before: dict[str, float] = {}
         self._began = self._told = time.monotonic()
         self._look, self._nodes, self._online = 0.0, post.nodes(), dict[int, str]()
+
+    @property
+    def numbers(self) -> list[str]:
+        """Of the orders on their way."""
+        return [number for sent in self._sent.values() for number in sent.ids]
 
     def send(self, now: float) -> None:
         """Ask every site that is there and has not been asked, or not answered for too long."""

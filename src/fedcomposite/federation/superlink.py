@@ -1,83 +1,139 @@
-"""The coordinator's service: Flower's SuperLink, with its administration closed to the network.
+"""Flower's SuperLink in memory: node numbers and runs of the federation, and the messages of Flower's own SuperNodes.
 
-Flower serves three interfaces on one port: one for sites (signed by their keys), one that starts runs and registers
-sites, and one for the programs of a run. The last two ask for no credentials, and starting a run means running code. So
-they are answered only on this machine. Run as ``python -m fedcomposite.federation.superlink`` with the arguments of
-``flower-superlink``.
+Sites that run ``join`` exchange their messages with the service directly (:mod:`fedcomposite.federation.gate`). A site
+that runs Flower's SuperNode (``join --stock``) speaks Flower's Fleet protocol with this SuperLink; the service passes
+its orders and replies on. The only bundle there is, is the package's own label. Flower's interfaces for administration
+and for programs of a run are not served at all. Everything here knows the internals of the versions of flwr that
+:data:`fedcomposite.federation.engine.TESTED` names.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import hashlib
 import os
-import signal
-import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fedcomposite.federation import engine
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message, Metadata, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, Status
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-Scope = MutableMapping[str, Any]
-App = Callable[[Scope, Any, Any], Awaitable[None]]
+from fedcomposite.federation import bundle, engine
 
-OPEN = ("/v1/fleet/", "/health")
-"""What a site may reach; everything else is for this machine."""
+_TTL = 86400.0
 
 
-class LocalOnly:
-    """Answer 403 to other machines outside the sites' interface."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Pass a request on, or refuse it."""
-        if scope["type"] != "lifespan" and not scope["path"].startswith(OPEN) and not _is_local(scope):
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"only on the coordinator's own machine\n"})
-            return
-        await self._app(scope, receive, send)
+def pack(content: RecordDict) -> bytes:
+    """A message's content as bytes."""
+    return bytes(recorddict_to_proto(content).SerializeToString())
 
 
-def _is_local(scope: Scope) -> bool:
-    client, server = scope.get("client"), scope.get("server")
-    if not client:
-        return False
+def unpack(payload: bytes) -> RecordDict:
+    """The content in some bytes; a ``ValueError`` if it is none."""
     try:
-        return ipaddress.ip_address(client[0]).is_loopback or bool(server and client[0] == server[0])
-    except ValueError:
-        return False
+        return recorddict_from_proto(ProtoRecordDict.FromString(payload))
+    except (DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a message ({type(error).__name__})") from None
 
 
-def main() -> None:
-    """Start the service."""
-    engine.check_version()
-    from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-    from starlette.middleware import Middleware
+class SuperLink:
+    """Nodes, runs and messages in Flower's own state."""
 
-    extensions.get_middleware = lambda: (Middleware(LocalOnly),)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    flower_superlink()
+    def __init__(self) -> None:
+        engine.check_version()
+        os.environ.pop("FLWR_DATABASE", None)
+        from flwr.superlink.main import create_app
 
+        self.app: Any = create_app()
+        self.app.state.enable_supernode_auth = True
+        self._state = self.app.state.linkstate_factory.state()
+        self._store = self.app.state.linkstate_factory.objectstore_factory.store()
+        label = bundle.archive()
+        self._fab = self._state.store_fab(Fab(hashlib.sha256(label).hexdigest(), label, {}))
+        self._asked: dict[str, tuple[int, str]] = {}  # messages on their way: their run, and the order's name
 
-def _end_with(parent: int) -> None:
-    """Stop when the process that started the service is gone, so that no orphan keeps the port."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGTERM)
+    def register(self, name: str, key: ec.EllipticCurvePublicKey) -> int:
+        """Make a site a node."""
+        known = public_key_to_bytes(key)
+        return int(self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, known, 0, name=name))
 
+    def forget(self, node: int) -> None:
+        """Take a node out; its key may come again."""
+        self._state.delete_node(NOOP_FLWR_AID, node)
+        known = self._state.node_public_key_to_node_id
+        known.pop(next(k for k, v in known.items() if v == node))
 
-def quicken() -> None:
-    """Shorten a wait of one second that Flower's Grid makes when a reply is announced before it has arrived."""
-    engine.check_version()
-    from flwr.supercore.inflatable import inflatable_utils
+    def begin(self) -> int:
+        """A new run, of the package's own bundle."""
+        run = self._state.create_run(
+            f"{bundle.PUBLISHER}/{bundle.NAME}", bundle.VERSION, self._fab, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID,
+            TaskType.SERVER_APP,
+        )  # fmt: skip
+        task = self._state.task_store[self._state.run_ids[run].run.primary_task_id]
+        task.status.status = Status.RUNNING  # its program is `federation run`, which Flower need not start
+        return int(run)
 
-    defaults = inflatable_utils.pull_objects.__kwdefaults__
-    assert defaults is not None
-    defaults["initial_backoff"] = 0.05
+    # -- Flower's own SuperNodes --------------------------------------------------------------------------------------
 
+    def present(self) -> dict[int, str]:
+        """Nodes that are connected by Flower's protocol, and since when."""
+        found = self._state.get_node_info(statuses=[NodeStatus.ONLINE])
+        return {int(n.node_id): str(n.last_activated_at) for n in found}
 
-if __name__ == "__main__":
-    main()
+    def send(self, node: int, run: int, order: str, payload: bytes) -> None:
+        """Give an order to such a node."""
+        metadata = Metadata(
+            run_id=run, message_id="", src_node_id=SUPERLINK_NODE_ID, dst_node_id=node, reply_to_message_id="",
+            group_id=order, created_at=time.time(), ttl=_TTL, message_type="train",
+        )  # fmt: skip
+        message = make_message(metadata=metadata, content=unpack(payload))
+        with no_object_id_recompute():
+            name = message.object_id
+            message.metadata.__dict__["_message_id"] = name
+            tree, objects = get_object_tree(message), get_all_nested_objects(message)
+            session = self._state.start_session(run)
+            self._state.store_message_and_object_tree(remove_content_from_message(message), tree, session)
+            for key, one in objects.items():
+                self._state.store_object(run, session, key, one.deflate())
+        self._asked[name] = run, order
+
+    def replies(self) -> list[tuple[str, bytes | None]]:
+        """The orders that such nodes have answered, and their replies; none where a reply was lost."""
+        found: list[tuple[str, bytes | None]] = []
+        for run in {r for r, _ in self._asked.values()}:
+            names = {n for n, (r, _) in self._asked.items() if r == run}
+            for reply in self._state.get_message_res(names, run):
+                name = reply.metadata.reply_to_message_id
+                found.append((self._asked.pop(name)[1], self._content(reply, run)))
+                self._state.delete_messages(message_ins_ids={name})
+        return found
+
+    def _content(self, reply: Message, run: int) -> bytes | None:
+        """The objects of an announced reply; waited for a little, since they follow it."""
+        if reply.has_error():
+            return None
+        name = reply.metadata.message_id
+        wanted = [t.object_id for t in iterate_object_tree(self._store.get_object_tree(name))]
+        end = time.monotonic() + 5.0
+        while True:
+            contents = {k: self._state.get_object(run, k) for k in wanted}
+            if all(contents.values()):
+                message = inflate_object_from_contents(name, contents)
+                return pack(message.content) if isinstance(message, Message) else None
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.05)

@@ -1,73 +1,46 @@
 """A site's connection to the coordinator: one long-lived process that answers orders itself.
 
-Flower's own SuperNode starts a Python process for every message and unpacks the bundle's code into it. This one keeps
-the site's data and problem in memory, looks for orders every tenth of a second while there is a job, opens no port,
-and looks into a bundle only to refuse it if it holds code. It speaks the Fleet protocol through internals of the
-versions of flwr that :data:`fedcomposite.federation.engine.TESTED` names.
+It keeps the site's data and problem in memory, opens no port, and asks the service for an order with a request that is
+held open until there is one. What a broken connection loses is asked for, or sent, again, in pieces that fit the link;
+only silence counts as failure, never the time that a large vector takes. An order is decoded only if the coordinator
+signed it for this site. A bundle is never asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-from flwr.app import Error, Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fab_pb2 import GetFabRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    inflate_object_from_contents,
-    pull_objects,
-    push_objects,
-)
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedcomposite.federation import bundle, engine, pki
+from fedcomposite.federation import engine, gate, pki, signing, wire
+from fedcomposite.federation.exchange import SILENCE, Ticket
 from fedcomposite.federation.site import Site
+from fedcomposite.federation.superlink import pack, unpack
 
-T = TypeVar("T")
-
-HEARTBEAT = 10
-"""Seconds, the least that the service takes: a site that dies is missed after twice that."""
-
-
-_ACTIVE = 60.0  # seconds after an order during which the next one is looked for often
+HEARTBEAT = SILENCE / 5
+"""Seconds between signs of life while a site computes."""
+_LEAST, _WISH = 32 << 10, 2.0  # bytes of the smallest piece; seconds that one should take
+_ELSEWHERE = 30.0  # seconds to wait after another process has taken the session
 
 
 class RefusedError(RuntimeError):
     """The coordinator does not accept this site, or the site does not accept the coordinator."""
 
 
-class _EndedError(Exception):
-    """The run of a message is over."""
+class _OverError(Exception):
+    """The order is no longer wanted."""
+
+
+class _SessionError(Exception):
+    """The session has ended; a new one is to be opened. Says from where another process has taken it, if one has."""
 
 
 def reach(address: str, authority: Path, timeout: float = 5.0) -> str:
@@ -76,180 +49,266 @@ def reach(address: str, authority: Path, timeout: float = 5.0) -> str:
     Raises :class:`RefusedError` where waiting does not help: a certificate that the site's authority does not vouch
     for, or a service without TLS.
     """
+    context = _context(authority)
     try:
-        context = ssl.create_default_context(cafile=str(authority))
-    except (OSError, ssl.SSLError):
-        raise RefusedError(f"{authority}: not a readable certificate") from None
-    try:
-        httpx.get(f"https://{address}/health", verify=context, timeout=timeout)
+        httpx.get(f"https://{address}/health", verify=context, timeout=timeout, trust_env=False)
     except httpx.ConnectError as error:
-        text = str(error)
-        if "CERTIFICATE_VERIFY_FAILED" in text:
-            raise RefusedError(
-                f"the service at {address} is not vouched for by {authority.name}; it may be an impostor: "
-                f"{text.split(': ')[-1]}"
-            ) from None
-        if "SSL" in text:
-            raise RefusedError(f"the service at {address} does not speak TLS; nothing was sent to it") from None
-        return f"{address} cannot be reached"
+        return _explain(str(error), address, authority)
     except httpx.HTTPError as error:
         return f"{address} does not answer ({type(error).__name__})"
     return ""
+
+
+def _context(authority: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except (OSError, ssl.SSLError):
+        raise RefusedError(f"{authority}: not a readable certificate") from None
+
+
+def _explain(text: str, address: str, authority: Path) -> str:
+    """What a failed connection means: a reason to wait, or an error where waiting does not help."""
+    if "certificate has expired" in text:
+        return (
+            f"the certificate of the service at {address} has expired; the coordinator renews it by restarting `serve`"
+        )
+    if "certificate is not yet valid" in text:
+        return f"the certificate of the service at {address} is not yet valid by this machine's clock; set the clock"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        raise RefusedError(
+            f"the service at {address} is not vouched for by {authority.name}; it may be an impostor: "
+            f"{text.split(': ')[-1]}"
+        )
+    if "SSL" in text and "EOF" not in text:
+        raise RefusedError(f"the service at {address} does not speak TLS; nothing was sent to it")
+    return f"{address} cannot be reached"
 
 
 class Connection:
     """A site's session with the coordinator."""
 
     def __init__(
-        self, site: Site, address: str, authority: Path, key: Path, log: Callable[[str], None], poll: float = 0.1
+        self,
+        site: Site,
+        address: str,
+        authority: Path,
+        key: Path,
+        coordinator: Path,
+        log: Callable[[str], None],
+        silence: float = gate.HOLD + 15.0,
     ) -> None:
         engine.check_version()
-        self._site, self._address, self._authority, self._log, self._poll = site, address, authority, log, poll
-        private = pki.read_site_key(key)
-        self._public = public_key_to_bytes(private.public_key())
-        self._client = FleetHttpClient.from_server_address(
-            address,
-            False,
-            str(authority),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(private, private.public_key()),
-            ],
-        )
-        self._verdicts: dict[int, str] = {}  # on the bundles of runs
-        self._worked = -_ACTIVE  # when the last order was done
+        self._site, self._address, self._authority, self._log = site, address, authority, log
+        self._key, self._coordinator = pki.read_site_key(key), pki.read_public(coordinator)
+        # Seconds of silence, on either way, after which a connection counts as broken.
+        self._client = httpx.Client(
+            base_url=f"https://{address}", verify=_context(authority), timeout=httpx.Timeout(silence, connect=10.0),
+            trust_env=False,
+        )  # fmt: skip
+        self._session, self._numbers = "", itertools.count(1)
         self._lost = 0.0  # since when the coordinator is silent
+        self._piece = 256 << 10
+        self._stop: Callable[[], bool] = lambda: False
 
-    def serve(self) -> None:
-        """Answer orders until Ctrl-C; :class:`RefusedError` when the coordinator will not have this site."""
-        node = self._activate()
-        self._log(f"connected to {self._address}; waiting for work")
-        done = threading.Event()
-        threading.Thread(target=self._beat, args=(node, done), daemon=True).start()
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    def serve(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Answer orders until Ctrl-C, or until ``stop()`` says so between two requests.
+
+        Raises :class:`RefusedError` when the coordinator will not have this site.
+        """
+        told, self._stop = False, stop
         try:
-            while True:
-                answered = self._call(self._client.PullMessages, PullMessagesRequest(node=node))
-                if not answered.messages_list:
-                    active = time.monotonic() - self._worked < _ACTIVE
-                    time.sleep(self._poll if active else max(self._poll, 1.0))
-                    continue
+            while not stop():
+                self._open()
+                if not told:
+                    self._log(f"connected to {self._address}; waiting for work")
+                    told = True
                 try:
-                    self._handle(message_from_proto(answered.messages_list[0]), answered.message_object_trees[0], node)
-                except _EndedError:
-                    self._log("the run has ended; its last order is dropped")
-                except (ObjectPullError, ObjectPushError) as error:
-                    self._log(f"a message was lost on the way ({error}); the coordinator will ask again")
+                    while not stop():
+                        self._once()
+                except _SessionError as error:
+                    if thief := str(error):
+                        self._log(
+                            f"another process has connected with the key of {self._site.name}, from {thief}; if it is "
+                            "not yours, the key was stolen: ask the coordinator to replace it. Trying again in "
+                            f"{_ELSEWHERE:.0f} s"
+                        )
+                        time.sleep(_ELSEWHERE)
         finally:
-            done.set()
-            with contextlib.suppress(httpx.HTTPError, RuntimeError):
-                self._client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            with contextlib.suppress(httpx.HTTPError, _SessionError, _OverError, RefusedError):
+                self._request("POST", "leave", timeout=2.0)
             self._client.close()
 
-    def _activate(self) -> Node:
-        """Open the session; one that a crash left open lapses after two heartbeats, so that long is waited."""
-        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
-        began, told = time.monotonic(), False
-        while True:
+    def _open(self) -> None:
+        """Begin a session with the service's challenge."""
+        while not self._stop():
             try:
-                return Node(node_id=self._call(self._client.ActivateNode, request).node_id)
-            except (httpx.HTTPStatusError, _EndedError):
-                if time.monotonic() - began > 2 * HEARTBEAT + 10:
-                    raise RefusedError(
-                        f"the coordinator does not accept {self._site.name}: its key is not registered or was revoked, "
-                        "or the site is connected elsewhere"
-                    ) from None
-                if not told:
-                    told = True
-                    self._log("an earlier session is still open, or this site is not registered; trying again")
-                time.sleep(1.0)
-
-    def _call(self, function: Callable[[Any], T], request: Any) -> T:
-        """Call the service; wait while it is away, and say so once."""
-        while True:
-            try:
-                answer = function(request)
-            except httpx.TransportError:
-                now = time.monotonic()
-                if not self._lost:
-                    self._lost = now
-                    self._log(f"no connection to {self._address}; trying until it is back")
-                time.sleep(min(5.0, 0.5 + (now - self._lost) / 4))
+                got = self._client.get("/v1/sites/challenge")
+                got.raise_for_status()
+                self._session, self._numbers = str(got.json()["challenge"]), itertools.count(1)
+                self._request("POST", "open")
+            except _SessionError:
+                time.sleep(0.2)  # the challenge was too old, or its answer was lost on the way
                 continue
-            except httpx.HTTPStatusError as error:
-                status = error.response.status_code
-                if status == 401:
-                    raise RefusedError(f"the coordinator no longer accepts {self._site.name}: it was revoked") from None
-                if status == 403:
-                    raise _EndedError from None
-                if status in (502, 503, 504):
-                    time.sleep(1.0)
-                    continue
-                raise
-            if self._lost:
-                self._log(f"connected again after {time.monotonic() - self._lost:.0f} s")
-                self._lost = 0.0
-            return answer
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                self._pause(error)
+                continue
+            self._back()
+            return
 
-    def _beat(self, node: Node, done: threading.Event) -> None:
-        """Send heartbeats, also while a round is being computed."""
-        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
-        while not done.wait(0.4 * HEARTBEAT):
-            try:
-                self._client.SendNodeHeartbeat(request)
-            except (httpx.HTTPError, RuntimeError):
-                continue  # the main loop notices and says so
-
-    # -- one message --------------------------------------------------------------------------------------------------
-
-    def _handle(self, header: Message, tree: Any, node: Node) -> None:
-        run = header.metadata.run_id
-        pull = make_pull_object_fn_protobuf(lambda r: self._call(self._client.PullObject, r), node, run)
-        contents = pull_objects([t.object_id for t in iterate_object_tree(tree)], pull, initial_backoff=0.05)
-        confirm = make_confirm_message_received_fn_protobuf(
-            lambda r: self._call(self._client.ConfirmMessageReceived, r), node, run
+    def _request(
+        self, method: str, what: str, body: bytes = b"", timeout: float | None = None, into: bytearray | None = None
+    ) -> httpx.Response:
+        """One signed request, and what the answer means; a body for ``into`` is added to it as it comes."""
+        path = f"/v1/sites/{what}"
+        headers = signing.request_headers(
+            self._key, self._site.name, self._session, next(self._numbers), method, path, body
         )
-        confirm(header.metadata.message_id)
-        message = inflate_object_from_contents(tree.object_id, contents)
-        assert isinstance(message, Message)
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node.node_id, 0
-        began = time.perf_counter()
-        reason = self._judge(run, node)
-        if reason:
-            self._log(f"refused: {reason}")
-            error = Error(ErrorCode.INVALID_FAB, f"{self._site.name} refuses: {reason}")
-            reply = Message(error, reply_to=message)
+        more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        if into is None:
+            got = self._client.request(method, path, content=body, headers=headers, **more)
         else:
-            reply = Message(self._site.answer(message.content), reply_to=message)
-        self._send(reply, node, time.perf_counter() - began)
-        self._worked = time.monotonic()
+            with self._client.stream(method, path, headers=headers) as got:
+                if got.status_code == 200:
+                    for part in got.iter_raw():
+                        into += part
+                else:
+                    got.read()
+        if got.status_code == 200:
+            return got
+        try:
+            said = json.loads(got.content)
+            reason = str(said["reason"])
+        except (ValueError, KeyError, TypeError):
+            said, reason = {}, ""
+        if got.status_code == 403 and reason == "revoked":
+            raise RefusedError(f"the coordinator no longer accepts {self._site.name}: it was revoked")
+        if got.status_code == 403 and reason == "unknown":
+            raise RefusedError(
+                f"the coordinator does not accept {self._site.name}: its key is not registered there (or was replaced)"
+            )
+        if got.status_code == 401:
+            raise _SessionError(str(said.get("address", "")) if reason == "elsewhere" else "")
+        if got.status_code == 410:
+            raise _OverError
+        got.raise_for_status()
+        raise httpx.HTTPStatusError(f"status {got.status_code}", request=got.request, response=got)
 
-    def _judge(self, run: int, node: Node) -> str:
-        """Why the bundle of a run is not accepted; empty if it is the package's own."""
-        if run not in self._verdicts:
-            fab = self._call(self._client.GetRun, GetRunRequest(node=node, run_id=run)).run.fab_hash
-            request = GetFabRequest(node=node, hash_str=fab, run_id=run)
+    def _call(self, method: str, what: str, body: bytes = b"") -> httpx.Response:
+        """The same, again and again while the service is away or in trouble; says so once."""
+        while True:
             try:
-                bundle.check(self._call(self._client.GetFab, request).fab.content)
-                self._verdicts[run] = ""
-            except bundle.BundleError as error:
-                self._verdicts[run] = str(error)
-        return self._verdicts[run]
+                got = self._request(method, what, body)
+            except httpx.HTTPError as error:
+                self._pause(error)
+                continue
+            self._back()
+            return got
 
-    def _send(self, reply: Message, node: Node, seconds: float) -> None:
-        run = reply.metadata.run_id
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
-            tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
-            header = remove_content_from_message(reply) if reply.has_content() else reply
-            request = PushMessagesRequest(
-                node=node,
-                messages_list=[message_to_proto(header)],
-                message_object_trees=[tree],
-                clientapp_runtime_list=[seconds],
-            )
-            taken = self._call(self._client.PushMessages, request)
-            push = make_push_object_fn_protobuf(
-                lambda r: self._call(self._client.PushObject, r), node, run, taken.session_id
-            )
-            push_objects(objects, push, object_ids_to_push=set(taken.objects_to_push))
+    def _pause(self, error: Exception) -> None:
+        """Say what is wrong, once, and wait; an error where waiting does not help."""
+        why = f"no connection to {self._address}"
+        if isinstance(error, httpx.HTTPStatusError):
+            why = f"{self._address} answers with an error ({error.response.status_code})"
+        elif isinstance(error, httpx.ConnectError):
+            why = _explain(str(error), self._address, self._authority)
+        if self._stop():
+            raise _OverError
+        now = time.monotonic()
+        if not self._lost:
+            self._lost = now
+            self._log(f"{why}; trying until it is back")
+        time.sleep(min(5.0, 0.1 + (now - self._lost) / 4))
+
+    def _back(self) -> None:
+        if self._lost:
+            self._log(f"connected again after {time.monotonic() - self._lost:.0f} s")
+            self._lost = 0.0
+
+    # -- one order ----------------------------------------------------------------------------------------------------
+
+    def _once(self) -> None:
+        """Ask for an order; do it if there is one."""
+        cover, _, payload = self._call("POST", "next").content.partition(b"\n")
+        if not cover:
+            return
+        try:
+            ticket = Ticket.model_validate_json(cover)
+            payload = payload if ticket.size <= gate.INLINE else self._fetch(ticket)
+            reply = self._answer(ticket, payload)
+            del payload
+            self._send(ticket.id, reply)
+        except _OverError:
+            self._log("the run has ended; its last order is dropped")
+
+    def _fetch(self, ticket: Ticket) -> bytes:
+        """A large order; what a broken connection had brought is kept, and the rest asked for."""
+        if ticket.size > self._site.limits.max_message_mb * 1e6 + (1 << 20):
+            return b""
+        got = bytearray()
+        while len(got) < ticket.size:
+            had = len(got)
+            try:
+                self._request("GET", f"order/{ticket.id}/{had}", into=got)
+            except httpx.HTTPError as error:
+                if len(got) == had:
+                    self._pause(error)
+                continue
+            self._back()
+        return bytes(got[: ticket.size])
+
+    def _answer(self, ticket: Ticket, payload: bytes) -> bytes:
+        """Check the coordinator's signature, then let the site do the order, with signs of life meanwhile."""
+        if ticket.size > len(payload):
+            return self._refuse(f"a message of {ticket.size / 1e6:.0f} MB is over this site's max_message_mb")
+        if not ticket.vouches_for(self._coordinator, self._site.name, payload):
+            return self._refuse("the order is not signed by the coordinator for this site")
+        try:
+            content = unpack(payload)
+        except ValueError:
+            return self._refuse("the order cannot be read")
+        done = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(done,), daemon=True)
+        beating.start()
+        try:
+            return pack(self._site.answer(content))
+        finally:
+            done.set()
+            beating.join()
+
+    def _refuse(self, reason: str) -> bytes:
+        self._log(f"refused: {reason}")
+        return pack(wire.content(refusal=reason))
+
+    def _beat(self, done: threading.Event) -> None:
+        while not done.wait(HEARTBEAT):
+            with contextlib.suppress(httpx.HTTPError, _SessionError, _OverError, RefusedError):
+                self._request("POST", "beat", timeout=HEARTBEAT)
+
+    def _send(self, order: str, reply: bytes) -> None:
+        """Deliver a reply in pieces whose size follows the link; what has arrived is not sent again."""
+        have = 0
+        while have < len(reply):
+            piece = reply[have : have + self._piece]
+            began = time.monotonic()
+            try:
+                self._request("PUT", f"reply/{order}/{have}/{len(reply)}", piece)
+            except httpx.HTTPError as error:
+                status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+                if status == 413:
+                    self._log("the coordinator refuses a reply of this size")
+                    raise _OverError from None
+                if isinstance(error, httpx.HTTPStatusError) and status == 409:
+                    have = int(error.response.json()["have"])
+                else:
+                    self._piece = max(_LEAST, self._piece // 2)
+                    self._pause(error)
+                continue
+            self._back()
+            have += len(piece)
+            took = time.monotonic() - began
+            if took > 2 * _WISH:
+                self._piece = max(_LEAST, self._piece // 2)
+            elif took < _WISH / 2 and len(piece) == self._piece:
+                self._piece = min(gate.PIECE, 2 * self._piece)

@@ -1,0 +1,218 @@
+"""The coordinator's service: one process, one port for the sites (TLS), one Unix socket for its owner.
+
+Nothing about the address of a request decides what it may do, so proxies, NAT and the variables of the environment that
+speak of them change nothing. Before the service says that it serves, it asks itself, as somebody from outside, for what
+must be refused. Connections, the size of headers and the time for them are limited before anything is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+from collections import Counter as Tally
+from collections.abc import Callable
+from typing import Any, cast
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from fedcomposite.federation import engine, office, pki
+from fedcomposite.federation.exchange import Exchange, Ticket
+from fedcomposite.federation.folder import FederationFolder
+from fedcomposite.federation.gate import App, Gate
+from fedcomposite.federation.superlink import SuperLink
+
+CONNECTIONS, PER_ADDRESS = 1024, 256
+"""Most connections at once, and from one address."""
+_HEADERS, _HANDSHAKE, _IDLE = 10.0, 10.0, 75.0  # seconds
+_REFUSED = ["/", "/docs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/put", "/reload", "/v1/sites/next"]
+
+
+class Guarded(H11Protocol):
+    """A connection that is counted, and has little time to say what it wants."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or close it where there are too many."""
+        super().connection_made(transport)
+        mine = self.client[0] if self.client else ""
+        each = Tally(c.client[0] for c in self.connections if c.client)
+        if len(self.connections) > CONNECTIONS or each[mine] > PER_ADDRESS:
+            transport.abort()
+            return
+        self._late = self.loop.call_later(_HEADERS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Give the headers of a request their time."""
+        super().data_received(data)
+        asked = self.cycle is not None and not self.cycle.response_complete
+        if self._late is not None and asked:
+            self._late.cancel()
+            self._late = None
+        elif self._late is None and not asked and not self.transport.is_closing():
+            self._late = self.loop.call_later(_HEADERS, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+
+class OwnersOnly(H11Protocol):
+    """A connection of this account's own programs."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection if its other end is this account's."""
+        super().connection_made(transport)
+        if not office.is_mine(transport.get_extra_info("socket")):
+            transport.abort()
+
+
+class Service:
+    """Exchange, gate and office of one federation."""
+
+    def __init__(self, federation: FederationFolder, fleet: bool = False) -> None:
+        self._federation = federation
+        self.link = SuperLink()
+        self.exchange = Exchange(federation.spool)
+        self.exchange.elsewhere, self.exchange.others = self._to_fleet, self._in_fleet
+        self._keys: dict[str, tuple[ec.EllipticCurvePublicKey, int]] = {}
+        self._runs: dict[str, int] = {}
+        self._fleet = fleet
+        self.reload()
+        self.gate = Gate(self.exchange, self.link.app if fleet else None)
+        self.office = office.Office(self.exchange, self.reload, self._begin)
+
+    def reload(self) -> None:
+        """Read the list of sites and their keys, as it is in the folder now."""
+        federation = FederationFolder(self._federation.path)
+        wanted: dict[str, tuple[ec.EllipticCurvePublicKey, int]] = {}
+        for name in federation.permitted():
+            key = pki.read_public(federation.public_key(name))
+            old = self._keys.get(name)
+            wanted[name] = old if old is not None and old[0] == key else (key, self.link.register(name, key))
+        for name, (_, node) in self._keys.items():
+            if name not in wanted or wanted[name][1] != node:
+                self.link.forget(node)
+        self._keys = wanted
+        federation.set_nodes({name: node for name, (_, node) in wanted.items()})
+        self.exchange.register(wanted, federation.revoked())
+
+    def _begin(self, job: str) -> int:
+        self._runs[job] = self.link.begin()
+        return self._runs[job]
+
+    def _in_fleet(self) -> dict[str, tuple[int, str]]:
+        here = self.link.present() if self._fleet else {}
+        return {name: (node, here[node]) for name, (_, node) in self._keys.items() if node in here}
+
+    def _to_fleet(self, ticket: Ticket, payload: bytes) -> bool:
+        if ticket.site not in self._in_fleet():
+            return False
+        self.link.send(self._keys[ticket.site][1], self._runs[ticket.job], ticket.id, payload)
+        return True
+
+    async def housekeeping(self) -> None:
+        """End what nobody waits for any more, and bring replies over from Flower's own protocol."""
+        while True:
+            await asyncio.sleep(0.2 if self._fleet else 5.0)
+            self.exchange.sweep()
+            if self._fleet:
+                for order, payload in await asyncio.to_thread(self.link.replies):
+                    self.exchange.bring(order, payload)
+
+
+def _config(app: App) -> Config:
+    config = Config(
+        cast(Any, app),
+        lifespan="off",
+        proxy_headers=False,
+        forwarded_allow_ips="",
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=int(_IDLE),
+        h11_max_incomplete_event_size=16 << 10,
+        ws="none",
+    )
+    config.load()
+    return config
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket; ``::`` takes both families."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        made = socket.create_server((host, port), family=family, backlog=256, dualstack_ipv6=host == "::")
+    except OSError as error:
+        raise engine.EngineError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+    made.setblocking(False)
+    return made
+
+
+async def _serve(
+    service: Service, listening: socket.socket, folder: FederationFolder, ready: Callable[[], None]
+) -> None:
+    loop, state, own = asyncio.get_running_loop(), ServerState(), ServerState()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    server = folder.path / "server"
+    context.load_cert_chain(server / "server.pem", server / "server.key")
+    outside, inside = _config(service.gate), _config(service.office)
+    public = await loop.create_server(
+        lambda: Guarded(outside, state, {}), sock=listening, ssl=context, ssl_handshake_timeout=_HANDSHAKE
+    )
+    private = await loop.create_unix_server(lambda: OwnersOnly(inside, own, {}), sock=office.listen(folder.state))
+    keeper = asyncio.create_task(service.housekeeping())
+    try:
+        await asyncio.to_thread(probe, folder)
+        ready()
+        await asyncio.wait([asyncio.ensure_future(stop.wait()), keeper], return_when=asyncio.FIRST_COMPLETED)
+        if keeper.done():
+            keeper.result()  # raises what went wrong
+    finally:
+        keeper.cancel()
+        public.close()
+        private.close()
+        for connection in [*state.connections, *own.connections]:
+            cast(H11Protocol, connection).transport.abort()
+        for task in [*state.tasks, *own.tasks]:
+            task.cancel()
+        with contextlib.suppress(FileNotFoundError):
+            office.place(folder.state).unlink()
+
+
+def serve(federation: FederationFolder, ready: Callable[[], None], fleet: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM; ``ready`` is called when sites can connect."""
+    engine.check_version()
+    listening = bind(federation.bind, federation.port)
+    with listening:
+        asyncio.run(_serve(Service(federation, fleet), listening, federation, ready))
+
+
+def probe(federation: FederationFolder) -> None:
+    """Ask, as somebody from outside, for what must be refused; an error if any of it is granted."""
+    context = ssl.create_default_context(cafile=str(federation.authority))
+    claims = {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "x-real-ip": "127.0.0.1"}
+    with httpx.Client(verify=context, timeout=30.0, trust_env=False) as client:
+        for path in _REFUSED:
+            for headers in ({}, claims):
+                got = client.post(f"https://{federation.address}{path}", headers=headers, content=b"{}")
+                if got.status_code != 403:
+                    raise engine.EngineError(
+                        f"{path} was not refused to the network (status {got.status_code}); nothing is served"
+                    )
+        if client.get(f"https://{federation.address}/health").json() != {"status": "ok"}:
+            raise engine.EngineError(f"another program answers at {federation.address}")
