@@ -13,7 +13,7 @@ from fedcomposite._validation import suggest
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.models.mobilenet import MobileNetV3Small
 from fedcomposite.models.resnet import ResNet18
-from fedcomposite.models.small import Shape, cnn, linear, mlp, sigmoid_net, zhang_cnn
+from fedcomposite.models.small import SampleShape, cnn, linear, mlp, sigmoid_net, zhang_cnn
 from fedcomposite.registry import Registry, callable_only, fold
 
 __all__ = ["MODELS", "SHAPES", "MobileNetV3Small", "ResNet18", "build"]
@@ -35,7 +35,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 """Functions of (shape of a sample, number of classes, options). In a federation every site runs only what is installed
 there."""
 
-SHAPES: dict[str, tuple[Shape, int]] = {
+SHAPES: dict[str, tuple[SampleShape, int]] = {
     "a9a": ((123,), 2),
     "mnist": ((1, 28, 28), 10),
     "fashion-mnist": ((1, 28, 28), 10),
@@ -80,7 +80,7 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
         return factory(shape, classes, **options)
 
 
-def _fit(dataset: Silos | str) -> tuple[Shape, int]:
+def _fit(dataset: Silos | str) -> tuple[SampleShape, int]:
     if isinstance(dataset, str):
         shapes = {fold(k): v for k, v in SHAPES.items()}
         if fold(dataset) not in shapes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedcomposite.models.small import Shape, as_image, images
+from fedcomposite.models.small import SampleShape, as_image, images
 
 # kernel, expanded channels, output channels, squeeze-and-excitation, hard swish (otherwise ReLU), stride
 _BLOCKS = (
@@ -80,7 +80,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV3Small(nn.Module):
     """Eleven inverted residuals between two convolutions, mean over the image, two linear layers."""
 
-    def __init__(self, shape: Shape, classes: int, dropout: float = 0.2) -> None:
+    def __init__(self, shape: SampleShape, classes: int, dropout: float = 0.2) -> None:
         super().__init__()
         self.shape = as_image(shape)
         features: list[nn.Module] = [_convolution(self.shape[0], 16, 3, nn.Hardswish, stride=2)]

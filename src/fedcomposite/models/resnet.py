@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedcomposite.models.small import Shape, as_image, images
+from fedcomposite.models.small import SampleShape, as_image, images
 
 
 class Block(nn.Module):
@@ -36,7 +36,7 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """Stem, four stages, mean over the image, linear classifier."""
 
-    def __init__(self, shape: Shape, classes: int) -> None:
+    def __init__(self, shape: SampleShape, classes: int) -> None:
         super().__init__()
         self.shape = as_image(shape)
         self.conv1 = nn.Conv2d(self.shape[0], 64, 7, stride=2, padding=3, bias=False)

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-Shape = tuple[int, ...]
+SampleShape = tuple[int, ...]
 
 
 def images(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
@@ -44,12 +44,12 @@ def _bilinear(old: int, new: int) -> Tensor:
     return grown[0, 0].t().to(torch.get_default_dtype()).contiguous()
 
 
-def linear(shape: Shape, classes: int) -> nn.Module:
+def linear(shape: SampleShape, classes: int) -> nn.Module:
     """Softmax regression: W a + b."""
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), classes))
 
 
-def mlp(shape: Shape, classes: int, hidden: tuple[int, ...] = (128, 64)) -> nn.Module:
+def mlp(shape: SampleShape, classes: int, hidden: tuple[int, ...] = (128, 64)) -> nn.Module:
     """Linear layers with ReLU between them; the FedCanon paper's has 128 and 64 hidden units."""
     widths = [torch.Size(shape).numel(), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -58,13 +58,13 @@ def mlp(shape: Shape, classes: int, hidden: tuple[int, ...] = (128, 64)) -> nn.M
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
-def sigmoid_net(shape: Shape, classes: int, hidden: int = 100) -> nn.Module:
+def sigmoid_net(shape: SampleShape, classes: int, hidden: int = 100) -> nn.Module:
     """One hidden layer of sigmoids, as in the FedNMap paper, which does not say how wide."""
     features = torch.Size(shape).numel()
     return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.Sigmoid(), nn.Linear(hidden, classes))
 
 
-def cnn(shape: Shape, classes: int) -> nn.Module:
+def cnn(shape: SampleShape, classes: int) -> nn.Module:
     """The FedCanon paper's: two 3x3 convolutions (16, 32) with ReLU and 2x2 pooling, 2048-128-C, on 32x32 images."""
     image = as_image(shape)
     return nn.Sequential(
@@ -78,7 +78,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def zhang_cnn(shape: Shape, classes: int) -> nn.Module:
+def zhang_cnn(shape: SampleShape, classes: int) -> nn.Module:
     """Zhang, Hu & Johansson's: two 3x3 convolutions of 32 maps with ReLU and 2x2 pooling, then 64-32-C."""
     channels, height, width = image = as_image(shape)
     return nn.Sequential(
@@ -98,7 +98,7 @@ def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
 
 
-def as_image(shape: Shape) -> tuple[int, int, int]:
+def as_image(shape: SampleShape) -> tuple[int, int, int]:
     """Channels, height and width of a sample: ``(c, h, w)``, ``(h, w)``, or a flat square with 1 or 3 channels."""
     if len(shape) == 3:
         return shape[0], shape[1], shape[2]
