@@ -135,10 +135,11 @@ def test_tables_in_a_configuration():
         "data": {"name": "synthetic", "clients": 5, "samples": 20, "seed": 0},
         "run": {"rounds": 10},
     }
-    for extra in ({}, {"steps": "auto"}):
-        config = Config.check({**content, "algorithm": {"name": "FedAvg", "local_steps": 4, "step": table, **extra}})
+    for extra in ({"gamma": 0.5}, {"steps": "auto"}):
+        config = Config.check({**content, "algorithm": {"name": "FedNMap", "local_steps": 4, "step": table, **extra}})
         made = config.make_algorithm(config.specs[0], config.make_problem())
-        assert made == FedAvg(4, Cosine(0.1, 0.001, 200))
+        assert made.at(0).step == 0.1
+        assert made.step == Cosine(0.1, 0.001, 200)
     wrong = {"name": "FedAvg", "local_steps": 4, "step": {"schedule": "cosine", "start": 0.1}}
     with pytest.raises(ValueError, match=r"\[algorithm\] schedule 'cosine' needs end, rounds"):
         Config.check({**content, "algorithm": wrong})
