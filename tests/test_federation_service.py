@@ -467,6 +467,33 @@ def test_an_error_of_the_service_is_not_the_end_of_a_site(running, fed, monkeypa
         assert not over.is_set()
 
 
+def test_a_wrong_clock_at_a_site_does_not_matter(running, fed, monkeypatch):
+    real = time.time
+    with joined(fed, "south") as (_, lines, over):
+        for shift in (7.0, -400.0, 1e6):
+            monkeypatch.setattr(time, "time", lambda shift=shift: real() + shift)
+            Caller(fed, "south").open()  # so that the site has to open a new session as well
+            monkeypatch.setattr(supernode, "_ELSEWHERE", 0.1)
+            assert pack(ask(fed, {"south": vectors(3)})["south"]) == pack(vectors(3))
+        assert not over.is_set(), lines
+
+
+def test_fifty_sites(running, fed):
+    names = [f"site{i}" for i in range(50)]
+    for name in names:
+        fed.add_site(name)
+    counter = Counter(fed.state)
+    counter.ask("reload")
+    counter.close()
+    with contextlib.ExitStack() as stack:
+        sites = {name: stack.enter_context(joined(fed, name))[0] for name in names}
+        for i in range(3):
+            content = {name: vectors(11 + i, seed=j) for j, name in enumerate(names)}
+            got = ask(fed, content, job=f"job{i}")
+            assert {k: pack(v) for k, v in got.items()} == {k: pack(v) for k, v in content.items()}
+        assert all(len(site.asked) == 3 for site in sites.values())
+
+
 # -- the service itself ----------------------------------------------------------------------------------------------
 
 

@@ -39,11 +39,11 @@ class Guarded(H11Protocol):
 
     _late: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or close it where there are too many."""
         super().connection_made(transport)
         mine = self.client[0] if self.client else ""
-        each = Tally(c.client[0] for c in self.connections if c.client)  # type: ignore[union-attr]
+        each = Tally(c.client[0] for c in self.connections if c.client)
         if len(self.connections) > CONNECTIONS or each[mine] > PER_ADDRESS:
             transport.abort()
             return
@@ -114,9 +114,10 @@ class Service:
         here = self.link.present() if self._fleet else {}
         return {name: (node, here[node]) for name, (_, node) in self._keys.items() if node in here}
 
-    def _to_fleet(self, ticket: Ticket, payload: bytes) -> bool:
+    def _to_fleet(self, ticket: Ticket) -> bool:
         if ticket.site not in self._in_fleet():
             return False
+        payload = (self.exchange.spool / ticket.id).read_bytes()
         self.link.send(self._keys[ticket.site][1], self._runs[ticket.job], ticket.id, payload)
         return True
 
