@@ -2,6 +2,7 @@
 
 =================  ================================================================================================
 ``wire``           tuples of tensors as Flower records, with strict checks on arrival
+``parcel``         a message as bytes
 ``orders``         what a coordinator asks of a site and what a site answers, as plain checked data
 ``shape``          the problem without data: what all sites must agree on
 ``store``          a site's memory between rounds: atomic files tagged with job and round
