@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import socket
 import ssl
 import stat
@@ -20,7 +21,7 @@ import torch
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from bad_network import Proxy
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
@@ -30,8 +31,8 @@ from fedcomposite.federation.exchange import Exchange, RefusedRequestError, Tick
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.grid import ServiceGrid
 from fedcomposite.federation.office import Counter, OfficeError
+from fedcomposite.federation.parcel import pack, unpack
 from fedcomposite.federation.site import Limits
-from fedcomposite.federation.superlink import pack, unpack
 
 PATIENCE = 90.0
 
@@ -467,6 +468,33 @@ def test_an_error_of_the_service_is_not_the_end_of_a_site(running, fed, monkeypa
         assert not over.is_set()
 
 
+def test_a_wrong_clock_at_a_site_does_not_matter(running, fed, monkeypatch):
+    real = time.time
+    with joined(fed, "south") as (_, lines, over):
+        for shift in (7.0, -400.0, 1e6):
+            monkeypatch.setattr(time, "time", lambda shift=shift: real() + shift)
+            Caller(fed, "south").open()  # so that the site has to open a new session as well
+            monkeypatch.setattr(supernode, "_ELSEWHERE", 0.1)
+            assert pack(ask(fed, {"south": vectors(3)})["south"]) == pack(vectors(3))
+        assert not over.is_set(), lines
+
+
+def test_fifty_sites(running, fed):
+    names = [f"site{i}" for i in range(50)]
+    for name in names:
+        fed.add_site(name)
+    counter = Counter(fed.state)
+    counter.ask("reload")
+    counter.close()
+    with contextlib.ExitStack() as stack:
+        sites = {name: stack.enter_context(joined(fed, name))[0] for name in names}
+        for i in range(3):
+            content = {name: vectors(11 + i, seed=j) for j, name in enumerate(names)}
+            got = ask(fed, content, job=f"job{i}")
+            assert {k: pack(v) for k, v in got.items()} == {k: pack(v) for k, v in content.items()}
+        assert all(len(site.asked) == 3 for site in sites.values())
+
+
 # -- the service itself ----------------------------------------------------------------------------------------------
 
 
@@ -536,6 +564,36 @@ def test_pieces_of_a_reply(tmp_path):
     assert exchange.unknown([old.id, new.id]) == [old.id]
     exchange.end("j")
     assert list(exchange.spool.iterdir()) == []
+
+
+def test_parcels():
+    """What is packed comes back; anything else is a ValueError, whatever it is."""
+    content = RecordDict(
+        {"a": ConfigRecord({"text": "x", "n": 3, "f": 0.1, "v": b"1234", "w": b""}), "b": ConfigRecord()}
+    )
+    packed = pack(content)
+    assert unpack(packed) == content
+    with pytest.raises(ValueError, match="MetricRecord"):
+        pack(RecordDict({"m": MetricRecord({"x": 1.0})}))
+    nested = b"[" * 100_000
+    heads = [
+        *(b"{}", b"[1]", b"null", b"[[1,2,3]]", b'[["a",{}]]', b"\xff", nested, b'[["a",{"x":{}},{}]]'),
+        *(b'[["a",{},{"k":%s}]]' % length for length in (b"-1", b"1e999", b"99999", b"true")),
+    ]
+    wrong = [len(h).to_bytes(8, "big") + h for h in heads]
+    rng = random.Random(0)
+    for _ in range(1000):
+        one = bytearray(packed)
+        for _ in range(rng.randint(1, 4)):
+            one[rng.randrange(len(one))] = rng.randrange(256)
+        wrong.append(bytes(one[: rng.randint(0, len(one))]))
+    for one in [b"", b"12345678", *wrong, packed + b"x", packed[:-1]]:
+        with contextlib.suppress(ValueError):
+            assert isinstance(unpack(one), RecordDict)
+    for one in [b"", packed + b"x", packed[:-1], *wrong[: len(heads)]]:
+        if one != wrong[0]:
+            with pytest.raises(ValueError, match="not a message"):
+                unpack(one)
 
 
 def test_numbers_are_used_once():

@@ -2,6 +2,7 @@
 
 =================  ================================================================================================
 ``wire``           tuples of tensors as Flower records, with strict checks on arrival
+``parcel``         a message as bytes
 ``orders``         what a coordinator asks of a site and what a site answers, as plain checked data
 ``shape``          the problem without data: what all sites must agree on
 ``store``          a site's memory between rounds: atomic files tagged with job and round
@@ -12,13 +13,19 @@
 ``jobs``           one experiment from its run folder to its end
 ``apps``           the two entry points of the bundle
 ``bundle``         that bundle, which holds no code, and the check of it
-``pki``            certificate authority, server certificate, site keys
+``pki``            certificate authority, server certificate, site keys, the key for orders
+``signing``        signed requests and orders
 ``folder``         the federation's and the sites' folders
-``engine``         Flower as a program: version, environment, command line
-``supernode``      a site's long-lived connection (uses Flower's internals; version-checked)
-``superlink``      the coordinator's service, its administration closed to the network (the same)
+``engine``         Flower as a program: version, environment
+``superlink``      Flower's SuperLink in memory: nodes, runs, its own SuperNodes (uses internals; version-checked)
+``exchange``       what the service knows: sessions, orders on their way, replies that have arrived
+``gate``           what the network may ask of it
+``office``         what its owner may ask of it
+``service``        both as one process
+``grid``           a run's way to its sites
+``supernode``      a site's long-lived connection
 ``demo``           a whole federation on one machine
 =================  ================================================================================================
 
-The methods know nothing of Flower, and of Flower's internals only ``supernode`` and ``superlink`` know.
+The methods know nothing of Flower, and of Flower's internals only ``superlink`` and ``grid`` know.
 """

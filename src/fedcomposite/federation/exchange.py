@@ -116,7 +116,7 @@ class Exchange:
         self._done: dict[str, str] = {}  # orders whose reply is here: their job
         self._jobs: dict[str, float] = {}  # when a job was last heard
         self.arrived = asyncio.Event()
-        self.elsewhere: Callable[[Ticket, bytes], bool] = lambda ticket, payload: False
+        self.elsewhere: Callable[[Ticket], bool] = lambda ticket: False
         """Takes an order to a site that is connected in another way."""
         self.others: Callable[[], dict[str, tuple[int, str]]] = dict
         """Sites that are connected in another way: their node numbers and sessions."""
@@ -183,7 +183,7 @@ class Exchange:
             if (party := self.parties.get(ticket.site)) is None:
                 continue
             self._orders[ticket.id] = _Waiting(ticket)
-            if party.online or not self.elsewhere(ticket, (self.spool / ticket.id).read_bytes()):
+            if party.online or not self.elsewhere(ticket):
                 party.news.set()
 
     async def next(self, party: Party, seconds: float) -> Ticket | None:

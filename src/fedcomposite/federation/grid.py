@@ -20,7 +20,7 @@ from fedcomposite.federation import pki, signing
 from fedcomposite.federation.exchange import Ticket
 from fedcomposite.federation.folder import FederationFolder
 from fedcomposite.federation.office import Counter, OfficeError
-from fedcomposite.federation.superlink import pack, unpack
+from fedcomposite.federation.parcel import pack, unpack
 
 
 @dataclass(frozen=True)

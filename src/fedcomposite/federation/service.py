@@ -114,9 +114,10 @@ class Service:
         here = self.link.present() if self._fleet else {}
         return {name: (node, here[node]) for name, (_, node) in self._keys.items() if node in here}
 
-    def _to_fleet(self, ticket: Ticket, payload: bytes) -> bool:
+    def _to_fleet(self, ticket: Ticket) -> bool:
         if ticket.site not in self._in_fleet():
             return False
+        payload = (self.exchange.spool / ticket.id).read_bytes()
         self.link.send(self._keys[ticket.site][1], self._runs[ticket.job], ticket.id, payload)
         return True
 

@@ -15,11 +15,9 @@ import time
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import Message, Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, Status
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -30,24 +28,11 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fedcomposite.federation import bundle, engine
+from fedcomposite.federation.parcel import pack, unpack
 
 _TTL = 86400.0
-
-
-def pack(content: RecordDict) -> bytes:
-    """A message's content as bytes."""
-    return bytes(recorddict_to_proto(content).SerializeToString())
-
-
-def unpack(payload: bytes) -> RecordDict:
-    """The content in some bytes; a ``ValueError`` if it is none."""
-    try:
-        return recorddict_from_proto(ProtoRecordDict.FromString(payload))
-    except (DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a message ({type(error).__name__})") from None
 
 
 class SuperLink:

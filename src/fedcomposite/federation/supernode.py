@@ -22,8 +22,8 @@ import httpx
 
 from fedcomposite.federation import engine, gate, pki, signing, wire
 from fedcomposite.federation.exchange import SILENCE, Ticket
+from fedcomposite.federation.parcel import pack, unpack
 from fedcomposite.federation.site import Site
-from fedcomposite.federation.superlink import pack, unpack
 
 HEARTBEAT = SILENCE / 5
 """Seconds between signs of life while a site computes."""
