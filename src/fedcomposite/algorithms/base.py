@@ -26,6 +26,15 @@ class Gradient(Protocol):
     def full(self, x: Tensor) -> Tensor:
         """Gradient of f_i at x on all of the client's samples."""
 
+    def loss(self, x: Tensor) -> Tensor:
+        """f_i at x on all of the client's samples, ``(..., 1)``; linear models only."""
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        """Hessian of f_i at x on the coordinates that the mask ``where`` marks, ``(..., k, k)``; linear models only.
+
+        The mask is ``(..., d)``, the same for all clients.
+        """
+
     def uniform(self, k: int, count: int = 1) -> Tensor:
         """``(..., count)`` numbers in (0, 1), private to the client, for the method's own coins at step k."""
 

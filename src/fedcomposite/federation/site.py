@@ -77,6 +77,13 @@ class _Limited:
         self._spend()
         return self._grad.full(x)
 
+    def loss(self, x: Tensor) -> Tensor:
+        return self._grad.loss(x)
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        self._spend()
+        return self._grad.hessian(x, where)
+
     def uniform(self, k: int, count: int = 1) -> Tensor:
         return self._grad.uniform(k, count)
 

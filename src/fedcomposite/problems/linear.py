@@ -16,6 +16,7 @@ from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.contract import combine, margins
+from fedcomposite.problems.curvature import hessians
 from fedcomposite.problems.losses import Loss, Multinomial
 
 
@@ -106,6 +107,25 @@ class Linear(Smooth):
             return out
 
         return gradient
+
+    def losses(self, clients: rng.Ints, x: Tensor) -> Tensor:
+        """Losses on all samples, ``(m, 1)``."""
+        out = x.new_empty(len(x), 1)
+        for block in self._blocks(clients):
+            value = self.loss.value(self._margins(x[block.members], block.X), block.b)
+            out[block.members, 0] = (value * block.weight.view(value.shape)).sum(1)
+        return out
+
+    def hessians(self, clients: rng.Ints, x: Tensor, at: Tensor) -> Tensor:
+        """Hessians on all samples and the coordinates ``at``, ``(m, k, k)``."""
+        out = x.new_empty(len(x), len(at), len(at))
+        for block in self._blocks(clients):
+            second = self.loss.second(self._margins(x[block.members], block.X), block.b)
+            out[block.members] = hessians(block.X, second, block.weight, at, self.outputs)
+        return out
+
+    def _margins(self, x: Tensor, X: Tensor) -> Tensor:
+        return margins(X, x if self.outputs == 1 else x.reshape(len(x), -1, self.outputs))
 
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients on the given rows."""

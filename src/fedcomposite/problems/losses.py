@@ -61,6 +61,13 @@ class Loss(ABC):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """The derivative of phi in z, of each sample, as a new tensor."""
 
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """The second derivative of phi in z: a number per sample, or a C x C matrix ``(..., C, C)``.
+
+        Where phi' has a kink it is one of the values that make phi' semismooth.
+        """
+        raise TypeError(f"{self} has no second derivative, which a Newton step needs; use a first-order method")
+
     def correct(self, z: Tensor, b: Tensor) -> Tensor:
         """Whether each sample is classified right (classifiers only)."""
         raise TypeError(f"{type(self).__name__} is not a classifier")
@@ -111,6 +118,10 @@ class Logistic(_Binary):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """-b / (1 + exp(b z))."""
         return torch.sigmoid_(b * z * -1).mul_(b).neg_()
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """The variance p (1 - p) with p = 1 / (1 + exp(-z))."""
+        return torch.sigmoid(z) * torch.sigmoid(-z)
 
 
 @dataclass(frozen=True)
@@ -171,6 +182,11 @@ class Multinomial(Loss):
         """The softmax of z minus the row of the class."""
         return torch.softmax(z, -1).sub_(b)
 
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """diag(p) - p p' with the softmax p of z."""
+        p = torch.softmax(z, -1)
+        return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+
     def correct(self, z: Tensor, b: Tensor) -> Tensor:
         """The largest margin against the class; the first of equals counts."""
         return z.argmax(-1) == b.argmax(-1)
@@ -190,6 +206,10 @@ class LeastSquares(_Regression):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """The residual."""
         return z - b
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """1."""
+        return torch.ones_like(z)
 
 
 @dataclass(frozen=True)
@@ -229,6 +249,10 @@ class SquaredHinge(_Binary):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """-2 b max(0, 1 - b z)."""
         return (1 - b * z).clamp_(min=0).mul_(b).mul_(-2)
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """2 where b z < 1, else 0."""
+        return 2.0 * (b * z < 1).to(z)
 
 
 @dataclass(frozen=True)
@@ -270,6 +294,10 @@ class Huber(_Regression):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """The residual, cut to [-delta, delta]."""
         return (z - b).clamp_(-self.delta, self.delta)
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """1 up to delta, 0 beyond."""
+        return ((z - b).abs() <= self.delta).to(z)
 
 
 @dataclass(frozen=True)
@@ -324,6 +352,10 @@ class Poisson(Loss):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """exp(z) - b."""
         return z.exp().sub_(b)
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """exp(z)."""
+        return z.exp()
 
 
 LOSSES: dict[str, Loss] = {
