@@ -65,12 +65,15 @@ class On(Regularizer):
             return result
         result = v.clone() if out is None else (out if out is v else out.copy_(v))
         source = v if out is None else result
+        each = isinstance(step, Tensor) and step.shape[-1] == self.dimension  # a step per coordinate
         if alike or len(self.runs) == 1:
             for a, b in self.runs:
                 part = result[..., a:b]
-                self.h.prox(part if source is result else source[..., a:b], step, out=part)
+                own = step[..., a:b] if isinstance(step, Tensor) and each else step
+                self.h.prox(part if source is result else source[..., a:b], own, out=part)
         else:
-            self._put(result, self.h.prox(self._take(source), step))
+            own = self._take(step) if isinstance(step, Tensor) and each else step
+            self._put(result, self.h.prox(self._take(source), own))
         return result
 
     @cached_property
@@ -97,6 +100,13 @@ class On(Regularizer):
     def scaled(self, kappa: float) -> On:
         """Kappa h on the same coordinates."""
         return replace(self, h=self.h.scaled(kappa))
+
+    def coupling(self, dimension: int) -> Tensor:
+        """The parts of h where it acts; the rest by itself."""
+        labels = torch.arange(dimension)
+        inside = self._take(labels)
+        self._put(labels, inside[self.h.coupling(len(inside))])
+        return labels
 
     def _fits(self, x: Tensor) -> None:
         if x.shape[-1] != self.dimension:
@@ -180,6 +190,13 @@ class Blocks(Regularizer):
     def scaled(self, kappa: float) -> Blocks:
         """Kappa times each term."""
         return Blocks(tuple(part.scaled(kappa) for part in self.parts))
+
+    def coupling(self, dimension: int) -> Tensor:
+        """The parts of each term where it acts; the rest by itself."""
+        labels = torch.arange(dimension)
+        for part in self._placed():
+            part._put(labels, part._take(part.coupling(dimension)))
+        return labels
 
     def resolve(self, layout: Layout) -> Blocks:
         """Every term on its coordinates."""
