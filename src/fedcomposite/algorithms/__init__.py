@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedcomposite.algorithms.mime import Mime
     from fedcomposite.algorithms.mimelite import MimeLite
     from fedcomposite.algorithms.proximal_gradient import ProximalGradient
+    from fedcomposite.algorithms.proxnewton import ProxNewton
     from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
     from fedcomposite.algorithms.scaffnew import Scaffnew
     from fedcomposite.algorithms.scaffold import Scaffold
@@ -72,6 +73,7 @@ __all__ = [
     "Info",
     "Mime",
     "MimeLite",
+    "ProxNewton",
     "ProxScaffnew",
     "ProximalGradient",
     "Scaffnew",

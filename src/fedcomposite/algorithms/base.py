@@ -67,6 +67,8 @@ class Info:
     """Whether the method is meant for losses that are themselves non-smooth."""
     uniform_only: bool = False
     """Whether the server's mean must weigh all clients alike."""
+    second_order: bool = False
+    """Whether it needs Hessians, which linear models with a smooth loss offer."""
 
 
 S = TypeVar("S", bound=NamedTuple)  # server state
@@ -91,6 +93,9 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     info: ClassVar[Info]
     exchanges: ClassVar[int] = 1
     """Successive rounds that keep the same cohort; a method whose step needs two exchanges says 2."""
+
+    varying: ClassVar[bool] = False
+    """Whether the sizes of replies follow from the message, and so change from round to round."""
 
     def __post_init__(self) -> None:
         validate(self)

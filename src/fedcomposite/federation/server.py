@@ -278,7 +278,7 @@ class Coordinator:
     def _form(self, message: NamedTuple, cohort: int) -> dict[str, Form]:
         """What a reply must look like: found out by rehearsing the round with zero gradients, when it may change."""
         key = self.sim.round > 0, self.sim.round % self.algorithm.exchanges, cohort
-        if key not in self._forms:
+        if key not in self._forms or self.algorithm.varying:
             h = self.problem.regularizer
             if self._rehearsed is None:
                 first = self.algorithm.broadcast(self.algorithm.init(self._start, h)[0])
