@@ -3,6 +3,7 @@
 from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, theory
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
+from fedcomposite.estimators import solve
 from fedcomposite.exporting import export
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import (
@@ -37,5 +38,6 @@ __all__ = [
     "regularizers",
     "runtime",
     "simulate",
+    "solve",
     "theory",
 ]

@@ -83,6 +83,11 @@ class Linear(Smooth):
         repeated = torch.from_numpy(np.repeat(values, self.sizes.astype(np.int64))).to(self.device, self.dtype)
         return repeated if self.outputs == 1 else repeated.unsqueeze(1)
 
+    @property
+    def sample_weights(self) -> Tensor:
+        """What each sample's loss counts in f, ``(samples,)``."""
+        return self._sample_weights.view(-1)
+
     def start(self) -> Tensor:
         """Zero."""
         return self.X.new_zeros(self.dimension)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pandas as pd
 from torch import Tensor
 
+from fedcomposite.runtime.certificate import Certificate
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Status = Literal["completed", "converged", "diverged", "interrupted"]
+Status = Literal["completed", "converged", "diverged", "interrupted", "not converged"]
 
 
 class Record(dict[str, Any]):
@@ -37,7 +39,7 @@ class Run:
     history: list[Record]
     """One record per evaluated round; the first is the starting model, round 0."""
     status: Status
-    """Why it stopped: all rounds done, tolerance reached, divergence, or Ctrl-C."""
+    """Why it stopped: all rounds done, tolerance reached, divergence, or Ctrl-C; "not converged" from ``solve``."""
     message: str
     """One line for people."""
     rounds: int
@@ -50,6 +52,8 @@ class Run:
     """With ``keep_solutions=True``: the model before the first and after each round, ``(rounds + 1, d)``."""
     buffers: Tensor | None = field(default=None, repr=False)
     """A network's running statistics after the last round, flat; empty for most models."""
+    certificate: Certificate | None = field(default=None, repr=False)
+    """How good the solution is, as far as it is known: from :func:`fedcomposite.solve`."""
 
     @property
     def frame(self) -> pd.DataFrame:
