@@ -103,6 +103,10 @@ def test_choices():
         method, reason = choose(fc.Problem(silos, **fields), participation=share)
         assert type(method).__name__ == name
         assert why in reason
+    wide = fc.Silos.from_arrays([(np.eye(10, 4500), np.sign(np.arange(10) - 4.5))] * 2)
+    method, reason = choose(fc.Problem(wide, loss="logistic", regularizer=reg.FusedLasso(0.01)))
+    assert type(method).__name__ == "ProxScaffnew"
+    assert "couples all 4500 coordinates" in reason
     with pytest.raises(ValueError, match="the smoothness of a network is unknown"):
         choose(fc.Problem(silos, model=torch.nn.Linear(8, 2)))
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 from fedcomposite import theory
-from fedcomposite.algorithms import FedNMap, ProxNewton
+from fedcomposite.algorithms import FedNMap, ProxNewton, ProxScaffnew
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Loss, Problem
 
@@ -59,4 +59,5 @@ def choose(problem: Problem, *, participation: float = 1.0, local_steps: int = 1
         return Choice(made, "a network offers gradients only")
     if not h.weakly_convex:
         return Choice(made, "h is not weakly convex")
-    return Choice(made, f"h couples all {problem.dimension} coordinates, too many for Hessians")
+    why = f"h couples all {problem.dimension} coordinates, too many for Hessians"
+    return Choice(ProxScaffnew.auto(constant, rho, local_steps), why)

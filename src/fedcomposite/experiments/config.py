@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite import algorithms, data, models, regularizers, theory
 from fedcomposite._validation import suggest
-from fedcomposite.algorithms import AnyAlgorithm
+from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
+from fedcomposite.choice import choose
 from fedcomposite.data import Silos
 from fedcomposite.problems import Problem
 
@@ -141,7 +142,8 @@ class Config(_Section):
     @property
     def labels(self) -> list[str]:
         """A distinct name per method: its ``label``, or its class name, numbered when it repeats."""
-        raw = [str(s.get("label", algorithms.lookup(s["name"]).__name__)) for s in self.specs]
+        names = [s["name"] if s["name"] == "auto" else algorithms.lookup(s["name"]).__name__ for s in self.specs]
+        raw = [str(s.get("label", name)) for s, name in zip(self.specs, names, strict=True)]
         return [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
 
     def make_regularizer(self) -> regularizers.Regularizer:
@@ -161,12 +163,18 @@ class Config(_Section):
 
         With ``steps = "auto"`` or ``"theory"`` the fields that are left out come from the problem's measured constants:
         practical ones (:func:`fedcomposite.theory.auto`), or the largest that the method's theorem allows. Without a
-        problem only names and values are checked.
+        problem only names and values are checked. ``name = "auto"`` leaves the method itself to
+        :func:`fedcomposite.choice.choose`.
         """
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             if "name" not in spec:
                 raise ConfigError("needs a name")
+            if spec["name"] == "auto":
+                if extra := sorted(set(fields) - {"local_steps"}):
+                    raise ConfigError(f"name = 'auto' chooses {extra[0]!r} itself; it takes local_steps only")
+                share = self.run.participation
+                return ProxNewton() if problem is None else choose(problem, participation=share, **fields).algorithm
             cls, steps = algorithms.lookup(spec["name"]), spec.get("steps")
             if steps is None:
                 return algorithms.build(cls.__name__, **fields)
