@@ -187,7 +187,7 @@ def _supports(problem: fc.Problem, ours: Tensor, theirs: Tensor) -> str:
     return "same up to ties" if max(inside, outside) <= 1e-8 else "another"
 
 
-def against(name: str, problem: fc.Problem, rounds: int) -> None:
+def against(name: str, problem: fc.Problem, rounds: int, only: str = "") -> None:
     """The composite methods with practical steps, and FISTA."""
     L, rho = problem.smoothness(), problem.regularizer.rho
     able = [c for c in REGISTRY.values() if "convex" in c.info.regularizer and not c.info.second_order]
@@ -195,6 +195,8 @@ def against(name: str, problem: fc.Problem, rounds: int) -> None:
     if rho == 0:
         methods["FISTA"] = FISTA(step=1 / problem.smoothness("mean"))
     for label, method in methods.items():
+        if only and label not in only.split(","):
+            continue
         began = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -241,6 +243,7 @@ def main() -> None:
     parser.add_argument("--against", action="store_true", help="every composite method as well")
     parser.add_argument("--path", action="store_true", help="the path with many features")
     parser.add_argument("--only", default="", help="problems whose name starts so")
+    parser.add_argument("--methods", default="", help="of --against, with commas; all if left out")
     parser.add_argument("--rounds", type=int, default=2000, help="most rounds of the first-order methods")
     parser.add_argument("--features", type=int, default=20_000, help="of the path")
     given = parser.parse_args()
@@ -253,7 +256,7 @@ def main() -> None:
         problem = make()
         right &= newton(name, problem)
         if given.against:
-            against(name, problem, given.rounds)
+            against(name, problem, given.rounds, given.methods)
     raise SystemExit(0 if right else 1)
 
 
