@@ -17,7 +17,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES
 from fedcomposite.problems import OneClassWarning, Problem
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.loss import Loss
 
 _NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcomposite import algorithms
 from fedcomposite._version import __version__
 from fedcomposite.algorithms.base import Gradient
+from fedcomposite.choice import AUTO
 from fedcomposite.data import DataError, Silos
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
@@ -26,7 +27,7 @@ from fedcomposite.federation.store import LostStateError, StateStore
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.loss import Loss
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.process import fitting_threads
@@ -72,6 +73,13 @@ class _Limited:
     def full(self, x: Tensor) -> Tensor:
         self._spend()
         return self._grad.full(x)
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self._grad.loss(x)
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        self._spend()
+        return self._grad.hessian(x, where)
 
     def uniform(self, k: int, count: int = 1) -> Tensor:
         return self._grad.uniform(k, count)
@@ -160,8 +168,11 @@ class Site:
         limits = self.limits
         if max(config.run.rounds, order.round) > limits.max_rounds:
             raise RefusalError(f"{config.run.rounds} rounds are over this site's max_rounds = {limits.max_rounds}")
-        name = algorithms.lookup(config.specs[0]["name"]).__name__
-        if limits.methods and name.casefold() not in {m.casefold() for m in limits.methods}:
+        chosen = config.specs[0]["name"]
+        if chosen == AUTO and order.shape is not None:
+            raise RefusalError("the coordinator has not said which method it chose")
+        name = AUTO if chosen == AUTO else algorithms.lookup(chosen).__name__  # before the first round it may be open
+        if limits.methods and name != AUTO and name.casefold() not in {m.casefold() for m in limits.methods}:
             raise RefusalError(f"{name} is not among this site's methods ({', '.join(limits.methods)})")
         if config.run.batch_size is not None and config.run.batch_size < limits.min_batch:
             size = config.run.batch_size

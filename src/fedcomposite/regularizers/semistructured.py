@@ -206,6 +206,10 @@ class Sparsity2to4(Boxed):
         """What e2 of the block's other entries times lam is, times sign(x_j), or times [-1, 1] at zero."""
         return between(x, self.lam * _others(self._blocks(x).abs()).flatten(-2))
 
+    def coupling(self, dimension: int) -> Tensor:
+        """The blocks."""
+        return torch.arange(dimension) // 4 * 4
+
     def scaled(self, kappa: float) -> Sparsity2to4:
         """The same with kappa * lam for lam."""
         return replace(self, lam=positive(kappa) * self.lam)
