@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedcomposite.algorithms import ProxNewton
 from fedcomposite.choice import Choice, choose
-from fedcomposite.estimators.certify import certify
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
+from fedcomposite.runtime.certificate import certify
 
 NEWTON_ROUNDS, FIRST_ORDER_ROUNDS = 100, 5000
 """Rounds after which a solution counts as not found, unless a number is given."""

@@ -101,6 +101,11 @@ class Linear(Smooth):
         """What each sample's loss counts in f, ``(samples,)``."""
         return self._sample_weights.view(-1)
 
+    def lowest(self) -> float | None:
+        """The infimum of the samples' losses, as they count in f; None where it is not known."""
+        found = self.loss.lowest(self.b)
+        return None if found is None else float(self.sample_weights @ found)
+
     def start(self) -> Tensor:
         """Zero."""
         return self.X.new_zeros(self.dimension)

@@ -27,6 +27,8 @@ class Loss(ABC):
     """Whether margins are logarithms of odds, which metrics of probabilities need."""
     smooth: bool = True
     """False for losses with kinks, whose :meth:`derivative` is a subgradient."""
+    nonnegative: bool = False
+    """Whether phi is convex in z and its infimum is 0 for every target, which makes duality gaps computable."""
     reduction: Literal["mean", "sum"] = "mean"
     """Whether f_i is the mean of its samples' losses or their sum."""
 
@@ -67,6 +69,10 @@ class Loss(ABC):
         Where phi' has a kink it is one of the values that make phi' semismooth.
         """
         raise TypeError(f"{self} has no second derivative, which a Newton step needs; use a first-order method")
+
+    def lowest(self, b: Tensor) -> Tensor | None:
+        """The infimum of phi over z, of each sample; None where phi is not convex or it is not known."""
+        return None
 
     def response(self, z: Tensor) -> Tensor:
         """What margins say about targets: themselves, for most losses."""

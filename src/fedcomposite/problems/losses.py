@@ -53,6 +53,7 @@ class _Regression(Loss):
 class Logistic(_Binary):
     """phi(z, b) = log(1 + exp(-b z)), b in {-1, +1}; labels 0 and 1 are read as -1 and +1."""
 
+    nonnegative = True
     curvature = 0.25
     slope = 1.0
     probabilistic = True
@@ -81,6 +82,7 @@ class Multinomial(Loss):
 
     labels: tuple[int, ...] | None = None
 
+    nonnegative = True
     curvature = 0.5
     slope = math.sqrt(2.0)
     classifier = True
@@ -139,6 +141,7 @@ class Multinomial(Loss):
 class LeastSquares(_Regression):
     """phi(z, b) = (z - b)^2 / 2."""
 
+    nonnegative = True
     curvature = 1.0
     slope = math.inf
 
@@ -165,6 +168,7 @@ class Hinge(_Binary):
 
     reduction: Literal["mean", "sum"] = "mean"
 
+    nonnegative = True
     curvature = math.inf
     slope = 1.0
     smooth = False
@@ -182,6 +186,7 @@ class Hinge(_Binary):
 class SquaredHinge(_Binary):
     """phi(z, b) = max(0, 1 - b z)^2, b in {-1, +1}."""
 
+    nonnegative = True
     curvature = 2.0
     slope = math.inf
 
@@ -202,6 +207,7 @@ class SquaredHinge(_Binary):
 class Absolute(_Regression):
     """phi(z, b) = |z - b|: regression to the median."""
 
+    nonnegative = True
     curvature = math.inf
     slope = 1.0
     smooth = False
@@ -221,6 +227,7 @@ class Huber(_Regression):
 
     delta: Positive = 1.0
 
+    nonnegative = True
     curvature = 1.0
 
     @property
@@ -249,6 +256,7 @@ class Quantile(_Regression):
 
     tau: Annotated[float, at.Gt(0), at.Lt(1)] = 0.5
 
+    nonnegative = True
     curvature = math.inf
     smooth = False
 
@@ -299,6 +307,11 @@ class Poisson(Loss):
     def second(self, z: Tensor, b: Tensor) -> Tensor:
         """exp(z)."""
         return z.exp()
+
+    def lowest(self, b: Tensor) -> Tensor:
+        """B - b log b, approached as z goes to log b."""
+        least: Tensor = b - torch.special.xlogy(b, b)
+        return least
 
     def response(self, z: Tensor) -> Tensor:
         """The mean exp(z)."""
