@@ -17,7 +17,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import prox, table6, workloads
+from benchmarks import newton, prox, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -186,3 +186,12 @@ def test_adapters_name_pinned_peers():
     assert all("==" in text for text in lines.values())
     pinned = (command.HERE / "peers" / "constraints.txt").read_text()
     assert f"torch=={importlib.metadata.version('torch').split('+')[0]}" in pinned
+
+
+def test_newton_is_right_where_it_is_compared(capsys):
+    assert newton.newton("heart, l1", newton.PROBLEMS["heart, l1"]())
+    assert newton.wide_path(features=1200, samples=15, count=4, least=0.5)
+    newton.against("synthetic, l1", newton.PROBLEMS["synthetic, l1"](), rounds=3)
+    text = capsys.readouterr().out
+    for expected in ("F - skglm", "same support", "4 strengths, 1200 features", "FISTA", ">   3 rounds"):
+        assert expected in text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import os
@@ -177,6 +178,19 @@ def test_equals_the_simulator_round_by_round(name, weights, tmp_path):
             close(a, b)
         for a, b in zip(run.server, want.server, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_replies_whose_size_follows_the_message(tmp_path):
+    """A working set that grows: the server expects another length in every round."""
+    algorithm = algorithms.ProxNewton(everything=1, grow=2)
+    problem = small_problem(algorithm)
+    grid = LocalGrid(make_sites(problem.silos, tmp_path))
+    _, run = federate(grid, write(algorithm, L1, rounds=8))
+    want = simulate(problem, algorithm, rounds=8, stationarity_step=0.1, backend="loop")
+    assert len({b["bytes_up"] - a["bytes_up"] for a, b in itertools.pairwise(run.history)}) > 2
+    for a, b in zip(run.history, want.history, strict=True):
+        close(a, b)
+    torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
 
 
 def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ FLOORS = [  # from the ground up; rooms of one floor may use each other only whe
     ["models", "algorithms"],
     ["problems"],
     ["theory", "metrics"],
-    ["runtime"],
+    ["runtime", "choice"],
     ["exporting"],
     ["experiments"],
     ["federation"],

@@ -5,6 +5,7 @@ from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.data.faults import DataWarning
+from fedcomposite.estimators import solve
 from fedcomposite.exporting import ExportError, export
 from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.network import LoopWarning
@@ -54,5 +55,6 @@ __all__ = [
     "runtime",
     "schedules",
     "simulate",
+    "solve",
     "theory",
 ]

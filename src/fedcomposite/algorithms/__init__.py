@@ -35,6 +35,7 @@ from fedcomposite.algorithms.gradskip import GradSkip
 from fedcomposite.algorithms.mime import Mime
 from fedcomposite.algorithms.mimelite import MimeLite
 from fedcomposite.algorithms.proximal_gradient import ProximalGradient
+from fedcomposite.algorithms.proxnewton import ProxNewton
 from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
 from fedcomposite.algorithms.scaffnew import Scaffnew
 from fedcomposite.algorithms.scaffold import Scaffold
@@ -75,6 +76,7 @@ __all__ = [
     "Info",
     "Mime",
     "MimeLite",
+    "ProxNewton",
     "ProxScaffnew",
     "ProximalGradient",
     "Scaffnew",

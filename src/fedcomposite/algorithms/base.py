@@ -29,6 +29,15 @@ class Gradient(Protocol):
     def full(self, x: Tensor) -> Tensor:
         """Gradient of f_i at x on all of the client's samples."""
 
+    def loss(self, x: Tensor) -> Tensor:
+        """f_i at x on all of the client's samples, ``(..., 1)``; linear models only."""
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        """Hessian of f_i at x on the coordinates that the mask ``where`` marks, ``(..., k, k)``; linear models only.
+
+        The mask is ``(..., d)``, the same for all clients.
+        """
+
     def uniform(self, k: int, count: int = 1) -> Tensor:
         """``(..., count)`` numbers in (0, 1), private to the client, for the method's own coins at step k."""
 
@@ -63,6 +72,8 @@ class Info:
     """Whether the method is meant for losses that are themselves non-smooth."""
     uniform_only: bool = False
     """Whether the server's mean must weigh all clients alike."""
+    second_order: bool = False
+    """Whether it needs Hessians, which linear models with a smooth loss offer."""
     secondary: bool = False
     """Whether it was written from secondary sources, without the paper or its authors' code at hand."""
     doi: str = ""
@@ -118,6 +129,9 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     """Whether a round is the same operations every time; not if it reads a count, a phase or a coin off its tensors."""
     schedulable: ClassVar[frozenset[str]] = frozenset()
     """Fields that may change from round to round: no state or message is in units of what they were before."""
+
+    varying: ClassVar[bool] = False
+    """Whether the sizes of replies follow from the message, and so change from round to round."""
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):  # type: ignore[arg-type]

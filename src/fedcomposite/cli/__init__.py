@@ -1,6 +1,6 @@
-"""The command line: ``fedcomposite run | compare | export | list | plot | data | federation``, a file per group.
+"""The command line: ``fedcomposite run | solve | compare | export | list | plot | data | federation``.
 
-Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration.
+Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration, 3 not converged.
 """
 
 from fedcomposite.cli.console import err, out

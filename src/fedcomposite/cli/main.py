@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcomposite import __version__
-from fedcomposite.cli import cite, data, lists, runs
+from fedcomposite.cli import cite, data, lists, runs, solve
 from fedcomposite.cli.console import DEBUG, out, plain_warnings, reporting
 from fedcomposite.experiments import ConfigError
 
@@ -18,10 +18,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Composite federated learning: sparse, constrained models across silos that keep their data.\n\n"
-    "Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration.",
+    "Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration, "
+    "3 not converged (solve).",
 )
 app.command()(runs.run)
 app.command()(runs.compare)
+app.command("solve")(solve.solve_command)
 app.command("export")(runs.export_run)
 app.command("list")(lists.list_names)
 app.command()(runs.plot)

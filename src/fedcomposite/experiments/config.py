@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite import algorithms, data, models, regularizers, theory
 from fedcomposite._validation import check_call
-from fedcomposite.algorithms import AnyAlgorithm
+from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
+from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
 from fedcomposite.experiments import toml
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
@@ -164,7 +165,7 @@ class Config(_Section):
     @property
     def labels(self) -> list[str]:
         """A distinct name per method: its ``label``, or its class name, numbered when it repeats."""
-        raw = [str(s.get("label", algorithms.lookup(s["name"]).__name__)) for s in self.specs]
+        raw = [str(s.get("label", _method(s))) for s in self.specs]
         found = [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
         for i, label in enumerate(found):
             number = 2
@@ -175,8 +176,7 @@ class Config(_Section):
     @property
     def methods(self) -> dict[str, str]:
         """The class name of the method behind each label."""
-        names = [algorithms.lookup(s["name"]).__name__ for s in self.specs]
-        return dict(zip(self.labels, names, strict=True))
+        return dict(zip(self.labels, map(_method, self.specs), strict=True))
 
     def make_regularizer(self) -> regularizers.Regularizer:
         """Build ``[regularizer]``; ``on = "*.weight"`` restricts it to parameters of those names."""
@@ -194,11 +194,16 @@ class Config(_Section):
         """Build a method from its table.
 
         With ``steps = "auto"`` or ``"theory"`` the fields that are left out come from the problem's measured constants
-        (:func:`fedcomposite.theory.choose`). Without a problem only names and values are checked.
+        (:func:`fedcomposite.theory.choose`). ``name = "auto"`` leaves the method itself to
+        :func:`fedcomposite.choice.choose`. Without a problem only names and values are checked.
         """
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             name = _name(spec)
+            if name == AUTO:
+                check_auto(fields)
+                share = self.run.participation
+                return ProxNewton() if problem is None else choose(problem, participation=share, **fields).algorithm
             if spec.get("steps") is None:
                 return algorithms.build(name, **fields)
             known = None if problem is None else self._constants(problem)
@@ -339,6 +344,11 @@ class Config(_Section):
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
         return {**chosen, "dtype": getattr(torch, chosen["dtype"]), "seed": self.seed}
+
+
+def _method(spec: Mapping[str, Any]) -> str:
+    """The class name of a method, or "auto"."""
+    return AUTO if spec["name"] == AUTO else algorithms.lookup(spec["name"]).__name__
 
 
 def _name(fields: Mapping[str, Any]) -> str:

@@ -40,14 +40,14 @@ class Guard:
         self._grad, self._most, self._pay, self._look = grad, most, pay, look
         self.used, self.paid = 0, paid
 
-    def _spend(self, x: Tensor) -> None:
-        if self.used == self._most:
+    def _spend(self, x: Tensor, count: int = 1) -> None:
+        if self.used + count > self._most:
             raise RefusalError(f"a round needs more gradients than this site's max_local_steps = {self._most}")
-        if self.used == self.paid:
-            more = min(max(1, self.paid), self._most - self.paid)
+        if self.used + count > self.paid:
+            more = min(max(count, self.paid), self._most - self.paid)
             self._pay(more)
             self.paid += more
-        self.used += 1
+        self.used += count
         self._look(x)
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
@@ -59,6 +59,16 @@ class Guard:
         """The gradient on all samples."""
         self._spend(x)
         return self._grad.full(x)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The loss on all samples: one more number of what an evaluation tells."""
+        self._spend(x)
+        return self._grad.loss(x)
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        """The Hessian on some coordinates: it tells as much as a gradient for each of them."""
+        self._spend(x, max(1, int(where.sum())))
+        return self._grad.hessian(x, where)
 
     def uniform(self, k: int, count: int = 1) -> Tensor:
         """The method's own coins."""

@@ -44,6 +44,6 @@ def unpack(payload: bytes) -> RecordDict:
             found[name] = ConfigRecord({**plain, **blocks})
         if at != len(payload):
             raise ValueError("not a message")
-        return RecordDict(found)
+        return RecordDict(found)  # type: ignore[arg-type]
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a message ({type(error).__name__})") from None

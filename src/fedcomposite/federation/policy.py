@@ -13,10 +13,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedcomposite import algorithms, models
+from fedcomposite.choice import AUTO
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.shape import blank
-from fedcomposite.problems.losses import LOSSES, LeastSquares, Loss, Multinomial, get_loss
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import LOSSES, LeastSquares, Multinomial, get_loss
 from fedcomposite.problems.metrics import METRICS
 from fedcomposite.registry import fold
 
@@ -91,8 +93,11 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
         raise RefusalError(f"{rounds} rounds are over this site's max_rounds = {limits.max_rounds}")
     if order.round > config.run.rounds or (order.train and order.round == config.run.rounds):
         raise RefusalError(f"round {order.round + 1} of an experiment of {config.run.rounds} rounds")
-    name = algorithms.lookup(config.specs[0]["name"]).__name__
-    _listed(name, limits.methods, "methods")
+    chosen = config.specs[0]["name"]
+    if chosen != AUTO:
+        _listed(algorithms.lookup(chosen).__name__, limits.methods, "methods")
+    elif order.shape is not None:  # before the first round it may be open
+        raise RefusalError("the coordinator has not said which method it chose")
     size, steps = config.run.batch_size, config.specs[0].get("local_steps")
     if size is not None and size < limits.min_batch:
         raise RefusalError(f"batch_size = {size} is below this site's min_batch = {limits.min_batch}")

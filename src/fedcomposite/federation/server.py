@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedcomposite import algorithms, theory
 from fedcomposite.algorithms.base import AnyAlgorithm, amplification
+from fedcomposite.choice import AUTO, choose
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Introduction, Order, Shape
@@ -149,17 +150,27 @@ class Coordinator:
         return smoothness if len(smoothness) == n else [], scale if len(scale) == n else []
 
     def _method(self, spec: dict[str, Any]) -> AnyAlgorithm:
-        """The method; steps that are to be chosen come from the largest constants of the sites."""
-        steps, run = spec.get("steps"), self.config.run
+        """The method; steps, or the method itself, may be chosen by the largest constants of the sites."""
+        steps = spec.get("steps")
+        fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
+        if spec["name"] == AUTO:
+            share, known = self.config.run.participation, self._known(needed=False)
+            return choose(self.problem, participation=share, constants=known, **fields).algorithm
         if steps is None:
             return self.config.make_algorithm(spec, None)
+        return theory.choose(algorithms.lookup(spec["name"]), steps, self._known(), fields)
+
+    def _known(self, needed: bool = True) -> theory.Constants | None:
+        """The largest constants of the sites; None for a network, or a refusal where they are needed."""
         smoothness, scale = self._constants()
         if not scale:
-            raise ConfigError("[algorithm] the smoothness of a network is unknown; give the steps yourself")
-        n, samples = len(self.sites), [i.samples for i in self.introductions]
+            if needed:
+                raise ConfigError("[algorithm] the smoothness of a network is unknown; give the steps yourself")
+            return None
+        n, samples, run = len(self.sites), [i.samples for i in self.introductions], self.config.run
         cohort = Cohorts(n, run.participation).size
         weights = samples if self.problem.weighting == "samples" else [1] * n
-        known = theory.Constants(
+        return theory.Constants(
             L=max(smoothness) if smoothness else None,
             scale=max(scale),
             rho=self.problem.regularizer.rho,
@@ -170,8 +181,6 @@ class Coordinator:
             batch=run.batch_size,
             rounds=run.rounds,
         )
-        fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
-        return theory.choose(algorithms.lookup(spec["name"]), steps, known, fields)
 
     def _stationarity_step(self) -> float:
         """The step of the experiment; or 1/L with L the weighted mean of the sites' constants, an upper bound."""

@@ -19,7 +19,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES, clean
 from fedcomposite.problems import OneClassWarning, Problem
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.loss import Loss
 
 _NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
 _SCALE = 1e12  # how much larger than the others' a site's scale may be

@@ -28,7 +28,7 @@ from fedcomposite.federation.store import LostStateError, StateStore
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.loss import Loss
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.process import fitting_threads

@@ -126,7 +126,7 @@ class SiteTransport:
         """What a reply must look like: found out by rehearsing the round with zero gradients, when it may change."""
         assert request.message is not None
         key = request.round > 0, request.round % self.algorithm.exchanges, cohort
-        if key not in self._forms:
+        if key not in self._forms or self.algorithm.varying:
             h, rules = self.problem.regularizer, self.algorithm.at(request.round)
             if self._rehearsed is None:
                 early = self.algorithm.at(0)

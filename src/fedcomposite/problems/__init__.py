@@ -3,7 +3,8 @@
 from fedcomposite.problems.base import Batches, ClientGradients, Counter, Evaluation, Smooth
 from fedcomposite.problems.kinds import LinearProblem, NetworkProblem
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import LOSSES, Loss
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import LOSSES
 from fedcomposite.problems.measures import Counts, Measures, summarise
 from fedcomposite.problems.metrics import METRICS, Metric
 from fedcomposite.problems.problem import OneClassWarning, Problem, prox_gradient_norm

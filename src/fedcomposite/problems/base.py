@@ -15,6 +15,7 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.problems.measures import Counts, Measures
 
+_FIRST_ORDER = "a network offers gradients only, no Hessians; use a first-order method, for example FedNMap or Zhang"
 _FULL = 2**32 - 1  # the step that stands for a full gradient in the counters of random layers
 
 
@@ -66,7 +67,11 @@ class Evaluation:
 
 @dataclass
 class Counter:
-    """Work done, counted where it happens: one unit per client and call, or per vector; and the bytes sent."""
+    """Work done, counted where it happens: one unit per client and call, or per vector; and the bytes sent.
+
+    A Hessian on k coordinates counts as k gradients, what its columns would cost one by one. The loss at a point is not
+    counted: it comes from the margins of the gradient there.
+    """
 
     gradients: int = 0
     proxes: int = 0
@@ -125,6 +130,14 @@ class Smooth(ABC):
     @abstractmethod
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients at ``x`` ``(m, d)`` on the samples ``rows`` ``(m, b)`` of the pooled data."""
+
+    def losses(self, clients: rng.Ints, x: Tensor) -> Tensor:
+        """The clients' losses at ``x`` ``(m, d)``, on all their samples, ``(m, 1)``; refused by networks."""
+        raise TypeError(_FIRST_ORDER)
+
+    def hessians(self, clients: rng.Ints, x: Tensor, at: Tensor) -> Tensor:
+        """The clients' Hessians at ``x`` ``(m, d)`` on the coordinates ``at``, ``(m, k, k)``; refused by networks."""
+        raise TypeError(_FIRST_ORDER)
 
     @abstractmethod
     def evaluate(self, x: Tensor) -> Evaluation:
@@ -214,6 +227,16 @@ class ClientGradients:
         """Gradient on all samples."""
         self._local.step = _FULL
         return self._everything(x)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """Losses on all samples, ``(..., 1)``."""
+        return self._shaped(lambda u: self._smooth.losses(self._clients, u), x)
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        """Hessians on all samples and the marked coordinates, ``(..., k, k)``; each counts as k gradients."""
+        at = (where[0] if self._stacked else where).nonzero().squeeze(1)
+        self._counter.gradients += len(self._clients) * len(at)
+        return self._shaped(lambda u: self._smooth.hessians(self._clients, u, at), x)
 
     def _everything(self, x: Tensor) -> Tensor:
         self._counter.gradients += len(self._clients)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedcomposite.problems.base import Slot, Smooth
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import Loss, get_loss
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import get_loss
 from fedcomposite.problems.measures import Measures
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss

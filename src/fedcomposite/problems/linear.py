@@ -15,7 +15,9 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.base import Evaluation, Smooth
-from fedcomposite.problems.losses import Loss, Multinomial
+from fedcomposite.problems.curvature import hessians
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Multinomial
 from fedcomposite.problems.measures import MeanLoss, Measures, Part, Rows
 from fedcomposite.problems.products import combine, margins
 from fedcomposite.problems.spectrum import largest_eigenvalues
@@ -94,6 +96,16 @@ class Linear(Smooth):
         repeated = torch.from_numpy(np.repeat(values, self.sizes.astype(np.int64))).to(self.device, self.dtype)
         return repeated if self.outputs == 1 else repeated.unsqueeze(1)
 
+    @property
+    def sample_weights(self) -> Tensor:
+        """What each sample's loss counts in f, ``(samples,)``."""
+        return self._sample_weights.view(-1)
+
+    def lowest(self) -> float | None:
+        """The infimum of the samples' losses, as they count in f; None where it is not known."""
+        found = self.loss.lowest(self.b)
+        return None if found is None else float(self.sample_weights @ found)
+
     def start(self) -> Tensor:
         """Zero."""
         return self.X.new_zeros(self.dimension)
@@ -118,6 +130,25 @@ class Linear(Smooth):
             return out
 
         return gradient
+
+    def losses(self, clients: rng.Ints, x: Tensor) -> Tensor:
+        """Losses on all samples, ``(m, 1)``."""
+        out = x.new_empty(len(x), 1)
+        for block in self._blocks(clients):
+            value = self.loss.value(self._margins(x[block.members], block.X), block.b)
+            out[block.members, 0] = (value * block.weight.view(value.shape)).sum(1)
+        return out
+
+    def hessians(self, clients: rng.Ints, x: Tensor, at: Tensor) -> Tensor:
+        """Hessians on all samples and the coordinates ``at``, ``(m, k, k)``."""
+        out = x.new_empty(len(x), len(at), len(at))
+        for block in self._blocks(clients):
+            second = self.loss.second(self._margins(x[block.members], block.X), block.b)
+            out[block.members] = hessians(block.X, second, block.weight, at, self.outputs)
+        return out
+
+    def _margins(self, x: Tensor, X: Tensor) -> Tensor:
+        return margins(X, x if self.outputs == 1 else x.reshape(len(x), -1, self.outputs))
 
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients on the given rows."""

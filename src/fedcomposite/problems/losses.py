@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,64 +16,10 @@ import annotated_types as at
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Positive, suggest, validate
+from fedcomposite._validation import Positive, suggest
 from fedcomposite.data.silos import DataError, Silos
-from fedcomposite.problems.metrics import CLASSIFIERS, Kind
+from fedcomposite.problems.loss import Loss
 from fedcomposite.registry import Registry
-
-
-class Loss(ABC):
-    """A loss phi(z, b): value, derivative in z, and bounds on its first two derivatives.
-
-    Subclasses are frozen dataclasses: their fields are the loss's options, validated from their annotations.
-    """
-
-    curvature: float
-    """Bound on phi'': the smoothness constant of a client is curvature * lambda_max(X'X / m). Infinite if none."""
-    slope: float
-    """Bound on |phi'|, which makes a sample's loss slope * ||a||-Lipschitz. Infinite if there is none."""
-    classifier: bool = False
-    probabilistic: bool = False
-    """Whether margins are logarithms of odds, which metrics of probabilities need."""
-    smooth: bool = True
-    """False for losses with kinks, whose :meth:`derivative` is a subgradient."""
-    reduction: Literal["mean", "sum"] = "mean"
-    """Whether f_i is the mean of its samples' losses or their sum."""
-
-    def __post_init__(self) -> None:
-        validate(self)
-
-    @property
-    def outputs(self) -> int:
-        """Margins per sample."""
-        return 1
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of problems that its metrics are for."""
-        if not self.classifier:
-            return ("regression",)
-        return {1: ("binary",), 2: CLASSIFIERS}.get(self.outputs, ("multiclass",))
-
-    def adapt(self, silos: Silos) -> Loss:
-        """The loss with what it has to know of the data filled in."""
-        return self
-
-    @abstractmethod
-    def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
-        """Check targets and bring them to the form that :meth:`value` expects (float64)."""
-
-    @abstractmethod
-    def value(self, z: Tensor, b: Tensor) -> Tensor:
-        """phi(z, b) of each sample."""
-
-    @abstractmethod
-    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
-        """The derivative of phi in z, of each sample, as a new tensor."""
-
-    def response(self, z: Tensor) -> Tensor:
-        """What margins say about targets: themselves, for most losses."""
-        return z
 
 
 class _Binary(Loss):
@@ -108,6 +53,7 @@ class _Regression(Loss):
 class Logistic(_Binary):
     """phi(z, b) = log(1 + exp(-b z)), b in {-1, +1}; labels 0 and 1 are read as -1 and +1."""
 
+    nonnegative = True
     curvature = 0.25
     slope = 1.0
     probabilistic = True
@@ -119,6 +65,10 @@ class Logistic(_Binary):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """-b / (1 + exp(b z))."""
         return torch.sigmoid_(b * z * -1).mul_(b).neg_()
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """The variance p (1 - p) with p = 1 / (1 + exp(-z))."""
+        return torch.sigmoid(z) * torch.sigmoid(-z)
 
 
 @dataclass(frozen=True)
@@ -132,6 +82,7 @@ class Multinomial(Loss):
 
     labels: tuple[int, ...] | None = None
 
+    nonnegative = True
     curvature = 0.5
     slope = math.sqrt(2.0)
     classifier = True
@@ -180,11 +131,17 @@ class Multinomial(Loss):
         """The softmax of z minus the row of the class."""
         return torch.softmax(z, -1).sub_(b)
 
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """diag(p) - p p' with the softmax p of z."""
+        p = torch.softmax(z, -1)
+        return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+
 
 @dataclass(frozen=True)
 class LeastSquares(_Regression):
     """phi(z, b) = (z - b)^2 / 2."""
 
+    nonnegative = True
     curvature = 1.0
     slope = math.inf
 
@@ -195,6 +152,10 @@ class LeastSquares(_Regression):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """The residual."""
         return z - b
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """1."""
+        return torch.ones_like(z)
 
 
 @dataclass(frozen=True)
@@ -207,6 +168,7 @@ class Hinge(_Binary):
 
     reduction: Literal["mean", "sum"] = "mean"
 
+    nonnegative = True
     curvature = math.inf
     slope = 1.0
     smooth = False
@@ -224,6 +186,7 @@ class Hinge(_Binary):
 class SquaredHinge(_Binary):
     """phi(z, b) = max(0, 1 - b z)^2, b in {-1, +1}."""
 
+    nonnegative = True
     curvature = 2.0
     slope = math.inf
 
@@ -235,11 +198,16 @@ class SquaredHinge(_Binary):
         """-2 b max(0, 1 - b z)."""
         return (1 - b * z).clamp_(min=0).mul_(b).mul_(-2)
 
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """2 where b z < 1, else 0."""
+        return 2.0 * (b * z < 1).to(z)
+
 
 @dataclass(frozen=True)
 class Absolute(_Regression):
     """phi(z, b) = |z - b|: regression to the median."""
 
+    nonnegative = True
     curvature = math.inf
     slope = 1.0
     smooth = False
@@ -259,6 +227,7 @@ class Huber(_Regression):
 
     delta: Positive = 1.0
 
+    nonnegative = True
     curvature = 1.0
 
     @property
@@ -276,6 +245,10 @@ class Huber(_Regression):
         """The residual, cut to [-delta, delta]."""
         return (z - b).clamp_(-self.delta, self.delta)
 
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """1 up to delta, 0 beyond."""
+        return ((z - b).abs() <= self.delta).to(z)
+
 
 @dataclass(frozen=True)
 class Quantile(_Regression):
@@ -283,6 +256,7 @@ class Quantile(_Regression):
 
     tau: Annotated[float, at.Gt(0), at.Lt(1)] = 0.5
 
+    nonnegative = True
     curvature = math.inf
     smooth = False
 
@@ -329,6 +303,15 @@ class Poisson(Loss):
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
         """exp(z) - b."""
         return z.exp().sub_(b)
+
+    def second(self, z: Tensor, b: Tensor) -> Tensor:
+        """exp(z)."""
+        return z.exp()
+
+    def lowest(self, b: Tensor) -> Tensor:
+        """B - b log b, approached as z goes to log b."""
+        least: Tensor = b - torch.special.xlogy(b, b)
+        return least
 
     def response(self, z: Tensor) -> Tensor:
         """The mean exp(z)."""

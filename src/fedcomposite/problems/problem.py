@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedcomposite._validation import suggest
 from fedcomposite.data.silos import Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, NetworkOptions

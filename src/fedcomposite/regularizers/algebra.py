@@ -68,7 +68,7 @@ class On(Regularizer):
             for a, b in self.runs:
                 inside = inside | ((at >= a) & (at < b))
             return torch.where(inside, self.h.formula(v, step), v)
-        return self._put(v.clone(), self.h.formula(self._take(v), step))
+        return self._put(v.clone(), self.h.formula(self._take(v), self._own(step, v)))
 
     def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
         self._fits(v)
@@ -83,10 +83,15 @@ class On(Regularizer):
         if result is not v:
             _filled(result, gaps, [v[..., a:b] for a, b in gaps])
         if len(self.runs) == 1 or (grain > 0 and all((b - a) % grain == 0 for a, b in self.runs)):
+            each = _per_coordinate(step, v)
             for a, b in self.runs:
-                self.h._carried_out(v[..., a:b], step, result[..., a:b])
+                self.h._carried_out(v[..., a:b], step[..., a:b] if each else step, result[..., a:b])  # type: ignore[index]
             return result
-        return self._put(result, self.h._carried_out(self._take(v), step, None))
+        return self._put(result, self.h._carried_out(self._take(v), self._own(step, v), None))
+
+    def _own(self, step: Step, v: Tensor) -> Step:
+        """The steps of the regularized coordinates, where each has its own."""
+        return self._take(step) if isinstance(step, Tensor) and _per_coordinate(step, v) else step
 
     def _mask(self, like: Tensor) -> Tensor:
         """True where h acts, kept for the next call."""
@@ -119,6 +124,13 @@ class On(Regularizer):
         """The same with kappa * h for h."""
         return replace(self, h=self.h.scaled(kappa))
 
+    def coupling(self, dimension: int) -> Tensor:
+        """The parts of h where it acts; the rest by itself."""
+        labels = torch.arange(dimension)
+        inside = self._take(labels)
+        self._put(labels, inside[self.h.coupling(len(inside))])
+        return labels
+
     def _fits(self, x: Tensor) -> None:
         d = x.shape[-1]
         if self.dimension is not None and d != self.dimension:
@@ -141,6 +153,10 @@ def _filled(x: Tensor, runs: Runs, pieces: Sequence[Tensor]) -> Tensor:
     for (a, b), piece in zip(runs, pieces, strict=True):
         x[..., a:b] = piece
     return x
+
+
+def _per_coordinate(step: Step, v: Tensor) -> bool:
+    return isinstance(step, Tensor) and step.dim() > 0 and step.shape[-1] == v.shape[-1] > 1
 
 
 def _coordinates(h: Regularizer, entries: list[Any]) -> list[int]:
@@ -232,6 +248,13 @@ class Blocks(Regularizer):
     def scaled(self, kappa: float) -> Blocks:
         """Every term times kappa."""
         return Blocks(tuple(part.scaled(kappa) for part in self.parts))
+
+    def coupling(self, dimension: int) -> Tensor:
+        """The parts of each term where it acts; the rest by itself."""
+        labels = torch.arange(dimension)
+        for part in self._placed():
+            part._put(labels, part._take(part.coupling(dimension)))
+        return labels
 
     def resolve(self, layout: Layout) -> Blocks:
         """Every term on its coordinates."""

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from fedcomposite.regularizers.algebra import Blocks, Named, On
 
 Step = float | Tensor
-"""A prox step; a tensor has shape ``(..., 1)`` and holds one step per client."""
+"""A prox step; a tensor has shape ``(..., 1)`` and holds one step per client.
+
+A separable h, also on some coordinates only, takes a step per coordinate as well, ``(..., d)``.
+"""
 
 Layout = Sequence[tuple[str, int, int, tuple[int, ...]]]
 """Where a model's parameters lie in the flat vector: (name, start, stop, shape) of each."""
@@ -100,6 +103,13 @@ class Regularizer(ABC):
         if not 0 < kappa < math.inf:  # minus a regularizer has no prox
             raise ValueError(f"scaled: kappa = {kappa!r}, must be a number > 0")
         return replace(self, **{name: kappa * getattr(self, name) for name in self.coefficients})  # type: ignore[type-var]
+
+    def coupling(self, dimension: int) -> Tensor:
+        """The part that each coordinate belongs to, ``(d,)``: h is a sum of functions of one part each.
+
+        A part is named by its first coordinate. Unless a subclass says more, h may couple all of them.
+        """
+        return torch.zeros(dimension, dtype=torch.int64)
 
     @overload
     def on(self, where: str | tuple[str, ...]) -> Named: ...
@@ -221,3 +231,7 @@ class Separable(Boxed):
     def grain(self) -> int:
         """Each coordinate by itself."""
         return 1
+
+    def coupling(self, dimension: int) -> Tensor:
+        """Every coordinate by itself."""
+        return torch.arange(dimension)

@@ -114,6 +114,13 @@ class Grouped(Regularizer):
             return self
         return replace(self, shape=tuple(shape))  # type: ignore[type-var]
 
+    def coupling(self, dimension: int) -> Tensor:
+        """The groups."""
+        labels = torch.arange(dimension)
+        for members, _ in self._parts(torch.arange(dimension)):
+            labels[members] = members.amin(-1, keepdim=True).expand_as(members)
+        return labels
+
     def _parts(self, x: Tensor) -> list[tuple[Tensor, Step]]:
         """The parts of x, views where it can be, and their groups' weights."""
         name, d, groups = type(self).__name__, x.shape[-1], self.groups

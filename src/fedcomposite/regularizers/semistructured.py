@@ -206,6 +206,10 @@ class Sparsity2to4(Boxed):
         """What e2 of the block's other entries times lam is, times sign(x_j), or times [-1, 1] at zero."""
         return between(x, self.lam * _others(self._blocks(x).abs()).flatten(-2))
 
+    def coupling(self, dimension: int) -> Tensor:
+        """The blocks."""
+        return torch.arange(dimension) // 4 * 4
+
     def for_shape(self, shape: tuple[int, ...]) -> Sparsity2to4:
         """Itself, if no block would cross from one row of the parameter to the next."""
         row = torch.Size(shape[1:]).numel() if len(shape) > 1 else shape[0]

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pandas as pd
 from torch import Tensor
 
+from fedcomposite.runtime.certificate import Certificate
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Status = Literal["completed", "converged", "stopped", "diverged", "interrupted"]
+Status = Literal["completed", "converged", "stopped", "diverged", "interrupted", "not converged"]
 
 
 class DivergenceWarning(RuntimeWarning):
@@ -53,7 +55,10 @@ class Run:
     history: list[Record]
     """One record per evaluated round; the first is the starting model, round 0."""
     status: Status
-    """Why it ended: all rounds done, tolerance reached, a callback, divergence, or Ctrl-C."""
+    """Why it ended: all rounds done, tolerance reached, a callback, divergence, or Ctrl-C.
+
+    :func:`fedcomposite.solve` also says "not converged".
+    """
     message: str
     """One line for people."""
     rounds: int
@@ -66,9 +71,10 @@ class Run:
     """With ``keep_solutions=True``: the model before the first and after each round, ``(rounds + 1, d)``."""
     buffers: Tensor | None = field(default=None, repr=False)
     """A network's running statistics after the last round, flat; empty for most models."""
-
     identity: dict[str, str] = field(default_factory=dict, repr=False)
     """What determines the run's numbers, as a checkpoint keeps it; empty without one."""
+    certificate: Certificate | None = field(default=None, repr=False)
+    """How good the solution is, as far as it is known: from :func:`fedcomposite.solve`."""
 
     @property
     def frame(self) -> pd.DataFrame:

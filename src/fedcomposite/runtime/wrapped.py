@@ -42,6 +42,10 @@ class Wrapped(Regularizer):
         """Distance from ``-gradient`` to the subdifferential of h."""
         return self.h.optimality(x, gradient)
 
+    def coupling(self, dimension: int) -> Tensor:
+        """The parts of h."""
+        return self.h.coupling(dimension)
+
     def scaled(self, kappa: float) -> Regularizer:
         """The regularizer kappa * h, no longer wrapped."""
         return self.h.scaled(kappa)

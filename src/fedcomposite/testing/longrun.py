@@ -75,6 +75,16 @@ class _Gradients:
     def full(self, x: Tensor) -> Tensor:
         return self(x, 0)
 
+    def loss(self, x: Tensor) -> Tensor:
+        """x'Ax/2 - b'x."""
+        value: Tensor = (x * (self(x, 0) - self._b.squeeze(-1))).sum(-1, keepdim=True) / 2
+        return value
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        at = where[0].nonzero().squeeze(1)
+        part: Tensor = self._A[:, at][:, :, at]
+        return part
+
     def uniform(self, k: int, count: int = 1) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * k + self.round)
         return torch.rand(self.cohort, count, generator=generator, dtype=torch.float64)

@@ -32,6 +32,8 @@ from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.wrapped import CompiledProx, Counted
 
+_SECOND = "second-order methods change the size of their replies from round to round"
+
 
 class _Recorded:
     """The oracle of the program: minibatches are rows of one static tensor."""
@@ -59,6 +61,12 @@ class _Recorded:
         self._counter.gradients += self._cohort
         gradient: Tensor = self._full(x)
         return gradient
+
+    def loss(self, x: Tensor) -> Tensor:
+        raise UnsuitableError(_SECOND)
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        raise UnsuitableError(_SECOND)
 
     def uniform(self, k: int, count: int = 1) -> Tensor:
         raise UnsuitableError("the method tosses private coins in every round")

@@ -1,0 +1,264 @@
+"""Rounds and bytes until a linear model is solved: Newton steps beside every composite method and federated FISTA.
+
+    python -m benchmarks.newton                  # ProxNewton on all problems, checked against pooled solvers
+    python -m benchmarks.newton --against        # and every composite method, with its practical steps
+    python -m benchmarks.newton --path           # 30 strengths, 20,000 features, 10 sites of 100 samples
+
+``--only heart`` takes the problems whose name starts so. FISTA is what dsMTL does: one gradient per client and round,
+an accelerated step at the server. ProxNewton goes to a stationarity of 1e-9, the others to 1e-6, in at most
+``--rounds``. Where columns depend on each other the minimiser is not unique: supports then agree up to ties,
+coordinates whose gradient is exactly as large as lambda.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedcomposite as fc
+from fedcomposite import regularizers as reg
+from fedcomposite.algorithms import REGISTRY, ProxNewton
+from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
+from fedcomposite.estimators import certify, path
+from fedcomposite.regularizers import Regularizer
+
+TIGHT, LOOSE = 1e-9, 1e-6
+
+
+class State(NamedTuple):
+    """Server state and message of FISTA."""
+
+    x: Tensor
+    y: Tensor
+    momentum: Tensor
+
+
+class Reply(NamedTuple):
+    """A gradient."""
+
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class FISTA(Algorithm[State, Empty, State, Reply]):
+    """Beck and Teboulle's accelerated proximal gradient on the mean gradient."""
+
+    info: ClassVar[Info] = Info("Beck, Teboulle: FISTA", 2009, regularizer="convex", participation="full", exact=True)
+    step: float = 1.0
+
+    def init(self, x0: Tensor, h: Regularizer) -> tuple[State, Empty]:
+        """Start at x0."""
+        return State(x0, x0, x0.new_ones(1)), Empty()
+
+    def broadcast(self, server: State) -> State:
+        """Send the state."""
+        return server
+
+    def local_round(self, message: State, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
+        """One gradient at the extrapolated model."""
+        return Reply(grad.full(message.y)), client
+
+    def aggregate(self, server: State, reply: Reply, share: float, h: Regularizer) -> State:
+        """One accelerated step."""
+        x = h.prox(server.y - self.step * reply.gradient, self.step)
+        momentum = (1 + (1 + 4 * server.momentum**2).sqrt()) / 2
+        return State(x, x + (server.momentum - 1) / momentum * (x - server.x), momentum)
+
+    def solution(self, server: State, h: Regularizer) -> Tensor:
+        """The model."""
+        return server.x
+
+
+def _split(name: str, clients: int = 10) -> fc.Silos:
+    return fc.data.load(name).partition("iid", clients=clients)
+
+
+def _logistic(silos: Callable[[], fc.Silos], h: Regularizer) -> Callable[[], fc.Problem]:
+    return lambda: fc.Problem(silos(), loss="logistic", regularizer=h, bias=True, weights="samples")
+
+
+def _heart() -> fc.Silos:
+    return fc.data.load("heart_disease")
+
+
+def _synthetic() -> fc.Silos:
+    return fc.data.load("synthetic", clients=30, features=20, samples=100, alpha=1.0, beta=1.0, seed=0)
+
+
+def _digits(h: Regularizer) -> fc.Problem:
+    silos = fc.data.load("digits").partition("dirichlet", clients=5, alpha=0.5)
+    return fc.Problem(silos, loss="multinomial", regularizer=h, weights="samples")
+
+
+PROBLEMS: dict[str, Callable[[], fc.Problem]] = {
+    "heart, l1": _logistic(_heart, reg.L1(0.005)),
+    "heart, SCAD": _logistic(_heart, reg.SCAD(1.0, kappa=0.02)),
+    "heart, MCP": _logistic(_heart, reg.MCP(0.02, 3.0)),
+    "heart, group lasso": _logistic(_heart, reg.GroupLasso(0.005, groups=2)),
+    "synthetic, l1": _logistic(_synthetic, reg.L1(0.005)),
+    "a9a, l1": _logistic(lambda: _split("a9a"), reg.L1(0.005)),
+    "w8a, l1": _logistic(lambda: _split("w8a"), reg.L1(0.0005)),
+    "mushrooms, l1": _logistic(lambda: _split("mushrooms"), reg.L1(0.005)),
+    "ilea, l1": lambda: fc.Problem(
+        fc.data.load("ilea_schools"), loss="least_squares", regularizer=reg.L1(0.05), bias=True, weights="samples"
+    ),
+    "digits, l1": lambda: _digits(reg.L1(0.003)),
+    "digits, ridge": lambda: _digits(reg.L2Squared(0.01)),
+}
+
+
+def pooled(problem: fc.Problem) -> tuple[str, Tensor] | None:
+    """Another solver's answer on the pooled data, where one takes the problem."""
+    X, y = problem.silos.features.double().numpy(), problem.silos.targets.double().numpy()
+    h = problem.regularizer.h if isinstance(problem.regularizer, reg.On) else problem.regularizer
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if type(problem.loss).__name__ == "Multinomial" and isinstance(h, reg.L2Squared):
+            from sklearn.linear_model import LogisticRegression
+
+            model = LogisticRegression(C=1 / (h.lam * len(X)), fit_intercept=False, tol=1e-10, max_iter=5000)
+            return "scikit-learn", torch.from_numpy(model.set_params(solver="newton-cg").fit(X, y).coef_.T.ravel())
+        if type(problem.loss).__name__ == "LeastSquares":
+            from sklearn.linear_model import Lasso
+
+            lasso = Lasso(alpha=h.lam, tol=1e-14, max_iter=100_000).fit(X, y)  # type: ignore[attr-defined]
+            return "scikit-learn", torch.from_numpy(np.r_[lasso.coef_, lasso.intercept_])
+        if type(problem.loss).__name__ != "Logistic" or not isinstance(h, reg.L1 | reg.GroupLasso):
+            return None
+        return "skglm", _skglm(X, np.where(y > 0, 1.0, -1.0), h)
+
+
+def _skglm(X: np.ndarray, y: np.ndarray, h: reg.L1 | reg.GroupLasso) -> Tensor:
+    from skglm import GeneralizedLinearEstimator, datafits, penalties, solvers
+
+    X = np.asfortranarray(X)
+    if isinstance(h, reg.L1):
+        estimator = GeneralizedLinearEstimator(
+            datafits.Logistic(), penalties.L1(h.lam), solvers.ProxNewton(tol=1e-13, max_iter=500, max_pn_iter=5000)
+        ).fit(X, y)
+        return torch.from_numpy(np.r_[estimator.coef_.ravel(), np.ravel(estimator.intercept_)])
+    size = int(h.groups)  # type: ignore[arg-type]
+    pointer = np.arange(0, X.shape[1] + 1, size, dtype=np.int32)
+    weights = np.full(len(pointer) - 1, math.sqrt(size))
+    solver = solvers.GroupProxNewton(tol=1e-12, max_iter=500, fit_intercept=True)
+    indices = np.arange(X.shape[1], dtype=np.int32)
+    datafit = datafits.LogisticGroup(pointer, indices)
+    penalty = penalties.WeightedGroupL2(h.lam, weights, pointer, indices)
+    found = GeneralizedLinearEstimator(datafit, penalty, solver).fit(X, y)
+    return torch.from_numpy(np.r_[found.coef_.ravel(), np.ravel(found.intercept_)])
+
+
+def newton(name: str, problem: fc.Problem) -> bool:
+    """One line: rounds and bytes, and how it compares with the pooled answer; whether all of it is as it should be."""
+    began = time.perf_counter()
+    run = fc.simulate(problem, ProxNewton(), rounds=50, tolerance=TIGHT)
+    seconds, last = time.perf_counter() - began, run.history[-1]
+    line = f"{name:20} ProxNewton       {run.rounds:5d} rounds  {last.stationarity:.0e}"
+    line += f"  {_megabytes(problem, last):8.3f} MB up  {seconds:6.1f} s  {last.nonzeros:4d} of {problem.dimension}"
+    right = run.status == "converged" and run.rounds <= 12
+    other = pooled(problem)
+    if other is not None:
+        best = problem.objective(other[1])
+        difference = (last.objective - best) / abs(best)
+        support = _supports(problem, run.solution, other[1])
+        line += f"  F - {other[0]} {difference:+.0e}, {support} support"
+        right &= difference <= 1e-10 and support != "another"
+    print(f"{line}  {certify(problem, run.solution)}", flush=True)
+    return right
+
+
+def _supports(problem: fc.Problem, ours: Tensor, theirs: Tensor) -> str:
+    """Whether two models have the same nonzeros, perhaps up to coordinates where both values are optimal."""
+    differ = (ours != 0) != (theirs.abs() > 1e-9)
+    if not bool(differ.any()):
+        return "same"
+    without = torch.where(differ, 0.0, ours)
+    inside, outside = (float(problem.regularizer.optimality(x, problem.gradient(ours))) for x in (ours, without))
+    return "same up to ties" if max(inside, outside) <= 1e-8 else "another"
+
+
+def against(name: str, problem: fc.Problem, rounds: int, only: str = "") -> None:
+    """The composite methods with practical steps, and FISTA."""
+    L, rho = problem.smoothness(), problem.regularizer.rho
+    able = [c for c in REGISTRY.values() if "convex" in c.info.regularizer and not c.info.second_order]
+    methods = {c.__name__: c.auto(L, rho) for c in able if rho == 0 or c.info.regularizer == "weakly convex"}
+    if rho == 0:
+        methods["FISTA"] = FISTA(step=1 / problem.smoothness("mean"))
+    for label, method in methods.items():
+        if only and label not in only.split(","):
+            continue
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = fc.simulate(problem, method, rounds=rounds, tolerance=LOOSE, evaluate_every=5)
+        last, seconds = run.history[-1], time.perf_counter() - began
+        done = f"{run.rounds:5d}" if run.status == "converged" else f">{rounds:4d}"
+        print(f"{name:20} {label:16} {done} rounds  {last.stationarity:.0e}  "
+              f"{_megabytes(problem, last):8.3f} MB up  {seconds:6.1f} s", flush=True)  # fmt: skip
+
+
+def _megabytes(problem: fc.Problem, last: fc.Record) -> float:
+    """Megabytes from each client."""
+    return float(last.bytes_up / len(problem.silos) / 1e6)
+
+
+def wide_path(features: int, sites: int = 10, samples: int = 100, count: int = 30, least: float = 0.05) -> bool:
+    """A path of l1 logistic regressions down to a share of the largest useful strength."""
+    generator = np.random.default_rng(0)
+    truth = np.zeros(features)
+    truth[:20] = generator.normal(size=20)
+    arrays = []
+    for _ in range(sites):
+        X = generator.normal(size=(samples, features))
+        arrays.append((X, np.sign(X @ truth + generator.normal(size=samples))))
+    problem = fc.Problem(fc.Silos.from_arrays(arrays), loss="logistic", regularizer=reg.L1(1.0))
+    top = float(problem.gradient(torch.zeros(features)).abs().max())
+    total, worst, up, began = 0, 0.0, 0.0, time.perf_counter()
+    factors = [top * least ** (k / count) for k in range(1, count + 1)]
+    for factor, run in zip(factors, path(problem, factors, tolerance=1e-8), strict=True):
+        one = reg.L1(factor)
+        miss = float(one.optimality(run.solution, problem.gradient(run.solution)))
+        total, worst, up = total + run.rounds, max(worst, miss), up + run.history[-1].bytes_up / sites / 8
+        print(f"lambda {factor:.4f}  {run.rounds:2d} rounds  KKT {miss:.0e}  {run.history[-1].nonzeros:4d} nonzero",
+              flush=True)  # fmt: skip
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{count} strengths, {features} features: {total} exchanges, KKT at most {worst:.0e}, "
+          f"{up / 1e6:.1f} M floats up per site, {time.perf_counter() - began:.0f} s, {peak:.1f} GiB "
+          f"(d x d would take {8 * features**2 / 2**30:.1f})")  # fmt: skip
+    return total <= 5 * count and worst <= 1e-7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", action="store_true", help="every composite method as well")
+    parser.add_argument("--path", action="store_true", help="the path with many features")
+    parser.add_argument("--only", default="", help="problems whose name starts so")
+    parser.add_argument("--methods", default="", help="of --against, with commas; all if left out")
+    parser.add_argument("--rounds", type=int, default=2000, help="most rounds of the first-order methods")
+    parser.add_argument("--features", type=int, default=20_000, help="of the path")
+    given = parser.parse_args()
+    if given.path:
+        raise SystemExit(0 if wide_path(given.features) else 1)
+    right = True
+    for name, make in PROBLEMS.items():
+        if not name.startswith(given.only):
+            continue
+        problem = make()
+        right &= newton(name, problem)
+        if given.against:
+            against(name, problem, given.rounds, given.methods)
+    raise SystemExit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main()

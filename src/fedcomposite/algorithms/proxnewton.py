@@ -1,0 +1,256 @@
+"""ProxNewton: proximal Newton across clients, with a working set W (linear models with a smooth loss).
+
+After Lee, Sun, Saunders: Proximal Newton-type methods for minimizing composite functions, SIAM Journal on Optimization,
+2014, Algorithm 1. What one exchange carries is ours. Down go a point y and W; up come the client's loss and gradient at
+y, on all coordinates, and its Hessian on W x W. All three are means over clients, and clients keep no state.
+
+    if F(y) <= F(x) + (t/10^4) D:  x = y             (Armijo; F = f + h)
+        p = argmin over u = x off W  g'(u - x) + (u - x)'(H + damping)(u - x)/2 + h(u)     (the server's own work)
+        D = g'(p - x) + h(p) - h(x),  t = 1
+    else:  t is cut, to between a tenth and a half, where a parabola through what is known has its minimum
+    y = x + t (p - x)
+
+The exchange that tests a point delivers the next gradient and Hessian, so an accepted step costs nothing extra. W
+starts as the support of x0 and the coordinates that h leaves alone; it grows by the worst violators of optimality, at
+most doubling. With up to ``everything`` coordinates it is all of them. Parts of h (groups) enter whole. An h that
+couples all coordinates has them all in W, which is refused for many.
+
+Damping is 0 until t is cut; then it is the curvature that the failed test has shown beyond H's, and falls tenfold with
+every accepted step. Once t is below 1/1000 the same point is asked for again. Where |D| is below the rounding of F, a
+point is accepted if it is nearer to optimality.
+
+Assumptions: f twice differentiable, or with a semismooth gradient (Huber, squared hinge). h convex or weakly convex;
+the limit is then a stationary point. All clients in every round. Minibatches are not used: gradients are full ones.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Count
+from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
+from fedcomposite.algorithms.inner import Model, minimise
+from fedcomposite.regularizers.base import Regularizer
+
+_COUPLED = 4000  # coordinates up to which an h that couples them all is taken
+_LARGEST = 10000  # coordinates of the largest working set: half of its square is sent by every client
+
+
+class Server(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # accepted model
+    trial: Tensor  # model under test
+    gradient: Tensor  # of f at x
+    working: Tensor  # mask of W
+    value: Tensor  # F at x
+    decrease: Tensor  # D, the predicted change
+    step: Tensor  # t; 0 accepts anything
+    damping: Tensor  # added to H's diagonal
+
+
+class Message(NamedTuple):
+    """What every client receives."""
+
+    x: Tensor  # model under test
+    working: Tensor  # mask of W
+
+
+class Reply(NamedTuple):
+    """What a client sends, all of it at the model under test."""
+
+    loss: Tensor  # of the client
+    gradient: Tensor  # on all coordinates
+    hessian: Tensor  # upper triangle on W
+
+
+@dataclass(frozen=True)
+class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
+    """Loss, gradient and a piece of the Hessian up, a Newton step with h at the server.
+
+    Parameters
+    ----------
+    everything : int
+        Coordinates up to which W is all of them.
+    grow : int
+        Violators that may enter W at once, while W is smaller than that; then as many as W has.
+    start : tuple of int
+        Coordinates in the first W, beside the support of the starting model.
+    """
+
+    info: ClassVar[Info] = Info(
+        "Lee, Sun, Saunders: Proximal Newton-type methods for minimizing composite functions",
+        2014,
+        regularizer="weakly convex",
+        participation="full",
+        exact=True,
+        second_order=True,
+        doi="10.1137/130921428",
+    )
+    varying: ClassVar[bool] = True
+    recordable: ClassVar[bool] = False
+
+    everything: Count = 1000
+    grow: Count = 50
+    start: tuple[int, ...] = ()
+
+    @classmethod
+    def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """No step to choose."""
+        return cls()
+
+    def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
+        """Nothing known yet; refuses an h without modulus, and one that couples too many coordinates."""
+        if not h.weakly_convex:
+            raise ValueError(f"ProxNewton needs a convex or weakly convex h, and {h} has no finite rho; try FedNMap")
+        d = len(x0)
+        working = x0 != 0
+        working[list(self.start)] = True
+        parts = h.coupling(d).to(x0.device)
+        if d <= self.everything:
+            working = torch.ones_like(working)
+        elif not bool(parts.any()):
+            if d > _COUPLED:
+                raise ValueError(
+                    f"ProxNewton: {h} couples all {d} coordinates, and it takes Hessians of up to {_COUPLED}; "
+                    "use a first-order method, for example FedNMap or ProxScaffnew"
+                )
+            working = torch.ones_like(working)
+        else:
+            free = _free(h, x0)
+            working = _whole(working | free if int(free.sum()) <= self.grow else working, parts)
+        none = x0.new_zeros(1)
+        return Server(x0, x0, torch.zeros_like(x0), working, none, none, none, none), Empty()
+
+    def broadcast(self, server: Server) -> Message:
+        """Send the model under test and W."""
+        return Message(server.trial, server.working)
+
+    def local_round(self, message: Message, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
+        """Loss, gradient and Hessian; numbers that overflow become large ones, which the server turns down."""
+        x = message.x
+        H = grad.hessian(x, message.working)
+        i, j = torch.triu_indices(H.shape[-1], H.shape[-1], device=x.device)
+        return Reply(*(_bounded(t) for t in (grad.loss(x), grad.full(x), H[..., i, j]))), client
+
+    def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
+        """Accept the model under test and look for the next one, or go back towards the accepted one."""
+        value = float(reply.loss + h.value(server.trial))
+        lowest, t, D = float(server.value), float(server.step), float(server.decrease)
+        slack = 20 * torch.finfo(server.x.dtype).eps * max(1.0, abs(lowest))
+        if t > 0 and not value <= lowest + 1e-4 * t * D + slack:
+            return self._back(server, value - lowest)
+        if (
+            t > 0
+            and slack > -D
+            and h.optimality(server.trial, reply.gradient) > h.optimality(server.x, server.gradient)
+        ):
+            return server._replace(trial=server.x, step=torch.zeros_like(server.step))
+        damping = float(server.damping) / (10 if t > 0 else 1)
+        found = self._step(server.trial, reply, server.working, damping, h)
+        move = found - server.trial
+        decrease = float(reply.gradient @ move + h.value(found) - h.value(server.trial))
+        moved = decrease < slack and not torch.equal(found, server.trial)
+        return Server(
+            server.trial,
+            found if moved else server.trial,
+            reply.gradient,
+            self._grown(server.trial, reply.gradient, server.working, h),
+            *(_number(v, server.x) for v in (value, min(decrease, 0.0), float(moved), damping)),
+        )
+
+    def solution(self, server: Server, h: Regularizer) -> Tensor:
+        """The accepted model."""
+        return server.x
+
+    def _back(self, server: Server, rise: float) -> Server:
+        """A shorter move along the same direction; after a few, the same point once more with damping."""
+        t, D = float(server.step), float(server.decrease)
+        move = (server.trial - server.x) / t
+        bend = (rise - t * D) / t**2  # F(x + t p) = F(x) + t D + t^2 bend
+        seen, size = max(0.0, 2 * bend + D), float(move.square().sum())  # -D is about p'Hp
+        damping = float(server.damping)
+        best = -D / (2 * bend) if bend > 0 else 0.0
+        if best >= 1e-3:
+            shorter, damping = max(best, 0.02 * t), max(damping, seen / size)
+        else:  # far from a parabola: an overflow, say
+            shorter = 0.1 * t
+        if shorter < 1e-3:
+            shorter, damping = 0.0, 10 * max(damping, -D / size)
+        shorter = min(shorter, 0.5 * t)
+        trial = server.x + shorter * move
+        return server._replace(trial=trial, step=_number(shorter, trial), damping=_number(damping, trial))
+
+    def _step(self, x: Tensor, reply: Reply, working: Tensor, damping: float, h: Regularizer) -> Tensor:
+        """The minimiser of the model over the coordinates in W."""
+        at = working.nonzero().squeeze(1)
+        k = len(at)
+        i, j = torch.triu_indices(k, k, device=x.device)
+        H = x.new_empty(k, k)
+        H[i, j] = H[j, i] = reply.hessian
+        diagonal = H.diagonal()
+        if k:  # directions without curvature get a little, so that the step is defined
+            typical = float(diagonal.mean()) or 1.0
+            diagonal.mul_(1 + 1e-12).add_(damping if damping > 1e-9 * typical else 0.0)
+            diagonal.masked_fill_(diagonal == 0, typical)
+
+        def embed(u: Tensor) -> Tensor:
+            return u if k == len(x) else x.expand(*u.shape[:-1], -1).index_copy(-1, at, u)
+
+        def prox(v: Tensor, step: Tensor) -> Tensor:
+            steps = (
+                step if k == len(x) or len(step) == 1 else torch.ones_like(x).mul_(step.min()).index_copy_(0, at, step)
+            )
+            return h.prox(embed(v), steps)[..., at]
+
+        separable = torch.unique(h.coupling(len(x))).numel() == len(x)
+        model = Model(x[at], reply.gradient[at], H, prox, lambda u: h.value(embed(u)), separable, h.rho)
+        residual = float(h.optimality(x, reply.gradient))
+        return embed(minimise(model, residual * max(1e-8, 1e-3 * min(1.0, residual))))
+
+    def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
+        """W and the worst violators of optimality outside it."""
+        room = len(x) - int(working.sum())
+        if not room:
+            return working
+        step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
+        parts = h.coupling(len(x)).to(x.device)
+        miss = (x - h.prox(x - step * gradient, step)).square() / step**2
+        score = torch.zeros_like(x).index_add_(
+            0, parts, miss.masked_fill(working, 0.0)
+        )  # by part, at its first coordinate
+        most = min(room, max(self.grow, len(x) - room), _LARGEST - (len(x) - room))
+        if most <= 0:
+            raise ValueError(
+                f"ProxNewton: the working set has reached {_LARGEST} coordinates; regularize more, "
+                "or use a first-order method, for example FedNMap or ProxScaffnew"
+            )
+        worst = score.topk(most)
+        chosen = working.clone()
+        chosen[worst.indices[worst.values > 0]] = True
+        return _whole(chosen, parts)
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    return like.new_full((1,), value)
+
+
+def _bounded(t: Tensor) -> Tensor:
+    big = torch.finfo(t.dtype).max ** 0.5
+    return torch.nan_to_num(t, nan=big, posinf=big, neginf=-big).clamp(-big, big)
+
+
+def _free(h: Regularizer, x: Tensor) -> Tensor:
+    """The coordinates that h leaves alone near zero, such as intercepts."""
+    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
+    probe = torch.full_like(x, 1e-3)
+    return torch.as_tensor(h.prox(probe, step) == probe)
+
+
+def _whole(mask: Tensor, parts: Tensor) -> Tensor:
+    """The mask with every part that it touches."""
+    touched = torch.zeros_like(mask)
+    touched[parts[mask]] = True
+    return touched[parts]

@@ -1,0 +1,78 @@
+"""Which method for which problem, and why in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedcomposite import theory
+from fedcomposite.algorithms import FedNMap, ProxNewton, ProxScaffnew
+from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.problems import Loss, Problem
+
+AUTO = "auto"
+"""The name of a method that is to be chosen."""
+HESSIANS = 4000
+"""Coordinates up to which Newton steps are taken with an h that couples all of them."""
+
+
+class Choice(NamedTuple):
+    """A method and the reason for it."""
+
+    algorithm: AnyAlgorithm
+    why: str
+
+
+def check_auto(fields: Mapping[str, Any]) -> None:
+    """Refuse fields of a method that is to be chosen."""
+    if extra := sorted(set(fields) - {"local_steps"}):
+        raise ValueError(f"name = 'auto' chooses {extra[0]!r} itself; it takes local_steps only")
+
+
+def choose(
+    problem: Problem,
+    *,
+    participation: float = 1.0,
+    local_steps: int = 10,
+    L: float | None = None,
+    constants: theory.Constants | None = None,
+) -> Choice:
+    """The method that needs the fewest rounds, with steps from the problem's constants.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to solve.
+    participation : float
+        Share of the clients in a round.
+    local_steps : int
+        Local steps of a first-order method.
+    L : float, optional
+        A smoothness constant to use in place of the measured one; a network has no other.
+    constants : Constants, optional
+        The problem's constants where its data are not here; measured if left out.
+    """
+    h, everyone = problem.regularizer, participation >= 1
+    linear = isinstance(problem.loss, Loss)
+    if linear and problem.loss.smooth and everyone and h.weakly_convex:
+        coupled = not bool(h.coupling(problem.dimension).any()) and problem.dimension > 1
+        if not coupled or problem.dimension <= HESSIANS:
+            return Choice(ProxNewton(), "the model is linear, its loss smooth, and every client takes part")
+    if linear and (L is None or not problem.loss.smooth):
+        known = theory.constants(problem, participation=participation) if constants is None else constants
+        if not problem.loss.smooth:
+            return Choice(theory.auto("FedMLS", known, local_steps), f"{problem.loss} has kinks")
+        L = known.L if known.L is not None else known.scale
+    if L is None:
+        raise ValueError("the smoothness of a network is unknown; give L, or call solve, which tries steps")
+    rho = h.rho if h.weakly_convex else 0.0
+    made = FedNMap.auto(L, rho, local_steps)
+    if not everyone:
+        return Choice(dataclasses.replace(made, partial_participation=True), "only some clients take part in a round")
+    if not linear:
+        return Choice(made, "a network offers gradients only")
+    if not h.weakly_convex:
+        return Choice(made, "h is not weakly convex")
+    why = f"h couples all {problem.dimension} coordinates, too many for Hessians"
+    return Choice(ProxScaffnew.auto(L, rho, local_steps), why)

@@ -1,0 +1,206 @@
+"""The answer to a problem: no method to choose, no steps, and a certificate at the end."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcomposite.algorithms import ProxNewton
+from fedcomposite.choice import Choice, choose
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
+from fedcomposite.runtime.certificate import certify
+
+NEWTON_ROUNDS, FIRST_ORDER_ROUNDS = 100, 5000
+"""Rounds after which a solution counts as not found, unless a number is given."""
+
+_TRIAL = 15  # rounds that judge a step
+_FACTOR = 4.0  # between steps that are tried
+
+
+def solve(
+    problem: Problem,
+    *,
+    tolerance: float = 1e-8,
+    rounds: int | None = None,
+    participation: float = 1.0,
+    local_steps: int = 10,
+    batch_size: int | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: str | torch.device = "cpu",
+    x0: Any = None,
+    on_record: Callable[[Record], None] | None = None,
+) -> Run:
+    """Find the solution of a problem, whatever method that takes.
+
+    Linear models with a smooth loss are solved by Newton steps (:class:`fedcomposite.algorithms.ProxNewton`), in about
+    ten rounds. Other problems, and rounds with some of the clients only, take a first-order method. Its steps come from
+    the problem's constants. Where these are unknown (networks, Poisson regression) several steps are tried on the
+    objective first, and a run that diverges is done again with smaller ones.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to solve.
+    tolerance : float
+        The stationarity to reach: the norm of the prox-gradient mapping at :meth:`Problem.default_step`.
+    rounds : int, optional
+        Most rounds; 100 for Newton steps and 5000 for others if left out.
+    participation : float
+        Share of the clients that take part in a round.
+    local_steps, batch_size
+        Of a first-order method.
+    seed, dtype, device, x0, on_record
+        As in :func:`fedcomposite.simulate`.
+
+    Returns
+    -------
+    Run
+        With ``status`` "converged" or "not converged", a ``message`` that says what was chosen and why, and a
+        ``certificate``: the duality gap where conjugates are known, the optimality measure otherwise.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=20)
+    >>> run = fc.solve(fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.02)))
+    >>> run.status, run.rounds < 10, run.certificate.kind, run.certificate.value < 1e-10
+    ('converged', True, 'duality gap', True)
+    """
+    settings: dict[str, Any] = {
+        "tolerance": tolerance,
+        "participation": participation,
+        "seed": seed,
+        "dtype": dtype,
+        "device": device,
+        "x0": x0,
+    }
+    smoothness, tried = _smoothness(problem, local_steps, {**settings, "batch_size": batch_size})
+    choice = choose(problem, participation=participation, local_steps=local_steps, L=smoothness)
+    while True:
+        newton = isinstance(choice.algorithm, ProxNewton)
+        most = rounds if rounds is not None else NEWTON_ROUNDS if newton else FIRST_ORDER_ROUNDS
+        if not newton:
+            settings |= {"batch_size": batch_size, "evaluate_every": max(1, min(10, most))}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)  # the status says it
+            warnings.simplefilter("ignore", GrowthWarning)
+            run = simulate(problem, choice.algorithm, rounds=most, mode="eager", on_record=on_record, **settings)
+        if run.status != "diverged" or smoothness is None or smoothness > 1e12:
+            return _finish(problem, run, choice, tolerance, tried)
+        smoothness, tried = smoothness * _FACTOR, tried + run.rounds
+        choice = choose(problem, participation=participation, local_steps=local_steps, L=smoothness)
+
+
+def path(
+    problem: Problem,
+    factors: Sequence[float],
+    *,
+    tolerance: float = 1e-7,
+    rounds: int = NEWTON_ROUNDS,
+    on_run: Callable[[float, Run], None] | None = None,
+) -> list[Run]:
+    """Solve a problem with its regularizer multiplied by each factor, largest first, each from the last solution.
+
+    The working set of a factor starts from the support and from the coordinates that the strong rule (Tibshirani et al.
+    2012) lets through: those that would violate optimality at the last solution with twice the new factor minus the
+    last one. Violators that it misses enter later, so the rule costs no accuracy.
+
+    Parameters
+    ----------
+    problem : Problem
+        A linear model with a smooth loss; ``factors`` multiply its regularizer.
+    factors : sequence of float
+        Positive, falling.
+    tolerance, rounds
+        As in :func:`solve`, for each factor.
+    on_run : callable, optional
+        Receives each factor and its run.
+    """
+    if any(not f > 0 for f in factors) or any(b >= a for a, b in pairwise(factors)):
+        raise ValueError(f"factors = {list(factors)}, must be positive and falling")
+    done: list[Run] = []
+    start: tuple[int, ...] = ()
+    for k, factor in enumerate(factors):
+        one = copy.copy(problem)  # the data are shared
+        one.regularizer = problem.regularizer.scaled(factor)
+        x0 = done[-1].solution if done else None
+        run = simulate(one, ProxNewton(start=start), rounds=rounds, tolerance=tolerance, x0=x0)
+        done.append(_finish(one, run, Choice(ProxNewton(), "the model is linear"), tolerance, 0))
+        if on_run is not None:
+            on_run(factor, run)
+        if k + 1 < len(factors):
+            start = _strong(problem, done[-1], max(2 * factors[k + 1] - factor, 0.0))
+    return done
+
+
+def _strong(problem: Problem, run: Run, factor: float) -> tuple[int, ...]:
+    """The coordinates outside the support that violate optimality at this factor."""
+    if factor <= 0:
+        return ()
+    h, x, g = problem.regularizer.scaled(factor), run.solution, run.server.gradient  # type: ignore[attr-defined]
+    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
+    moved: Tensor = (x == 0) & (h.prox(x - step * g, step) != 0)
+    return tuple(moved.nonzero().squeeze(1).tolist())
+
+
+def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) -> tuple[float | None, int]:
+    """A constant for the steps where none is known, found by trying some, and the rounds that this took."""
+    if isinstance(problem.loss, Loss):
+        if math.isfinite(problem.loss.curvature) or settings["participation"] >= 1 or not problem.loss.smooth:
+            return None, 0
+        L = problem.smooth().scale()  # type: ignore[attr-defined]
+    else:
+        L = 1.0
+    tried: dict[float, float] = {}
+
+    def objective(L: float) -> float:
+        if L not in tried:
+            method = choose(problem, participation=settings["participation"], local_steps=local_steps, L=L).algorithm
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DivergenceWarning)
+                warnings.simplefilter("ignore", GrowthWarning)
+                plan: dict[str, Any] = {"rounds": _TRIAL, "evaluate_every": _TRIAL, "mode": "eager", "progress": False}
+                run = simulate(problem, method, **plan, **settings)
+            lower = run.status != "diverged" and run.history[-1].objective < run.history[0].objective
+            tried[L] = run.history[-1].objective if lower else math.inf
+        return tried[L]
+
+    while math.isinf(objective(L)) and L < 1e12:
+        L *= _FACTOR
+    while objective(L / _FACTOR) < objective(L):
+        L /= _FACTOR
+    return L, _TRIAL * len(tried)
+
+
+def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int) -> Run:
+    """The run with its certificate, and a status that says whether it can be relied upon."""
+    name = type(choice.algorithm).__name__
+    message = f"{name}, since {choice.why}"
+    message += f"; {tried} rounds of trying steps came first" if tried else ""
+    x = run.solution.double().cpu()
+    certificate = certify(problem, x)
+    last = run.history[-1]
+    if run.status == "converged" and _separated(last, tolerance):
+        reason = "the classes can be separated and the coefficients grow without end: regularize more"
+        return dataclasses.replace(run, status="not converged", message=f"{message}: {reason}", certificate=certificate)
+    if run.status == "converged":
+        message += f": {run.rounds} rounds, {certificate}"
+        return dataclasses.replace(run, message=message, certificate=certificate)
+    reason = f"not converged after {run.rounds} rounds, stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
+    status: Any = "diverged" if run.status == "diverged" else "not converged"
+    return dataclasses.replace(run, status=status, message=f"{message}: {reason}", certificate=certificate)
+
+
+def _separated(last: Record, tolerance: float) -> bool:
+    """Whether a classifier's loss is as small as its gradient with every sample right: then there is no minimiser."""
+    return last.get("train_accuracy") == 1.0 and last["loss"] <= 100 * max(tolerance, last["stationarity"])

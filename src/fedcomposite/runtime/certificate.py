@@ -1,0 +1,185 @@
+"""How far a model is from the best one, from means over clients alone.
+
+With the samples' weights o_j in f, the problem and its Fenchel dual are
+
+    min_x  sum_j o_j phi(a_j'x, b_j) + h(x)      max_t  -sum_j o_j phi*(t_j, b_j) - h*(-sum_j o_j t_j a_j)
+
+The derivatives t_j = phi'(a_j'y, b_j) at a model y are a dual point. Its sum in h* is the gradient g of f at y, and,
+with equality in Fenchel and Young's inequality, sum_j o_j phi*(t_j, b_j) = y'g - f(y). Shrunk by a factor c until
+h*(-c g) is finite, it is still one, and since phi* is convex
+
+    sum_j o_j phi*(c t_j, b_j) <= c (y'g - f(y)) - (1 - c) sum_j o_j min phi(., b_j)
+
+where the minima are zero for most losses. So f and its gradient at y, which every measurement of a model delivers, are
+all it takes: no sample, and no exchange of another kind. y is x, with its intercept moved to where the derivative in
+it vanishes, which takes a few measurements. The gap between the two values bounds F(x) - min F, whatever the solver
+did; it is at most the exact gap at c t plus (1 - c) f(y).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcomposite.problems import Evaluation, Linear, Loss, Problem
+from fedcomposite.regularizers import L1, Blocks, Box, ElasticNet, GroupLasso, L2Squared, On, Regularizer, Zero
+
+Look = Callable[[Tensor], Evaluation]
+"""Loss and gradient of f at a model."""
+
+_LOOKS = 40  # measurements that finding the intercept may take
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A number that bounds how far a model is from the best one, or measures it.
+
+    A ``"duality gap"`` is a bound: the objective is at most ``value`` above its minimum. An ``"optimality measure"`` is
+    the distance from -grad f to the subdifferential of h: zero exactly at stationary points, and no bound by itself.
+    """
+
+    kind: Literal["duality gap", "optimality measure"]
+    value: float
+
+    def __str__(self) -> str:
+        if self.kind == "duality gap":
+            return f"objective within {self.value:.1e} of the optimum (duality gap)"
+        return f"optimality measure {self.value:.1e} (distance from -grad f to the subdifferential of h)"
+
+
+def certify(problem: Problem, x: Tensor, look: Look | None = None) -> Certificate:
+    """The duality gap at x, or the optimality measure where the gap is not known.
+
+    ``look`` measures models where the problem's data are elsewhere.
+    """
+    gap = duality_gap(problem, x, look)
+    if gap is not None:
+        return Certificate("duality gap", gap)
+    gradient = (look or problem.evaluate)(x).gradient
+    return Certificate("optimality measure", float(problem.regularizer.optimality(x, gradient)))
+
+
+def duality_gap(problem: Problem, x: Tensor, look: Look | None = None) -> float | None:
+    """A bound on F(x) - min F, or None where a conjugate is not known."""
+    lowest, h = _lowest(problem, here=look is None), problem.regularizer
+    intercepts = problem.layout[-1].stop - problem.layout[-1].start if problem.bias else 0
+    if lowest is None or intercepts > 1:
+        return None
+    look = look or problem.evaluate
+    seen = look(x)
+    value = float(seen.loss) + float(h.value(x))
+    at = _Point(x, float(seen.loss), seen.gradient)
+    if intercepts:
+        at = _balanced(at, look)
+    slope = at.gradient.clone()
+    slope[len(x) - intercepts :] = 0.0
+    shrink, conjugate = _dual_of(h, slope)
+    if not shrink > 0:
+        return None
+    below = -shrink * (float(at.x @ at.gradient) - at.loss) + (1 - shrink) * lowest - conjugate
+    left = 4 * _EPS * max(1.0, abs(value))  # what rounding leaves
+    if intercepts:
+        off, room = abs(float(at.gradient[-1])), 10 * (1 + abs(float(at.x[-1])))
+        if off > 1e-10 * float(torch.linalg.vector_norm(at.gradient)) and off > 100 * _EPS:
+            return None
+        left += off * room
+    return max(value - below, 0.0) + left
+
+
+def _lowest(problem: Problem, here: bool) -> float | None:
+    """The mean of the least values of the samples' losses; None where it is not known."""
+    if not isinstance(problem.loss, Loss):
+        return None
+    if problem.loss.nonnegative:
+        return 0.0
+    smooth = problem.smooth() if here else None
+    return smooth.lowest() if isinstance(smooth, Linear) else None
+
+
+class _Point(NamedTuple):
+    """A model, and what was measured of it."""
+
+    x: Tensor
+    loss: float
+    gradient: Tensor
+
+
+def _balanced(at: _Point, look: Look) -> _Point:
+    """The model with its last coordinate where the derivative in it is as near to zero as rounding allows.
+
+    That derivative rises with the coordinate: secant steps, kept within the bracket that is known by then.
+    """
+    best = now = at
+    low, high, before = -math.inf, math.inf, None
+    for _ in range(_LOOKS):
+        slope, place = float(now.gradient[-1]), float(now.x[-1])
+        if abs(slope) < abs(float(best.gradient[-1])):
+            best = now
+        if abs(slope) <= _EPS / 8:
+            break
+        low, high = (max(low, place), high) if slope < 0 else (low, min(high, place))
+        following = _secant(place, slope, before)
+        if not low < following < high:
+            following = (low + high) / 2 if math.isfinite(low) and math.isfinite(high) else place - 10 * slope
+        if following in (low, high):  # neighbours among the numbers there are
+            break
+        before = place, slope
+        moved = now.x.clone()
+        moved[-1] = following
+        seen = look(moved)
+        now = _Point(moved, float(seen.loss), seen.gradient)
+    return best
+
+
+def _secant(place: float, slope: float, before: tuple[float, float] | None) -> float:
+    """Where the derivative vanishes if it is linear."""
+    if before is None or slope == before[1] or place == before[0]:
+        return place - 4 * slope if before is None else place - 2 * (place - before[0] or slope)
+    return place - slope * (place - before[0]) / (slope - before[1])
+
+
+def _dual_of(h: Regularizer, v: Tensor) -> tuple[float, float]:
+    """The largest c <= 1 for which h*(-c v) is finite, and its value there; c = 0 where it is not known."""
+    match h:
+        case Zero():
+            return (1.0, 0.0) if not bool(v.any()) else (0.0, 0.0)
+        case L1():
+            return _within(v.abs(), h.interval(torch.zeros_like(v))[1]), 0.0
+        case ElasticNet() if h.l2 > 0:
+            return 1.0, float((v.abs() - h.l1).clamp(min=0).square().sum() / (2 * h.l2))
+        case L2Squared() if h.lam > 0:
+            return 1.0, float(v.square().sum() / (2 * h.lam))
+        case GroupLasso():
+            pairs = [(torch.linalg.vector_norm(part, dim=-1), h.lam * weight) for part, weight in h._parts(v)]
+            bounds = [b.squeeze(-1) if isinstance(b, Tensor) else torch.full_like(n, b) for n, b in pairs]
+            return min(_within(n, b) for (n, _), b in zip(pairs, bounds, strict=True)), 0.0
+        case Box() if abs(h.low) < float("inf") and abs(h.high) < float("inf"):
+            return 1.0, float(torch.maximum(-h.low * v, -h.high * v).sum())
+        case On() | Blocks():
+            return _on_parts(h, v)
+    return 0.0, 0.0
+
+
+def _within(size: Tensor, bound: Tensor) -> float:
+    """The largest c <= 1 with c size <= bound; 0 where a bound is zero and the size is not."""
+    over = size > bound
+    return float((bound[over] / size[over]).min()) if bool(over.any()) else 1.0
+
+
+def _on_parts(h: On | Blocks, v: Tensor) -> tuple[float, float]:
+    """The sum of the conjugates of the terms; what no term acts on must be zero."""
+    rest, found = v.clone(), []
+    for part in (h,) if isinstance(h, On) else h._placed():
+        taken = part._take(v)
+        part._put(rest, torch.zeros_like(taken))
+        found.append((part.h, taken))
+    if bool(rest.any()):
+        return 0.0, 0.0
+    shrink = min(_dual_of(term, taken)[0] for term, taken in found)
+    return shrink, sum(_dual_of(term, shrink * taken)[1] for term, taken in found)

@@ -1,0 +1,170 @@
+"""solve: the choice of a method, the certificate, and honest statuses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import fedcomposite as fc
+from fedcomposite import regularizers as reg
+from fedcomposite.choice import choose
+from fedcomposite.estimators.solve import path
+from fedcomposite.problems import LOSSES
+from fedcomposite.runtime.certificate import duality_gap
+
+TERMS = [
+    reg.L1(0.02),
+    reg.L1(0.02, tuple(range(1, 11))),
+    reg.ElasticNet(0.02, 0.05),
+    reg.GroupLasso(0.02, groups=2),
+    reg.GroupLasso(0.02, groups=(3, 3, 4), weights=(1.0, 2.0, 0.5)),
+    reg.L2Squared(0.1),
+    reg.Box(-0.2, 0.3),
+]
+
+
+@pytest.fixture(scope="module")
+def hospitals():
+    return fc.data.load("heart_disease")
+
+
+@pytest.mark.parametrize("name", [n for n in LOSSES if n != "multinomial"])
+def test_fenchel_and_young_with_equality(name):
+    """A sample's conjugate follows from its loss and derivative, and is convex down to minus the least loss."""
+    loss = LOSSES[name]
+    z = torch.linspace(-40, 40, 800_001, dtype=torch.float64)
+    for b in (-1.0, 1.0) if loss.classifier else (0.0, 0.7, 3.0):
+        target = torch.tensor(b, dtype=torch.float64)
+        lowest = 0.0 if loss.nonnegative else float(loss.lowest(target))
+        assert loss.value(z, target).min() == pytest.approx(lowest, abs=1e-8)
+        for point in (-1.3, -0.2, 0.4, 2.0):
+            at = torch.tensor(point).double()
+            t = loss.derivative(at, target)
+            want = (t * z - loss.value(z, target)).max()
+            torch.testing.assert_close(t * at - loss.value(at, target), want, rtol=0, atol=1e-8)
+
+
+def test_fenchel_and_young_for_classes():
+    loss, b = LOSSES["multinomial"], torch.tensor([0.0, 1.0, 0.0]).double()
+    assert loss.nonnegative
+    for seed in range(5):
+        z = torch.randn(3, generator=torch.Generator().manual_seed(seed)).double()
+        t = loss.derivative(z, b)
+        torch.testing.assert_close(torch.special.xlogy(t + b, t + b).sum(), t @ z - loss.value(z, b))
+
+
+@pytest.mark.parametrize("h", TERMS, ids=str)
+@pytest.mark.parametrize("loss", ["logistic", "least_squares", "huber", "squared_hinge"])
+def test_the_gap_bounds_the_distance_to_the_optimum(hospitals, loss, h):
+    for bias, weights in ((True, "uniform"), (False, "samples")):
+        problem = fc.Problem(hospitals, loss=loss, regularizer=h, bias=bias, weights=weights)
+        run = fc.solve(problem, tolerance=1e-11)
+        assert run.status == "converged"
+        assert run.certificate.kind == "duality gap"
+        assert run.certificate.value <= 1e-9
+        best = problem.objective(run.solution)
+        for scale in (1e-4, 1e-2, 0.3):
+            noise = torch.randn(problem.dimension, generator=torch.Generator().manual_seed(1)).double()
+            x = problem.regularizer.prox(run.solution + scale * noise, 1e-9)
+            assert duality_gap(problem, x) >= problem.objective(x) - best - 1e-14
+
+
+def test_counts_and_classes_have_gaps_too():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 5))
+    counts, classes = rng.poisson(np.exp(0.3 * X[:, 0])), rng.integers(0, 3, 80)
+    for loss, y, bias in (("poisson", counts, True), ("multinomial", classes, False)):
+        silos = fc.Silos.from_arrays([(X[:30], y[:30]), (X[30:], y[30:])])
+        problem = fc.Problem(silos, loss=loss, regularizer=reg.L1(0.02), bias=bias)
+        run = fc.solve(problem, tolerance=1e-10)
+        assert run.certificate.kind == "duality gap"
+        assert run.certificate.value <= 1e-10
+        assert duality_gap(problem, torch.zeros(problem.dimension).double()) >= (
+            problem.objective(torch.zeros(problem.dimension)) - problem.objective(run.solution)
+        )
+
+
+def test_without_a_conjugate_the_measure_is_named(hospitals):
+    for h in (reg.SCAD(1.0, kappa=0.02), reg.FusedLasso(0.02), reg.Zero()):
+        run = fc.solve(fc.Problem(hospitals, regularizer=h, bias=True), tolerance=1e-10)
+        assert run.certificate.kind == "optimality measure"
+        assert run.certificate.value <= 1e-8
+        assert "optimality measure" in run.message
+        assert "ProxNewton, since the model is linear" in run.message
+
+
+def test_choices():
+    silos = fc.data.load("synthetic", clients=4, features=8, samples=20, seed=1)
+    cases = [
+        ({"regularizer": reg.L1(0.01)}, 1.0, "ProxNewton", "the model is linear"),
+        ({"regularizer": reg.L1(0.01)}, 0.5, "FedNMap", "only some clients"),
+        ({"regularizer": reg.TopK(3)}, 1.0, "FedNMap", "not weakly convex"),
+        ({"loss": "hinge"}, 1.0, "FedMLS", "kinks"),
+        ({"regularizer": reg.L2Ball(1.0)}, 1.0, "ProxNewton", "the model is linear"),
+    ]
+    for fields, share, name, why in cases:
+        method, reason = choose(fc.Problem(silos, **fields), participation=share)
+        assert type(method).__name__ == name
+        assert why in reason
+    wide = fc.Silos.from_arrays([(np.eye(10, 4500), np.sign(np.arange(10) - 4.5))] * 2)
+    method, reason = choose(fc.Problem(wide, loss="logistic", regularizer=reg.FusedLasso(0.01)))
+    assert type(method).__name__ == "ProxScaffnew"
+    assert "couples all 4500 coordinates" in reason
+    with pytest.raises(ValueError, match="the smoothness of a network is unknown"):
+        choose(fc.Problem(silos, model=torch.nn.Linear(8, 2)))
+
+
+def test_statuses_are_honest(hospitals):
+    problem = fc.Problem(hospitals, regularizer=reg.L1(0.005), bias=True)
+    short = fc.solve(problem, rounds=2)
+    assert short.status == "not converged"
+    assert "not converged after 2 rounds" in short.message
+    assert short.certificate.value > 1e-6
+    first = fc.solve(problem, participation=0.5, rounds=30, tolerance=1e-12)
+    assert first.status == "not converged"
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = np.sign(X[:, 0])
+    apart = fc.solve(fc.Problem(fc.Silos.from_arrays([(X[:20], y[:20]), (X[20:], y[20:])]), loss="logistic"))
+    assert apart.status == "not converged"
+    assert "the classes can be separated" in apart.message
+    assert torch.isfinite(apart.solution).all()
+
+
+def test_a_network_gets_steps_that_lower_its_objective():
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    arrays = [(rng.normal(size=(20, 3)).astype(np.float32) * 30, rng.integers(0, 2, 20)) for _ in range(2)]
+    problem = fc.Problem(fc.Silos.from_arrays(arrays), model=torch.nn.Linear(3, 2), regularizer=reg.L1(1e-3))
+    run = fc.solve(problem, rounds=20, local_steps=2)
+    assert run.status in ("converged", "not converged")
+    assert "rounds of trying steps came first" in run.message
+    assert run.history[-1].objective < run.history[0].objective
+    assert math.isfinite(run.certificate.value)
+
+
+def test_path_equals_single_solutions_in_few_exchanges():
+    rng = np.random.default_rng(1)
+    p, truth = 1500, np.zeros(1500)
+    truth[:10] = rng.normal(size=10) * 2
+    arrays = []
+    for _ in range(4):
+        X = rng.normal(size=(40, p))
+        arrays.append((X, np.sign(X @ truth + rng.normal(size=40))))
+    problem = fc.Problem(fc.Silos.from_arrays(arrays), loss="logistic", regularizer=reg.L1(1.0), bias=True)
+    start = fc.solve(problem)  # with lam = 1 there is nothing but an intercept
+    top = float(problem.gradient(start.solution)[:-1].abs().max())
+    factors = [top * 0.8**k for k in range(1, 9)]
+    seen = []
+    runs = path(problem, factors, on_run=lambda factor, run: seen.append(factor))
+    assert seen == factors
+    assert sum(run.rounds for run in runs) <= 5 * len(factors)
+    for factor, run in zip(factors, runs, strict=True):
+        assert run.status == "converged"
+        one = fc.Problem(problem.silos, loss="logistic", regularizer=reg.L1(factor), bias=True)
+        assert one.optimality(run.solution) <= 1e-6
+    alone = fc.solve(one, tolerance=1e-9)
+    torch.testing.assert_close(runs[-1].solution, alone.solution, rtol=0, atol=1e-5)
+    assert problem.regularizer.h.lam == 1.0
+    with pytest.raises(ValueError, match="must be positive and falling"):
+        path(problem, [0.1, 0.2])
