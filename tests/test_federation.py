@@ -21,6 +21,7 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite import algorithms
+from fedcomposite.choice import choose
 from fedcomposite.data import Silos
 from fedcomposite.experiments import Config, RunFolder
 from fedcomposite.runtime.simulator import simulate
@@ -191,6 +192,49 @@ def test_replies_whose_size_follows_the_message(tmp_path):
     for a, b in zip(run.history, want.history, strict=True):
         close(a, b)
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("bias", "loss"), [(False, "logistic"), (True, "logistic"), (True, "least_squares")])
+def test_the_method_is_chosen_by_the_coordinator_and_its_answer_certified(bias, loss, tmp_path):
+    """The same method, model and duality gap as with all the data in one place; no site is told "auto" in a round."""
+    silos = small_problem(algorithms.ProxNewton()).silos
+    problem = fc.Problem(silos, loss=loss, regularizer=fc.regularizers.L1(0.003), bias=bias)
+    grid = LocalGrid(make_sites(silos, tmp_path, Limits(min_samples=1, methods=["ProxNewton"])))
+    content = {
+        "algorithm": {"name": "auto"},
+        "problem": {"loss": loss, "bias": bias},
+        "regularizer": L1,
+        "run": {"rounds": 30, "tolerance": 1e-9},
+    }
+    one, run = federate(grid, tomli_w.dumps(content))
+    want = fc.solve(problem, tolerance=1e-9)
+    assert isinstance(one.algorithm, algorithms.ProxNewton)
+    assert run.status == "converged"
+    torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-8)
+    assert run.certificate.kind == "duality gap"
+    assert "(duality gap)" in run.message
+    assert (
+        0 <= problem.objective(run.solution) - problem.objective(want.solution) + 1e-14 <= run.certificate.value + 2e-14
+    )
+    assert run.certificate.value <= 1e-7
+
+
+def test_auto_asks_the_sites_for_their_constants(tmp_path):
+    silos = small_problem(method("FedNMap")).silos
+    content = {
+        "algorithm": {"name": "auto", "local_steps": 3},
+        "problem": {"weights": "samples"},
+        "regularizer": L1,
+        "run": {"rounds": 2, "participation": 0.5},
+    }
+    one, _ = federate(LocalGrid(make_sites(silos, tmp_path)), tomli_w.dumps(content))
+    problem = fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.003), weights="samples")
+    want = choose(problem, participation=0.5, local_steps=3).algorithm
+    assert type(one.algorithm) is type(want)
+    assert vars(one.algorithm) == pytest.approx(vars(want), rel=1e-12)
+    refusing = make_sites(silos, tmp_path / "other", Limits(min_samples=1, methods=["FedAvg"]))
+    with pytest.raises(FederationError, match="FedNMap is not among this site's methods"):
+        federate(LocalGrid(refusing), tomli_w.dumps(content), Settings(patience=0))
 
 
 def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):

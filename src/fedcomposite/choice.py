@@ -63,7 +63,7 @@ def choose(
         known = theory.constants(problem, participation=participation) if constants is None else constants
         if not problem.loss.smooth:
             return Choice(theory.auto("FedMLS", known, local_steps), f"{problem.loss} has kinks")
-        L = known.L if known.L is not None else known.scale
+        L = (known.need("scale")[0] if known.L is None else known.L) * known.amplification
     if L is None:
         raise ValueError("the smoothness of a network is unknown; give L, or call solve, which tries steps")
     rho = h.rho if h.weakly_convex else 0.0

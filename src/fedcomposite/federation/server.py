@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
 from fedcomposite.runtime import Cohorts, Driver, Plan, check_fit
 from fedcomposite.runtime.callbacks import Callback, OnRecord
+<<<<<<< HEAD
 from fedcomposite.runtime.checkpoint import identity_of
+=======
+from fedcomposite.runtime.certificate import certify
+>>>>>>> wip-ten
 from fedcomposite.runtime.history import Record, Run
 from fedcomposite.runtime.transports import StoppedError
 
@@ -217,6 +222,14 @@ class Coordinator:
             blame=lambda r: f"{name} diverged in round {r}: try smaller steps",
         )
         try:
-            return self.driver.run(plan)
+            done = self.driver.run(plan)
+            return self._certified(done) if self.algorithm.info.second_order else done
         except StoppedError:
             raise FederationError("stopped before the first model was measured") from None
+
+    def _certified(self, done: Run) -> Run:
+        """The run with a bound on its objective's distance from the best one, by a few more measurements."""
+        if done.status not in ("completed", "converged"):
+            return done
+        found = certify(self.problem, done.solution.double(), self.driver.look)
+        return replace(done, certificate=found, message=f"{done.message}; {found}")

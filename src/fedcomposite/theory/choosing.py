@@ -12,6 +12,7 @@ import numpy as np
 from fedcomposite._validation import check_fields, suggest
 from fedcomposite.algorithms import AnyAlgorithm, lookup
 from fedcomposite.registry import make
+from fedcomposite.schedules import Schedule, read
 from fedcomposite.theory.base import Floats, Theorem
 from fedcomposite.theory.beck import ProximalGradientDescent
 from fedcomposite.theory.fedcanon import FedCanon1, FedCanon2
@@ -133,7 +134,7 @@ def _check_choice(cls: type[AnyAlgorithm], steps: str, given: Mapping[str, Any],
         raise ValueError(f"steps = {steps!r}, must be 'auto' or 'theory' (or leave it out and give the steps)")
     if not isinstance(known, Mapping):
         raise ValueError(f"constants = {known!r}, must be a table such as {{distance = 3.0}}")
-    check_fields(cls, given)
+    check_fields(cls, {k: v for k, v in given.items() if not isinstance(read(v), Schedule)})
     check_fields(Constants, known)
     if steps == "theory":
         wanted = find(cls.__name__).chooses
