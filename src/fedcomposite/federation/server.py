@@ -27,11 +27,8 @@ from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
 from fedcomposite.runtime import Cohorts, Driver, Plan, check_fit
 from fedcomposite.runtime.callbacks import Callback, OnRecord
-<<<<<<< HEAD
-from fedcomposite.runtime.checkpoint import identity_of
-=======
 from fedcomposite.runtime.certificate import certify
->>>>>>> wip-ten
+from fedcomposite.runtime.checkpoint import identity_of
 from fedcomposite.runtime.history import Record, Run
 from fedcomposite.runtime.transports import StoppedError
 
