@@ -45,7 +45,7 @@ from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.server import Coordinator
 from fedcomposite.federation.shape import AgreementError, parse
 from fedcomposite.federation.site import Limits, Site
-from fedcomposite.federation.store import LostStateError, StateStore
+from fedcomposite.federation.states import LostStateError, StateStore
 
 
 class LocalGrid(Grid):

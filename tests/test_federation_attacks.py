@@ -19,7 +19,7 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.site import Site
-from fedcomposite.federation.store import StateStore
+from fedcomposite.federation.states import StateStore
 
 M, D = 46, 5
 

@@ -5,7 +5,7 @@
 ``parcel``         a message as bytes
 ``orders``         what a coordinator asks of a site and what a site answers, as plain checked data
 ``shape``          the problem without data: what all sites must agree on
-``store``          a site's memory between rounds: atomic files tagged with job and round
+``states``         a site's memory between rounds: atomic files tagged with job and round
 ``site``           the client side: limits, one round, evaluation
 ``enrol``          from a site's folder to a site
 ``post``           sending to sites that come and go: waiting, skipping, refusing

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedcomposite.data import Silos
 from fedcomposite.federation.folder import FolderError, SiteFolder
 from fedcomposite.federation.site import Site
-from fedcomposite.federation.store import StateStore
+from fedcomposite.federation.states import StateStore
 
 
 def open_site(

@@ -24,7 +24,7 @@ from fedcomposite.federation.ledger import Ledger
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
-from fedcomposite.federation.store import LostStateError, StateStore
+from fedcomposite.federation.states import LostStateError, StateStore
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
