@@ -280,6 +280,10 @@ def test_ctrl_c_at_the_analyst_leaves_a_run_to_resume(parties):
     ).stdout  # fmt: skip
     assert all(f"{name}" in shown for name in SITES)
     assert shown.count("online") >= 3
+    # Neither the run nor a site can be there twice; both go on undisturbed.
+    second, twin = parties.run("run-twice", "--resume", out), parties.join("west")
+    assert "in use by process" in " ".join(second.ends(2, 120).split())
+    assert "in use by process" in " ".join(twin.ends(2, 120).split())
     run.process.send_signal(signal.SIGINT)
     said = run.ends(1, 60)
     assert "interrupted after round" in said
