@@ -143,6 +143,20 @@ def test_a_network_gets_steps_that_lower_its_objective():
     assert math.isfinite(run.certificate.value)
 
 
+@pytest.mark.parametrize(("h", "share"), [(reg.L1(0.005), 0.5), (reg.L0(0.001), 1.0)], ids=str)
+def test_first_order_methods_arrive_sooner_than_with_safe_steps(hospitals, h, share):
+    problem = fc.Problem(hospitals, regularizer=h, bias=True)
+    run = fc.solve(problem, participation=share)
+    assert run.status == "converged"
+    assert "FedNMap" in run.message
+    assert problem.stationarity(run.solution) <= 1e-8
+    safe = choose(problem, participation=share).algorithm
+    slow = fc.simulate(problem, safe, rounds=2 * run.rounds, participation=share, evaluate_every=run.rounds)
+    assert slow.history[-1].stationarity > 1e-8
+    if share < 1:
+        torch.testing.assert_close(run.solution, fc.solve(problem).solution, rtol=0, atol=1e-5)
+
+
 def test_path_equals_single_solutions_in_few_exchanges():
     rng = np.random.default_rng(1)
     p, truth = 1500, np.zeros(1500)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -182,3 +183,13 @@ def common_type(parts: Sequence[Tensor], labels: Sequence[str]) -> list[Tensor]:
     for p in parts:
         target = torch.promote_types(target, p.dtype)
     return [p.to(target) for p in parts]
+
+
+def check_weights(weights: Tensor, offsets: Sequence[int], names: Sequence[str]) -> None:
+    """Refuse weights of samples that are negative, or that leave a client with nothing."""
+    if weights.shape != (offsets[-1],):
+        raise DataError(f"weights have shape {tuple(weights.shape)}, expected ({offsets[-1]},): one per sample")
+    for i, (a, b) in enumerate(itertools.pairwise(offsets)):
+        own = weights[a:b]
+        if not bool((own >= 0).all() & torch.isfinite(own).all()) or not float(own.sum()) > 0:
+            raise DataError(f"{names[i]}: weights must be finite, >= 0 and not all 0")

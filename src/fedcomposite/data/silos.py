@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import check_call
-from fedcomposite.data.arrays import ArrayLike, as_tensor, check_finite, clients, common_type, pair, texts
+from fedcomposite.data.arrays import (
+    ArrayLike,
+    as_tensor,
+    check_finite,
+    check_weights,
+    clients,
+    common_type,
+    pair,
+    texts,
+)
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.frames import aligned, names_of
 from fedcomposite.data.reading import kind_of, listed, read_files
@@ -52,6 +61,8 @@ class Silos:
     validation: tuple[Tensor, Tensor] | None = None
     held_by: Mapping[HeldOut, Tensor] = field(default_factory=dict)
     """Whose the samples of a held-out part are, where that is known: positions of clients."""
+    weights: Tensor | None = None
+    """What each training sample counts within its client, ``(samples,)``; alike if left out. Linear models only."""
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -68,6 +79,8 @@ class Silos:
             raise DataError(f"{len(self.names)} names for {n} clients")
         if len(self.ids) != n:
             raise DataError(f"{len(self.ids)} ids for {n} clients")
+        if self.weights is not None:
+            check_weights(self.weights, self.offsets, self.names)
         if self.feature_names and len(self.feature_names) != self.features.shape[1]:
             raise DataError(f"{len(self.feature_names)} feature names for {self.features.shape[1]} features")
 
@@ -82,11 +95,13 @@ class Silos:
         feature_names: Sequence[str] = (),
         test: tuple[ArrayLike, ArrayLike] | None = None,
         validation: tuple[ArrayLike, ArrayLike] | None = None,
+        weights: Iterable[ArrayLike] | None = None,
     ) -> Silos:
         """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y is ``(samples,)``.
 
         ``validation`` and ``test`` are pairs of samples that nobody trains on. Columns of pandas tables are matched by
-        name, in the order of the first client's, whose names are taken over.
+        name, in the order of the first client's, whose names are taken over. ``weights`` has an array per client: what
+        each of its samples counts.
         """
         columns = None if not len(feature_names) else texts("feature_names", feature_names)
         if columns is not None and len(set(columns)) < len(columns):
@@ -116,6 +131,13 @@ class Silos:
         offsets = np.cumsum([0, *(len(y) for y in targets[:n])]).tolist()
         there = [part for part, one in held_out if one is not None]
         extra: dict[str, Any] = dict(zip(there, zip(features[n:], targets[n:], strict=True), strict=True))
+        if weights is not None:
+            each = [as_tensor(w, f"weights of client {i}").double() for i, w in enumerate(weights)]
+            if [len(w) for w in each] != [len(y) for y in targets[:n]]:
+                raise DataError(
+                    f"weights: give an array per client, as long as its targets; got {len(each)} for {n} clients"
+                )
+            extra["weights"] = torch.cat(each)
         return cls(torch.cat(features[:n]), torch.cat(targets[:n]), tuple(offsets), labels, columns or (), **extra)
 
     @staticmethod
@@ -304,7 +326,31 @@ class Silos:
             names=tuple(names),
             ids=(),
             held_by={},
+            weights=None if self.weights is None else self.weights[rows],
         )
+
+    def class_weighted(self, weights: Literal["balanced"] | Mapping[float, float] = "balanced") -> Silos:
+        """The same samples, each counting what its class does, times what it counted before.
+
+        Parameters
+        ----------
+        weights : "balanced" or mapping
+            A number per label; or samples / (classes * samples of the class) over all silos, as in scikit-learn.
+        """
+        labels, at, counts = torch.unique(self.targets, return_inverse=True, return_counts=True)
+        if self.classes is None:
+            raise DataError("class_weighted: the targets are not classes")
+        if weights == "balanced":
+            each = len(self.targets) / (len(labels) * counts.double())
+        elif isinstance(weights, Mapping) and {float(v) for v in labels} <= {float(v) for v in weights}:
+            given = {float(k): float(v) for k, v in weights.items()}
+            each = torch.tensor([given[float(v)] for v in labels], dtype=torch.float64)
+        else:
+            shown = ", ".join(f"{float(v):g}" for v in labels[:10])
+            raise DataError(
+                f"class_weighted: weights = {weights!r:.60}, must be 'balanced' or have a number for each of {shown}"
+            )
+        return replace(self, weights=each[at] * (1.0 if self.weights is None else self.weights))
 
     def split(self, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> Silos:
         """Hold out shares of every client's samples (at least one stays) as pooled test and validation data."""

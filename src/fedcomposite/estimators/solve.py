@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcomposite.algorithms import ProxNewton
+from fedcomposite import theory
+from fedcomposite.algorithms import FedNMap, ProxNewton
 from fedcomposite.choice import Choice, choose
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
@@ -43,9 +44,9 @@ def solve(
     """Find the solution of a problem, whatever method that takes.
 
     Linear models with a smooth loss are solved by Newton steps (:class:`fedcomposite.algorithms.ProxNewton`), in about
-    ten rounds. Other problems, and rounds with some of the clients only, take a first-order method. Its steps come from
-    the problem's constants. Where these are unknown (networks, Poisson regression) several steps are tried on the
-    objective first, and a run that diverges is done again with smaller ones.
+    ten rounds. Other problems, and rounds with some of the clients only, take a first-order method. Its steps are found
+    by trying some on the objective, from the problem's constants on where these are known, and a run that diverges is
+    done again with smaller ones.
 
     Parameters
     ----------
@@ -154,18 +155,30 @@ def _strong(problem: Problem, run: Run, factor: float) -> tuple[int, ...]:
 
 
 def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) -> tuple[float | None, int]:
-    """A constant for the steps where none is known, found by trying some, and the rounds that this took."""
+    """A constant for the steps of a first-order method, found by trying some, and the rounds that this took.
+
+    Where L is known it is at most made ``local_steps`` times smaller: single local steps then stay below 1/L. The
+    steps that several local steps together are safe with by theory are that much smaller than what mostly works.
+    """
+    share, least, factor = settings["participation"], 0.0, _FACTOR
     if isinstance(problem.loss, Loss):
-        if math.isfinite(problem.loss.curvature) or settings["participation"] >= 1 or not problem.loss.smooth:
+        if not problem.loss.smooth:
             return None, 0
-        L = problem.smooth().scale()  # type: ignore[attr-defined]
+        if not isinstance(choose(problem, participation=share, local_steps=local_steps, L=1.0).algorithm, FedNMap):
+            return None, 0
+        known = theory.constants(problem, participation=share)
+        if known.L is None:
+            L = known.need("scale")[0]
+        else:
+            L, factor = known.L * known.amplification, 2.0
+            least = L / local_steps
     else:
         L = 1.0
     tried: dict[float, float] = {}
 
     def objective(L: float) -> float:
         if L not in tried:
-            method = choose(problem, participation=settings["participation"], local_steps=local_steps, L=L).algorithm
+            method = choose(problem, participation=share, local_steps=local_steps, L=L).algorithm
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DivergenceWarning)
                 warnings.simplefilter("ignore", GrowthWarning)
@@ -176,9 +189,9 @@ def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) ->
         return tried[L]
 
     while math.isinf(objective(L)) and L < 1e12:
-        L *= _FACTOR
-    while objective(L / _FACTOR) < objective(L):
-        L /= _FACTOR
+        L *= factor
+    while L / factor >= least and objective(L / factor) < objective(L):
+        L /= factor
     return L, _TRIAL * len(tried)
 
 
@@ -197,6 +210,8 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
         message += f": {run.rounds} rounds, {certificate}"
         return dataclasses.replace(run, message=message, certificate=certificate)
     reason = f"not converged after {run.rounds} rounds, stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
+    if not problem.loss.smooth:
+        reason += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
     status: Any = "diverged" if run.status == "diverged" else "not converged"
     return dataclasses.replace(run, status=status, message=f"{message}: {reason}", certificate=certificate)
 

@@ -100,6 +100,8 @@ class NetworkProblem(Problem):
     ) -> None:
         if self.bias or options:
             raise ValueError("bias and loss_options are for linear models; build them into the model and its loss")
+        if self.silos.weights is not None:
+            raise ValueError("weights of samples are for linear models; a model's loss can weigh its classes")
         if isinstance(loss, Loss):
             raise ValueError(f"{loss} is for linear models; with a model use 'cross_entropy', 'mse' or a function")
         self.layout = layout(self._module)

@@ -36,8 +36,9 @@ class _Block:
 class Linear(Smooth):
     """f_i(x) = (1/m_i) sum_j phi(a_ij'x, b_ij), with an optional intercept as the last coordinate.
 
-    A loss with C outputs has x = the ``(features, C)`` matrix, row by row, and C intercepts as the last coordinates. A
-    loss with ``reduction="sum"`` leaves out 1/m_i.
+    Samples with weights o_ij count o_ij / sum_j o_ij in place of 1/m_i. A loss with C outputs has x = the
+    ``(features, C)`` matrix, row by row, and C intercepts as the last coordinates. A loss with ``reduction="sum"``
+    leaves out 1/m_i, or the division by the sum of weights.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class Linear(Smooth):
         self.offsets = np.asarray(silos.offsets[:-1], np.uint64)
         self.ids = np.asarray(silos.ids, np.uint64)
         self._divisors = np.ones_like(weights) if loss.reduction == "sum" else silos.sizes.astype(np.float64)
-        self._sample_weights = self._per_sample(weights / self._divisors)
+        self._importance = self._relative(silos)
+        self._sample_weights = self._weighed(self._per_sample(weights / self._divisors))
         # A minibatch stands for all of its client's samples: the factor of its mean, where that is not 1.
-        self._factors = self._per_sample(silos.sizes / self._divisors) if loss.reduction == "sum" else None
+        special = loss.reduction == "sum" or silos.weights is not None
+        self._factors = self._weighed(self._per_sample(silos.sizes / self._divisors)) if special else None
         self._padded: tuple[bytes, list[_Block]] = (b"", [])
         sizes = silos.sizes.tolist() if self.measures.clients else [len(self.b)]
         self._rows, self._targets = Rows.of(sizes, sizes, device), self._as_targets(self.b)
@@ -95,6 +98,20 @@ class Linear(Smooth):
         """A number per client, repeated for its samples, ``(samples,)``, or ``(samples, 1)`` with several outputs."""
         repeated = torch.from_numpy(np.repeat(values, self.sizes.astype(np.int64))).to(self.device, self.dtype)
         return repeated if self.outputs == 1 else repeated.unsqueeze(1)
+
+    def _relative(self, silos: Silos) -> Tensor | None:
+        """What each sample counts in its client, 1 on average (unchanged for a sum), ``(samples,)``."""
+        if silos.weights is None:
+            return None
+        given = silos.weights.numpy()
+        if self.loss.reduction == "mean":
+            totals = np.add.reduceat(given, silos.offsets[:-1])
+            given = given * np.repeat(silos.sizes / totals, silos.sizes)
+        return torch.from_numpy(given).to(self.device, self.dtype)
+
+    def _weighed(self, values: Tensor) -> Tensor:
+        """Numbers of samples, ``(samples,)`` or ``(samples, 1)``, times their importance."""
+        return values if self._importance is None else values * self._importance.view(values.shape)
 
     @property
     def sample_weights(self) -> Tensor:
@@ -181,16 +198,19 @@ class Linear(Smooth):
         members = torch.from_numpy(group).to(self.device)
         if len(who) == len(self.sizes) and (sizes == longest).all() and (np.diff(first) == longest).all():
             X, b = (t.view(len(who), longest, *t.shape[1:]) for t in (self.X, self.b))  # no copy
-            return _Block(members, X, b, self._weight(np.ones((len(who), longest), bool), who))
+            rows = torch.arange(len(self.b), device=self.device).view(len(who), longest)
+            return _Block(members, X, b, self._weight(np.ones((len(who), longest), bool), who, rows))
         column = np.arange(longest)[None, :]
         inside = column < sizes[:, None]
         rows = torch.from_numpy(first[:, None] + np.where(inside, column, 0)).to(self.device)
         mask = torch.from_numpy(inside).to(self.device, self.dtype)
-        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.b[rows], self._weight(inside, who))
+        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.b[rows], self._weight(inside, who, rows))
 
-    def _weight(self, inside: npt.NDArray[np.bool_], who: rng.Ints) -> Tensor:
+    def _weight(self, inside: npt.NDArray[np.bool_], who: rng.Ints, rows: Tensor) -> Tensor:
         """The samples' weights within their clients, zero on padding."""
         weight = torch.from_numpy(inside / self._divisors[who][:, None]).to(self.device, self.dtype)
+        if self._importance is not None:
+            weight = weight * self._importance[rows]
         return weight if self.outputs == 1 else weight.unsqueeze(2)
 
     def evaluate(self, x: Tensor) -> Evaluation:
@@ -238,6 +258,8 @@ class Linear(Smooth):
         Infinite when the loss has unbounded slopes.
         """
         norms = self._row_norms()
+        if of == "clients":
+            norms = self._weighed(norms)
         if of == "samples":
             return self.loss.slope * float((norms * self._worth()).max())
         totals = norms.new_zeros(len(self.sizes)).index_add_(0, self._owners(), norms).cpu().numpy()

@@ -53,7 +53,8 @@ class Problem:
     bias : bool
         Add an intercept as the last coordinate (one per class as the last ones); h does not act on it.
     weights : {"uniform", "samples"}
-        w_i = 1/n (the papers' objective), or proportional to the clients' sample counts (the pooled objective).
+        w_i = 1/n (the papers' objective), or proportional to the clients' sample counts (the pooled objective), or to
+        the sums of their samples' weights where the silos have some.
     model : torch.nn.Module, optional
         A network instead of a linear model; x is its trainable parameters, flattened in their order (:attr:`layout`),
         and its own values are the start. It is copied, never modified.
@@ -203,8 +204,11 @@ class Problem:
     @property
     def weights(self) -> npt.NDArray[np.float64]:
         """The clients' weights w_i, which sum to 1."""
-        n = len(self.silos)
-        return self.silos.sizes / self.silos.sizes.sum() if self.weighting == "samples" else np.full(n, 1 / n)
+        n, silos = len(self.silos), self.silos
+        if self.weighting == "uniform":
+            return np.full(n, 1 / n)
+        each = silos.sizes if silos.weights is None else np.add.reduceat(silos.weights.numpy(), silos.offsets[:-1])
+        return np.asarray(each / each.sum())
 
     def smooth(self, dtype: torch.dtype = torch.float64, device: str | torch.device = "cpu") -> Smooth:
         """The smooth part, placed on a device in a dtype (kept for the next call)."""

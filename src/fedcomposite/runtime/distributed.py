@@ -209,6 +209,7 @@ def _part(silos: Silos, mine: Span, most: int | None) -> Silos:
         offsets=tuple(o - first for o in silos.offsets[mine.start : mine.stop + 1]),
         names=silos.names[slice(*mine)],
         ids=silos.ids[slice(*mine)],
+        weights=None if silos.weights is None else silos.weights[first:last],
         held_by={},
         **held,
     )

@@ -27,7 +27,8 @@ class UnnamedError(UserError):
 def identify(problem: Problem, x0: Tensor, **settings: Any) -> Identity:
     """The identity of a run: data, start, problem and settings, each as a short text or a digest."""
     silos = problem.silos
-    data = silos.features, silos.targets, silos.offsets, silos.ids
+    data: tuple[Any, ...] = silos.features, silos.targets, silos.offsets, silos.ids
+    data += () if silos.weights is None else (silos.weights,)
     parts: dict[str, Any] = {
         "data": hashlib.sha256(describe(data).encode()).hexdigest(),
         "start": describe(x0),

@@ -142,11 +142,13 @@ def _check_choice(cls: type[AnyAlgorithm], steps: str, given: Mapping[str, Any],
         one, two = vars(cls.auto(1.0)), vars(cls.auto(4.0))
         wanted = tuple(name for name in one if one[name] != two[name])
     left = [name for name in wanted if name not in given and not (name == "p" and "local_steps" in given)]
-    if wanted and not left:
-        verb = "is" if len(wanted) == 1 else "are"
-        raise ValueError(
-            f"steps = {steps!r} has nothing left to choose: {', '.join(wanted)} {verb} given; leave out either"
+    if not left and (wanted or given):
+        own = (
+            f"{', '.join(wanted)} {'is' if len(wanted) == 1 else 'are'}"
+            if wanted
+            else "it has no steps, and fields are"
         )
+        raise ValueError(f"steps = {steps!r} has nothing left to choose: {own} given; leave out either")
 
 
 def _curvature(constants: Constants) -> float:

@@ -174,7 +174,9 @@ def constants(
 
 def _least_curvature(problem: Problem, smooth: Linear) -> float:
     """Smallest eigenvalue of X_i'X_i/m_i over the clients: the strong convexity of least squares."""
-    grams = [X.t() @ X / len(X) for X in torch.split(smooth.X.double(), problem.silos.sizes.tolist())]
+    sizes = problem.silos.sizes.tolist()
+    pairs = zip(torch.split(smooth.X.double(), sizes), torch.split(smooth.sample_weights.double(), sizes), strict=True)
+    grams = [(X * (w / w.sum()).unsqueeze(1)).t() @ X for X, w in pairs]
     return max(0.0, min(float(torch.linalg.eigvalsh(gram)[0]) for gram in grams))
 
 
