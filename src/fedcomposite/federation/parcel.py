@@ -32,7 +32,8 @@ def unpack(payload: bytes) -> RecordDict:
     size = int.from_bytes(payload[:8], "big")
     if len(payload) < 8 or size > min(_FRONT, len(payload) - 8):
         raise ValueError("not a message")
-    at, found = 8 + size, {}
+    at = 8 + size
+    found: dict[str, Any] = {}
     try:
         for name, plain, large in json.loads(payload[8:at]):
             blocks = {}
