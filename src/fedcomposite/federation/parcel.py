@@ -45,6 +45,6 @@ def unpack(payload: bytes) -> RecordDict:
             found[name] = ConfigRecord({**plain, **blocks})
         if at != len(payload):
             raise ValueError("not a message")
-        return RecordDict(found)  # type: ignore[arg-type]
+        return RecordDict(found)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a message ({type(error).__name__})") from None
