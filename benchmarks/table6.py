@@ -153,7 +153,7 @@ def measure(device: str, quick: bool = False) -> list[dict[str, Any]]:
         ours: dict[str, list[float]] = {m: [] for m in METHODS}
         theirs: dict[str, list[float]] = {m: [] for m in METHODS}
         for r, m in product(range(rounds), METHODS):
-            with sims[m].running():  # the loop profits from memory that is kept as well
+            with sims[m].transport.running():  # the loop profits from memory that is kept as well
                 ours[m].append(lap(sims[m].step, device))
                 if warm or r < 1:  # the loop is followed to the end once, and timed in one round for larger K
                     theirs[m].append(lap(loops[m].round, device))

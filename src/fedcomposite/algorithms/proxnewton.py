@@ -208,7 +208,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         separable = torch.unique(h.coupling(len(x))).numel() == len(x)
         model = Model(x[at], reply.gradient[at], H, prox, lambda u: h.value(embed(u)), separable, h.rho)
         residual = float(h.optimality(x, reply.gradient))
-        return embed(minimise(model, residual * max(1e-8, 1e-3 * min(1.0, residual))))
+        return embed(minimise(model, 1e-13 * residual))  # to rounding, so that how a mean is summed up does not matter
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
