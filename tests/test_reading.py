@@ -141,7 +141,7 @@ def test_sites_read_their_files_alike(tmp_path):
 
     (tmp_path / "a.csv").write_bytes("größe;id;y\n1,5;x;0\n2,5;z;1\n".encode("cp1252"))
     section = {"file": "a.csv", "target": "y", "drop": ["id"], "encoding": "cp1252", "columns": {"size": "größe"}}
-    limits = {"min_samples": 1, "min_batch": 1}
+    limits = {"min_samples": 1, "min_batch": 1, "min_evaluation": 1}
     file = SiteFile.model_validate({"site": {"name": "s", "address": "h:1"}, "data": section, "limits": limits})
 
     class Folder:

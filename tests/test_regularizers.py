@@ -349,6 +349,7 @@ def test_2_to_4_prox_beats_many_starts():
 
 @example(v=[1.175494351e-38] * 4, s=1e-9)
 @example(v=[3e-20, 2e-20, 1e-20, 1e-25], s=1.0)
+@example(v=[0.0, 2.2250738585072014e-308, 1.0, 2.2250738585072014e-308], s=1e-9)
 @settings(deadline=None, max_examples=60)
 @given(
     v=st.lists(st.integers(-3, 3) | st.floats(-5, 5, allow_subnormal=False), min_size=4, max_size=4),

@@ -200,7 +200,8 @@ class Sparsity2to4(Boxed):
         s = self.lam * step
         if isinstance(s, Tensor):
             s = (s if s.dim() else s.reshape(1)).unsqueeze(-1).expand(*blocks.shape[:-1], 1).reshape(-1, 1)
-        return _shrink(blocks.reshape(-1, 4), s).reshape(v.shape)
+        most = v.abs()
+        return _shrink(blocks.reshape(-1, 4), s).reshape(v.shape).clamp(-most, most)  # rounding of the smallest numbers
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What e2 of the block's other entries times lam is, times sign(x_j), or times [-1, 1] at zero."""
