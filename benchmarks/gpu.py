@@ -27,7 +27,7 @@ from fedcomposite.algorithms import FedAvg, FedCanon, FedDA, FedMid, FedNMap, Zh
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet
 from fedcomposite.runtime import EagerWarning, Simulator
-from fedcomposite.runtime.wrapped import CompiledProx
+from fedcomposite.runtime.program import CompiledProx
 
 H = SCAD(0.05, kappa=0.01)
 STEP, GAMMA, TAU = 0.01, 0.1, 10

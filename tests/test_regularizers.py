@@ -43,7 +43,7 @@ from fedcomposite.regularizers import (
     Zero,
     build,
 )
-from fedcomposite.runtime.wrapped import CompiledProx
+from fedcomposite.runtime.program import CompiledProx
 from fedcomposite.testing import REGULARIZER_LAWS, check_regularizer
 
 D = 12

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fedcomposite.runtime.program.program import Program
-from fedcomposite.runtime.wrapped import CompiledProx
+from fedcomposite.runtime.program.prox import CompiledProx
 
 Mode = Literal["eager", "record", "compile"]
 

@@ -30,7 +30,8 @@ from fedcomposite.problems import Batches, Counter, Smooth
 from fedcomposite.problems.base import Local, UnsuitableError
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.runtime import messages
-from fedcomposite.runtime.wrapped import CompiledProx, Counted
+from fedcomposite.runtime.program.prox import CompiledProx
+from fedcomposite.runtime.wrapped import Counted
 
 _SECOND = "second-order methods change the size of their replies from round to round"
 
