@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

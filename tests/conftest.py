@@ -17,9 +17,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = ("test_federation_real.py", "test_federation_service.py", "test_contract.py", "test_regularizers.py")
+
+
 def pytest_collection_modifyitems(items):
-    """The federation's real processes take longest: start them first, so that the other workers run beside them."""
-    items.sort(key=lambda item: item.path.name != "test_federation_real.py")
+    """What takes longest comes first, real processes before all, so that the other workers run beside it."""
+    rank = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")
