@@ -347,7 +347,8 @@ def test_help_names_the_federation_and_what_it_needs(cli, monkeypatch):
     with monkeypatch.context() as patch:
         for name in [n for n in sys.modules if n.startswith(("fedcomposite.federation", "fedcomposite.cli.fed"))]:
             patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "flwr", None)
+        for name in ["flwr", *(n for n in sys.modules if n.startswith("flwr."))]:  # whoever loaded it before
+            patch.setitem(sys.modules, name, None)
         patch.delattr("fedcomposite.cli.federation", raising=False)
         assert "federation" in cli("--help", check=0).out
         line = "error: a federation needs the package 'flwr': pip install 'fedcomposite[flower]'"

@@ -199,7 +199,7 @@ def test_the_method_is_chosen_by_the_coordinator_and_its_answer_certified(bias, 
     """The same method, model and duality gap as with all the data in one place; no site is told "auto" in a round."""
     silos = small_problem(algorithms.ProxNewton()).silos
     problem = fc.Problem(silos, loss=loss, regularizer=fc.regularizers.L1(0.003), bias=bias)
-    grid = LocalGrid(make_sites(silos, tmp_path, Limits(min_samples=1, methods=["ProxNewton"])))
+    grid = LocalGrid(make_sites(silos, tmp_path, opened(methods=["ProxNewton"])))
     content = {
         "algorithm": {"name": "auto"},
         "problem": {"loss": loss, "bias": bias},
@@ -232,7 +232,7 @@ def test_auto_asks_the_sites_for_their_constants(tmp_path):
     want = choose(problem, participation=0.5, local_steps=3).algorithm
     assert type(one.algorithm) is type(want)
     assert vars(one.algorithm) == pytest.approx(vars(want), rel=1e-12)
-    refusing = make_sites(silos, tmp_path / "other", Limits(min_samples=1, methods=["FedAvg"]))
+    refusing = make_sites(silos, tmp_path / "other", opened(methods=["FedAvg"]))
     with pytest.raises(FederationError, match="FedNMap is not among this site's methods"):
         federate(LocalGrid(refusing), tomli_w.dumps(content), Settings(patience=0))
 
