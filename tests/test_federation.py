@@ -199,7 +199,7 @@ def test_the_method_is_chosen_by_the_coordinator_and_its_answer_certified(bias, 
     """The same method, model and duality gap as with all the data in one place; no site is told "auto" in a round."""
     silos = small_problem(algorithms.ProxNewton()).silos
     problem = fc.Problem(silos, loss=loss, regularizer=fc.regularizers.L1(0.003), bias=bias)
-    grid = LocalGrid(make_sites(silos, tmp_path, opened(methods=["ProxNewton"])))
+    grid = LocalGrid(make_sites(silos, tmp_path, opened(methods=["ProxNewton"], models_per_round=50)))
     content = {
         "algorithm": {"name": "auto"},
         "problem": {"loss": loss, "bias": bias},
@@ -217,6 +217,23 @@ def test_the_method_is_chosen_by_the_coordinator_and_its_answer_certified(bias, 
         0 <= problem.objective(run.solution) - problem.objective(want.solution) + 1e-14 <= run.certificate.value + 2e-14
     )
     assert run.certificate.value <= 1e-7
+
+
+def test_sites_that_answer_at_the_runs_own_models_only_leave_the_optimality_measure(tmp_path):
+    """The duality gap with an intercept needs further models; a site that refuses them does not cost the answer."""
+    silos = small_problem(algorithms.ProxNewton()).silos
+    content = {
+        "algorithm": {"name": "auto"},
+        "problem": {"loss": "logistic", "bias": True},
+        "regularizer": L1,
+        "run": {"rounds": 30, "tolerance": 1e-9},
+    }
+    log = []
+    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), tomli_w.dumps(content), log=log)
+    assert run.status == "converged"
+    assert run.certificate.kind == "optimality measure"
+    assert run.certificate.value <= 1e-8
+    assert any(line.startswith("duality gap left out: ") for line in log)
 
 
 def test_auto_asks_the_sites_for_their_constants(tmp_path):

@@ -53,12 +53,12 @@ class Certificate:
         return f"optimality measure {self.value:.1e} (distance from -grad f to the subdifferential of h)"
 
 
-def certify(problem: Problem, x: Tensor, look: Look | None = None) -> Certificate:
-    """The duality gap at x, or the optimality measure where the gap is not known.
+def certify(problem: Problem, x: Tensor, look: Look | None = None, *, with_gap: bool = True) -> Certificate:
+    """The duality gap at x, or the optimality measure where the gap is not known or not wanted.
 
-    ``look`` measures models where the problem's data are elsewhere.
+    ``look`` measures models where the problem's data are elsewhere; the gap may need several of them.
     """
-    gap = duality_gap(problem, x, look)
+    gap = duality_gap(problem, x, look) if with_gap else None
     if gap is not None:
         return Certificate("duality gap", gap)
     gradient = (look or problem.evaluate)(x).gradient
