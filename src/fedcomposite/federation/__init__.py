@@ -6,10 +6,15 @@
 ``orders``         what a coordinator asks of a site and what a site answers, as plain checked data
 ``shape``          the problem without data: what all sites must agree on
 ``states``         a site's memory between rounds: atomic files tagged with job and round
-``site``           the client side: limits, one round, evaluation
+``site``           the client side: one round, evaluation
+``policy``         what a site agrees to, judged from an order's numbers
+``ledger``         a site's account of what it was asked for
+``guard``          a site's gradients, counted and at bounded margins
 ``enrol``          from a site's folder to a site
 ``post``           sending to sites that come and go: waiting, skipping, refusing
-``server``         the coordinator's rounds: cohorts, averaging, checkpoints, history
+``claims``         what a site says, held against what can be
+``transport``      the driver's transport: orders to sites, reports back
+``server``         the coordinator: meets the sites, then drives the rounds
 ``jobs``           one experiment from its run folder to its end
 ``apps``           the two entry points of the bundle
 ``bundle``         that bundle, which holds no code, and the check of it

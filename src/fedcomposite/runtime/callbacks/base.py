@@ -26,10 +26,11 @@ class _Watched(Protocol):
 class View:
     """A run as a callback sees it: everything is a copy, so that nothing but :meth:`stop` has an effect."""
 
-    __slots__ = ("_driver", "_rounds")
+    __slots__ = ("_copies", "_driver", "_rounds")
 
     def __init__(self, driver: _Watched, rounds: int) -> None:
         self._driver, self._rounds = driver, rounds
+        self._copies: list[Record] = []  # each record is copied once, not at every look
 
     @property
     def rounds(self) -> int:
@@ -49,7 +50,8 @@ class View:
     @property
     def history(self) -> list[Record]:
         """All records, those before a resumed run's checkpoint included."""
-        return [Record(r) for r in self._driver.history]
+        self._copies += map(Record, self._driver.history[len(self._copies) :])
+        return list(self._copies)
 
     @property
     def solution(self) -> Tensor:

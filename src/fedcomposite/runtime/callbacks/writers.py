@@ -58,8 +58,8 @@ class Csv(Callback):
 
     def __call__(self, view: View) -> None:
         """Append the newest record."""
-        first, record = view.history[0], view.record
-        _append(Path(self.path), self._rows([record], first, header=len(view.history) == 1))
+        history = view.history
+        _append(Path(self.path), self._rows(history[-1:], history[0], header=len(history) == 1))
 
     @staticmethod
     def _rows(records: list[Record], first: Record, *, header: bool) -> str:
