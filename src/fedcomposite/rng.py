@@ -52,19 +52,18 @@ def _key(seed: int, use: Use) -> tuple[int, int]:
     return seed & _LOW, ((seed >> 32) ^ (int(use) * _W0)) & _LOW
 
 
-def words(seed: int, use: Use, client: Any, round: int, step: Any, count: int) -> Any:
+def words(seed: int, use: Use, client: Any, round: int | Tensor, step: Any, count: int) -> Any:
     """``count`` 32-bit words along a new last axis for every (client, step).
 
-    ``client`` and ``step`` broadcast against each other; NumPy ``uint64`` arrays or torch ``int64`` tensors.
+    ``client`` and ``step`` broadcast against each other; NumPy ``uint64`` arrays or torch ``int64`` tensors. Beside
+    tensors ``round`` may be one as well: in a recorded program it changes.
     """
     blocks = -(-count // 4)
     if isinstance(client, Tensor):
         position: Any = torch.arange(blocks, device=client.device)
         shape = (*torch.broadcast_shapes(client.shape, step.shape), blocks)  # type: ignore[no-untyped-call]
         client, step, position = (t.expand(shape) for t in (client[..., None], step[..., None], position))
-        out: Any = torch.stack(
-            philox((position, step, torch.full_like(position, round), client), _key(seed, use)), dim=-1
-        )
+        out: Any = torch.stack(philox((position, step, position * 0 + round, client), _key(seed, use)), dim=-1)
         return out.flatten(-2)[..., :count]
     position = np.arange(blocks, dtype=np.uint64)
     client, step, position = np.broadcast_arrays(

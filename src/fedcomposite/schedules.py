@@ -35,6 +35,7 @@ __all__ = [
     "Piecewise",
     "Power",
     "Schedule",
+    "Staircase",
     "Warmup",
     "read",
 ]
@@ -198,6 +199,22 @@ class Warmup(Schedule):
         return self.then(round - self.rounds)
 
 
+@dataclass(frozen=True)
+class Staircase(Schedule):
+    """Another schedule, whose value is kept for ``every`` rounds: a GPU records rounds whose steps stay the same."""
+
+    every: Count
+    of: Schedule
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", read(self.of))
+        super().__post_init__()
+
+    def formula(self, round: int) -> float:
+        """The other one in the first round of each stair."""
+        return self.of(round - round % self.every)
+
+
 SCHEDULES: dict[str, type[Schedule]] = {
     "constant": Constant,
     "cosine": Cosine,
@@ -206,6 +223,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "inverse_sqrt": InverseSqrt,
     "piecewise": Piecewise,
     "power": Power,
+    "staircase": Staircase,
     "warmup": Warmup,
 }
 """By the name that a configuration file uses."""

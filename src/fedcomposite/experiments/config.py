@@ -49,7 +49,7 @@ class ModelSection(_Section):
     name: str
     options: dict[str, Any] = {}
     seed: int | None = None
-    gradients: Literal["auto", "vmap", "loop"] = "auto"
+    gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
     chunk: int | None = Field(default=None, ge=1)
     precision: Literal["full", "bf16"] = "full"
     evaluation_samples: int = Field(default=2000, ge=0)

@@ -58,7 +58,7 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
     seed : int
         Determines the initial parameters.
     **options
-        Of the model: ``hidden`` (mlp, sigmoid-net), ``dropout`` (mobilenetv3-small).
+        Of the model: ``hidden`` (mlp, sigmoid-net), ``dropout`` (mobilenetv3-small), ``stem`` (resnet18).
 
     Examples
     --------

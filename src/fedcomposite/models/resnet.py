@@ -1,10 +1,13 @@
 """ResNet-18: K. He, X. Zhang, S. Ren & J. Sun, *Deep residual learning for image recognition*, CVPR 2016.
 
 The usual arrangement for large images: a 7x7 stem with stride 2, max-pooling, four stages of two blocks with 64, 128,
-256 and 512 maps. Parameters carry the names of the widely published weights, which can therefore be loaded.
+256 and 512 maps. Parameters carry the names of the widely published weights, which can therefore be loaded. For images
+of 32 x 32 pixels the same paper has a 3x3 stem without stride and pooling: ``stem="small"``.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -36,12 +39,15 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """Stem, four stages, mean over the image, linear classifier."""
 
-    def __init__(self, shape: SampleShape, classes: int) -> None:
+    def __init__(self, shape: SampleShape, classes: int, *, stem: Literal["large", "small"] = "large") -> None:
         super().__init__()
+        if stem not in ("large", "small"):
+            raise ValueError(f"stem = {stem!r}, must be 'large' (7x7, stride 2, pooling) or 'small' (3x3)")
         self.shape = as_image(shape)
-        self.conv1 = nn.Conv2d(self.shape[0], 64, 7, stride=2, padding=3, bias=False)
+        size, stride = (7, 2) if stem == "large" else (3, 1)
+        self.conv1 = nn.Conv2d(self.shape[0], 64, size, stride, padding=size // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "large" else nn.Identity()
         self.layer1 = nn.Sequential(Block(64, 64, 1), Block(64, 64, 1))
         self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128, 1))
         self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256, 1))

@@ -16,7 +16,8 @@ from fedcomposite import rng
 from fedcomposite.problems.measures import Counts, Measures
 
 _FIRST_ORDER = "a network offers gradients only, no Hessians; use a first-order method, for example FedNMap or Zhang"
-_FULL = 2**32 - 1  # the step that stands for a full gradient in the counters of random layers
+FULL = 2**32 - 1
+"""The step that stands for a full gradient in the counters of random layers."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,16 @@ class Local:
     clients: rng.Ints = field(default_factory=lambda: np.zeros(1, np.uint64))
     """The clients' numbers in the whole federation."""
     seed: int = 0
-    round: int = 0
+    round: int | Tensor = 0
     step: int = 0
+    ids: Tensor | None = None
+    """The clients' numbers on the device, where a recorded program has them."""
+
+    def words(self, count: int, device: torch.device) -> Tensor:
+        """``count`` words of every client in this round and step, ``(m, count)``."""
+        ids = torch.from_numpy(self.clients.astype(np.int64)).to(device) if self.ids is None else self.ids
+        drawn: Tensor = rng.words(self.seed, rng.Use.MODEL, ids, self.round, torch.full_like(ids, self.step), count)
+        return drawn
 
 
 def measuring_step(L: float, rho: float) -> float:
@@ -225,7 +234,7 @@ class ClientGradients:
 
     def full(self, x: Tensor) -> Tensor:
         """Gradient on all samples."""
-        self._local.step = _FULL
+        self._local.step = FULL
         return self._everything(x)
 
     def loss(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite._validation import suggest
+from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.silos import Silos
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
 from fedcomposite.problems.loss import Loss
@@ -58,9 +59,9 @@ class Problem:
     model : torch.nn.Module, optional
         A network instead of a linear model; x is its trainable parameters, flattened in their order (:attr:`layout`),
         and its own values are the start. It is copied, never modified.
-    gradients : {"auto", "vmap", "loop"}
-        How a model's gradients are computed for all clients: vectorised, client by client, or by a rule on the module
-        and the shapes (:mod:`fedcomposite.problems.network`).
+    gradients : {"auto", "vmap", "loop", "streams"}
+        How a model's gradients are computed for all clients: vectorised, client by client, on a GPU's streams, or by
+        a rule on the module and the shapes (:mod:`fedcomposite.problems.network`).
     chunk : int, optional
         Clients that are vectorised together, to bound memory; chosen from the sizes if left out.
     normalization : (mean, std), optional
@@ -68,9 +69,9 @@ class Problem:
         bytes (uint8) are first brought to [0, 1].
     transform : callable, optional
         Applied to every batch of inputs after that, in training and evaluation.
-    augment : callable, optional
-        Applied to a client's batches in training only; it may draw from torch's generator, which is seeded
-        by (seed, client, round, k).
+    augment : Augmentation or callable, optional
+        Applied to a client's batches in training only: one of :mod:`fedcomposite.data.augmentation`, or a function
+        that may draw from torch's generator, which is seeded by (seed, client, round, k).
     precision : {"full", "bf16"}
         bfloat16 autocast of a model on a GPU; a CPU ignores it.
     evaluation_samples : int, optional
@@ -120,11 +121,11 @@ class Problem:
         bias: bool = False,
         weights: Weights = "uniform",
         model: nn.Module | None = None,
-        gradients: Literal["auto", "vmap", "loop"] = "auto",
+        gradients: Literal["auto", "vmap", "loop", "streams"] = "auto",
         chunk: int | None = None,
         normalization: tuple[Any, Any] | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
-        augment: Callable[[Tensor], Tensor] | None = None,
+        augment: Augmentation | Callable[[Tensor], Tensor] | None = None,
         precision: Literal["full", "bf16"] = "full",
         evaluation_samples: int | None = 2000,
         metrics: Sequence[str | Metric] = (),

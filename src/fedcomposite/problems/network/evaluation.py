@@ -92,7 +92,7 @@ class Evaluator:
         at = 0
         for rows in self._passes(chosen):
             seen = rows.to(self.flat.device)
-            with torch.enable_grad():
+            with torch.enable_grad(), self.flat.differentiable():
                 inputs = self.options.inputs(self.X[seen], self.flat.dtype)
                 outputs = self.flat.forward(self.flat.state(leaf, buffers), inputs, train=False)
                 values = self.loss.function(outputs, self.b[seen])

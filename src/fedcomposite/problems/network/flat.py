@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, Self
 
 import torch
@@ -19,6 +21,8 @@ LARGE = 1 << 20
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _CONVOLUTION = nn.modules.conv._ConvNd
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_REMARKS = ("RNN module weights are not part of single", "There is a performance drop because we have not yet")
+_SEQUENTIAL = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 def layout(module: nn.Module) -> tuple[Slot, ...]:
@@ -65,6 +69,9 @@ class FlatModule:
         kinds = list(self.module.modules())
         self.layers = sum(not list(m.children()) for m in kinds)
         self.convolves = any(isinstance(m, _CONVOLUTION) for m in kinds)
+        self.recurrent = any(isinstance(m, nn.RNNBase) for m in kinds)
+        self.sequential = any(isinstance(m, _SEQUENTIAL) for m in kinds)
+        """Whether it has recurrent or attention layers, whose kernels take one set of weights."""
         self.fits_channels_last = device.type == "cpu" and dtype == torch.float32 and self.dimension < LARGE
         self.channels_last = self.fits_channels_last and use_channels_last(self.module)
         """Whether all its convolutions have channels last in memory."""
@@ -112,6 +119,24 @@ class FlatModule:
             for (k, b), v in zip(self._buffers.items(), parts, strict=True)
         }
 
+    def leaves(self, x: Tensor) -> dict[str, Tensor]:
+        """Parameters by name that autograd differentiates by.
+
+        On a GPU each has memory of its own, since a row of stacked vectors is not aligned as its libraries need it,
+        and weights of two-dimensional convolutions have channels last.
+        """
+        parts = zip(self.layout, x.split_with_sizes(self.sizes), strict=True)
+        made = {slot.name: v.view(slot.shape) for slot, v in parts}
+        if self.device.type == "cuda":
+            made = {k: v.clone(memory_format=_memory(v)) for k, v in made.items()}
+        return {k: v.requires_grad_() for k, v in made.items()}
+
+    def placed(self, inputs: Tensor) -> Tensor:
+        """Inputs of one client as its convolutions take them fastest."""
+        if self.device.type == "cuda" and self.convolves and inputs.ndim == 4 and inputs.is_floating_point():
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
     def state(self, x: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         """The module's tensors by name, out of two flat vectors."""
         parts = zip(self.layout, x.split_with_sizes(self.sizes), strict=True)
@@ -122,12 +147,33 @@ class FlatModule:
         module = self.module
         if module.training != train:
             module.train(train)
-        with self._autocast():
+        with self._autocast(), self.quiet():
             named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
             outputs: Tensor = functional_call(module, state | named, (inputs,), tie_weights=False)
         return outputs if outputs.dtype == self.dtype else outputs.to(self.dtype)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._precision == "bf16" and self.device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
+            return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)  # a cache does not survive recording
         return nullcontext()
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Without torch's remarks on speed that nobody can act on: weights are parts of a vector, clients stacked."""
+        if not self.sequential:
+            yield
+            return
+        with warnings.catch_warnings():
+            for remark in _REMARKS:
+                warnings.filterwarnings("ignore", message=remark)
+            yield
+
+    def differentiable(self) -> AbstractContextManager[Any]:
+        """Where gradients are taken in evaluation mode: cuDNN's recurrent layers have them in training mode only."""
+        if self.recurrent and self.device.type == "cuda":
+            return torch.backends.cudnn.flags(enabled=False)
+        return nullcontext()
+
+
+def _memory(v: Tensor) -> torch.memory_format:
+    return torch.channels_last if v.ndim == 4 else torch.contiguous_format

@@ -1,4 +1,7 @@
-"""Gradients of many clients at their own parameters: in one vectorised pass, or in one pass per client."""
+"""Gradients of many clients at their own parameters: in one vectorised pass, or in one pass per client.
+
+On a GPU the passes of different clients go to streams of their own, which overlap once a round is recorded.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,14 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedcomposite import rng
+from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.problems.base import Local
 from fedcomposite.problems.network.flat import LARGE, FlatModule
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
+from fedcomposite.problems.network.streams import Streams
 from fedcomposite.problems.traced import trace
+
+Way = Literal["vmap", "loop", "streams"]
 
 Pass = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From parameters, buffers, rows and weights of the samples to gradients and buffers."""
@@ -60,6 +67,8 @@ class Gradients:
         """Passes as lists of operations, by their names and shapes."""
         self._asked: dict[Any, int] = {}
         self._constants = options.constants(flat.dtype, flat.device)
+        self._streams = Streams(flat.device)
+        self._draws: bool | None = None
 
     def compiled(self) -> Gradients:
         """The same with compiled passes, for one run."""
@@ -68,15 +77,18 @@ class Gradients:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def mode(self, clients: int, batch: int) -> Literal["vmap", "loop"]:
+    def mode(self, clients: int, batch: int) -> Way:
         """The way gradients of so many clients on batches of this size are computed."""
         if self.options.gradients != "auto":
             return self.options.gradients
         flat = self.flat
-        convolves = flat.convolves and flat.device.type == "cpu"
-        if clients == 1 or flat.random or (convolves and flat.dimension >= LARGE) or not self.check_vectorises():
+        if flat.device.type == "cuda":
+            alone = clients == 1 or flat.random
+            deep = flat.sequential or flat.layers > COMPILED_LAYERS
+            return "loop" if alone else "streams" if deep or not self.check_vectorises() else "vmap"
+        if clients == 1 or flat.random or (flat.convolves and flat.dimension >= LARGE) or not self.check_vectorises():
             return "loop"
-        return "loop" if convolves and not flat.channels_last and batch > _GROUPED else "vmap"
+        return "loop" if flat.convolves and not flat.channels_last and batch > _GROUPED else "vmap"
 
     def check_vectorises(self) -> bool:
         """Whether vmap takes the module: tried once, on two clients with two samples each."""
@@ -85,7 +97,7 @@ class Gradients:
             if reason is not None and self.flat.restore_layout():
                 reason = self._reason_against_vmap()
             self.vectorises = reason is None
-            if reason is not None:
+            if reason is not None and self.flat.device.type == "cpu":
                 warnings.warn(
                     f"{type(self.flat.module).__name__} cannot be vectorised over clients ({reason}); its gradients "
                     "are computed one client at a time, which gradients='loop' asks for without this warning",
@@ -93,6 +105,24 @@ class Gradients:
                     stacklevel=2,
                 )
         return self.vectorises
+
+    def check_draws(self) -> bool:
+        """Whether a pass in training mode draws random numbers: tried once, on one client with two samples."""
+        if self._draws is None:
+            rows = torch.zeros(2, dtype=torch.long, device=self.flat.device)
+            x, weight = self.flat.start(), torch.ones(2, dtype=self.flat.dtype, device=self.flat.device)
+            cuda = self.flat.device.type == "cuda"
+            with torch.random.fork_rng(devices=[self.flat.device] if cuda else []):
+                torch.manual_seed(0)
+                before = self._generators()
+                self._pass(x, self.flat.buffers(), rows, weight, self._prepared(rows), torch.empty_like(x))
+                self._draws = any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True))
+        return self._draws
+
+    def _generators(self) -> list[Tensor]:
+        """The states of torch's generators that a pass may draw from."""
+        host = [torch.get_rng_state()]
+        return [*host, torch.cuda.get_rng_state(self.flat.device)] if self.flat.device.type == "cuda" else host
 
     def _reason_against_vmap(self) -> str | None:
         """Why vmap does not take the module, if it does not."""
@@ -112,7 +142,7 @@ class Gradients:
         x, weight = self.flat.start(), torch.ones(2, dtype=self.flat.dtype, device=self.flat.device)
         try:
             with torch.random.fork_rng(devices=[]):
-                self._one_client(x, self.flat.buffers(), rows, weight, 0, torch.empty_like(x))
+                self._pass(x, self.flat.buffers(), rows, weight, self._seeded(rows, 0), torch.empty_like(x))
         except Exception:  # if it is not the layout, the first gradient will say so
             self.flat.restore_layout()
 
@@ -121,15 +151,31 @@ class Gradients:
         """Whether the module is known to draw no random numbers: vmap, which would refuse that, has taken it."""
         return self.vectorises is True and not self.flat.random and self.options.augment is None
 
+    @property
+    def counted(self) -> bool:
+        """Whether samples are augmented from the counters' words, not from torch's generator."""
+        return isinstance(self.options.augment, Augmentation)
+
+    @property
+    def determined(self) -> bool:
+        """Whether a pass never asks torch's generator for anything."""
+        foreign = self.options.augment is not None and not self.counted
+        return not (foreign or self.flat.random or self.check_draws())
+
     # -- for a cohort -------------------------------------------------------------------------------------------------
 
     def minibatch(self, x: Tensor, rows: Tensor, local: Local) -> Tensor:
         """Gradients of a cohort on the given rows, in training mode; updates the buffers of ``local``."""
         weight = torch.full(rows.shape, 1 / rows.shape[1], dtype=self.flat.dtype, device=self.flat.device)
-        if self.options.augment is None and self.mode(len(rows), rows.shape[1]) == "vmap":
+        way = self.mode(*rows.shape)
+        if self.options.augment is None and way == "vmap":
             each = [(x[c], local.buffers[c], rows[c], weight[c]) for c in self._chunks(*rows.shape)]
             parts = [self._listed_if_repeated(self._vectorised, *given) for given in each]
             gradient, local.buffers = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+            return gradient
+        if way == "streams" and self.determined:
+            inputs = self._inputs_of(rows, local, np.arange(len(rows)), 0)
+            gradient, local.buffers = self._on_streams(x, local.buffers, inputs, rows, weight)
             return gradient
         if self.draws_nothing:
             clients = zip(x, local.buffers, rows, weight, strict=True)
@@ -181,14 +227,21 @@ class Gradients:
         at = torch.from_numpy(members).to(self.flat.device)
         out, before = torch.empty_like(x), local.buffers[at]
         after = torch.empty_like(before)
+        way = self.mode(len(local.clients), rows.shape[1])
         with self._generator_kept():
-            if self.mode(len(local.clients), rows.shape[1]) == "vmap":
-                seeds = self._seeds(local, members, piece) if self.options.augment is not None else []
+            if way == "vmap":
                 for c in self._chunks(*rows.shape):
-                    out[c], after[c] = self._together(x[c], before[c], rows[c], weight[c], seeds[c])
+                    inputs = self._inputs_of(rows[c], local, members[c], piece)
+                    out[c], after[c] = self._stacked(x[c], before[c], inputs, rows[c], weight[c])
+            elif way == "streams" and self.determined:
+                inputs = self._inputs_of(rows, local, members, piece)
+                out, after = self._on_streams(x, before, inputs, rows, weight)
             else:
-                for i, seed in enumerate([0] * len(x) if self.draws_nothing else self._seeds(local, members, piece)):
-                    after[i] = self._one_client(x[i], before[i], rows[i], weight[i], seed, out[i])
+                seeds = [0] * len(x) if self.draws_nothing else self._seeds(local, members, piece)
+                ready = self._inputs_of(rows, local, members, piece) if self.counted else None
+                for i, seed in enumerate(seeds):
+                    inputs = self._seeded(rows[i], seed, None if ready is None else ready[i])
+                    after[i] = self._pass(x[i], before[i], rows[i], weight[i], inputs, out[i])
         local.buffers = local.buffers.index_copy(0, at, after)
         return out
 
@@ -229,50 +282,74 @@ class Gradients:
         with torch.no_grad():
             return self.listed.get(key, function)(*given)
 
-    def _together(
-        self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, seeds: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients ``(m, d)`` and buffers, in one vectorised pass."""
-        if self.options.augment is None:
-            return self._vectorised(x, buffers, rows, weight)
-        inputs = torch.stack([self._inputs(r, s) for r, s in zip(rows, seeds, strict=True)])
-        gradient: tuple[Tensor, Tensor] = vmap(grad(self._objective, has_aux=True))(
-            x, buffers, inputs, self.b[rows], weight
-        )
-        return gradient
-
     def _vectorised(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Gather, convert and differentiate, all on the device."""
-        flat = self.options.inputs(self.X[rows.flatten()], self.flat.dtype, self._constants)
-        inputs = flat.reshape(*rows.shape, *flat.shape[1:])
-        gradient: tuple[Tensor, Tensor] = vmap(grad(self._objective, has_aux=True))(
-            x, buffers, inputs, self.b[rows], weight
-        )
+        return self._stacked(x, buffers, self._prepared(rows), rows, weight)
+
+    def _stacked(
+        self, x: Tensor, buffers: Tensor, inputs: Tensor, rows: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        differentiate = vmap(grad(self._objective, has_aux=True))
+        with self.flat.quiet():
+            gradient: tuple[Tensor, Tensor] = differentiate(x, buffers, inputs, self.b[rows], weight)
         return gradient
 
     def _single(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one client: gradient ``(d,)`` and buffers."""
-        inputs = self.options.inputs(self.X[rows], self.flat.dtype, self._constants)
-        gradient: tuple[Tensor, Tensor] = grad(self._objective, has_aux=True)(x, buffers, inputs, self.b[rows], weight)
+        given = x, buffers, self._prepared(rows), self.b[rows], weight
+        gradient: tuple[Tensor, Tensor] = grad(self._objective, has_aux=True)(*given)
         return gradient
 
-    def _one_client(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, seed: int, out: Tensor) -> Tensor:
+    def _on_streams(
+        self, x: Tensor, buffers: Tensor, inputs: Tensor, rows: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients ``(m, d)`` and buffers, each client's pass on the next of some streams."""
+        gradient, after = torch.empty_like(x), torch.empty_like(buffers)
+
+        def one(i: int) -> None:
+            after[i] = self._pass(x[i], buffers[i], rows[i], weight[i], inputs[i], gradient[i])
+
+        self._streams.run(len(x), one)
+        return gradient, after
+
+    def _pass(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
         """The gradient of one client by autograd, into ``out``, and its buffers."""
-        parts = zip(self.flat.layout, x.detach().split_with_sizes(self.flat.sizes), strict=True)
-        leaves = {slot.name: v.view(slot.shape).requires_grad_() for slot, v in parts}
+        leaves = self.flat.leaves(x.detach())
         state = leaves | self.flat.unpack(buffers)
         with torch.enable_grad():
-            value = self._loss(state, self._inputs(rows, seed), self.b[rows], weight)
+            value = self._loss(state, self.flat.placed(inputs), self.b[rows], weight)
         gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         torch.cat([g.reshape(-1) for g in gradients], out=out)
         return self.flat.pack(state).detach()
 
-    def _inputs(self, rows: Tensor, seed: int) -> Tensor:
+    def _prepared(self, rows: Tensor) -> Tensor:
+        """Inputs as they are stored, converted, ``(*rows.shape, ...)``."""
+        flat = self.options.inputs(self.X[rows.flatten()], self.flat.dtype, self._constants)
+        return flat.reshape(*rows.shape, *flat.shape[1:])
+
+    def _inputs_of(self, rows: Tensor, local: Local, members: npt.NDArray[np.int64], piece: int) -> Tensor:
+        """Inputs of some members of the cohort, augmented."""
+        augment, inputs = self.options.augment, self._prepared(rows)
+        if augment is None:
+            return inputs
+        if isinstance(augment, Augmentation):
+            count = rows.shape[1] * augment.draws
+            drawn = local.words((piece + 1) * count, self.flat.device)[:, piece * count :]
+            if len(members) < len(drawn):
+                drawn = drawn[torch.from_numpy(members).to(self.flat.device)]
+            changed = augment(inputs.flatten(0, 1), drawn.reshape(-1, augment.draws))
+            return changed.reshape(*rows.shape, *changed.shape[1:])
+        seeds = self._seeds(local, members, piece)
+        return torch.stack([self._seeded(r, s) for r, s in zip(rows, seeds, strict=True)])
+
+    def _seeded(self, rows: Tensor, seed: int, ready: Tensor | None = None) -> Tensor:
         """One client's inputs; torch's generator is left where the module's random layers take it up."""
         if not self.draws_nothing:
             torch.manual_seed(seed)
-        inputs = self.options.inputs(self.X[rows], self.flat.dtype, self._constants)
-        return inputs if self.options.augment is None else self.options.augment(inputs)
+        if ready is not None:
+            return ready
+        inputs, augment = self._prepared(rows), self.options.augment
+        return inputs if augment is None or isinstance(augment, Augmentation) else augment(inputs)
 
     def _objective(
         self, x: Tensor, buffers: Tensor, inputs: Tensor, b: Tensor, weight: Tensor

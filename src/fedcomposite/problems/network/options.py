@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite._validation import Count, suggest, validate
+from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 
@@ -62,11 +63,11 @@ def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 class NetworkOptions:
     """How a module is fed, differentiated and evaluated; :class:`fedcomposite.Problem` documents the fields."""
 
-    gradients: Literal["auto", "vmap", "loop"] = "auto"
+    gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
     chunk: Count | None = None
     normalization: Any = None
     transform: Callable[[Tensor], Tensor] | None = None
-    augment: Callable[[Tensor], Tensor] | None = None
+    augment: Augmentation | Callable[[Tensor], Tensor] | None = None
     precision: Literal["full", "bf16"] = "full"
     evaluation_samples: Count | None = 2000
 

@@ -96,12 +96,13 @@ class Network(Smooth):
 
     def ready(self, compile: bool) -> Self:
         """Refuse what cannot be recorded; compile the vectorised gradient if asked."""
-        if self.flat.random or self.options.augment is not None:
-            raise UnsuitableError("random layers or augmentation draw new numbers in every step")
-        if self.options.gradients == "loop" or not self.gradients.check_vectorises():
+        if not self.gradients.determined:
+            raise UnsuitableError("random layers or augmentation draw from torch's generator in every step")
+        way = self.gradients.mode(max(2, len(self.sizes)), 2)
+        if way == "loop":
             raise UnsuitableError("the model's gradients are computed one client at a time")
         self.flat.module.train(True)
-        if not compile or self.flat.layers > COMPILED_LAYERS:
+        if not compile or way == "streams" or self.gradients.counted or self.flat.layers > COMPILED_LAYERS:
             return self
         view = copy.copy(self)  # the problem's other runs go on without compiled passes
         view.gradients = self.gradients.compiled()

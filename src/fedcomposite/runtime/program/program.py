@@ -7,8 +7,9 @@ buffers and one launch. Before recording, the model's gradient and the prox of h
 as it is written.
 
 What cannot be recorded runs as before, with one warning that says why: methods that read a number off the device inside
-a round (a random number of local steps, private coins), models with random layers or augmentation, and full gradients
-of changing cohorts. Nothing here depends on a timing, so a resumed run takes the same path.
+a round (a random number of local steps, private coins), models with random layers or functions that draw from torch's
+generator, and full gradients of changing cohorts. Nothing here depends on a timing, so a resumed run takes the same
+path.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Batches, Counter, Smooth
-from fedcomposite.problems.base import Local, UnsuitableError
+from fedcomposite.problems.base import FULL, Local, UnsuitableError
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.program.prox import CompiledProx
@@ -60,6 +61,7 @@ class _Recorded:
         if self._full is None:
             raise UnsuitableError("it needs full gradients of a cohort that changes")
         self._counter.gradients += self._cohort
+        self._local.step = FULL
         gradient: Tensor = self._full(x)
         return gradient
 
@@ -114,8 +116,6 @@ class Program:
         began = time.perf_counter()
         if not algorithm.recordable:
             raise UnsuitableError("the operations of a round depend on a count, a phase or a coin")
-        if algorithm.schedules:
-            raise UnsuitableError(f"{', '.join(algorithm.schedules)} changes from round to round")
         smooth = smooth.ready(compile)
         self._algorithm, self._smooth, self._batches = algorithm, smooth, batches
         self._h = CompiledProx(h) if compile else h
@@ -123,6 +123,8 @@ class Program:
         self._message = messages.each(message, torch.clone)
         self._clients = messages.each(clients, lambda t: t.clone(memory_format=torch.contiguous_format))
         self._buffers = buffers.clone()
+        self._ids = torch.from_numpy(smooth.ids[who].astype(np.int64)).to(smooth.device)
+        self._round = torch.zeros((), dtype=torch.int64, device=smooth.device)
         self._full = smooth.full(who) if everyone else None
         self._rows: Tensor | None = None
         self._ahead: tuple[tuple[int, bytes], Tensor] = (-1, b""), torch.empty(0)
@@ -168,7 +170,8 @@ class Program:
 
     def _run(self, trial: bool = False) -> tuple[NamedTuple, NamedTuple, Tensor, int]:
         """The round on the static buffers."""
-        local = Local(self._buffers.repeat(self._cohort, 1), np.zeros(self._cohort, np.uint64))
+        none = np.zeros(self._cohort, np.uint64)
+        local = Local(self._buffers.repeat(self._cohort, 1), none, self._batches.seed, self._round, ids=self._ids)
         grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._cohort, trial)
         h = Counted(self._h, self._counter)
         # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.
@@ -195,6 +198,8 @@ class Program:
             (*self._clients, *self._message, self._buffers), (*clients, *message, buffers), strict=True
         ):
             old.copy_(new)
+        self._round.fill_(round)
+        self._ids.copy_(torch.from_numpy(self._smooth.ids[who].astype(np.int64)))
         if self._rows is not None:
             key = round, who.tobytes()
             self._rows.copy_(self._ahead[1] if self._ahead[0] == key else self._draw(who, round, self._steps))

@@ -14,6 +14,7 @@ from fedcomposite.runtime.program import EagerWarning, Mode, Program
 from fedcomposite.runtime.transports.base import Request
 from fedcomposite.runtime.transports.local import LocalTransport
 
+_STAY = 10  # rounds that scheduled steps must stay the same for a recording to pay
 _ROOM = 1 << 22  # entries of a stacked vector up to which temporaries stay near the cores, on a CPU
 
 
@@ -24,6 +25,7 @@ class Stacked(LocalTransport):
         super().__init__(*given, **named)
         self.mode: Mode = mode
         self._program: Program | None = None
+        self._rules = self.algorithm
 
     def _carry_out(
         self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
@@ -64,10 +66,16 @@ class Stacked(LocalTransport):
 
     def _recorded(self, message: NamedTuple, mine: NamedTuple, request: Request, who: rng.Ints) -> Program | None:
         """The round as one program, made in the first round; None where it is carried out eagerly."""
-        if self.mode != "eager" and self._program is None:
+        if self.mode == "eager":
+            return None
+        rules = self.algorithm.at(request.round)
+        if self._program is None or rules != self._rules:
+            self._program, self._rules = None, rules  # the old one gives its memory back first
+            if not self._stays(request.round):
+                return None
             try:
                 self._program = Program(
-                    self.algorithm, self.smooth, self.problem.regularizer, self.batches, message, mine,
+                    rules, self.smooth, self.problem.regularizer, self.batches, message, mine,
                     request.buffers, who, everyone=self._everyone, compile=self.mode == "compile",
                 )  # fmt: skip
             except UnsuitableError as reason:
@@ -75,6 +83,13 @@ class Stacked(LocalTransport):
                 name = type(self.algorithm).__name__
                 warnings.warn(f"{name} runs step by step on the GPU: {reason}", EagerWarning, stacklevel=7)
         return self._program
+
+    def _stays(self, round: int) -> bool:
+        """Whether scheduled steps keep their value for long enough to be recorded; a function of the round alone."""
+        rules, at = self.algorithm.at(round), self.algorithm.at
+        before = next((j for j in range(_STAY) if round - j == 0 or at(round - j - 1) != rules), _STAY)
+        after = next((j for j in range(_STAY) if at(round + j + 1) != rules), _STAY)
+        return before + 1 + after >= _STAY
 
     @property
     def remark(self) -> str:
