@@ -18,6 +18,7 @@ from fedcomposite.schedules import (
     InverseSqrt,
     Piecewise,
     Power,
+    Staircase,
     Warmup,
     read,
 )
@@ -31,6 +32,7 @@ ALL = [
     Exponential(0.3, 0.9),
     Piecewise((0.3, 0.1, 0.2), (5, 9)),
     Warmup(4, Cosine(0.3, 0.01, rounds=20)),
+    Staircase(5, Cosine(0.3, 0.01, rounds=20)),
 ]
 
 

@@ -18,6 +18,9 @@ from fedcomposite.problems.layers import fuse_convolutions, restore_layout, use_
 LARGE = 1 << 20
 """Parameters from which vectorised convolutions are slower on a CPU, whatever the batch and layout."""
 
+COMPILED_LAYERS = 24
+"""Layers up to which compiling takes seconds and not minutes; deeper models are recorded as they are."""
+
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _CONVOLUTION = nn.modules.conv._ConvNd
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -72,7 +75,10 @@ class FlatModule:
         self.recurrent = any(isinstance(m, nn.RNNBase) for m in kinds)
         self.sequential = any(isinstance(m, _SEQUENTIAL) for m in kinds)
         """Whether it has recurrent or attention layers, whose kernels take one set of weights."""
-        self.fits_channels_last = device.type == "cpu" and dtype == torch.float32 and self.dimension < LARGE
+        frozen = any(not p.requires_grad for p in module.parameters())
+        crashes = frozen and any(isinstance(m, nn.GroupNorm) for m in kinds)  # torch's, on inputs without gradients
+        small = self.dimension < LARGE and not crashes
+        self.fits_channels_last = device.type == "cpu" and dtype == torch.float32 and small
         self.channels_last = self.fits_channels_last and use_channels_last(self.module)
         """Whether all its convolutions have channels last in memory."""
         self.batch_norm = any(isinstance(m, _BATCH_NORM) for m in kinds)
@@ -82,6 +88,11 @@ class FlatModule:
             for m in kinds:
                 if isinstance(m, _BATCH_NORM):  # statistics need the digits, and vmap refuses a mixture of dtypes here
                     m.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
+
+    @property
+    def lists(self) -> bool:
+        """Whether a pass may become a list of operations; a CPU's recurrent kernels crash outside autograd."""
+        return self.device.type == "cpu" and self.layers <= COMPILED_LAYERS and not self.recurrent
 
     def restore_layout(self) -> bool:
         """Give the module's layers their usual layout back; whether that changes anything."""

@@ -19,7 +19,7 @@ from torch.func import grad, vmap
 from fedcomposite import rng
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.problems.base import Local
-from fedcomposite.problems.network.flat import LARGE, FlatModule
+from fedcomposite.problems.network.flat import COMPILED_LAYERS, LARGE, FlatModule
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
 from fedcomposite.problems.network.streams import Streams
 from fedcomposite.problems.traced import trace
@@ -28,9 +28,6 @@ Way = Literal["vmap", "loop", "streams"]
 
 Pass = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From parameters, buffers, rows and weights of the samples to gradients and buffers."""
-
-COMPILED_LAYERS = 24
-"""Layers up to which compiling takes seconds and not minutes; deeper models are recorded as they are."""
 
 _GROUPED = 12  # largest batch at which torch's own vectorised convolutions are faster than one pass per client
 _REPEATS = 16  # passes over the same shapes after which their operations are listed once, which takes a second
@@ -273,14 +270,21 @@ class Gradients:
         if self.compile:
             if asked == 1:
                 self.listed[key] = torch.compile(_as_list(function, given), dynamic=False)
-        elif asked == _REPEATS and self.flat.layers <= COMPILED_LAYERS and self.flat.device.type == "cpu":
-            listed = _as_list(function, given)
-            x, buffers, rows, weight = given
-            other = 0.9 * x, buffers, (rows + 1) % len(self.X), weight  # what was taken for a constant shows
-            same = all(torch.equal(a, b) for g in (given, other) for a, b in zip(listed(*g), function(*g), strict=True))
-            self.listed[key] = listed if same else function
+        elif asked == _REPEATS and self.flat.lists:
+            self.listed[key] = self._faithful(_as_list(function, given), function, *given)
         with torch.no_grad():
             return self.listed.get(key, function)(*given)
+
+    def _faithful(self, listed: Pass, function: Pass, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> Pass:
+        """The list of operations, if it gives the same bits here and at another point; otherwise the function."""
+        given = x, buffers, rows, weight
+        other = 0.9 * x, buffers, (rows + 1) % len(self.X), weight  # what was taken for a constant shows
+        try:
+            with torch.no_grad():  # as it will be called: some kernels leave out what only a gradient would need
+                pairs = [pair for g in (given, other) for pair in zip(listed(*g), function(*g), strict=True)]
+        except RuntimeError:
+            return function
+        return listed if all(torch.equal(a, b) for a, b in pairs) else function
 
     def _vectorised(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Gather, convert and differentiate, all on the device."""

@@ -16,8 +16,8 @@ from fedcomposite.data.silos import Silos
 from fedcomposite.problems.base import Evaluation, Local, Smooth, UnsuitableError
 from fedcomposite.problems.measures import Measures
 from fedcomposite.problems.network.evaluation import Evaluator, Selection, single_output
-from fedcomposite.problems.network.flat import FlatModule
-from fedcomposite.problems.network.gradients import COMPILED_LAYERS, Gradients
+from fedcomposite.problems.network.flat import COMPILED_LAYERS, FlatModule
+from fedcomposite.problems.network.gradients import Gradients
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
 
 

@@ -25,7 +25,7 @@ class Stacked(LocalTransport):
         super().__init__(*given, **named)
         self.mode: Mode = mode
         self._program: Program | None = None
-        self._rules = self.algorithm
+        self._rules, self._warned = self.algorithm, False
 
     def _carry_out(
         self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
@@ -72,6 +72,7 @@ class Stacked(LocalTransport):
         if self._program is None or rules != self._rules:
             self._program, self._rules = None, rules  # the old one gives its memory back first
             if not self._stays(request.round):
+                self._warn(f"{', '.join(self.algorithm.schedules)} changes from round to round")
                 return None
             try:
                 self._program = Program(
@@ -80,9 +81,15 @@ class Stacked(LocalTransport):
                 )  # fmt: skip
             except UnsuitableError as reason:
                 self.mode = "eager"
-                name = type(self.algorithm).__name__
-                warnings.warn(f"{name} runs step by step on the GPU: {reason}", EagerWarning, stacklevel=7)
+                self._warn(str(reason))
         return self._program
+
+    def _warn(self, reason: str) -> None:
+        """Say once why rounds are not recorded."""
+        if not self._warned:
+            name = type(self.algorithm).__name__
+            warnings.warn(f"{name} runs step by step on the GPU: {reason}", EagerWarning, stacklevel=8)
+        self._warned = True
 
     def _stays(self, round: int) -> bool:
         """Whether scheduled steps keep their value for long enough to be recorded; a function of the round alone."""

@@ -1,0 +1,287 @@
+"""Modules of every kind: one pass per client, side by side; augmentation from the counters; recorded schedules."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedcomposite as fc
+from fedcomposite.algorithms import FedAvg, FedNMap
+from fedcomposite.data.augmentation import Chain, Crop, Flip
+from fedcomposite.problems import Batches
+from fedcomposite.problems.network.streams import Streams
+from fedcomposite.runtime import EagerWarning, Simulator
+from fedcomposite.schedules import Cosine, Piecewise, Staircase
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+
+
+class Recurrent(nn.Module):
+    """Embedding, two recurrent layers, a classifier."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.inner = kind(8, 8, num_layers=2, batch_first=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.inner(self.embedding(x))[0][:, -1])
+
+
+class Attention(nn.Module):
+    """A small transformer whose output layer is the embedding's own matrix, seen through a projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.inner = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.last = nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.last(self.inner(self.embedding(x)).mean(1) @ self.embedding.weight.T)
+
+
+class Patches(nn.Module):
+    """A small vision transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut = nn.Conv2d(3, 8, 4, stride=4)
+        self.place = nn.Parameter(torch.randn(4, 8) / 10)
+        self.inner = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.inner(self.cut(x).flatten(2).mT + self.place).mean(1))
+
+
+class Halve(torch.autograd.Function):
+    """A function of one's own, without a rule for vmap."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+class Own(nn.Module):
+    """A custom function, group norm, and a first layer that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3).requires_grad_(False)
+        self.norm = nn.GroupNorm(2, 4)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(Halve.apply(self.norm(self.first(x)).relu()).mean((2, 3)))
+
+
+class Statistics(nn.Module):
+    """Batch norm and layer norm around a shortcut."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.norm, self.last = nn.LayerNorm(3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(self.norm((x + self.b(self.a(x)).relu()).mean((2, 3))))
+
+
+MODULES = {
+    "gru": lambda: Recurrent(nn.GRU),
+    "lstm": lambda: Recurrent(nn.LSTM),
+    "transformer": Attention,
+    "vit": Patches,
+    "own": Own,
+    "statistics": Statistics,
+}
+
+
+def silos_for(name, clients=3, samples=12):
+    rng = np.random.default_rng(1)
+    words = name in ("gru", "lstm", "transformer")
+
+    def features():
+        return rng.integers(0, 20, (samples, 5)) if words else rng.standard_normal((samples, 3, 8, 8))
+
+    return fc.Silos.from_arrays([(features(), rng.integers(0, 3, samples)) for _ in range(clients)])
+
+
+def problem_of(name, **options):
+    torch.manual_seed(3)
+    return fc.Problem(silos_for(name), model=MODULES[name](), regularizer=fc.regularizers.L1(1e-3), **options)
+
+
+def fit(problem, device="cpu", dtype=torch.float64, rounds=3, batch=4, method=None, **options):
+    method = method or FedNMap(3, 0.05, gamma=0.5)
+    return fc.simulate(problem, method, rounds=rounds, batch_size=batch, dtype=dtype, device=device, **options)
+
+
+@pytest.mark.parametrize("batch", [4, None])
+@pytest.mark.parametrize("name", MODULES)
+def test_streams_equal_the_loop_and_a_single_site(name, batch):
+    ways = {way: fit(problem_of(name, gradients=way), batch=batch) for way in ("loop", "streams")}
+    site = fit(problem_of(name, gradients="loop"), batch=batch, backend="loop")
+    for run in (ways["streams"], site):
+        torch.testing.assert_close(run.solution, ways["loop"].solution, rtol=0, atol=1e-12)
+        torch.testing.assert_close(run.buffers, ways["loop"].buffers, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_trains_by_the_rule_without_a_warning(name, device):
+    """The rule's way gives the loop's numbers, evaluation included; only a way that costs something is remarked on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if name == "own" and device == "cpu":
+            warnings.simplefilter("ignore", fc.LoopWarning)
+        found = fit(problem_of(name), device, torch.float32, rounds=12)
+    plain = fit(problem_of(name, gradients="loop"), dtype=torch.float32, rounds=12)
+    assert found.history[-1].loss < found.history[0].loss
+    torch.testing.assert_close(found.solution.cpu(), plain.solution, rtol=0, atol=5e-4)  # a norm of 3 values amplifies
+
+
+@gpu
+@pytest.mark.parametrize("name", MODULES)
+def test_recorded_streams_are_the_eager_ones_and_resume_bit_for_bit(name, tmp_path):
+    problem = problem_of(name, gradients="streams")
+    runs = {mode: fit(problem, "cuda", torch.float32, rounds=6, mode=mode) for mode in ("eager", "record")}
+    torch.testing.assert_close(runs["record"].solution, runs["eager"].solution, rtol=0, atol=1e-5)
+    path = tmp_path / "c.pt"
+    fit(problem, "cuda", torch.float32, rounds=3, mode="record", checkpoint=path)
+    again = fit(problem, "cuda", torch.float32, rounds=6, mode="record", checkpoint=path, resume=True)
+    assert torch.equal(again.solution, runs["record"].solution)
+
+
+@gpu
+def test_bfloat16_passes_keep_float32_parameters():
+    run = fit(problem_of("statistics", precision="bf16", gradients="streams"), "cuda", torch.float32, rounds=12)
+    plain = fit(problem_of("statistics"), "cpu", torch.float32, rounds=12)
+    assert run.solution.dtype == torch.float32
+    torch.testing.assert_close(run.solution.cpu(), plain.solution, rtol=0, atol=0.05)
+
+
+def test_a_module_that_draws_numbers_is_found_out():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.last(x + 0.1 * torch.randn_like(x) if self.training else x)
+
+    rng = np.random.default_rng(0)
+    silos = fc.Silos.from_arrays([(rng.standard_normal((9, 5)), rng.integers(0, 3, 9)) for _ in range(2)])
+    runs = [fit(fc.Problem(silos, model=Noisy(), gradients=way), seed=1).solution for way in ("streams", "loop")]
+    assert runs[0].shape == runs[1].shape
+    torch.manual_seed(5)
+    model = Noisy()
+    first, second = (fit(fc.Problem(silos, model=model, gradients=w), seed=1).solution for w in ("streams", "loop"))
+    assert torch.equal(first, second)  # both seed torch's generator by (seed, client, round, step)
+
+
+def test_work_on_a_cpu_follows_one_after_another():
+    seen = []
+    Streams(torch.device("cpu")).run(13, seen.append)
+    assert seen == list(range(13))
+
+
+# -- augmentation -----------------------------------------------------------------------------------------------------
+
+
+def test_crops_and_flips_are_what_they_say():
+    images = torch.arange(6 * 2 * 5 * 4, dtype=torch.float64).reshape(6, 2, 5, 4)
+    words = torch.randint(0, 2**32, (6, 3), generator=torch.Generator().manual_seed(0))
+    got = Chain((Crop(2), Flip()))(images, words)
+    for i in range(6):
+        wide = np.pad(images[i].numpy(), ((0, 0), (2, 2), (2, 2)))
+        down, right, coin = (int(w) * top >> 32 for w, top in zip(words[i], (5, 5, 2), strict=True))
+        window = wide[:, down : down + 5, right : right + 4]
+        assert np.array_equal(got[i].numpy(), window[:, :, ::-1] if coin else window)
+
+
+def test_all_crops_and_both_sides_are_drawn_alike():
+    images = torch.zeros(9000, 1, 3, 3)
+    images[:, 0, 1, 1] = 1
+    images[:, 0, 1, 2] = 2
+    words = fc.rng.words(0, fc.rng.Use.MODEL, torch.arange(9000), 0, torch.zeros(9000, dtype=torch.long), 3)
+    got = Chain((Crop(1), Flip()))(images, words)
+    kinds, counts = torch.unique(got.flatten(1), dim=0, return_counts=True)
+    assert len(kinds) == 18
+    assert counts.sum() == 9000
+    assert (counts - 500).abs().max() < 5 * 500**0.5
+
+
+@pytest.mark.parametrize("batch", [4, None])
+def test_augmented_runs_are_one_run_in_every_backend(batch):
+    augment = Chain((Crop(1), Flip()))
+    runs = [
+        fit(problem_of("statistics", augment=augment, gradients=way), backend=backend, batch=batch).solution
+        for way, backend in (("vmap", "stacked"), ("loop", "stacked"), ("streams", "stacked"), ("loop", "loop"))
+    ]
+    for other in runs[1:]:
+        torch.testing.assert_close(other, runs[0], rtol=0, atol=1e-11)
+    plain = fit(problem_of("statistics"), batch=batch).solution
+    assert not torch.allclose(plain, runs[0])
+
+
+@gpu
+def test_augmentation_is_recorded_with_new_numbers_in_every_round():
+    problem = problem_of("statistics", augment=Chain((Crop(1), Flip())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EagerWarning)
+        device = fit(problem, "cuda", torch.float32, rounds=6, mode="record")
+    host = fit(problem, "cpu", torch.float32, rounds=6)
+    torch.testing.assert_close(device.solution.cpu(), host.solution, rtol=0, atol=2e-4)
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_a_staircase_keeps_the_value_of_its_first_round():
+    inner = Cosine(0.1, 0.01, rounds=40)
+    stairs = Staircase(10, inner)
+    assert [stairs(r) for r in (0, 9, 10, 19, 35)] == [inner(r) for r in (0, 0, 10, 10, 30)]
+    assert fc.schedules.read(stairs.table) == stairs
+
+
+def test_scheduled_rounds_are_recorded_where_steps_stay():
+    """A function of the round alone: a resumed run takes the same path."""
+    problem = problem_of("own", gradients="loop")
+    step = Piecewise((0.1, 0.05, 0.01), (12, 15))
+    transport = Simulator(problem, FedAvg(2, step), batches=Batches(0, 4)).transport
+    assert [transport._stays(r) for r in (0, 5, 11, 12, 14, 15, 40)] == [True, True, True, False, False, True, True]
+    cosine = Simulator(problem, FedAvg(2, Cosine(0.1, 0.01, rounds=50)), batches=Batches(0, 4)).transport
+    assert [cosine._stays(r) for r in (0, 20, 48, 49, 80)] == [False, False, False, True, True]
+
+
+@gpu
+def test_a_scheduled_run_is_recorded_step_by_step_of_its_stairs():
+    problem = problem_of("own", gradients="streams")
+    method = FedNMap(3, Staircase(10, Cosine(0.1, 0.01, rounds=30)), gamma=0.5)
+    runs = [fit(problem, "cuda", torch.float32, rounds=30, method=method, mode=m).solution for m in ("record", "eager")]
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-4)
+
+
+# -- the small stem ---------------------------------------------------------------------------------------------------
+
+
+def test_the_small_stem_keeps_the_image():
+    module = fc.models.build("resnet18", "cifar10", stem="small")
+    seen: list[Tensor] = []
+    module.layer1.register_forward_hook(lambda _, given, out: seen.append(given[0]))
+    assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert seen[0].shape == (2, 64, 32, 32)
+    assert sum(p.numel() for p in module.parameters()) == 11_173_962
+    with pytest.raises(ValueError, match="stem = 'tiny'"):
+        fc.models.build("resnet18", "cifar10", stem="tiny")
