@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import filesize
@@ -21,7 +21,7 @@ from fedcomposite.experiments.store import coefficients
 from fedcomposite.experiments.tables import SPREAD, joined
 from fedcomposite.experiments.workers import FailedRunsError
 from fedcomposite.exporting import Format, export
-from fedcomposite.plots import Axis, check_kind, draw_histories
+from fedcomposite.plots import Axis, Band, Width, check_kind, draw_histories
 from fedcomposite.runtime import Interrupted, Record
 
 Overrides = Annotated[
@@ -172,11 +172,20 @@ def plot(
     reference: Annotated[
         float | None, typer.Option(help="The optimal value to measure the objective against, if it is known.")
     ] = None,
+    panels: Annotated[
+        list[str] | None, typer.Option("--panel", help="What to draw: a key of the records, or suboptimality; repeat.")
+    ] = None,
+    width: Annotated[Width, typer.Option(help="For a column or the page of a paper, or for a screen.")] = "screen",
+    band: Annotated[Band, typer.Option(help="What is shaded: a standard deviation over seeds, or their range.")] = "sd",
 ) -> None:
     """Draw the curves of one or more runs in one picture."""
     check_picture(destination)
     histories, methods = runner.collect(runs)
-    draw_histories(histories, destination, title, x=x, reference=reference, methods=methods)
+    chosen: dict[str, Any] = {"x": x, "reference": reference, "methods": methods, "width": width, "band": band}
+    try:
+        draw_histories(histories, destination, title, panels=panels, **chosen)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     written(destination)
 
 

@@ -110,6 +110,24 @@ def carry_out(
         return entries
 
 
+def finished(sweep: Sweep, out: Path) -> list[Entry]:
+    """The runs of a sweep that are done, wherever they were done; nothing is checked or run."""
+    found = []
+    for part, place in zip(sweep.parts, _places(sweep, out), strict=True):
+        try:
+            config, _, setting, points = _final(sweep, part, place, chosen=True)
+        except StoreError:
+            continue  # its values are not chosen yet
+        for label, name, spec in zip(config.labels, folder_names(config.labels), config.specs, strict=True):
+            for seed in config.seeds or [config.seed]:
+                folder = RunFolder(place / name / f"seed-{seed}")
+                shown = f"{label} [{named(setting)}]" if setting else label
+                if folder.finished:
+                    point = {**setting, **points.get(label, {})}
+                    found.append(Entry(shown, seed, folder, config.only(spec, seed), True, point))
+    return found
+
+
 def _left(entries: Sequence[Entry], fresh: bool) -> list[Task]:
     return [Task(e.label, e.seed, e.folder, e.config) for e in entries if fresh or not e.finished]
 
