@@ -31,6 +31,7 @@ NEIGHBOURS = {
     ("files", "_validation"),
     ("compressors", "regularizers"),
     ("metrics", "theory"),
+    ("papers", "estimators"),
 }
 ENTRANCES = {"__init__", "__main__", "py"}  # the package's own front doors see everything
 

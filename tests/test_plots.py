@@ -68,8 +68,9 @@ def test_axes_and_reference():
     gap = drawn(draw_histories(runs, reference=2.0), 1)
     np.testing.assert_allclose(gap["FedAvg"].get_ydata(), 1 / np.arange(1, 6))
     np.testing.assert_allclose(gap["FedNMap"].get_ydata(), np.sqrt(8) / np.arange(1, 6))  # geometric mean of the seeds
-    lowest = drawn(draw_histories(runs), 1)["FedAvg"].get_ydata()
-    np.testing.assert_allclose(lowest[:-1], (1 / np.arange(1, 6) - 0.2)[:-1])
+    plain = draw_histories(runs)  # without a reference no gap is drawn: it would dive whether a run converges or not
+    np.testing.assert_allclose(drawn(plain, 1)["FedAvg"].get_ydata(), 2 + 1 / np.arange(1, 6))
+    assert plain.axes[1].get_ylabel() == "objective"
     assert draw_histories(runs, reference=2.0).axes[1].get_ylabel() == "objective − 2"
 
 
@@ -120,3 +121,36 @@ def test_runs_and_silos_draw_themselves(tmp_path):
     run = fc.simulate(fc.Problem(silos, loss="logistic"), fc.algorithms.FedAvg(local_steps=1, step=0.1), rounds=2)
     heights = itertools.chain(*(line.get_ydata() for line in run.plot().axes[0].get_lines()))
     assert np.isfinite(list(heights)).all()
+
+
+def test_bands_are_what_the_caption_says():
+    runs = {"FedAvg": [history(s) for s in (1.0, 2.0, 4.0)]}
+    for band, words in (("sd", "one standard deviation over seeds (3)"), ("range", "range over seeds (3)")):
+        figure = draw_histories(runs, reference=2.0, band=band, panels=["suboptimality", "objective"])
+        assert words in figure._supxlabel.get_text()
+        gaps = np.asarray([1.0, 2.0, 4.0])  # at the first round
+        logs = np.log(gaps)
+        expected = (
+            (gaps.min(), gaps.max()) if band == "range" else np.exp(logs.mean() + logs.std(ddof=1) * np.r_[-1, 1])
+        )
+        at_first = [v[1] for v in figure.axes[0].collections[0].get_paths()[0].vertices if v[0] == 0]
+        np.testing.assert_allclose([min(at_first), max(at_first)], expected)
+
+
+def test_panels_and_widths_are_chosen(tmp_path):
+    runs = {"FedAvg": [history()], "FedNMap": [history(2.0)]}
+    for width, inches in (("column", 3.4), ("page", 7.0), (5.0, 5.0)):
+        figure = draw_histories(runs, tmp_path / "x.pdf", panels=["nonzeros", "stationarity"], width=width)
+        assert figure.get_size_inches()[0] == inches
+        assert [axes.get_ylabel() for axes in figure.axes] == ["nonzeros", "stationarity / initial"]
+    with pytest.raises(ValueError, match="panel 'auc': not in the records"):
+        draw_histories(runs, panels=["auc"])
+    with pytest.raises(ValueError, match="needs a reference"):
+        draw_histories(runs, panels=["suboptimality"])
+
+
+def test_stationarity_on_a_sample_is_drawn_only_if_asked_for():
+    runs = {"FedAvg": [[{**r, "evaluated_samples": 200} for r in history()]]}
+    assert [a.get_ylabel() for a in draw_histories(runs).axes] == ["objective", "nonzeros"]
+    asked = draw_histories(runs, panels=["stationarity"])
+    assert asked.axes[0].get_ylabel() == "stationarity on 200 samples / initial"

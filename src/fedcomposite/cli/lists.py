@@ -11,6 +11,7 @@ import typer
 
 from fedcomposite import algorithms, callbacks, data, models, problems, regularizers
 from fedcomposite.cli.console import err, first_sentence, print_frame
+from fedcomposite.cli.papers import paper_table
 from fedcomposite.experiments.config import shipped
 from fedcomposite.registry import OURS, Registry
 from fedcomposite.testing import Traffic, measure_traffic
@@ -30,7 +31,7 @@ def list_names(
     what: Annotated[
         Literal[
             "algorithms", "regularizers", "datasets", "partitions", "losses", "models", "metrics", "callbacks",
-            "experiments",
+            "experiments", "papers",
         ],
         typer.Argument(help="What to list."),
     ],
@@ -45,6 +46,8 @@ def list_names(
         )
         print_frame(algorithm_table(), caption)
         _complain(algorithms.REGISTRY)
+    elif what == "papers":
+        print_frame(paper_table(), "minutes: of the full form; run here: in the folder reproductions")
     elif what == "experiments":
         print_frame(pd.DataFrame({"name": shipped().keys(), "what": shipped().values()}))
     else:

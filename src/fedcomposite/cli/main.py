@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcomposite import __version__
-from fedcomposite.cli import cite, data, lists, runs, solve
+from fedcomposite.cli import cite, data, lists, papers, runs, solve
 from fedcomposite.cli.console import DEBUG, out, plain_warnings, reporting
 from fedcomposite.experiments import ConfigError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(runs.run)
 app.command()(runs.compare)
+app.command()(papers.reproduce)
 app.command("solve")(solve.solve_command)
 app.command("export")(runs.export_run)
 app.command("list")(lists.list_names)

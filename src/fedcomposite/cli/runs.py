@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich import filesize
@@ -16,10 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedcomposite.cli.console import FailedError, err, out, print_frame, written
-from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder, StoreError, comparison, runner
+from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder, StoreError, Sweep, comparison, runner
 from fedcomposite.experiments.store import coefficients
+from fedcomposite.experiments.tables import SPREAD, joined
+from fedcomposite.experiments.workers import FailedRunsError
 from fedcomposite.exporting import Format, export
-from fedcomposite.plots import Axis, check_kind, draw_histories
+from fedcomposite.plots import Axis, Band, Width, check_kind, draw_histories
 from fedcomposite.runtime import Interrupted, Record
 
 Overrides = Annotated[
@@ -30,10 +32,12 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the f
 Resume = Annotated[
     Path | None, typer.Option("--resume", metavar="RUN", help="Go on with this folder, from its checkpoint.")
 ]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process with one thread.")]
 Source = Annotated[
     str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a shipped experiment.")
 ]
 
+T = TypeVar("T", Config, Sweep)
 _SUFFIXES = {"state_dict": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "csr": ".npz", "csv": ".csv"}
 
 
@@ -45,7 +49,7 @@ def run(
     resume: Resume = None,
 ) -> None:
     """Run one method on one problem and leave a run folder."""
-    experiment, path = _open(config, overrides, destination, overwrite, resume)
+    experiment, path = _open(config, overrides, destination, overwrite, resume, Config.read)
     if len(experiment.specs) != 1 or experiment.algorithm is None:
         raise ConfigError(f"{config or resume}: `run` needs one [algorithm]; for several [[algorithms]] use `compare`")
     folder, fresh = RunFolder(path), resume is None
@@ -82,29 +86,36 @@ def compare(
     destination: Out = None,
     overwrite: Overwrite = False,
     resume: Resume = None,
+    jobs: Jobs = 1,
 ) -> None:
-    """Run several methods over several seeds; a table, a plot, and a run folder for each."""
-    experiment, path = _open(config, overrides, destination, overwrite, resume)
-    if not experiment.specs:
+    """Run several methods over several seeds, and all values of grids; a table, a plot, and a run folder for each."""
+    experiment, path = _open(config, overrides, destination, overwrite, resume, Sweep.read)
+    parts = experiment.check()
+    if not parts[0].specs:
         raise ConfigError(f"{config or resume}: no [[algorithms]] to compare")
-    seeds = experiment.seeds or [experiment.seed]
-    with FolderLock(path), _progress(experiment.run.rounds) as begin:
+    seeds = parts[0].seeds or [parts[0].seed]
+    with FolderLock(path), _progress(parts[0].run.rounds) as begin:
         comparison.check_folder(path, anew=resume is None, overwrite=overwrite)
-        out.print(f"[bold]{escape(experiment.name)}[/]: {len(experiment.specs)} methods, {len(seeds)} seed(s)")
+        out.print(
+            f"[bold]{escape(parts[0].name)}[/]: {len(parts[0].specs)} methods, {len(seeds)} seed(s)"
+            + (f", {len(parts)} settings" if len(parts) > 1 else "")
+        )
         try:
             table = comparison.compare(
                 experiment,
                 path,
                 fresh=resume is None,
+                jobs=jobs,
                 begin=lambda label, seed: begin(f"{label}, seed {seed}" if len(seeds) > 1 else label),
             )
         except Interrupted as stop:
             raise FailedError(f"{stop.run.message}; go on with: fedcomposite compare --resume {path}") from None
-    shown = table if len(seeds) > 1 else table.drop(columns=[c for c in table if str(c).endswith("±")])
-    if (table["status"] == "completed").all():
-        shown = shown.drop(columns="status")
-    print_frame(shown, "stationarity is relative to the start; nonzeros, MB and seconds at the end")
-    out.print(f"written: {escape(str(path))} (plot.png, comparison.csv)")
+        except FailedRunsError as error:
+            raise FailedError(f"{error}\ngo on with: fedcomposite compare --resume {path}") from None
+    spread = f"; {SPREAD}" if len(seeds) > 1 else ""
+    told = f"stationarity is relative to the start; nonzeros, MB and seconds at the end{spread}"
+    print_frame(joined(table), told)
+    out.print(f"written: {escape(str(path))} (plot.png, comparison.csv, comparison.tex)")
     if (table["status"] == "diverged").all():
         raise FailedError("every method diverged; try smaller steps")
 
@@ -161,11 +172,20 @@ def plot(
     reference: Annotated[
         float | None, typer.Option(help="The optimal value to measure the objective against, if it is known.")
     ] = None,
+    panels: Annotated[
+        list[str] | None, typer.Option("--panel", help="What to draw: a key of the records, or suboptimality; repeat.")
+    ] = None,
+    width: Annotated[Width, typer.Option(help="For a column or the page of a paper, or for a screen.")] = "screen",
+    band: Annotated[Band, typer.Option(help="What is shaded: a standard deviation over seeds, or their range.")] = "sd",
 ) -> None:
     """Draw the curves of one or more runs in one picture."""
     check_picture(destination)
     histories, methods = runner.collect(runs)
-    draw_histories(histories, destination, title, x=x, reference=reference, methods=methods)
+    chosen: dict[str, Any] = {"x": x, "reference": reference, "methods": methods, "width": width, "band": band}
+    try:
+        draw_histories(histories, destination, title, panels=panels, **chosen)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     written(destination)
 
 
@@ -186,7 +206,8 @@ def _open(
     destination: Path | None,
     overwrite: bool,
     resume: Path | None,
-) -> tuple[Config, Path]:
+    read: Callable[[str | Path, Sequence[str]], T],
+) -> tuple[T, Path]:
     """Read the experiment and decide the folder."""
     if (config is None) == (resume is None):
         raise ConfigError("give a CONFIG, or --resume RUN to go on with an earlier run")
@@ -197,11 +218,13 @@ def _open(
             raise ConfigError("--out cannot be given with --resume")
         if overwrite:
             raise ConfigError("--overwrite cannot be given with --resume")
-    experiment = Config.read(str(config) if resume is None else resume / "config.toml", overrides or ())
-    experiment.settings()  # refuses a missing device before any work
+    experiment = read(str(config) if resume is None else resume / "config.toml", overrides or ())
+    parts = experiment.check() if isinstance(experiment, Sweep) else [experiment]
+    for part in parts:
+        part.settings()  # refuses a missing device before any work
     if resume is not None:
         return experiment, resume
-    return experiment, destination or Path("runs") / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return experiment, destination or Path("runs") / f"{parts[0].name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _megabytes(record: Record) -> float:

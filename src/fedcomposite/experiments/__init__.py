@@ -5,5 +5,16 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.locks import FolderLock, LockedError
 from fedcomposite.experiments.runner import execute
 from fedcomposite.experiments.store import RunFolder, StoreError
+from fedcomposite.experiments.sweeps import Sweep
 
-__all__ = ["Config", "ConfigError", "FolderLock", "LockedError", "RunFolder", "StoreError", "compare", "execute"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "FolderLock",
+    "LockedError",
+    "RunFolder",
+    "StoreError",
+    "Sweep",
+    "compare",
+    "execute",
+]

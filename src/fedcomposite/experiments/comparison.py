@@ -1,28 +1,42 @@
-"""Several methods over several seeds: checked as a whole, then run one after another, a folder for each."""
+"""Several methods over several seeds and settings: checked as a whole, then run, a folder for each."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tomllib
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedcomposite.experiments import runner, toml
+from fedcomposite.data import DataError
+from fedcomposite.experiments import runner, toml, workers
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.locks import NAME as LOCK
 from fedcomposite.experiments.locks import FolderLock
-from fedcomposite.experiments.runner import Prepared, Watch
-from fedcomposite.experiments.store import RunFolder, StoreError, leftovers
+from fedcomposite.experiments.runner import TUNING, Watch
+from fedcomposite.experiments.store import RunFolder, StoreError, folder_names, leftovers
+from fedcomposite.experiments.sweeps import Part, Sweep, named
+from fedcomposite.experiments.tables import latex, tabulate
+from fedcomposite.experiments.workers import Task
 from fedcomposite.files import write_atomic
-from fedcomposite.problems import Problem
 from fedcomposite.runtime import Record
 
-_LONGEST = 60  # letters of a label in a folder's name
+
+class Comparison(NamedTuple):
+    """Methods and seeds in one setting."""
+
+    config: Config
+    place: Path
+    """Where its runs lie."""
+    setting: dict[str, Any]
+    """The values of the grids outside the methods."""
+    points: dict[str, dict[str, Any]]
+    """The values of the methods' grids by label."""
+
+
+Begin = Callable[[str, int], Watch | None]
 
 
 class Entry(NamedTuple):
@@ -31,71 +45,142 @@ class Entry(NamedTuple):
     label: str
     seed: int
     folder: RunFolder
-    prepared: Prepared | None
-    """None if the run was finished earlier."""
+    config: Config
+    finished: bool
+    """Whether it was finished earlier."""
+    point: dict[str, Any]
+    """The values of the grids that it belongs to: the setting's, then the method's."""
 
 
 def compare(
-    config: Config,
+    experiment: Config | Sweep,
     out: Path,
     *,
     fresh: bool = False,
-    begin: Callable[[str, int], Watch | None] | None = None,
+    jobs: int = 1,
+    begin: Begin | None = None,
 ) -> pd.DataFrame:
-    """Do every method with every seed below ``out``; runs that are finished there already are read, not repeated.
+    """Do every method with every seed in every setting below ``out``; runs that are finished there are not repeated.
 
     Everything is checked before the first run begins, and before the comparison that ``fresh`` replaces is removed.
-    ``begin(label, seed)`` is called before each run and returns its watcher. Returns the table of :func:`tabulate`,
-    which is also written beside the plot.
+    ``begin(label, seed)`` is called before each run and returns its watcher. ``jobs`` runs are done at a time, each in
+    a process with one thread. Returns the table of :func:`fedcomposite.experiments.tables.tabulate`, which is also
+    written beside the plot, as CSV and LaTeX.
     """
     from fedcomposite.plots import draw_histories  # brings matplotlib
 
+    sweep = Sweep.of(experiment)
     with FolderLock(out):
-        entries = plan(config, out, fresh=fresh)
+        entries = carry_out(sweep, out, fresh=fresh, jobs=jobs, begin=begin)
+        histories: dict[str, list[list[Record]]] = {}
+        outcomes: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries:
+            histories.setdefault(entry.label, []).append(entry.folder.history())
+            outcomes.setdefault(entry.label, []).append(entry.folder.summary())
+        points = {e.label: e.point for e in entries}
+        table = tabulate(histories, outcomes, points=points)
+        write_atomic(out / "comparison.csv", table.to_csv(index=False).encode())
+        write_atomic(out / "comparison.tex", (latex(table) + "\n").encode())
+        methods = {e.label: e.config.methods[e.config.labels[0]] for e in entries}
+        title = str(sweep.content.get("name", "run"))
+        draw_histories(histories, out / "plot.png", title=title, methods=methods)
+    return table
+
+
+def carry_out(
+    sweep: Sweep, out: Path, *, fresh: bool = False, jobs: int = 1, begin: Begin | None = None, draw: bool = True
+) -> list[Entry]:
+    """Do the runs of a sweep that are left to do, those that choose values first; returns all that are to be told."""
+    with FolderLock(out):
+        parts = list(zip(sweep.parts, _places(sweep, out), strict=True))
+        trials = [Comparison(sweep.trials(p), at / TUNING, p.point, {}) for p, at in parts] if sweep.tuned else []
+        first = plan(trials, fresh=fresh)
+        entries: list[Entry] = []
+        if fresh or not trials or not all(entry.finished for entry in first):
+            entries = plan([_final(sweep, p, at, chosen=False) for p, at in parts], fresh=fresh or sweep.tuned)
         if fresh:
             clear(out)
         for old in leftovers(out):
             old.unlink()
-        config.write(out / "config.toml")
-        histories: dict[str, list[list[Record]]] = {}
-        outcomes: dict[str, list[dict[str, Any]]] = {}
-        for entry in entries:
-            watch = begin(entry.label, entry.seed) if begin is not None else None
-            if entry.prepared is not None:
-                runner.carry_out(entry.prepared, entry.folder, watch)
-            histories.setdefault(entry.label, []).append(entry.folder.history())
-            outcomes.setdefault(entry.label, []).append(entry.folder.summary())
-        table = tabulate(histories, outcomes)
-        write_atomic(out / "comparison.csv", table.to_csv(index=False).encode())
-        draw_histories(histories, out / "plot.png", title=config.name, methods=config.methods)
-    return table
+        write_atomic(out / "config.toml", sweep.text.encode())
+        if trials:
+            workers.carry_out(_left(first, fresh), jobs, begin, draw=False)
+            entries = plan([_final(sweep, p, at, chosen=True) for p, at in parts])
+        workers.carry_out(_left(entries, fresh), jobs, begin, draw=draw)
+        return entries
 
 
-def plan(config: Config, out: Path, *, fresh: bool = False) -> list[Entry]:
-    """Every run, ready to be carried out, or an error for the whole; changes nothing on disk."""
-    for path in out.glob("*/seed-*"):
-        with FolderLock(path):  # nobody else is at it
-            pass
-    entries, problems, labels = [], dict[int, Problem](), config.labels
+def finished(sweep: Sweep, out: Path) -> list[Entry]:
+    """The runs of a sweep that are done, wherever they were done; nothing is checked or run."""
+    found = []
+    for part, place in zip(sweep.parts, _places(sweep, out), strict=True):
+        try:
+            config, _, setting, points = _final(sweep, part, place, chosen=True)
+        except StoreError:
+            continue  # its values are not chosen yet
+        for label, name, spec in zip(config.labels, folder_names(config.labels), config.specs, strict=True):
+            for seed in config.seeds or [config.seed]:
+                folder = RunFolder(place / name / f"seed-{seed}")
+                shown = f"{label} [{named(setting)}]" if setting else label
+                if folder.finished:
+                    point = {**setting, **points.get(label, {})}
+                    found.append(Entry(shown, seed, folder, config.only(spec, seed), True, point))
+    return found
+
+
+def _left(entries: Sequence[Entry], fresh: bool) -> list[Task]:
+    return [Task(e.label, e.seed, e.folder, e.config) for e in entries if fresh or not e.finished]
+
+
+def _places(sweep: Sweep, out: Path) -> list[Path]:
+    """The folder of each setting; that of the sweep if there is one."""
+    points = [part.point for part in sweep.parts]
+    return [out] if points == [{}] else [out / name for name in folder_names([named(point) for point in points])]
+
+
+def _final(sweep: Sweep, part: Part, place: Path, *, chosen: bool) -> Comparison:
+    """The comparison of a setting, with the values that were chosen, or the first of them."""
+    config, points = sweep.final(part, place / TUNING if chosen else None)
+    return Comparison(config, place, part.point, points)
+
+
+def plan(comparisons: Sequence[Comparison], *, fresh: bool = False) -> list[Entry]:
+    """Every run, which nothing speaks against, or one error that tells all that does; changes nothing on disk."""
     mistakes: dict[str, None] = {}  # in order, once
-    for label, place, spec in zip(labels, folder_names(labels), config.specs, strict=True):
-        for seed in config.seeds or [config.seed]:
-            folder = RunFolder(out / place / f"seed-{seed}")
-            single, prepared = config.only(spec, seed), None
-            finished = folder.finished and not fresh
-            if not finished or "steps" in spec:  # numbers for the steps come from the data
-                problems[seed] = problems.get(seed) or single.make_problem()
-            if folder.config.is_file() and not fresh:
-                _check_same(folder, runner.resolve(single, problems.get(seed))[0])
-            if not finished:
+    entries = []
+    for config, place, setting, points in comparisons:
+        for path in place.glob("*/seed-*"):
+            with FolderLock(path):  # nobody else is at it
+                pass
+        told, labels = f"{named(setting)}: " if setting else "", config.labels
+        where = dict(zip(labels, folder_names(labels), strict=True))
+        seeds = config.seeds or [config.seed]
+        found: dict[tuple[str, int], Entry] = {}
+        for seed in seeds:  # a seed's problem serves all methods
+            for label, spec in zip(labels, config.specs, strict=True):
+                folder, single = RunFolder(place / where[label] / f"seed-{seed}"), config.only(spec, seed)
+                finished = folder.finished and not fresh
+                shown = f"{label} [{named(setting)}]" if setting else label
+                found[label, seed] = Entry(shown, seed, folder, single, finished, {**setting, **points.get(label, {})})
                 try:
-                    prepared = runner.prepare(single, folder, problems[seed], fresh=fresh)
-                except ConfigError as error:
-                    mistakes[f"{label}: {error}"] = None
-            entries.append(Entry(label, seed, folder, prepared))
+                    _check(single, folder, finished=finished, fresh=fresh)
+                except (ConfigError, DataError) as error:
+                    whole = isinstance(error, DataError) or str(error).startswith("[data]")  # whatever the method
+                    mistakes[f"{told}{error}" if whole else f"{told}{label}: {error}"] = None
+        entries += [found[label, seed] for label in labels for seed in seeds]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return entries
+
+
+def _check(config: Config, folder: RunFolder, *, finished: bool, fresh: bool) -> None:
+    """Refuse a run that cannot be done, or whose folder holds another."""
+    chosen = "steps" in config.specs[0]  # numbers for the steps come from the data
+    problem = workers.problem_of(config) if chosen or not finished else None
+    if folder.config.is_file() and not fresh:
+        _check_same(folder, runner.resolve(config, problem)[0])
+    if not finished:
+        runner.prepare(config, folder, problem, fresh=fresh)
 
 
 def _check_same(folder: RunFolder, wanted: Config) -> None:
@@ -103,66 +188,6 @@ def _check_same(folder: RunFolder, wanted: Config) -> None:
     stored = tomllib.loads(Config.read(folder.config).text)
     if found := toml.difference(stored, tomllib.loads(wanted.text)):
         raise StoreError(f"{folder.path}: was run with {found}; use --overwrite or another --out")
-
-
-def folder_names(labels: Sequence[str]) -> list[str]:
-    """A folder name for each label, different ones also where case does not count.
-
-    A label of letters, digits and inner hyphens is its own name; any other gets a digest of itself.
-
-    Examples
-    --------
-    >>> folder_names(["FedAvg", "a-b", "a b"])
-    ['FedAvg', 'a-b', 'a-b-c8687a08']
-    """
-    found: list[str] = []
-    taken: set[str] = set()
-    for label in labels:
-        name = "".join(c if c.isalnum() else "-" for c in label).strip("-")
-        plain = name == label == unicodedata.normalize("NFC", label) and 0 < len(name) <= _LONGEST
-        if not plain or name.casefold() in taken:
-            digest = hashlib.sha256(label.encode()).hexdigest()[:8]
-            name = f"{name[:_LONGEST] or 'run'}-{digest}"
-        if name.casefold() in taken:
-            raise ConfigError(f"label {label!r}: gives the same folder as another; choose another label")
-        taken.add(name.casefold())
-        found.append(name)
-    return found
-
-
-def tabulate(
-    histories: dict[str, list[list[Record]]], outcomes: dict[str, list[dict[str, Any]]], target: float = 1e-6
-) -> pd.DataFrame:
-    """One row per method: rounds until stationarity fell to ``target`` of its first value, and where it ended.
-
-    Numbers are means over seeds; ``±`` columns are half the range. Rounds count only seeds that got there.
-    """
-    rows = []
-    for label, runs in histories.items():
-        reached = [
-            next((r["round"] for r in run if r["stationarity"] <= target * run[0]["stationarity"]), None)
-            for run in runs
-        ]
-        there = [r for r in reached if r is not None]
-        last = pd.DataFrame([run[-1] for run in runs])
-        relative = pd.Series([run[-1]["stationarity"] / run[0]["stationarity"] for run in runs])
-        spread = (last.max(numeric_only=True) - last.min(numeric_only=True)) / 2
-        row: dict[str, Any] = {
-            "method": label,
-            f"rounds to {target:g}": sum(there) / len(there) if len(there) == len(runs) else None,
-            "stationarity": relative.mean(),
-            "stationarity ±": (relative.max() - relative.min()) / 2,
-            "objective": last["objective"].mean(),
-            "objective ±": spread["objective"],
-            "nonzeros": last["nonzeros"].mean(),
-            "MB": (last["bytes_up"] + last["bytes_down"]).mean() / 1e6,
-            "seconds": last["seconds"].mean(),
-            "status": ", ".join(sorted({o["status"] for o in outcomes[label]})),
-        }
-        if "test_accuracy" in last:
-            row["test accuracy"] = last["test_accuracy"].mean()
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def check_folder(out: Path, *, anew: bool, overwrite: bool = False) -> None:
@@ -182,7 +207,7 @@ def check_folder(out: Path, *, anew: bool, overwrite: bool = False) -> None:
 def clear(out: Path) -> None:
     """Remove an old comparison, and nothing else; the experiment goes last, so that what is left can be resumed."""
     for child in out.iterdir():
-        if child.is_dir() and any(child.glob("seed-*/config.toml")):
+        if child.is_dir() and any(child.glob("**/seed-*/config.toml")):
             shutil.rmtree(child)
-        elif child.name in ("comparison.csv", "plot.png"):
+        elif child.name in ("comparison.csv", "comparison.tex", "plot.png"):
             child.unlink()

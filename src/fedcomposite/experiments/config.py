@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from fedcomposite._validation import check_call
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
-from fedcomposite.experiments import toml
+from fedcomposite.experiments import grids, toml
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
@@ -74,6 +75,17 @@ class RunSection(_Section):
     checkpoint_every: int = Field(default=50, ge=0)
 
 
+class TrialsSection(_Section):
+    """``[trials]``: how values are chosen for the fields that say ``{tune = [...]}``."""
+
+    seed: Seed = 1000
+    """The seed they are chosen with, none of those that are reported."""
+    criterion: str = "objective"
+    """What the last record is judged by: the lowest wins, of accuracies the highest."""
+    rounds: int | None = Field(default=None, ge=1)
+    """Rounds of a trial; as many as a run has if left out."""
+
+
 class Config(_Section):
     """A whole experiment; one ``[algorithm]`` to run, or several ``[[algorithms]]`` to compare.
 
@@ -87,10 +99,11 @@ class Config(_Section):
     partition: dict[str, Any] | None = None
     problem: ProblemSection = ProblemSection()
     model: ModelSection | None = None
-    regularizer: dict[str, Any] = {"name": "Zero"}
+    regularizer: dict[str, Any] | list[dict[str, Any]] = {"name": "Zero"}
     algorithm: dict[str, Any] | None = None
     algorithms: list[dict[str, Any]] = []
     callbacks: list[dict[str, Any]] = []
+    trials: TrialsSection | None = None
     run: RunSection
 
     # -- reading and writing ----------------------------------------------------------------------------------------
@@ -98,20 +111,18 @@ class Config(_Section):
     @classmethod
     def read(cls, source: str | Path, overrides: Sequence[str] = ()) -> Config:
         """Read a file, or one of the package's own by name, and apply ``section.field=value`` overrides."""
-        path = locate(source)
-        content = toml.parse(path)
-        for wish in overrides:
-            toml.override(content, wish)
-        base = path.parent.absolute()  # the resolved file lies elsewhere
-        if isinstance(content.get("data"), dict) and isinstance(content["data"].get("files"), list):
-            content["data"]["files"] = [str(base / str(f)) for f in content["data"]["files"]]
-            if isinstance(content["data"].get("test"), str):
-                content["data"]["test"] = str(base / content["data"]["test"])
-        return cls.check(content, path.name)
+        return cls.check(*toml.load(source, overrides))
 
     @classmethod
     def check(cls, content: Mapping[str, Any], where: str = "config") -> Config:
-        """Validate parsed content; every mistake that can be seen without the data is told, each in one line."""
+        """Validate parsed content; every mistake that can be seen without the data is told, each in one line.
+
+        A method's grids are written out as methods; any other grid makes several experiments, which is for `compare`.
+        """
+        content = grids.without_grids(content)
+        for path, _ in (*grids.find(content, "grid"), *grids.find(content, "tune")):
+            place = ".".join(map(str, path))
+            raise ConfigError(f"{where}: {place} has several values, which makes several runs: use `compare`")
         large = list(toml.oversized(content))
         mistakes, wrong = [line for _, line in large], {path[0] for path, _ in large}
         filler: dict[str, Any] = {"data": {"name": "synthetic"}, "run": {"rounds": 0}}
@@ -153,7 +164,8 @@ class Config(_Section):
 
     def only(self, spec: dict[str, Any], seed: int) -> Config:
         """The single run of one method and one seed."""
-        return self.model_copy(update={"algorithm": spec, "algorithms": [], "seed": seed, "seeds": []})
+        update = {"algorithm": spec, "algorithms": [], "seed": seed, "seeds": [], "trials": None}
+        return self.model_copy(update=update)
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -179,16 +191,19 @@ class Config(_Section):
         return dict(zip(self.labels, map(_method, self.specs), strict=True))
 
     def make_regularizer(self) -> regularizers.Regularizer:
-        """Build ``[regularizer]``; ``on = "*.weight"`` restricts it to parameters of those names."""
-        fields = dict(self.regularizer)
+        """Build ``[regularizer]``; ``on = "*.weight"`` restricts it to parameters of those names.
+
+        Several ``[[regularizer]]`` tables, each with its ``on``, are added up: one term for each layer.
+        """
+        if isinstance(self.regularizer, dict):
+            return _term(self.regularizer, "[regularizer]")
+        terms = [_term(fields, f"[[regularizer]] {i + 1}:") for i, fields in enumerate(self.regularizer)]
+        if not terms:
+            raise ConfigError("[[regularizer]] is an empty list; leave it out for no regularizer")
         try:
-            on = fields.pop("on", None)
-            if not (on is None or isinstance(on, str | list)):
-                raise ConfigError(f"on = {on!r}, must be a pattern of parameter names, or a list of them")
-            h = regularizers.build(_name(fields), **{k: v for k, v in fields.items() if k != "name"})
-            return h if on is None else h.on(on if isinstance(on, str) else tuple(on))
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise ConfigError(f"[regularizer] {error}") from None
+            return functools.reduce(operator.add, terms)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[[regularizer]] {error}") from None
 
     def make_algorithm(self, spec: Mapping[str, Any], problem: Problem | None) -> AnyAlgorithm:
         """Build a method from its table.
@@ -344,6 +359,18 @@ class Config(_Section):
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
         return {**chosen, "dtype": getattr(torch, chosen["dtype"]), "seed": self.seed}
+
+
+def _term(fields: Mapping[str, Any], where: str) -> regularizers.Regularizer:
+    """One regularizer, on the parameters that ``on`` names."""
+    try:
+        on = fields.get("on")
+        if not (on is None or isinstance(on, str | list)):
+            raise ConfigError(f"on = {on!r}, must be a pattern of parameter names, or a list of them")
+        h = regularizers.build(_name(fields), **{k: v for k, v in fields.items() if k not in ("name", "on")})
+        return h if on is None else h.on(on if isinstance(on, str) else tuple(on))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ConfigError(f"{where} {error}") from None
 
 
 def _method(spec: Mapping[str, Any]) -> str:

@@ -22,6 +22,8 @@ class TheoryWarning(UserWarning):
 
 
 Watch = Callable[[Record], None]
+TUNING = "tuning"
+"""The folder of the runs that values were chosen by."""
 
 
 class Prepared(NamedTuple):
@@ -65,17 +67,20 @@ def execute(
     watch: Watch | None = None,
     *,
     fresh: bool = False,
+    draw: bool = True,
 ) -> Run:
     """Do the run that ``config`` describes in ``folder``, from its checkpoint if there is one.
 
     ``fresh`` begins anew and replaces what the folder holds of an earlier run. At Ctrl-C the folder is completed
-    with what there is, and :class:`fedcomposite.Interrupted` goes on to the caller.
+    with what there is, and :class:`fedcomposite.Interrupted` goes on to the caller. ``draw=False`` leaves out plot.png.
     """
     with FolderLock(folder.path):
-        return carry_out(prepare(config, folder, problem, fresh=fresh), folder, watch, fresh=fresh)
+        return carry_out(prepare(config, folder, problem, fresh=fresh), folder, watch, fresh=fresh, draw=draw)
 
 
-def carry_out(prepared: Prepared, folder: RunFolder, watch: Watch | None = None, *, fresh: bool = False) -> Run:
+def carry_out(
+    prepared: Prepared, folder: RunFolder, watch: Watch | None = None, *, fresh: bool = False, draw: bool = True
+) -> Run:
     """Do a run that was prepared."""
     config, problem, algorithm = prepared
     (label,) = config.labels
@@ -98,10 +103,10 @@ def carry_out(prepared: Prepared, folder: RunFolder, watch: Watch | None = None,
                 )
         except Interrupted as stop:
             journal.close()
-            folder.finish(stop.run, problem, label)
+            folder.finish(stop.run, problem, label, draw=draw)
             raise
         journal.close()
-        folder.finish(run, problem, label)
+        folder.finish(run, problem, label, draw=draw)
     return run
 
 
@@ -113,22 +118,24 @@ def collect(paths: list[Path]) -> tuple[dict[str, list[list[Record]]], dict[str,
         runs = (
             [path]
             if (path / "history.jsonl").exists()
-            else sorted(p.parent for p in path.glob("*/seed-*/history.jsonl"))
+            else sorted(p.parent for p in path.glob("**/seed-*/history.jsonl") if TUNING not in p.parts)
         )
         if not runs:
             raise StoreError(f"{path}: neither a run folder nor a comparison (no history.jsonl in it)")
-        names: dict[str, str] = {}  # of this folder's labels, which must not be taken for seeds of another's
+        names: dict[tuple[Path, str], str] = {}  # of this folder's labels, which must not be taken for another's seeds
         for run in runs:
-            folder = RunFolder(run)
+            folder, setting = RunFolder(run), run.parent.parent
             try:
                 label = str(folder.summary()["label"])
             except StoreError:
                 label = run.name
-            if label not in names:
-                names[label], number = label, 2
-                while names[label] in found:
-                    names[label] = f"{label} ({path.name})" if number == 2 else f"{label} ({path.name}, {number - 1})"
+            if (setting, label) not in names:
+                plain = label if run == path or setting == path else f"{label} [{setting.relative_to(path)}]"
+                name, number = plain, 2
+                while name in found:
+                    name = f"{plain} ({path.name})" if number == 2 else f"{plain} ({path.name}, {number - 1})"
                     number += 1
-                methods[names[label]] = folder.method or label
-            found.setdefault(names[label], []).append(folder.history())
+                names[setting, label] = name
+                methods[name] = folder.method or label
+            found.setdefault(names[setting, label], []).append(folder.history())
     return found, methods

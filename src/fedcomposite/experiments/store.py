@@ -13,11 +13,13 @@ plot.png               the curves
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
 import tomllib
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from fedcomposite.files import pack, write_atomic
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.history import Record, Run
 
+_LONGEST = 60  # letters of a label in a folder's name
 _SCRATCH = re.compile(r"\..+\.\d+\.tmp")  # what a process leaves that is killed while it replaces a file
 
 
@@ -42,6 +45,31 @@ class StoreError(UserError):
 def leftovers(folder: Path) -> list[Path]:
     """Files that killed processes left half-written. Who has the lock on the folder may remove them."""
     return [p for p in folder.iterdir() if _SCRATCH.fullmatch(p.name)] if folder.is_dir() else []
+
+
+def folder_names(labels: Sequence[str]) -> list[str]:
+    """A folder name for each label, different ones also where case does not count.
+
+    A label of letters, digits and inner hyphens is its own name; any other gets a digest of itself.
+
+    Examples
+    --------
+    >>> folder_names(["FedAvg", "a-b", "a b"])
+    ['FedAvg', 'a-b', 'a-b-c8687a08']
+    """
+    found: list[str] = []
+    taken: set[str] = set()
+    for label in labels:
+        name = "".join(c if c.isalnum() else "-" for c in label).strip("-")
+        plain = name == label == unicodedata.normalize("NFC", label) and 0 < len(name) <= _LONGEST
+        if not plain or name.casefold() in taken:
+            digest = hashlib.sha256(label.encode()).hexdigest()[:8]
+            name = f"{name[:_LONGEST] or 'run'}-{digest}"
+        if name.casefold() in taken:
+            raise StoreError(f"label {label!r}: gives the same folder as another; choose another label")
+        taken.add(name.casefold())
+        found.append(name)
+    return found
 
 
 class RunFolder:
@@ -129,7 +157,7 @@ class RunFolder:
             raise StoreError(f"{file}: missing or unreadable") from None
         return content
 
-    def finish(self, run: Run, problem: Problem, label: str) -> None:
+    def finish(self, run: Run, problem: Problem, label: str, *, draw: bool = True) -> None:
         """Write the model, the coefficient table, the plot and the summary (last: it marks a finished run)."""
         from fedcomposite.plots import draw_histories  # brings matplotlib
 
@@ -144,8 +172,9 @@ class RunFolder:
             if run.buffers is not None and run.buffers.numel():
                 tensors["buffers"] = run.buffers
         write_atomic(self.path / "model.safetensors", pack(tensors, metadata))
-        methods = {label: self.method or label}
-        draw_histories({label: [run.history]}, self.path / "plot.png", title=label, methods=methods)
+        if draw:
+            methods = {label: self.method or label}
+            draw_histories({label: [run.history]}, self.path / "plot.png", title=label, methods=methods)
         summary = {
             "status": run.status,
             "message": run.message,

@@ -68,6 +68,28 @@ def parse(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
+def load(source: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
+    """The content of a file, or of a shipped one, with ``section.field=value`` overrides; and the file's name."""
+    path = locate(source)
+    content = parse(path)
+    for wish in overrides:
+        override(content, wish)
+    base = path.parent.absolute()  # the resolved file lies elsewhere
+    for found in _file_tables(content.get("data")):
+        found["files"] = [str(base / str(f)) for f in found["files"]]
+        if isinstance(found.get("test"), str):
+            found["test"] = str(base / found["test"])
+    return content, path.name
+
+
+def _file_tables(section: Any) -> list[dict[str, Any]]:
+    """``[data]`` where it names files, or each such table of a grid of them."""
+    if not isinstance(section, dict):
+        return []
+    tables = section["grid"] if isinstance(section.get("grid"), list) else [section]
+    return [t for t in tables if isinstance(t, dict) and isinstance(t.get("files"), list)]
+
+
 def override(content: dict[str, Any], wish: str) -> None:
     """Apply ``section.field=value``; the value is TOML, or a bare string."""
     key, separator, text = wish.partition("=")

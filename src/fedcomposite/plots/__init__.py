@@ -4,8 +4,12 @@ This room imports nothing of the package: it draws what it is given, records as 
 """
 
 from fedcomposite.plots.canvas import check_kind
-from fedcomposite.plots.histories import AXES, Axis, draw_histories
+from fedcomposite.plots.histories import draw_histories
 from fedcomposite.plots.looks import Look, looks
+from fedcomposite.plots.panels import AXES, Axis, Band, Panel, Width, draw_panels
 from fedcomposite.plots.silos import draw_silos
 
-__all__ = ["AXES", "Axis", "Look", "check_kind", "draw_histories", "draw_silos", "looks"]
+__all__ = [
+    "AXES", "Axis", "Band", "Look", "Panel", "Width", "check_kind", "draw_histories", "draw_panels", "draw_silos",
+    "looks",
+]  # fmt: skip

@@ -13,14 +13,14 @@ if TYPE_CHECKING:  # matplotlib is brought by the first picture, not by a comman
 _NO_DATE: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
-def make(width: float, height: float, columns: int) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels side by side."""
+def make(width: float, height: float, columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels side by side, in so many rows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=120 if width > 10 else 200, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
 
 
 def finish(figure: Figure, path: str | Path | None) -> Figure:

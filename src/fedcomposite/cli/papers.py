@@ -1,0 +1,79 @@
+"""``reproduce``: the papers' figures and tables, with a verdict on each claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+from rich.markup import escape
+
+from fedcomposite import papers
+from fedcomposite.cli.console import FailedError, err, out, print_frame, written
+from fedcomposite.cli.runs import Jobs, Overrides
+from fedcomposite.experiments.workers import FailedRunsError
+from fedcomposite.papers.reproduce import read_state
+from fedcomposite.runtime import Interrupted
+
+OUT, QUICK = Path("reproductions"), Path("reproductions-quick")
+
+
+def reproduce(
+    names: Annotated[list[str], typer.Argument(help="What to reproduce: `fedcomposite list papers`; or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A reduced form, about a minute on a CPU.")] = False,
+    destination: Annotated[
+        Path | None, typer.Option("--out", help=f"Folder above that of each name (default: {OUT}, {QUICK}).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the runs are done: cpu, cuda.")] = "cpu",
+    jobs: Jobs = 1,
+    partial: Annotated[bool, typer.Option("--partial", help="Run nothing: tell what is finished so far.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Make a paper's figure and table, and a verdict on each of its claims.
+
+    What was interrupted goes on where it was, what is finished is not repeated: give the same command again.
+    """
+    folder = destination or (QUICK if quick else OUT)
+    wanted = papers.names() if names == ["all"] else names
+    for name in wanted:
+        papers.load(name)  # refuses unknown names before any work
+    for name in wanted:
+        try:
+            done = papers.reproduce(
+                name,
+                folder,
+                quick=quick,
+                device=device,
+                jobs=jobs,
+                partial=partial,
+                overrides=overrides or (),
+                say=lambda line: err.print(line, markup=False, highlight=False, soft_wrap=True),
+            )
+        except Interrupted as stop:
+            raise FailedError(f"{name}: {stop.run.message}; the same command goes on from there") from None
+        except FailedRunsError as error:
+            raise FailedError(f"{name}: {error}") from None
+        out.print(f"[bold]{name}[/]: {escape(done.paper.card['title'])}")
+        print_frame(pd.DataFrame(done.claims, columns=["claim", "measured", "verdict"]))
+        out.print(f"written: {escape(str(done.folder))} (figure.pdf, figure.png, data.csv, verdict.md)")
+    written(papers.write_report(folder))
+
+
+def paper_table() -> pd.DataFrame:
+    """Every reproduction: what it is, how long it takes, and what has been run in the default folder."""
+    rows = []
+    for name in papers.names():
+        card, state = papers.load(name).card, read_state(OUT / name)
+        minutes = card.get("minutes", {})
+        ran = "–" if not state else f"{state['date']}, {state['device']}" + ("" if state["complete"] else " (partly)")
+        rows.append(
+            {
+                "name": name,
+                "what": card["title"],
+                "CPU min": minutes.get("cpu"),
+                "GPU min": minutes.get("gpu"),
+                "run here": ran,
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,137 @@
+"""Grids in experiment files: ``step = {grid = [0.1, 0.5]}`` stands for one experiment with each value.
+
+A grid in a method's table makes one method of it for each value, told apart by its label. A grid anywhere else (data,
+partition, regularizer, problem, model, run) makes one *setting* for each value, and every method is run in every
+setting. Several grids make all combinations, the last one running fastest. Values may be whole tables:
+``data = {grid = [{name = "a9a"}, {name = "w8a"}]}``.
+
+``step = {tune = [0.1, 0.5]}`` in a method's table chooses the value: every combination is run with the seed of
+``[trials]``, and the one that ends best there is run with the seeds of the experiment. Seeds that a choice was made on
+are refused among those it is reported on.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from fedcomposite.experiments.toml import ConfigError
+
+Path = tuple[str | int, ...]
+Word = Literal["grid", "tune"]
+METHODS = ("algorithm", "algorithms")
+
+
+class Setting(NamedTuple):
+    """One combination of the values outside the methods."""
+
+    point: dict[str, Any]
+    """The value of each grid, by its field."""
+    content: dict[str, Any]
+    """The experiment without these grids."""
+
+
+class Variant(NamedTuple):
+    """One combination of the values in a method's table."""
+
+    base: str
+    """The label of the table that it was made from."""
+    point: dict[str, Any]
+    spec: dict[str, Any]
+
+
+def find(content: Any, word: Word, path: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
+    """Every grid (or choice to tune) with its place, in the order of the file."""
+    if isinstance(content, Mapping):
+        if word in content:
+            values = content[word]
+            where = ".".join(map(str, path)) or word
+            if len(content) > 1:
+                raise ConfigError(f"{where}: {{{word} = [...]}} stands alone, but {_others(content, word)} is with it")
+            if not isinstance(values, list) or not values:
+                raise ConfigError(f"{where}: {word} = {values!r}, must be a list of values")
+            if any(values.count(v) > 1 for v in values):
+                raise ConfigError(f"{where}: {word} = {values!r} has a value twice")
+            yield path, values
+            return
+        for key, value in content.items():
+            yield from find(value, word, (*path, key))
+    elif isinstance(content, list):
+        for number, value in enumerate(content):
+            yield from find(value, word, (*path, number))
+
+
+def settings(content: Mapping[str, Any]) -> list[Setting]:
+    """All combinations of the grids outside the methods; one setting without a point if there is none."""
+    rest = {k: v for k, v in content.items() if k not in METHODS}
+    if found := next(find(rest, "tune"), None):
+        raise ConfigError(f"{'.'.join(map(str, found[0]))}: only the fields of a method can be tuned")
+    names = _names([path for path, _ in find(rest, "grid")])
+    return [Setting(point, made) for point, made in _product(content, list(find(rest, "grid")), names)]
+
+
+def variants(content: Mapping[str, Any], word: Word = "grid") -> list[Variant]:
+    """The methods of an experiment, one for each combination of the values in its table."""
+    specs = content.get("algorithms") or ([content["algorithm"]] if "algorithm" in content else [])
+    if not isinstance(specs, list) or not all(isinstance(s, Mapping) for s in specs):
+        return []  # the check of the sections says what is wrong
+    made = []
+    for spec in specs:
+        found = list(find(spec, word))
+        names = _names([path for path, _ in found])
+        base = str(spec.get("label", spec.get("name")))
+        for point, one in _product(spec, found, names):
+            if point:
+                one["label"] = f"{base} ({', '.join(f'{k}={shown(v)}' for k, v in point.items())})"
+            made.append(Variant(base, point, one))
+    return made
+
+
+def without_grids(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiment with its methods' grids written out."""
+    if next(find({k: v for k, v in content.items() if k in METHODS}, "grid"), None) is None:
+        return dict(content)
+    rest = {k: v for k, v in content.items() if k not in METHODS}
+    return {**rest, "algorithms": [v.spec for v in variants(content)]}
+
+
+def shown(value: Any) -> str:
+    """A value of a grid in a few letters; a table by its name."""
+    if isinstance(value, Mapping):
+        rest = [f"{shown(v)}" for k, v in value.items() if k != "name"]
+        return " ".join([*([str(value["name"])] if "name" in value else []), *rest])
+    if isinstance(value, list):
+        return " + ".join(shown(v) for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _product(
+    content: Any, found: list[tuple[Path, list[Any]]], names: list[str]
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    for values in itertools.product(*(v for _, v in found)):
+        made = copy.deepcopy(dict(content))
+        for (path, _), value in zip(found, values, strict=True):
+            place: Any = made
+            for part in path[:-1]:
+                place = place[part]
+            place[path[-1]] = copy.deepcopy(value)
+        yield dict(zip(names, values, strict=True)), made
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """The last part of each path, with as much before it as tells it apart."""
+    parts = [[str(p) for p in path] for path in paths]
+    return [
+        next(
+            name
+            for k in range(1, len(own) + 1)
+            if (name := ".".join(own[-k:])) and sum(other[-k:] == own[-k:] for other in parts) == 1
+        )
+        for own in parts
+    ]
+
+
+def _others(content: Mapping[str, Any], word: str) -> str:
+    return ", ".join(k for k in content if k != word)

@@ -1,0 +1,45 @@
+"""The table of all claims of a folder of reproductions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from fedcomposite.files import write_atomic
+from fedcomposite.papers.base import load, names
+from fedcomposite.papers.reproduce import judge, read_state
+
+
+def write_report(out: Path) -> Path:
+    """Write ``out/README.md``: every claim with what was measured and the verdict, from the data in the folders."""
+    lines = [
+        "# Reproductions",
+        "",
+        "Written by `fedcomposite reproduce`. A claim is a paper's, in our words; what was measured is computed from",
+        "the `data.csv` beside the figure. What does not hold here may hold with numbers that the paper does not give.",
+        "",
+        "| name | the paper's claim | measured | verdict |",
+        "| --- | --- | --- | --- |",
+    ]
+    missing = []
+    for name in names():
+        state, data = read_state(out / name), out / name / "data.csv"
+        if not data.is_file() or data.stat().st_size <= 1:
+            missing.append(name)
+            continue
+        form = " (quick)" if state.get("quick") else "" if state.get("complete") else " (partial)"
+        link = f"[{name}]({name}/verdict.md){form}"
+        for claim in judge(load(name), pd.read_csv(data)):
+            cells = (" ".join(c.replace("|", "\\|").split()) for c in claim)
+            says, measured, verdict = cells
+            lines.append(f"| {link} | {says} | {measured} | **{verdict}** |")
+    if missing:
+        lines += ["", f"Not run yet: {', '.join(missing)}."]
+    lines += ["", "## Figures", ""]
+    for name in names():
+        if (out / name / "figure.png").is_file():
+            lines += [f"### {name}: {load(name).card['title']}", "", f"![{name}]({name}/figure.png)", ""]
+    target = out / "README.md"
+    write_atomic(target, "\n".join(lines).rstrip().encode() + b"\n")
+    return target

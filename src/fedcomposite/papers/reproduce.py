@@ -1,0 +1,148 @@
+"""From a name to a folder with the figure, the data and a verdict on every claim."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from fedcomposite._version import __version__
+from fedcomposite.experiments import FolderLock
+from fedcomposite.files import write_atomic
+from fedcomposite.papers.base import NOT_RUN, Claim, Paper, digest_of, load
+from fedcomposite.papers.study import Say, Study
+
+
+class Reproduced(NamedTuple):
+    """What a reproduction came to."""
+
+    paper: Paper
+    folder: Path
+    claims: list[Claim]
+    state: dict[str, Any]
+
+
+def reproduce(
+    name: str,
+    out: Path,
+    *,
+    quick: bool = False,
+    device: str = "cpu",
+    jobs: int = 1,
+    partial: bool = False,
+    overrides: Sequence[str] = (),
+    say: Say = print,
+) -> Reproduced:
+    """Make the figure, ``data.csv`` and ``verdict.md`` of a name in ``out/NAME``.
+
+    What is there of an earlier call is used: runs that are finished are not repeated, those that were interrupted go
+    on from their checkpoints, and if the data are complete only figure and verdict are made again. Runs of another
+    machine, or their data, may be copied in as folders.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+    out : path
+        The folder above that of the name.
+    quick : bool
+        The reduced form.
+    device, jobs
+        Where the runs are done, and how many at a time.
+    partial : bool
+        Do nothing new: data, figure and verdict of the runs that are finished.
+    overrides : sequence of str
+        ``section.field=value`` of the experiment.
+    say : function
+        Receives a line of progress.
+    """
+    paper = load(name)
+    content, folder = paper.experiment(quick=quick, overrides=overrides), out / name
+    digest = digest_of(content)
+    with FolderLock(folder):
+        state = read_state(folder)
+        file = folder / "data.csv"
+        if not (state.get("complete") and state.get("experiment") == digest and file.is_file()):
+            study = Study(paper, folder, content, device, jobs, partial, say)
+            state = _measure(study, state if state.get("experiment") == digest else {}, quick, digest)
+        data = pd.read_csv(file) if file.stat().st_size > 1 else pd.DataFrame()
+        claims = judge(paper, data)
+        if len(data):
+            for kind in ("pdf", "png"):
+                paper.module.draw(data, folder / f"figure.{kind}")
+        write_atomic(folder / "verdict.md", verdict(paper, claims, state).encode())
+    return Reproduced(paper, folder, claims, state)
+
+
+def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> dict[str, Any]:
+    """Make data.csv; the time of every call is added up."""
+    began, spent = time.perf_counter(), float(state.get("seconds", 0.0))
+    measure = getattr(study.paper.module, "measure", Study.sweep)
+    state = {
+        "name": study.paper.name, "experiment": digest, "quick": quick, "complete": False, "device": _device(study),
+        "versions": {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }  # fmt: skip
+    try:
+        data: pd.DataFrame = measure(study)
+        text = io.StringIO()
+        data.to_csv(text, index=False, float_format="%.7g")
+        write_atomic(study.folder / "data.csv", text.getvalue().encode())
+        state["complete"] = not study.partial
+    finally:
+        state["seconds"] = round(spent + time.perf_counter() - began, 1)
+        state["date"] = f"{datetime.now(UTC):%Y-%m-%d}"
+        write_atomic(study.folder / "state.json", (json.dumps(state, indent=2) + "\n").encode())
+    return state
+
+
+def judge(paper: Paper, data: pd.DataFrame) -> list[Claim]:
+    """The claims, from the data alone; those whose data are not there yet are not run."""
+    if not len(data):
+        return [Claim("all of it", "nothing yet", NOT_RUN)]
+    found: list[Claim] = paper.module.claims(data)
+    return found
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What is known of a reproduction's folder; nothing if it is not one."""
+    try:
+        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state
+
+
+def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str:
+    """The text of verdict.md."""
+    card = paper.card
+    form = "the reduced form (`--quick`)" if state.get("quick") else "the full form"
+    lines = [f"# {paper.name}: {card['title']}", "", f"{card['source']}.", "", str(card["about"]).strip(), ""]
+    lines += ["| the paper's claim, in our words | measured | verdict |", "| --- | --- | --- |"]
+    lines += [f"| {_cell(c.says)} | {_cell(c.measured)} | **{_cell(c.verdict)}** |" for c in claims]
+    lines += ["", "![figure](figure.png)", ""]
+    partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
+    lines += [
+        f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
+        f"{state.get('date', '')}.{partly} Again: `fedcomposite reproduce {paper.name}"
+        f"{' --quick' if state.get('quick') else ''}`; the numbers are in `data.csv`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _device(study: Study) -> str:
+    if study.device.startswith("cuda"):
+        return torch.cuda.get_device_name()
+    return f"{study.jobs} CPU core{'s' if study.jobs > 1 else ''}"

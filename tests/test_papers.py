@@ -1,0 +1,96 @@
+"""Reproductions: every name works in its reduced form, goes on where it was interrupted, and is not repeated."""
+
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedcomposite import papers
+from fedcomposite.experiments import Sweep
+from fedcomposite.papers.base import HOLDS, Claim, digest_of, first_at, judged, relative, slope, split
+from fedcomposite.papers.reproduce import read_state
+
+TINY = {  # a fraction of the reduced form
+    "zhang-fig2": ["run.rounds=4", "run.evaluate_every=2"],
+}
+HOME = Path(papers.__file__).parent
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_every_name_in_a_small_form(name, tmp_path):
+    done = papers.reproduce(name, tmp_path, quick=True, overrides=TINY.get(name, []), say=lambda _: None)
+    for file in ("figure.pdf", "figure.png", "data.csv", "verdict.md"):
+        assert (tmp_path / name / file).stat().st_size > 100, file
+    assert done.claims
+    assert all(isinstance(claim, Claim) and claim.measured for claim in done.claims)
+    text = (tmp_path / name / "verdict.md").read_text()
+    assert all(claim.verdict in text for claim in done.claims)
+    assert papers.write_report(tmp_path).read_text().count(f"| [{name}](") == len(done.claims)
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_both_forms_of_every_name_are_valid_experiments(name):
+    paper = papers.load(name)
+    assert {"title", "source", "about", "minutes"} <= set(paper.card)
+    for quick in (False, True):
+        experiment, _ = split(paper.experiment(quick=quick))
+        if experiment:
+            Sweep(experiment, name).check()
+    assert (HOME / f"{name}.toml").read_text().startswith("# ")
+
+
+def test_an_interrupted_reproduction_goes_on_and_a_finished_one_is_not_repeated(tmp_path):
+    said = []
+    options = {"quick": True, "overrides": ["run.rounds=4"], "say": said.append}
+
+    def stop(line):
+        said.append(line)
+        if len(said) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        papers.reproduce("zhang-fig2", tmp_path, **{**options, "say": stop})
+    assert read_state(tmp_path / "zhang-fig2")["complete"] is False
+    there = papers.reproduce("zhang-fig2", tmp_path, **options, partial=True)
+    assert pd.read_csv(there.folder / "data.csv")["run"].nunique() == 3
+    del said[:]
+    first = papers.reproduce("zhang-fig2", tmp_path, **options)
+    assert len(said) == 6  # of nine
+    del said[:]
+    data = (first.folder / "data.csv").read_bytes()
+    again = papers.reproduce("zhang-fig2", tmp_path, **options)
+    assert said == []
+    assert again.claims == first.claims
+    assert (first.folder / "data.csv").read_bytes() == data
+    other = papers.reproduce("zhang-fig2", tmp_path / "copy", **options)
+    assert (
+        pd.read_csv(other.folder / "data.csv")
+        .drop(columns="seconds")
+        .equals(pd.read_csv(first.folder / "data.csv").drop(columns="seconds"))
+    )
+
+
+def test_commands(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    listed = cli("list", "papers", check=0).out
+    assert all(name in listed for name in papers.names())
+    assert "did you mean 'zhang-fig2'" in cli("reproduce", "zhang-fig22", check=2).err
+    done = cli("reproduce", "zhang-fig2", "--quick", "--set", "run.rounds=2", check=0)
+    assert "verdict" in done.out
+    assert (tmp_path / "reproductions-quick" / "README.md").is_file()
+
+
+def test_functions_of_the_data():
+    data = pd.DataFrame({"run": ["a"] * 3 + ["b"] * 3, "round": [0, 1, 2] * 2, "stationarity": [4, 2, 1, 8, 8, 8.0]})
+    assert list(relative(data)) == [1, 0.5, 0.25, 1, 1, 1]
+    reached = first_at(data, relative(data), 0.5)
+    assert reached["a"] == 1
+    assert reached["b"] != reached["b"]
+    found, half = slope([1, 10, 100], [5, 0.5, 0.05])
+    assert found == pytest.approx(-1)
+    assert half == pytest.approx(0, abs=1e-6)
+    assert judged(True, [1]) == HOLDS
+    assert judged(True, []) == "not run"
+    one = tomllib.loads("[run]\nrounds = 2\ndevice = 'cuda'")
+    assert digest_of(one) == digest_of({"run": {"rounds": 2}})
