@@ -65,7 +65,8 @@ class Study:
             Sections that replace those of the TOML.
         """
         content = {**split(self.content)[0], **changes}
-        content["run"] = {**content["run"], "device": self.device}
+        gpu = {"mode": "record"} if self.device.startswith("cuda") else {}  # many short runs: compiling does not pay
+        content["run"] = {**gpu, **content["run"], "device": self.device}
         sweep, place = Sweep(content, self.paper.name), self.runs / part if part else self.runs
         if self.partial:
             entries = comparison.finished(sweep, place)

@@ -1,0 +1,63 @@
+"""Claims of the FedNMap paper about its Figure 3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedcomposite.papers.base import Claim, histories, judged, slope
+from fedcomposite.papers.fednmap_fig2 import clients_of, final
+from fedcomposite.plots import canvas
+from fedcomposite.plots.looks import COLORS
+
+
+def speedup(data: pd.DataFrame, key: str, what: str) -> list[Claim]:
+    """The claims that hold for clients and for local steps alike."""
+    ends = final(data)
+    means = ends.groupby(key)["stationarity"].mean()
+    found, half = slope(ends[key], ends["stationarity"])
+    listed = ", ".join(f"{n}: {v:.2g}" for n, v in means.items())
+    return [
+        Claim(f"larger {what} leads to a smaller stationarity", listed, judged(means.is_monotonic_decreasing, means)),
+        Claim(
+            f"linear speedup in {what}: the norm falls at least as {what} to the power -1/2",
+            f"fitted slope {found:.2f} ± {half:.2f} (95 %), of the squared norm {2 * found:.2f} ± {2 * half:.2f}",
+            judged(found - half <= -0.5, means),
+        ),
+    ]
+
+
+def draw_speedup(data: pd.DataFrame, key: str, what: str, path: Path) -> None:
+    """Curves on the left, final values with the fitted line on the right."""
+    figure, (left, right) = canvas.make(7.0, 2.9, 2)
+    ends = final(data)
+    values = sorted(data[key].unique())
+    for i, value in enumerate(values):
+        runs = histories(data[data[key] == value], label="class")["FedNMap"]
+        rounds = [r["round"] for r in runs[0]]
+        mean = np.exp(np.mean(np.log([[r["stationarity"] for r in run] for run in runs]), axis=0))
+        left.plot(rounds, mean, color=COLORS[i % len(COLORS)], label=f"{what} = {value}")
+    left.set(yscale="log", xlabel="round", ylabel="stationarity", title="mean over seeds")
+    left.legend()
+    found, half = slope(ends[key], ends["stationarity"])
+    right.plot(ends[key], ends["stationarity"], "o", color=COLORS[0], label="seeds")
+    centre = np.exp(np.log(ends["stationarity"]).mean())
+    middle = np.exp(np.log(ends[key].astype(float)).mean())
+    line = np.asarray(values, float)
+    right.plot(line, centre * (line / middle) ** found, "-", color=COLORS[1], label=f"slope {found:.2f} ± {half:.2f}")
+    right.plot(line, centre * (line / middle) ** -0.5, ":", color=COLORS[6], label="slope -1/2")
+    right.set(xscale="log", yscale="log", xlabel=what, ylabel="final stationarity", title="mean of the last quarter")
+    right.legend()
+    canvas.finish(figure, path)
+
+
+def claims(data: pd.DataFrame) -> list[Claim]:
+    """Speedup in the number of clients."""
+    return speedup(data, clients_of(data), "n")
+
+
+def draw(data: pd.DataFrame, path: Path) -> None:
+    """Stationarity for each n."""
+    draw_speedup(data, clients_of(data), "n", path)

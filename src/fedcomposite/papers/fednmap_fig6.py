@@ -1,0 +1,88 @@
+"""Claims of the FedNMap paper about its Figure 6."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from fedcomposite import data as datasets
+from fedcomposite import metrics, models
+from fedcomposite.algorithms import FedCanon, FedNMap, Zhang
+from fedcomposite.data import Silos
+from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, told
+from fedcomposite.papers.study import Study
+from fedcomposite.plots import Panel, draw_panels
+from fedcomposite.problems import Problem
+from fedcomposite.regularizers import L1
+from fedcomposite.runtime import simulate
+
+METHODS = ["FedNMap", "Zhang", "FedCanon"]
+
+
+def measure(study: Study) -> pd.DataFrame:
+    """A run for each method and seed, with Hoyer's measure at every record."""
+    seeds = study.content["seeds"]
+    cells = [{**study.settings, "method": m, "seed": s, "device": study.device} for m in METHODS for s in seeds]
+    data = study.each(run, cells)
+    return data.assign(run=data["method"] + ", seed " + data["seed"].astype(str)) if len(data) else data
+
+
+def run(cell: dict[str, Any]) -> pd.DataFrame:
+    """One run."""
+    import torch
+
+    seed, steps, step = cell["seed"], cell["local_steps"], cell["step"]
+    pooled = datasets.load("fashion_mnist")
+    few = Silos.from_arrays([(pooled.features[: cell["images"]], pooled.targets[: cell["images"]])], test=pooled.test)
+    silos = few.partition("dirichlet", clients=cell["clients"], alpha=0.5, seed=seed, minimum=cell["batch"])
+    options = {"dropout": 0.0} if cell["model"].startswith("mobilenet") else {}
+    problem = Problem(
+        silos, model=models.build(cell["model"], "fashion-mnist", seed=seed, **options), regularizer=L1(cell["lam"]),
+        normalization=datasets.normalization("fashion_mnist"), evaluation_samples=min(10_000, cell["images"]),
+    )  # fmt: skip
+    effective = steps * step
+    methods: dict[str, Any] = {
+        "FedNMap": FedNMap(steps, step, gamma=effective),
+        "Zhang": Zhang(steps, step),
+        "FedCanon": FedCanon(steps, step, effective),
+    }
+    where = torch.cat([torch.full((s.stop - s.start,), len(s.shape) > 1) for s in problem.layout])
+    sparse: list[float] = []
+
+    def hoyer(view: Any) -> None:
+        sparse.append(metrics.hoyer(view.solution.cpu()[where]))
+
+    mode: Literal["record", "auto"] = "record" if cell["device"].startswith("cuda") else "auto"
+    done = simulate(
+        problem, methods[cell["method"]], rounds=cell["rounds"], batch_size=cell["batch"], seed=seed,
+        dtype=torch.float32, device=cell["device"], evaluate_every=cell["every"], callbacks=[hoyer], mode=mode,
+    )  # fmt: skip
+    keys = ("round", "loss", "objective", "sparsity", "test_accuracy", "seconds")
+    rows = pd.DataFrame([{k: r[k] for k in keys} for r in done.history])
+    return rows.assign(hoyer=sparse, status=done.status, **{"class": cell["method"]})
+
+
+def claims(data: pd.DataFrame) -> list[Claim]:
+    """Sparsity and loss at the end."""
+    ends, found = last(data), []
+    for key, says, best in (("hoyer", "higher sparsity (Hoyer)", max), ("loss", "lower training loss", min)):
+        each = {m: only(ends, method=m)[key] for m in METHODS}
+        means = {m: float(v.mean()) for m, v in each.items()}
+        right = best(means, key=lambda m: means[m]) == "FedNMap"
+        found.append(
+            Claim(
+                f"FedNMap ends with {says} than Zhang and FedCanon",
+                ", ".join(f"{m} {told(v, 3)}" for m, v in each.items()),
+                judged(right, *each.values()),
+            )
+        )
+    return found
+
+
+def draw(data: pd.DataFrame, path: Path) -> None:
+    """Training loss and Hoyer's measure against rounds."""
+    shown = histories(data)
+    panels = [Panel(shown, y="loss", name="training loss"), Panel(shown, y="hoyer", name="Hoyer sparsity")]
+    draw_panels(panels, path, methods=classes(data))
