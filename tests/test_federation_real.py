@@ -147,9 +147,7 @@ class Parties:
         self.others = []
         for name in self.fed.revoked():
             self.fed.reinstate(name)
-        if self.server is None or not self.server.alive:
-            self.serve()
-        elif not tell_service(self.fed):
+        if self.server is None or not self.server.alive or not tell_service(self.fed):
             self.serve()
         for name in SITES:
             if name not in self.sites or not self.sites[name].alive or not self.sites[name].usual:
@@ -262,10 +260,10 @@ def test_the_server_and_then_everybody_is_killed(parties, whole):
 
 
 def test_a_bad_network_changes_no_bit(parties, whole):
-    """Delays of 100 ms and resets at one site, a slow uplink at another, a cable without a word for 30 s at the third."""
+    """Delays of 100 ms and resets at one site, a slow uplink at another, and a cable cut for 30 s at the third."""
     with contextlib.ExitStack() as stack:
-        proxies = {name: Proxy(parties.fed.port, **options) for name, options in
-                   {"north": {"delay": 0.1, "resets": 0.03}, "south": {"rate": 20_000}, "west": {}}.items()}  # fmt: skip
+        troubles = {"north": {"delay": 0.1, "resets": 0.03}, "south": {"rate": 20_000}, "west": {}}
+        proxies = {name: Proxy(parties.fed.port, **trouble) for name, trouble in troubles.items()}
         for name, proxy in proxies.items():
             stack.callback(proxy.close)
             far = shutil.copytree(parties.fed.path / "sites" / name, parties.folder / "far" / name)
