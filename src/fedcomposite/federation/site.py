@@ -29,6 +29,7 @@ from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
+from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.process import fitting_threads
@@ -272,7 +273,10 @@ class Site:
             state = client.algorithm.at(0).init(given["start"], job.problem.regularizer)[1]
         else:
             state = self.store.load(order.job, order.last, job.state)
-        reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
+        try:
+            reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
+        except StepError as error:
+            raise RefusalError(f"round {order.round + 1}: {error}") from None
         if not (messages.finite(reply) and messages.finite(after) and bool(torch.isfinite(buffers).all())):
             raise RefusalError("its numbers left the finite range: the steps are probably too large")
         if after:
