@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import signal
 import tomllib
@@ -148,6 +149,8 @@ def conduct(federation: FederationFolder, place: RunFolder) -> None:
         raise  # the experiment has to be changed, so there is nothing to go on with
     except Exception as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            line = f"no space is left on the coordinator's disk ({place.path}); make room"
         raise FederationError(f"{line}; {hint}") from error
     summary, last = place.summary(), place.history()[-1]
     out.print(

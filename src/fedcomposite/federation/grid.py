@@ -82,7 +82,11 @@ class ServiceGrid(Grid):
             node, group = message.metadata.dst_node_id, message.metadata.group_id
             payload, name = pack(message.content), uuid.uuid4().hex
             site = self._names[node]
-            (self._spool / name).write_bytes(payload)
+            try:
+                (self._spool / name).write_bytes(payload)
+            except OSError:  # a full disk: the part that there was room for is nobody's
+                (self._spool / name).unlink(missing_ok=True)
+                raise
             cover = Ticket(
                 id=name, site=site, job=self._job, group=group, size=len(payload), digest=signing.digest(payload)
             )
