@@ -27,16 +27,17 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation import door, gate, office, pki, service, signing, supernode, wire
+from fedcomposite.federation import demo, door, gate, office, pki, service, signing, supernode, wire
 from fedcomposite.federation.engine import EngineError
 from fedcomposite.federation.exchange import Exchange, RefusedRequestError, Ticket
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.grid import ServiceGrid
 from fedcomposite.federation.office import Counter, OfficeError
+from fedcomposite.federation.orders import Introduction, Order
 from fedcomposite.federation.parcel import pack, unpack
 from fedcomposite.federation.site import Limits
 
-PATIENCE = 90.0
+PATIENCE = 300.0  # seconds after which a test gives up; none depends on how long something takes
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
@@ -577,6 +578,29 @@ def test_fifty_sites(running, fed):
             got = ask(fed, content, job=f"job{i}")
             assert {k: pack(v) for k, v in got.items()} == {k: pack(v) for k, v in content.items()}
         assert all(len(site.asked) == 3 for site in sites.values())
+
+
+@pytest.mark.slow
+def test_a_site_behind_flowers_own_supernode(tmp_path):
+    """`serve --stock` and `join --stock`: an order comes to the installed package over Flower's protocol, and back."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a"])
+    place, X = fed.path / "sites" / "a", torch.randn(60, 3, dtype=torch.float64)
+    rows = [",".join(map(str, [*x.tolist(), int(x[0] > 0)])) for x in X]
+    (tmp_path / "a.csv").write_text("\n".join(["u,v,w,sick", *rows]))
+    text = (place / "site.toml").read_text()
+    added = f'[data]\nfile = "{tmp_path / "a.csv"}"\ntarget = "sick"\n'
+    (place / "site.toml").write_text(text.replace("[data]\n", added, 1))
+    experiment = '[algorithm]\nname = "FedAvg"\nlocal_steps = 1\nstep = 0.1\n[run]\nrounds = 1\n'
+    served = Running(fed, "--stock")
+    try:
+        with demo.party(tmp_path / "a.log", "join", str(place), "--stock"):
+            order = Order(job="job", site="a", config=experiment)
+            got = ask(fed, {"a": wire.content(order=order.model_dump_json())})["a"]
+    finally:
+        served.stop()
+    met = Introduction.read(wire.text(got, "introduction"))
+    assert (met.site, met.samples, met.names, met.labels) == ("a", 60, ["u", "v", "w"], [0.0, 1.0])
+    assert "only for a coordinator you trust" in (tmp_path / "a.log").read_text()
 
 
 # -- the service itself ----------------------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ class Connection:
                     self._pause(error)
                 continue
             self._back()
-        return bytes(got[: ticket.size])
+        return bytes(memoryview(got)[: ticket.size])
 
     def _answer(self, ticket: Ticket, payload: bytes) -> bytes:
         """Check the coordinator's signature, then let the site do the order, with signs of life meanwhile."""
