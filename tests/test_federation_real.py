@@ -310,12 +310,17 @@ def test_skip_goes_on_without_a_site_that_leaves(parties):
     assert [r.get("sites", 3) for r in records(out)] == [3, 2, 2, 2, 2]
 
 
-def test_ctrl_c_at_the_analyst_leaves_a_run_to_resume(parties, whole):
+def status(parties):
+    return CliRunner().invoke(federation_app, ["status", str(parties.fed.path)]).output
+
+
+def test_a_run_that_is_stopped_or_killed_can_be_resumed(parties, whole):
+    """Ctrl-C at the analyst, then SIGKILL: nothing hangs, the folder is good so far, and the result the same."""
     out = parties.folder / "stopped"
     west = parties.join("west", held=("after", 2))
     run = parties.run("run-stopped", parties.folder / "config.toml", "--out", out)
     west.wait_for("held in round 2")
-    shown = CliRunner().invoke(federation_app, ["status", str(parties.fed.path)]).output
+    shown = status(parties)
     assert all(f"{name}" in shown for name in SITES)
     assert shown.count("online") >= 3
     # Neither the run nor a site can be there twice; both go on undisturbed.
@@ -327,8 +332,13 @@ def test_ctrl_c_at_the_analyst_leaves_a_run_to_resume(parties, whole):
     assert "interrupted after round 1" in said
     assert f"--resume {out}" in said
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
+    west = parties.join("west", held=("before", 4))
+    run = parties.run("run-stopped-on", "--resume", out)
+    west.wait_for("held in round 4")
+    run.kill()
+    assert "gone (go on with --resume), round 3/5" in " ".join(status(parties).split())
     parties.join("west")
-    parties.run("run-stopped-on", "--resume", out).ends(0)
+    parties.run("run-killed-on", "--resume", out).ends(0)
     assert torch.equal(model(out), model(whole))
     assert records(out) == records(whole)
 

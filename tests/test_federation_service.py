@@ -35,6 +35,7 @@ from fedcomposite.federation.grid import ServiceGrid
 from fedcomposite.federation.office import Counter, OfficeError
 from fedcomposite.federation.orders import Introduction, Order
 from fedcomposite.federation.parcel import pack, unpack
+from fedcomposite.federation.post import Post, Settings
 from fedcomposite.federation.site import Limits
 
 PATIENCE = 300.0  # seconds after which a test gives up; none depends on how long something takes
@@ -578,6 +579,35 @@ def test_fifty_sites(running, fed):
             got = ask(fed, content, job=f"job{i}")
             assert {k: pack(v) for k, v in got.items()} == {k: pack(v) for k, v in content.items()}
         assert all(len(site.asked) == 3 for site in sites.values())
+
+
+def test_a_reply_that_is_begun_and_never_ended_costs_the_patience(running, fed):
+    """The others are not held up by more than that, and the site is named, though it is there all the time."""
+    idler, whole = Caller(fed, "north"), pack(vectors(50_000))
+    assert idler.open()[0] == 200
+    begun = []
+
+    def dawdle():
+        said = b""
+        while not said:
+            said = idler.client.post("/v1/sites/next", headers=idler.headers("POST", "next")).content
+        order = json.loads(said.partition(b"\n")[0])["id"]
+        begun.append(idler.call("PUT", f"reply/{order}/0/{len(whole)}", whole[:1000])[0])
+
+    dawdling = threading.Thread(target=dawdle)
+    lines, grid = [], ServiceGrid(fed, "job")
+    try:
+        with joined(fed, "south"):
+            until(lambda: {n.name for n in grid.get_nodes()} >= {"north", "south"})
+            dawdling.start()
+            post = Post(grid, fed.nodes, Settings(policy="skip", patience=1.0), lines.append)
+            got = post.collect({name: vectors(5) for name in ("north", "south")}, "1", lambda site, content: content)
+            assert set(got) == {"south"}
+            dawdling.join(PATIENCE)
+            assert begun == [200]
+    finally:
+        grid.close()
+    assert any(line.startswith("going on without north") for line in lines)
 
 
 @pytest.mark.slow
