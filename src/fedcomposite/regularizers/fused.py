@@ -104,10 +104,8 @@ def total_variation(v: Floats, lam: Floats, first: Flags) -> Floats:
 
 def _solve(v: Tensor, lam: Step, first: Tensor | None = None) -> Tensor:
     """Total variation prox of each vector; a compiler that traces the formula leaves it out, since it is in NumPy."""
-    if torch.compiler.is_compiling():
-        # Not a decorator: that imports the compiler, half of the time that this package takes to start.
-        return cast(Tensor, torch.compiler.disable(_solved)(v, lam, first))  # type: ignore[no-untyped-call]
-    return _solved(v, lam, first)
+    # Not a decorator: that imports the compiler, half of the time that this package takes to start.
+    return cast(Tensor, torch.compiler.disable(_solved)(v, lam, first))  # type: ignore[no-untyped-call]
 
 
 def _solved(v: Tensor, lam: Step, first: Tensor | None) -> Tensor:
