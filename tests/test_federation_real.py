@@ -336,7 +336,7 @@ def test_a_run_that_is_stopped_or_killed_can_be_resumed(parties, whole):
     run = parties.run("run-stopped-on", "--resume", out)
     west.wait_for("held in round 4")
     run.kill()
-    assert "gone (go on with --resume), round 3/5" in " ".join(status(parties).split())
+    assert "gone (go on with --resume), round 2/5" in " ".join(status(parties).split())  # round 3 was not measured yet
     parties.join("west")
     parties.run("run-killed-on", "--resume", out).ends(0)
     assert torch.equal(model(out), model(whole))
@@ -348,7 +348,7 @@ def test_the_coordinators_disk_is_full(parties, whole):
     if not parties.small:
         pytest.skip("needs the right to mount a small disk")
     out, ballast = parties.disk / "full", parties.disk / "ballast"
-    west = parties.join("west", held=("before", 3))
+    west, before = parties.join("west", held=("before", 3)), set(parties.fed.spool.iterdir())
     run = parties.run("run-full", parties.folder / "config.toml", "--out", out)
     west.wait_for("held in round 3")
     try:
@@ -365,7 +365,7 @@ def test_the_coordinators_disk_is_full(parties, whole):
     assert "going on after round 2" in parties.run("run-full-on", "--resume", out).ends(0)
     assert torch.equal(model(out), model(whole))
     assert records(out) == records(whole)
-    assert list(parties.fed.spool.iterdir()) == []
+    assert set(parties.fed.spool.iterdir()) <= before
 
 
 def test_strangers_and_impostors_are_refused(parties):
