@@ -13,12 +13,12 @@ class Proxy:
 
     ``delay`` is in seconds and for every piece; ``resets`` is the chance that a piece resets its connection instead of
     arriving; ``rate`` is in bytes per second towards the target; while ``cut`` nothing passes and nobody is told, as
-    with an unplugged cable. ``broken`` and ``passed`` count resets and bytes.
+    with an unplugged cable. ``broken``, ``passed`` and ``lost`` count resets, bytes, and bytes that a cut swallowed.
     """
 
     def __init__(self, target, delay=0.0, resets=0.0, rate=0.0, seed=0):
         self.target, self.delay, self.resets, self.rate = target, delay, resets, rate
-        self.cut, self.broken, self.passed, self.seen = False, 0, 0, threading.Event()
+        self.cut, self.broken, self.passed, self.lost = False, 0, 0, 0
         self._random = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         listening = socket.create_server(("127.0.0.1", 0))
@@ -61,6 +61,7 @@ class Proxy:
             while data := await reader.read(4096 if up and self.rate else 65536):
                 await asyncio.sleep(self.delay + (len(data) / self.rate if up and self.rate else 0.0))
                 if self.cut:
+                    self.lost += len(data)
                     continue
                 if self._random.random() < self.resets:
                     self.broken += 1
@@ -72,6 +73,5 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
                 self.passed += len(data)
-                self.seen.set()
         for end in ends:
             end.transport.abort()

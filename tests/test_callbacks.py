@@ -113,6 +113,37 @@ def test_early_stopping_equals_its_definition_and_survives_a_resume(problem, tmp
     assert torch.equal(parts.solution, run.solution)
 
 
+def test_early_stopping_looks_at_each_record_once():
+    """A thousand records cost a thousand looks, and the past of a resumed run one each; NaN is never the best."""
+    looks = []
+
+    class Looked(dict):
+        def __getitem__(self, key):
+            looks.append(key)
+            return super().__getitem__(key)
+
+    class Run:
+        history, reason = [], ""
+        record = property(lambda self: self.history[-1])
+
+        def stop(self, reason):
+            self.reason = self.reason or reason
+
+    def run(values, past=0):
+        one, stop = Run(), callbacks.EarlyStopping("loss", patience=400)
+        one.history = [Looked(round=i, loss=v) for i, v in enumerate(values[:past])]
+        stop.begin(one)
+        for i, value in enumerate(values[past:], past):
+            one.history.append(Looked(round=i, loss=value))
+            stop(one)
+        return one.reason
+
+    falling = [float("nan"), *(1 / (i + 1) for i in range(599)), *[1.0] * 400]
+    expected = "loss has not improved for 400 records (best 0.00166945 in round 599)"
+    assert run(falling) == run(falling, past=700) == expected
+    assert len(looks) < 6 * len(falling)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import random
+import resource
+import shutil
 import socket
 import ssl
 import stat
@@ -25,16 +27,19 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation import gate, office, pki, service, signing, supernode, wire
+from fedcomposite.federation import demo, door, gate, office, pki, service, signing, supernode, wire
 from fedcomposite.federation.engine import EngineError
 from fedcomposite.federation.exchange import Exchange, RefusedRequestError, Ticket
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.grid import ServiceGrid
 from fedcomposite.federation.office import Counter, OfficeError
+from fedcomposite.federation.orders import Introduction, Order
 from fedcomposite.federation.parcel import pack, unpack
+from fedcomposite.federation.post import Post, Settings
 from fedcomposite.federation.site import Limits
 
-PATIENCE = 90.0
+PATIENCE = 300.0  # seconds after which a test gives up; none depends on how long something takes
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def until(what, timeout=PATIENCE):
@@ -285,6 +290,53 @@ def test_a_body_is_not_read_before_its_sender_is_known(running, fed, north):
     assert running.memory() - before < 40e6
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_silent_connections_do_not_stop_a_site(running, fed, secure):
+    """Five hundred of them, before and after the handshake: the oldest give way, and who speaks is served."""
+    context = ssl.create_default_context(cafile=str(fed.authority))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, FILES[1]), FILES[1]))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, FILES)
+        site = Caller(fed, "north")
+        assert site.open()[0] == 200
+        silent = []
+        for _ in range(500):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", fed.port), timeout=PATIENCE))
+            if secure:
+                one = stack.enter_context(context.wrap_socket(one, server_hostname="127.0.0.1"))
+            silent.append(one)
+        assert site.call("POST", "beat")[0] == 200  # over the connection that it has
+        assert Caller(fed, "south").open()[0] == 200  # over a new one
+        for one in silent[:200]:  # they have been ended
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                assert one.recv(1) == b""
+        files = len(list(Path(f"/proc/{running.process.pid}/fd").iterdir()))
+        assert files < door.STRANGERS + 100
+
+
+def test_the_door_counts_by_site_and_by_address(monkeypatch):
+    """The address with most strangers gives way, and a site with too many connections loses its oldest."""
+    monkeypatch.setattr(door, "STRANGERS", 3)
+    monkeypatch.setattr(door, "PER_SITE", 2)
+    ended, one = [], door.Door()
+
+    def guest(address):
+        made = door.Guest(address)
+        made.end = lambda: ended.append(made)
+        one.come(made)
+        return made
+
+    quiet, *loud = guest("a"), guest("b"), guest("b"), guest("b")
+    assert ended == [loud[0]]
+    one.know(loud[0], "north")  # too late
+    for made in (quiet, *loud[1:]):
+        one.know(made, "north")
+    assert ended == [loud[0], quiet]
+    one.leave(loud[1])
+    one.know(guest("c"), "north")
+    assert len(ended) == 2
+
+
 def test_headers_without_end_are_cut(running, fed):
     """Slow ones after their time, long ones at once."""
     context = ssl.create_default_context(cafile=str(fed.authority))
@@ -370,6 +422,40 @@ def test_revoke_reinstate_rekey_and_add(running, fed):
     running.process, running.began = again_running.process, again_running.began
     assert Caller(fed, "east").open() == (403, {"reason": "revoked"})
     assert again.open()[0] == 200
+
+
+def test_the_key_for_orders_is_rotated(running, fed, tmp_path):
+    """A site with the old one refuses and says what to do; with the new file it goes on, without a restart."""
+    place = shutil.copytree(fed.path / "sites" / "south", tmp_path / "south")
+    with joined(fed, "south", folder=place) as (site, lines, _):
+        assert set(ask(fed, {"south": vectors(3)})) == {"south"}
+        said = command("rotate", fed.path)
+        assert all(f"carry to {name}" in said for name in fed.sites)
+        refused = wire.text(ask(fed, {"south": vectors(3)})["south"], "refusal")
+        assert "if the coordinator has a new key, put its coordinator.pub into the site's folder" in refused
+        assert refused in lines[-1]
+        shutil.copy(fed.path / "sites" / "south" / "coordinator.pub", place)
+        assert pack(ask(fed, {"south": vectors(4)})["south"]) == pack(vectors(4))
+        assert len(site.asked) == 2
+    assert stat.S_IMODE(fed.order_key.stat().st_mode) == 0o600
+    assert sorted(p.name for p in fed.order_key.parent.iterdir()) == ["orders.key", "server.key", "server.pem"]
+
+
+def test_folders_of_older_versions(tmp_path):
+    """Without a key for orders: one line that says what to run, at both ends."""
+    old = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a", "b"])
+    old.order_key.unlink()
+    for name in old.sites:
+        (old.path / "sites" / name / "coordinator.pub").unlink()
+    key = (old.path / "sites" / "a" / "site.key").read_bytes()
+    for arguments in (["serve", old.path], ["rekey", old.path, "a"], ["add-site", old.path, "c"]):
+        said = " ".join(command(*arguments, code=2).split())
+        assert f"make one with: fedcomposite federation rotate {old.path}" in said
+    assert (old.path / "sites" / "a" / "site.key").read_bytes() == key
+    with pytest.raises(FolderError, match=r"coordinator.pub: missing .* ask the coordinator"):
+        SiteFolder(old.path / "sites" / "a")
+    command("rotate", old.path)
+    assert SiteFolder(old.path / "sites" / "a").coordinator.read_bytes() == pki.public_part(old.order_key)
 
 
 def test_a_second_process_with_a_sites_key_is_noticed(running, fed, monkeypatch):
@@ -493,6 +579,58 @@ def test_fifty_sites(running, fed):
             got = ask(fed, content, job=f"job{i}")
             assert {k: pack(v) for k, v in got.items()} == {k: pack(v) for k, v in content.items()}
         assert all(len(site.asked) == 3 for site in sites.values())
+
+
+def test_a_reply_that_is_begun_and_never_ended_costs_the_patience(running, fed):
+    """The others are not held up by more than that, and the site is named, though it is there all the time."""
+    idler, whole = Caller(fed, "north"), pack(vectors(50_000))
+    assert idler.open()[0] == 200
+    begun = []
+
+    def dawdle():
+        said = b""
+        while not said:
+            said = idler.client.post("/v1/sites/next", headers=idler.headers("POST", "next")).content
+        order = json.loads(said.partition(b"\n")[0])["id"]
+        begun.append(idler.call("PUT", f"reply/{order}/0/{len(whole)}", whole[:1000])[0])
+
+    dawdling = threading.Thread(target=dawdle)
+    lines, grid = [], ServiceGrid(fed, "job")
+    try:
+        with joined(fed, "south"):
+            until(lambda: {n.name for n in grid.get_nodes()} >= {"north", "south"})
+            dawdling.start()
+            post = Post(grid, fed.nodes, Settings(policy="skip", patience=1.0), lines.append)
+            got = post.collect({name: vectors(5) for name in ("north", "south")}, "1", lambda site, content: content)
+            assert set(got) == {"south"}
+            dawdling.join(PATIENCE)
+            assert begun == [200]
+    finally:
+        grid.close()
+    assert any(line.startswith("going on without north") for line in lines)
+
+
+@pytest.mark.slow
+def test_a_site_behind_flowers_own_supernode(tmp_path):
+    """`serve --stock` and `join --stock`: an order comes to the installed package over Flower's protocol, and back."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a"])
+    place, X = fed.path / "sites" / "a", torch.randn(60, 3, dtype=torch.float64)
+    rows = [",".join(map(str, [*x.tolist(), int(x[0] > 0)])) for x in X]
+    (tmp_path / "a.csv").write_text("\n".join(["u,v,w,sick", *rows]))
+    text = (place / "site.toml").read_text()
+    added = f'[data]\nfile = "{tmp_path / "a.csv"}"\ntarget = "sick"\n'
+    (place / "site.toml").write_text(text.replace("[data]\n", added, 1))
+    experiment = '[algorithm]\nname = "FedAvg"\nlocal_steps = 1\nstep = 0.1\n[run]\nrounds = 1\n'
+    served = Running(fed, "--stock")
+    try:
+        with demo.party(tmp_path / "a.log", "join", str(place), "--stock"):
+            order = Order(job="job", site="a", config=experiment)
+            got = ask(fed, {"a": wire.content(order=order.model_dump_json())})["a"]
+    finally:
+        served.stop()
+    met = Introduction.read(wire.text(got, "introduction"))
+    assert (met.site, met.samples, met.names, met.labels) == ("a", 60, ["u", "v", "w"], [0.0, 1.0])
+    assert "only for a coordinator you trust" in (tmp_path / "a.log").read_text()
 
 
 # -- the service itself ----------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """The rooms of the house: imports point down, and no room is too large to find the way in."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,10 @@ def test_old_ways_are_gone(file):
     assert "globals().update" not in text
     if room_of(file) != "runtime":
         assert "is_compiling" not in text
+
+
+def test_the_package_starts_without_the_compiler():
+    """PyTorch's compiler takes as long to import as all the rest; only what compiles pays for it."""
+    code = "import sys, fedcomposite.cli.main; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

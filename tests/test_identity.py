@@ -1,15 +1,18 @@
 """What a run is: told apart from every other run, kept on resume, and never taken from a damaged file."""
 
 import functools
+import math
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 import fedcomposite as fc
+from fedcomposite import files
 from fedcomposite.algorithms import FedAvg, Scaffold, Zhang
 from fedcomposite.regularizers import L1
-from fedcomposite.runtime import checkpoint, identity
+from fedcomposite.runtime import checkpoint, identity, messages
 from fedcomposite.runtime import simulator as module
 from fedcomposite.testing import small_problem
 
@@ -137,3 +140,28 @@ def test_growth_is_told():
         run = fc.simulate(problem, FedAvg(1, 1e4), rounds=30)
     assert run.status == "completed"
     assert "grew" in run.message
+
+
+def test_packed_tensors_are_the_librarys_to_the_byte():
+    """Every type of numbers, empty vectors, single numbers, views and names in any order; metadata in one order."""
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+             torch.int8, torch.uint8, torch.bool]  # fmt: skip
+    tensors = {f"{'zyx'[i % 3]}{i}": torch.arange(6).reshape(2, 3).to(kind) for i, kind in enumerate(kinds)}
+    tensors |= {"empty": torch.zeros(0), "one": torch.tensor(3.5), "view": torch.arange(12.0).reshape(3, 4).T}
+    tensors |= {"twin": tensors["view"]}
+    alone = {k: v.contiguous().clone() for k, v in tensors.items()}
+    assert files.pack(tensors) == safetensors.torch.save(alone)
+    noted = files.pack(tensors, {"b": "2", "a": "1"})
+    assert noted == files.pack(dict(reversed(tensors.items())), {"a": "1", "b": "2"})
+    for name, found in safetensors.torch.load(noted).items():
+        assert torch.equal(found, tensors[name])
+
+
+def test_finite_is_finite():
+    largest = torch.finfo(torch.float32).max
+    for numbers, expected in [
+        ([largest, largest], True), ([largest, -largest], True), ([], True),
+        ([1.0, math.inf], False), ([math.inf, -math.inf], False), ([math.nan, 1.0], False),
+    ]:  # fmt: skip
+        assert messages.all_finite(torch.tensor(numbers)) is expected
+    assert messages.all_finite(torch.tensor([True, True]))

@@ -6,6 +6,7 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite import algorithms, schedules
+from fedcomposite._validation import UserError
 from fedcomposite.algorithms import FedAvg
 from fedcomposite.experiments import Config
 from fedcomposite.testing import small_problem
@@ -100,3 +101,35 @@ def test_a_recorded_round_says_that_it_cannot_follow_it():
     sim = Simulator(small_problem(FedAvg(2, 0.1)), FedAvg(2, SCHEDULE), batches=Batches(), mode="record")
     with pytest.warns(fc.EagerWarning, match="step changes from round to round"):
         sim.step()
+
+
+RISING = algorithms.FedMid(2, schedules.Piecewise((0.1, 50.0), (3,)))
+MCP = {"name": "MCP", "lam": 0.01, "theta": 2.0}
+
+
+@pytest.mark.parametrize("backend", ["stacked", "loop"])
+def test_a_step_that_comes_to_1_over_rho_later_is_named_with_its_round(backend):
+    problem = small_problem(RISING, fc.regularizers.MCP(0.01, 2.0))
+    with pytest.raises(UserError, match=r"round 4: prox of MCP.*must be below 1/rho"):
+        fc.simulate(problem, RISING, rounds=6, backend=backend)
+
+
+def test_and_it_is_the_users_to_set_right(cli, tmp_path):
+    content = {
+        "data": {"name": "synthetic"}, "algorithm": algorithms.spec(RISING), "regularizer": MCP,
+        "run": {"rounds": 6, "stationarity_step": 0.1},
+    }  # fmt: skip
+    (tmp_path / "e.toml").write_text(tomli_w.dumps(content))
+    said = cli("run", tmp_path / "e.toml", "--out", tmp_path / "out", check=2).err
+    assert "error: round 4: prox of MCP" in said
+    assert "internal" not in said
+
+
+def test_a_federation_names_the_round_as_well(tmp_path):
+    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+    from test_federation import FederationError, LocalGrid, federate, make_sites
+
+    content = {"algorithm": algorithms.spec(RISING), "regularizer": MCP, "run": {"rounds": 6, "stationarity_step": 0.1}}
+    grid = LocalGrid(make_sites(small_problem(RISING).silos, tmp_path))
+    with pytest.raises(FederationError, match=r"refuses: round 4: prox of MCP.*must be below 1/rho"):
+        federate(grid, tomli_w.dumps(content))

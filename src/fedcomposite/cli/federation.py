@@ -80,6 +80,7 @@ def serve(
     with _one_line():
         federation = FederationFolder(folder)
         engine.check_version()
+        assert federation.order_key  # refused here, not when somebody waits for the first order
         with FolderLock(federation.state):
             if federation.renew_certificate():
                 say("the service's certificate was about to expire; a new one is in use")
@@ -251,6 +252,16 @@ def rekey(folder: Federation, site: Site) -> None:
         made = federation.rekey(site)
         tell_service(federation)
         out.print(f"  carry to {site}, in place of its site.key: {escape(str(made / 'site.key'))}", highlight=False)
+
+
+@federation_app.command()
+def rotate(folder: Federation) -> None:
+    """Make a new key for orders; sites refuse orders until they have its public part. Best between two runs."""
+    with _one_line():
+        for made in FederationFolder(folder).rotate():
+            out.print(
+                f"  carry to {made.parent.name}, in place of its {made.name}: {escape(str(made))}", highlight=False
+            )
 
 
 @federation_app.command()

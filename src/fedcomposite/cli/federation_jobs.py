@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import signal
 import tomllib
@@ -26,6 +27,7 @@ from fedcomposite.federation.jobs import Job, carry_out
 from fedcomposite.federation.office import Counter, OfficeError
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.shape import parse, write
+from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime.history import Record
 
 
@@ -143,8 +145,12 @@ def conduct(federation: FederationFolder, place: RunFolder) -> None:
     try:
         with _Interrupt() as interrupt, contextlib.closing(ServiceGrid(federation, job)) as grid:
             carry_out(grid, federation, job, say, _Shown(rounds), lambda: interrupt.asked)
+    except StepError:
+        raise  # the experiment has to be changed, so there is nothing to go on with
     except Exception as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            line = f"no space is left on the coordinator's disk ({place.path}); make room"
         raise FederationError(f"{line}; {hint}") from error
     summary, last = place.summary(), place.history()[-1]
     out.print(

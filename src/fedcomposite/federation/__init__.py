@@ -24,6 +24,7 @@
 ``engine``         Flower as a program: version, environment
 ``superlink``      Flower's SuperLink in memory: nodes, runs, its own SuperNodes (uses internals; version-checked)
 ``exchange``       what the service knows: sessions, orders on their way, replies that have arrived
+``door``           connections from the network: counted, and short for strangers
 ``gate``           what the network may ask of it
 ``office``         what its owner may ask of it
 ``service``        both as one process

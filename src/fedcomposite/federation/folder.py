@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 import socket
 import tomllib
@@ -110,7 +111,6 @@ class FederationFolder:
         self.state, self.runs = self.path / "state", self.path / "runs"
         self.authority = self.path / "ca" / "ca.crt"
         self.spool = self.state / "spool"
-        self.order_key = self.path / "server" / "orders.key"
 
     @classmethod
     def create(cls, path: str | Path, host: str, port: int, sites: Sequence[str]) -> FederationFolder:
@@ -134,12 +134,12 @@ class FederationFolder:
 
     def _enrol(self, name: str) -> Path:
         """Write a site's enrolment folder with a new key; what the site's people wrote in site.toml stays."""
-        folder = self.path / "sites" / name
+        folder, coordinator = self.path / "sites" / name, pki.public_part(self.order_key)
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         (folder / "site.key").unlink(missing_ok=True)
         public = pki.make_site_key(folder / "site.key")
         (folder / "ca.crt").write_bytes(self.authority.read_bytes())
-        (folder / "coordinator.pub").write_bytes(pki.public_part(self.order_key))
+        (folder / "coordinator.pub").write_bytes(coordinator)
         if not (folder / "site.toml").exists():
             (folder / "site.toml").write_text(_SITE_TOML.format(name=name, address=address), encoding="utf-8")
         (folder / "README.md").write_text(_README.format(name=name, address=address), encoding="utf-8")
@@ -158,6 +158,28 @@ class FederationFolder:
         """A new key for a site; the old one counts no more. Returns the enrolment folder."""
         self._check_known(name)
         return self._enrol(name)
+
+    @property
+    def order_key(self) -> Path:
+        """The key with which orders are signed."""
+        key = self.path / "server" / "orders.key"
+        if not key.is_file():
+            raise FolderError(
+                f"{self.path}: has no key for orders, as in folders of older versions; make one with: "
+                f"fedcomposite federation rotate {self.path}"
+            )
+        return key
+
+    def rotate(self) -> list[Path]:
+        """A new key for orders; returns the sites' new ``coordinator.pub``, to be carried to them."""
+        fresh = self.path / "server" / "orders.new"
+        fresh.unlink(missing_ok=True)
+        pki.make_order_key(fresh)
+        made = [self.path / "sites" / name / "coordinator.pub" for name in self.sites]
+        for file in made:
+            write_atomic(file, pki.public_part(fresh))
+        os.replace(fresh, fresh.with_name("orders.key"))
+        return made
 
     def renew_certificate(self, days: int = 30) -> bool:
         """A new certificate for the service where the old one has not this long to live."""
@@ -245,7 +267,8 @@ class SiteFolder:
         self.state = self.path / "state"
         for path in (self.authority, self.key, self.coordinator):
             if not path.is_file():
-                raise FolderError(f"{path}: missing from the enrolment folder")
+                hint = "; ask the coordinator for it (its command is: federation rotate)" * (path == self.coordinator)
+                raise FolderError(f"{path}: missing from the enrolment folder{hint}")
 
 
 def _check_names(sites: Sequence[str]) -> None:

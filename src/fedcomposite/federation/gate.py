@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from fedcomposite.federation import signing
+from fedcomposite.federation.door import introduce
 from fedcomposite.federation.exchange import Exchange, Party, RefusedRequestError
 
 Scope = MutableMapping[str, Any]
@@ -69,6 +70,7 @@ class Gate:
         method, path = scope["method"], scope["path"]
         client = scope.get("client") or ("?", 0)
         party = self._exchange.identify(headers, method, path, client[0])
+        introduce(scope, party.name)
         words = path.removeprefix("/v1/sites/").split("/")
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers or not length.isdecimal() or int(length) > PIECE:

@@ -20,7 +20,7 @@ from fedcomposite.federation import pki, signing
 from fedcomposite.federation.exchange import Ticket
 from fedcomposite.federation.folder import FederationFolder
 from fedcomposite.federation.office import Counter, OfficeError
-from fedcomposite.federation.parcel import pack, unpack
+from fedcomposite.federation.parcel import parts, unpack
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,16 @@ class ServiceGrid(Grid):
         tickets = []
         for message in messages:
             node, group = message.metadata.dst_node_id, message.metadata.group_id
-            payload, name = pack(message.content), uuid.uuid4().hex
+            payload, name = parts(message.content), uuid.uuid4().hex
             site = self._names[node]
-            (self._spool / name).write_bytes(payload)
-            cover = Ticket(
-                id=name, site=site, job=self._job, group=group, size=len(payload), digest=signing.digest(payload)
-            )
+            try:
+                with (self._spool / name).open("wb") as file:
+                    file.writelines(payload)
+            except OSError:  # a full disk: the part that there was room for is nobody's
+                (self._spool / name).unlink(missing_ok=True)
+                raise
+            size, seal = sum(map(len, payload)), signing.digest(*payload)
+            cover = Ticket(id=name, site=site, job=self._job, group=group, size=size, digest=seal)
             tickets.append(cover.sealed(self._key))
             self._sent[name] = _Sent(site, node, group)
         self._counter.ask("put", tickets=[t.model_dump() for t in tickets])

@@ -7,6 +7,7 @@ process of ``federation run`` itself: there is none to outlive it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -88,8 +89,9 @@ def carry_out(
             run = _conduct(grid, federation, job, folder, diary, watch, stop)
         except BaseException as error:
             line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            diary.log(f"failed: {line}")
-            diary.write(state="failed", message=line, missing={})
+            with contextlib.suppress(OSError):  # of a full disk, which is then the error itself
+                diary.log(f"failed: {line}")
+                diary.write(state="failed", message=line, missing={})
             raise
         diary.log(run.message)
         diary.write(state="finished", message=run.message, missing={})

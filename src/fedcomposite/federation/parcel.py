@@ -15,6 +15,11 @@ _FRONT = 64 << 20  # bytes of texts and numbers, at most
 
 def pack(content: RecordDict) -> bytes:
     """The bytes of a message's content."""
+    return b"".join(parts(content))
+
+
+def parts(content: RecordDict) -> list[bytes]:
+    """Its bytes in pieces, without a copy of the large ones."""
     front: list[Any] = []
     blocks: list[bytes] = []
     for name, record in content.items():
@@ -24,7 +29,7 @@ def pack(content: RecordDict) -> bytes:
         front.append([name, {k: v for k, v in record.items() if k not in large}, {k: len(v) for k, v in large.items()}])
         blocks += large.values()
     head = json.dumps(front).encode()
-    return b"".join([len(head).to_bytes(8, "big"), head, *blocks])
+    return [len(head).to_bytes(8, "big"), head, *blocks]
 
 
 def unpack(payload: bytes) -> RecordDict:

@@ -12,7 +12,6 @@ import contextlib
 import signal
 import socket
 import ssl
-from collections import Counter as Tally
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -23,47 +22,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from fedcomposite.federation import engine, office, pki
+from fedcomposite.federation.door import Door, Guarded
 from fedcomposite.federation.exchange import Exchange, Ticket
 from fedcomposite.federation.folder import FederationFolder
 from fedcomposite.federation.gate import App, Gate
 from fedcomposite.federation.superlink import SuperLink
 
-CONNECTIONS, PER_ADDRESS = 1024, 256
-"""Most connections at once, and from one address."""
-_HEADERS, _HANDSHAKE, _IDLE = 10.0, 10.0, 75.0  # seconds
+_IDLE = 75.0  # seconds between two requests
 _REFUSED = ["/", "/docs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/put", "/reload", "/v1/sites/next"]
-
-
-class Guarded(H11Protocol):
-    """A connection that is counted, and has little time to say what it wants."""
-
-    _late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or close it where there are too many."""
-        super().connection_made(transport)
-        mine = self.client[0] if self.client else ""
-        each = Tally(c.client[0] for c in self.connections if c.client)
-        if len(self.connections) > CONNECTIONS or each[mine] > PER_ADDRESS:
-            transport.abort()
-            return
-        self._late = self.loop.call_later(_HEADERS, transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        """Give the headers of a request their time."""
-        super().data_received(data)
-        asked = self.cycle is not None and not self.cycle.response_complete
-        if self._late is not None and asked:
-            self._late.cancel()
-            self._late = None
-        elif self._late is None and not asked and not self.transport.is_closing():
-            self._late = self.loop.call_later(_HEADERS, self.transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        if self._late is not None:
-            self._late.cancel()
-        super().connection_lost(exc)
 
 
 class OwnersOnly(H11Protocol):
@@ -172,20 +138,20 @@ async def _serve(
     server = folder.path / "server"
     context.load_cert_chain(server / "server.pem", server / "server.key")
     outside, inside = _config(service.gate), _config(service.office)
-    public = await loop.create_server(
-        lambda: Guarded(outside, state, {}), sock=listening, ssl=context, ssl_handshake_timeout=_HANDSHAKE
-    )
+    door = Door()
+    public = asyncio.create_task(door.open(listening, context, lambda guest: Guarded(outside, state, door, guest)))
     private = await loop.create_unix_server(lambda: OwnersOnly(inside, own, {}), sock=office.listen(folder.state))
     keeper = asyncio.create_task(service.housekeeping())
     try:
         await asyncio.to_thread(probe, folder)
         ready()
-        await asyncio.wait([asyncio.ensure_future(stop.wait()), keeper], return_when=asyncio.FIRST_COMPLETED)
-        if keeper.done():
-            keeper.result()  # raises what went wrong
+        await asyncio.wait([asyncio.ensure_future(stop.wait()), keeper, public], return_when=asyncio.FIRST_COMPLETED)
+        for task in (keeper, public):
+            if task.done():
+                task.result()  # raises what went wrong
     finally:
         keeper.cancel()
-        public.close()
+        public.cancel()
         private.close()
         for connection in [*state.connections, *own.connections]:
             cast(H11Protocol, connection).transport.abort()

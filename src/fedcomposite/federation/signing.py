@@ -44,9 +44,12 @@ def _join(parts: tuple[str, ...]) -> bytes:
     return b"".join(f"{len(p.encode())}:".encode() + p.encode() for p in ("fedcomposite", *parts))
 
 
-def digest(body: bytes) -> str:
-    """The digest under which a body is signed."""
-    return hashlib.sha256(body).hexdigest()
+def digest(*parts: bytes) -> str:
+    """The digest under which a body, whole or in parts, is signed."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 def request_headers(

@@ -29,6 +29,7 @@ from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
+from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.process import fitting_threads
@@ -272,8 +273,11 @@ class Site:
             state = client.algorithm.at(0).init(given["start"], job.problem.regularizer)[1]
         else:
             state = self.store.load(order.job, order.last, job.state)
-        reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
-        if not (messages.finite(reply) and messages.finite(after) and bool(torch.isfinite(buffers).all())):
+        try:
+            reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
+        except StepError as error:
+            raise RefusalError(f"round {order.round + 1}: {error}") from None
+        if not (messages.finite(reply) and messages.finite(after) and messages.all_finite(buffers)):
             raise RefusalError("its numbers left the finite range: the steps are probably too large")
         if after:
             self.store.save(order.job, order.round, order.last, after)
@@ -285,8 +289,8 @@ class Site:
         seen = job.client.evaluate(given["model"], given["buffers"])
         gradient = seen.gradient
         report["loss"] = float(seen.loss)
-        if not bool(torch.isfinite(gradient).all() and torch.isfinite(seen.loss)):
+        if not (messages.all_finite(gradient) and messages.all_finite(seen.loss)):
             # The model has diverged: say so in a scalar, since vectors must be finite.
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
-        counts = {f"counts.{k}": v for k, v in seen.counts.items() if bool(torch.isfinite(v).all())}
+        counts = {f"counts.{k}": v for k, v in seen.counts.items() if messages.all_finite(v)}
         return {"gradient": gradient, **counts}

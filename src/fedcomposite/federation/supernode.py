@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from fedcomposite._validation import UserError
 from fedcomposite.federation import engine, gate, pki, signing, wire
 from fedcomposite.federation.exchange import SILENCE, Ticket
 from fedcomposite.federation.parcel import pack, unpack
@@ -99,7 +100,8 @@ class Connection:
     ) -> None:
         engine.check_version()
         self._site, self._address, self._authority, self._log = site, address, authority, log
-        self._key, self._coordinator = pki.read_site_key(key), pki.read_public(coordinator)
+        self._key, self._coordinator = pki.read_site_key(key), coordinator
+        self._trusted = pki.read_public(coordinator)
         # Seconds of silence, on either way, after which a connection counts as broken.
         self._client = httpx.Client(
             base_url=f"https://{address}", verify=_context(authority), timeout=httpx.Timeout(silence, connect=10.0),
@@ -256,14 +258,17 @@ class Connection:
                     self._pause(error)
                 continue
             self._back()
-        return bytes(got[: ticket.size])
+        return bytes(memoryview(got)[: ticket.size])
 
     def _answer(self, ticket: Ticket, payload: bytes) -> bytes:
         """Check the coordinator's signature, then let the site do the order, with signs of life meanwhile."""
         if ticket.size > len(payload):
             return self._refuse(f"a message of {ticket.size / 1e6:.0f} MB is over this site's max_message_mb")
-        if not ticket.vouches_for(self._coordinator, self._site.name, payload):
-            return self._refuse("the order is not signed by the coordinator for this site")
+        if not self._vouched(ticket, payload):
+            return self._refuse(
+                f"the order is not signed by the coordinator for this site; if the coordinator has a new key, put its "
+                f"{self._coordinator.name} into the site's folder"
+            )
         try:
             content = unpack(payload)
         except ValueError:
@@ -276,6 +281,14 @@ class Connection:
         finally:
             done.set()
             beating.join()
+
+    def _vouched(self, ticket: Ticket, payload: bytes) -> bool:
+        """Whether the coordinator signed an order, with the key that lies here, maybe only since a moment ago."""
+        if ticket.vouches_for(self._trusted, self._site.name, payload):
+            return True
+        with contextlib.suppress(UserError):
+            self._trusted = pki.read_public(self._coordinator)
+        return ticket.vouches_for(self._trusted, self._site.name, payload)
 
     def _refuse(self, reason: str) -> bytes:
         self._log(f"refused: {reason}")

@@ -85,12 +85,14 @@ class SiteTransport:
         """Send the orders, and gather the reports."""
         who = [] if request.participants is None else [int(i) for i in request.participants]
         expected = {} if request.message is None else self._form(request, len(who))
-        requests, wanted = {}, {}
+        requests, wanted, blocks = {}, {}, dict[tuple[str, ...], bytes]()
         for i, site in enumerate(self.sites.names):
             if i in who or request.model is not None:
                 order, vectors = self._order(i, who, request)
                 forms = (dict(expected) if order.train else {}) | (self._measured_forms() if order.evaluate else {})
-                requests[site] = wire.content(order=order.model_dump_json(), vectors=vectors)
+                same = tuple(vectors)  # sites that are sent vectors of these names are sent the same ones
+                blocks[same] = blocks.get(same) or wire.block(vectors)
+                requests[site] = wire.content(order=order.model_dump_json(), vectors=blocks[same])
                 wanted[site] = order, forms
         answers = self.post.collect(
             requests, str(request.round + 1), lambda site, content: self._check(content, *wanted[site])

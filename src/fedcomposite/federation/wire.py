@@ -16,8 +16,10 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load as deserialise
-from safetensors.torch import save as serialise
 from torch import Tensor
+
+from fedcomposite import files
+from fedcomposite.runtime.messages import all_finite
 
 Vectors = dict[str, Tensor]
 
@@ -82,15 +84,20 @@ def tuple_of(kind: type[Any], prefix: str, vectors: Mapping[str, Tensor]) -> Any
 
 
 def content(
-    *, vectors: Mapping[str, Tensor] | None = None, report: Mapping[str, float] | None = None, **text: str
+    *, vectors: Mapping[str, Tensor] | bytes | None = None, report: Mapping[str, float] | None = None, **text: str
 ) -> RecordDict:
-    """A message: at most one text by its name, or a report's numbers, and vectors."""
+    """A message: at most one text by its name, or a report's numbers, and vectors, or the bytes of :func:`block`."""
     parts: dict[str, Any] = dict(text)
     if report is not None:
         parts["report"] = json.dumps(dict(report))
     if vectors is not None:
-        parts["vectors"] = serialise({k: v.detach().cpu().contiguous().clone() for k, v in vectors.items()})
+        parts["vectors"] = vectors if isinstance(vectors, bytes) else block(vectors)
     return RecordDict({RECORD: ConfigRecord(parts)})
+
+
+def block(vectors: Mapping[str, Tensor]) -> bytes:
+    """Vectors as they travel, to be used in several messages."""
+    return files.pack(vectors)
 
 
 def _parts(message: RecordDict) -> ConfigRecord:
@@ -166,7 +173,7 @@ def unpack(message: RecordDict, expected: Mapping[str, Form]) -> Vectors:
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError):
         raise WireError("the vectors cannot be decoded") from None
     for name, tensor in vectors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise WireError(f"vector {name!r} has NaN or infinite entries")
     return vectors
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import validate
+from fedcomposite._validation import UserError, validate
 from fedcomposite.regularizers.memory import LITTLE, give, in_blocks
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ Layout = Sequence[tuple[str, int, int, tuple[int, ...]]]
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 ORDINARY = 2.0**-40
 _LARGEST = torch.finfo(torch.float64).max
+
+
+class StepError(UserError):
+    """A step at which a prox is not defined."""
 
 
 class Regularizer(ABC):
@@ -156,9 +160,9 @@ class Regularizer(ABC):
         else:
             low = high = float(step)
         if not low >= 0:
-            raise ValueError(f"prox of {self}: step = {low:g}, must be >= 0")
+            raise StepError(f"prox of {self}: step = {low:g}, must be >= 0")
         if bounded and high * self.rho >= 1 - _ROUNDING:
-            raise ValueError(
+            raise StepError(
                 f"prox of {self}: step = {high:g}, must be below 1/rho = {1 / self.rho:g}; "
                 "take a smaller step or a less concave regularizer"
             )

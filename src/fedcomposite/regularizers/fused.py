@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -102,8 +102,13 @@ def total_variation(v: Floats, lam: Floats, first: Flags) -> Floats:
         v, lam, first, place, left, right = (t[keep] for t in (v, lam, first, place, left, right))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # not to be traced: it works in NumPy
 def _solve(v: Tensor, lam: Step, first: Tensor | None = None) -> Tensor:
+    """Total variation prox of each vector; a compiler that traces the formula leaves it out, since it is in NumPy."""
+    # Not a decorator: that imports the compiler, half of the time that this package takes to start.
+    return cast(Tensor, torch.compiler.disable(_solved)(v, lam, first))  # type: ignore[no-untyped-call]
+
+
+def _solved(v: Tensor, lam: Step, first: Tensor | None) -> Tensor:
     """Total variation prox of each vector, in float64 on the CPU; ``first`` begins further chains within vectors.
 
     A vector that is not finite gives no numbers.

@@ -23,6 +23,7 @@ from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Evaluation
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.callbacks.base import AnyCallback, View, attach
@@ -192,6 +193,8 @@ class Driver:
                 if not self.history:
                     raise
                 self.status = "interrupted"
+            except StepError as error:  # a schedule may come to it in any round
+                raise StepError(f"round {self.round + 1}: {error}") from error
             else:
                 self._save(plan)
                 if self.status == "interrupted" and self.history[-1]["round"] != self.round:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from fedcomposite._validation import Count, validate
 from fedcomposite.runtime.callbacks.base import Callback, View
@@ -16,7 +16,7 @@ _LARGER = ("accuracy", "auc", "f1", "r2", "sparsity")  # what ends like this is 
 class EarlyStopping(Callback):
     """Stop when a recorded metric has not improved for ``patience`` records.
 
-    It looks at the whole history, so it is right after a resume too.
+    It begins with the whole history of a resumed run, so it is right after a resume too.
 
     Parameters
     ----------
@@ -44,38 +44,44 @@ class EarlyStopping(Callback):
     patience: Count = 10
     mode: Literal["auto", "min", "max"] = "auto"
     min_delta: float = 0.0
+    _seen: ClassVar[dict[str, Any]]
 
     def __post_init__(self) -> None:
         validate(self)
+        self.__dict__["_seen"] = {}  # the best record, and how many came after it
         if not self.min_delta >= 0:
             raise ValueError(f"EarlyStopping: min_delta = {self.min_delta}, must be a number >= 0")
 
     def begin(self, view: View) -> None:
         """Judge the past of a resumed run."""
-        if view.history:
-            self(view)
+        self._seen.clear()
+        past = view.history
+        for record in past:
+            self._take(record)
+        if past:
+            self._judge(view)
 
     def __call__(self, view: View) -> None:
         """Judge the newest record."""
-        history = view.history
-        if self.metric not in history[-1]:
-            known = ", ".join(k for k, v in history[-1].items() if isinstance(v, int | float))
-            raise ValueError(f"EarlyStopping: no {self.metric!r} in the records (they have: {known})")
-        best = self._best(history)
-        waited = len(history) - 1 - best
-        if waited >= self.patience:
-            value = history[best][self.metric]
-            view.stop(
-                f"{self.metric} has not improved for {waited} records (best {value:.6g} in round "
-                f"{history[best]['round']})"
-            )
+        self._take(view.record)
+        self._judge(view)
 
-    def _best(self, history: list[Record]) -> int:
-        """The record with the last improvement."""
+    def _take(self, record: Record) -> None:
+        """Count the records, and remember the one with the last improvement."""
+        if self.metric not in record:
+            known = ", ".join(k for k, v in record.items() if isinstance(v, int | float))
+            raise ValueError(f"EarlyStopping: no {self.metric!r} in the records (they have: {known})")
         larger = self.metric.endswith(_LARGER) if self.mode == "auto" else self.mode == "max"
-        sign, best = -1.0 if larger else 1.0, 0
-        for i, record in enumerate(history):
-            value, known = sign * record[self.metric], sign * history[best][self.metric]
-            if value < known - self.min_delta or known != known:
-                best = i
-        return best
+        sign, best = -1.0 if larger else 1.0, self._seen.get("best", record)
+        value, known_best = sign * record[self.metric], sign * best[self.metric]
+        better = value < known_best - self.min_delta or known_best != known_best
+        waited = 0 if better or not self._seen else self._seen["waited"] + 1
+        self._seen.update(best=record if better else best, waited=waited)
+
+    def _judge(self, view: View) -> None:
+        best, waited = self._seen["best"], self._seen["waited"]
+        if waited >= self.patience:
+            view.stop(
+                f"{self.metric} has not improved for {waited} records (best {best[self.metric]:.6g} in round "
+                f"{best['round']})"
+            )

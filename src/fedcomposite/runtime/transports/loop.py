@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client, Outcome
 from fedcomposite.runtime.history import DivergenceWarning
@@ -50,6 +51,8 @@ class Loop(LocalTransport):
         name, r = f"{self.problem.silos.names[number]} (number {number})", request.round + 1
         try:
             done = self._client(i).train(message, state, request.round, place, request.buffers)
+        except StepError:
+            raise  # the method's fault, not this client's
         except Exception as error:
             raise ClientError(f"{name} failed in round {r}: {error}") from error
         if not (messages.finite(done.reply) and messages.finite(done.state)):
