@@ -15,6 +15,7 @@ import torch
 
 from fedcomposite._validation import UserError, suggest
 from fedcomposite.data import Silos
+from fedcomposite.data.sparse import columns
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES, clean
@@ -158,10 +159,10 @@ def arrange(silos: Silos, names: Sequence[str]) -> Silos:
     if list(names) == list(silos.feature_names):
         return silos
     order = [silos.feature_names.index(name) for name in names]
-    held: dict[str, Any] = {part: (X[:, order], y) for part, (X, y) in silos.held_out.items()}
+    held: dict[str, Any] = {part: (columns(X, order), y) for part, (X, y) in silos.held_out.items()}
     return dataclasses.replace(
         silos,
-        features=silos.features[:, order],
+        features=columns(silos.features, order),
         feature_names=tuple(names),
         **held,
     )
