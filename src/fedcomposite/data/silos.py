@@ -16,13 +16,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import check_call
+from fedcomposite._validation import Count, check_call
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import gather, per_sample, pooled
-from fedcomposite.data.reading import kind_of, listed, read_files
+from fedcomposite.data.reading import listed
 from fedcomposite.data.sparse import Features, SparseRows, dense
-from fedcomposite.data.wanted import MARKERS, wanted
+from fedcomposite.data.svmlight import read_all
+from fedcomposite.data.wanted import MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,19 +139,28 @@ class Silos:
         return cls._read(paths, ".csv", target, **check_call("from_csv", cls._read, options, DataError))
 
     @classmethod
-    def from_files(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
-        """Read one file per client: all ``.csv``, all ``.parquet`` (where pyarrow is installed) or all ``.npz``.
+    def from_files(
+        cls, paths: str | Path | Iterable[str | Path], *, target: str | None = None, **options: Any
+    ) -> Silos:
+        """Read one file per client: all ``.csv``, ``.parquet`` (where pyarrow is installed), ``.npz`` or ``.svm``.
 
         A table has a header, and its columns are matched by name, so their order may differ between files. An ``.npz``
-        file holds the features as the array ``X`` and the targets as the array named ``target``. All that is wrong
-        with the files is reported in one error.
+        file holds the features as the array ``X`` and the targets as the array named ``target``. An ``.svm``
+        (``.libsvm``, ``.svmlight``) file has its targets in front and stays sparse. All that is wrong with the files is
+        reported in one error.
 
         Parameters
         ----------
         paths : path or list of paths
             The files; a client is called as its file is, without the suffix.
         target : str
-            The column to predict.
+            The column to predict; not for ``.svm`` files.
+        weight : str, optional
+            The column that says what each sample counts.
+        offset : str, optional
+            The column that is added to each sample's margin, such as the logarithm of an exposure.
+        features : int, optional
+            How many features ``.svm`` files have; the largest number in any of them, if left out.
         names : list of str
             Other names for the clients.
         test : path, optional
@@ -171,7 +181,7 @@ class Silos:
         cls,
         paths: str | Path | Iterable[str | Path],
         kind: str | None,
-        target: str,
+        target: str | None,
         *,
         names: Sequence[str] = (),
         test: str | Path | None = None,
@@ -181,18 +191,24 @@ class Silos:
         separator: str | None = None,
         decimal: str | None = None,
         encoding: str | None = None,
+        weight: str | None = None,
+        offset: str | None = None,
+        features: Count | None = None,
     ) -> Silos:
-        style = {"separator": separator, "decimal": decimal, "encoding": encoding}
-        options = wanted(target=target, drop=drop, missing=missing, columns=columns, **style)
+        style = {"separator": separator, "decimal": decimal, "encoding": encoding, "weight": weight, "offset": offset}
         files = listed(paths)
         every = [*files, *([Path(test)] if test is not None else [])]
-        tables = read_files(every, kind or kind_of(every), options)
+        given = {"target": target, "drop": drop, "missing": missing, "columns": columns, **style}
+        tables = read_all(every, kind, features, given)
         held = tables.pop() if test is not None else None
         silos = cls.from_arrays(
             [(table.features, table.targets) for table in tables],
             names=names or [path.stem for path in files],
             feature_names=tables[0].names if tables else (),
             test=None if held is None else (held.features, held.targets),
+            weights=None if weight is None else [t.weights for t in tables if t.weights is not None],
+            margin_offsets=None if offset is None else [t.offsets for t in tables if t.offsets is not None],
+            held_margin_offsets=None if held is None or held.offsets is None else {"test": held.offsets},
         )
         if len(values := torch.unique(silos.targets)) == 1:
             warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)

@@ -17,6 +17,7 @@ from fedcomposite._validation import check_call
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
+from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.experiments import toml
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
 from fedcomposite.files import write_atomic
@@ -260,7 +261,7 @@ class Config(_Section):
                     check_call(self.data["name"], loader, options)
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise ConfigError(f"[data] {error}") from None
-        elif "target" not in self.data:
+        elif "target" not in self.data and not is_svmlight([Path(str(file)) for file in files]):
             raise ConfigError("[data] files need a target: the name of the column to predict")
 
     def _check_partition(self) -> None:

@@ -166,6 +166,7 @@ class Site:
             site=self.name,
             version=__version__,
             samples=self.sizes["train"],
+            weight=None if self.silos.weights is None else float(self.silos.weights.sum()),
             features=shape.features,
             dtype=shape.dtype,
             names=shape.names,

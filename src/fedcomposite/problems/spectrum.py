@@ -65,7 +65,7 @@ def _product(X: Tensor | Stack, weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _lanczos(product: Callable[[Tensor], Tensor], d: int, dtype: torch.dtype, device: torch.device) -> float:
     v = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
-    basis = torch.zeros(min(_MOST, d), d, dtype=torch.float64, device=device)
+    basis = torch.empty(min(_MOST, d), d, dtype=torch.float64, device=device)  # memory is taken as it is filled
     basis[0] = v / v.norm()
     component = math.log(_RISK / math.sqrt(2 * d / math.pi))
     diagonal: list[float] = []
