@@ -198,6 +198,9 @@ def sparse_rows(values: Any, what: str) -> SparseRows:
 
 def joined(parts: Sequence[SparseRows]) -> SparseRows:
     """The rows of several, one after another, with the wider type of values."""
+    scales = [np.concatenate([part.mean, part.sd]) for part in parts if part.mean is not None and part.sd is not None]
+    if scales and (len(scales) < len(parts) or any(not np.array_equal(scales[0], other) for other in scales)):
+        raise DataError("sparse rows that are standardised differently; put them together first: silos.standardize()")
     values = np.concatenate([part.values for part in parts])
     indices = np.concatenate([part.indices for part in parts])
     counts = np.concatenate([np.diff(part.starts) for part in parts])
