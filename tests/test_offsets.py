@@ -1,6 +1,8 @@
 """Weights, offsets and sparse samples against other people's solvers, in files, and in a federation."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.algorithms import FedNMap, Zhang
 from fedcomposite.data import DataError
-from fedcomposite.experiments import Config
+from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.problems.linear import Linear
 from fedcomposite.runtime.distributed import Group, shard
 
@@ -352,3 +354,39 @@ def test_a_federation_of_weighted_sparse_sites_is_the_simulator(tmp_path):
         torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
         assert run.history[-1].objective == pytest.approx(want.history[-1].objective, rel=1e-12)
         np.testing.assert_allclose(one.transport.weights, problem.weights, rtol=1e-12)
+
+
+def test_the_docs_show_what_runs():
+    text = (Path(__file__).parent.parent / "docs" / "datasets.md").read_text(encoding="utf-8")
+    scope = {"fc": fc}
+    shown = [b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "fc.solve" in b]
+    for block in shown:
+        exec(block, scope)
+        assert scope["run"].status == "converged"
+    assert len(shown) == 2
+
+
+def test_weights_of_classes_in_an_experiment():
+    content = {"data": {"name": "wisconsin"}, "algorithm": {"name": "ProxNewton"}, "run": {"rounds": 1}}
+    plain = Config.check(content).make_silos()
+    for given, want in (
+        ("balanced", plain.class_weighted()),
+        ({"-1": 2, "1": 3.5}, plain.class_weighted({-1: 2, 1: 3.5})),
+    ):
+        made = Config.check({**content, "data": {"name": "wisconsin", "class_weights": given}}).make_silos()
+        torch.testing.assert_close(made.weights, want.weights)
+    for wrong in ("even", {"1": 2}, {"a": 1.0}):
+        with pytest.raises(ConfigError, match=r"\[data\] class_weights"):
+            Config.check({**content, "data": {"name": "wisconsin", "class_weights": wrong}}).make_silos()
+
+
+@pytest.mark.parametrize("option", ["weight", "offset", "class_weights"])
+def test_a_federation_leaves_weights_to_its_sites(option):
+    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+    from fedcomposite.federation.shape import parse
+
+    text = (
+        f'[data]\nfiles = ["a.csv"]\ntarget = "y"\n{option} = "n"\n[algorithm]\nname = "ProxNewton"\n[run]\nrounds = 1'
+    )
+    with pytest.raises(ConfigError, match=rf"\[data\] {option}: the data of a federation are at its sites"):
+        parse(text)

@@ -257,7 +257,7 @@ class Config(_Section):
         if files is None:
             try:
                 loader = data.DATASETS[_name(self.data)]
-                if options := {k: v for k, v in self.data.items() if k != "name"}:
+                if options := {k: v for k, v in self.data.items() if k not in ("name", "class_weights")}:
                     check_call(self.data["name"], loader, options)
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise ConfigError(f"[data] {error}") from None
@@ -291,7 +291,7 @@ class Config(_Section):
 
     def make_silos(self) -> Silos:
         """Load ``[data]`` and deal it out as ``[partition]`` says."""
-        options = {k: v for k, v in self.data.items() if k not in ("name", "files")}
+        options = {k: v for k, v in self.data.items() if k not in ("name", "files", "class_weights")}
         try:
             if "files" in self.data:
                 silos = Silos.from_files(self.data["files"], **options)
@@ -299,6 +299,13 @@ class Config(_Section):
                 silos = data.load(self.data["name"], **self._seeded(options, data.DATASETS[self.data["name"]]))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[data] {error}") from None
+        try:
+            if (given := self.data.get("class_weights")) is not None:
+                silos = silos.class_weighted(
+                    {float(k): v for k, v in given.items()} if isinstance(given, dict) else given
+                )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[data] class_weights = {given!r}: {error}") from None
         if self.partition is None:
             return silos
         dealt = {k: v for k, v in self.partition.items() if k != "name"}

@@ -36,7 +36,15 @@ def parse(text: str, where: str = "config") -> Config:
         content = tomllib.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
-    named = content.get("data", {}).get("name") if isinstance(content.get("data"), dict) else None
+    given = content.get("data")
+    section: dict[str, Any] = given if isinstance(given, dict) else {}
+    for option in ("weight", "offset", "class_weights"):
+        if option in section:
+            raise ConfigError(
+                f"{where}: [data] {option}: the data of a federation are at its sites; "
+                "name columns of weights and offsets in each site.toml, and leave this out"
+            )
+    named = section.get("name")
     here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
     config = Config.check({**content, "data": here, "partition": None}, where)
     if not config.algorithm or config.algorithms:
