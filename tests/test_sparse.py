@@ -15,6 +15,7 @@ from fedcomposite.algorithms import FedNMap, Zhang
 from fedcomposite.data import DataError
 from fedcomposite.data.sparse import SparseRows
 from fedcomposite.problems import LOSSES
+from fedcomposite.problems import sparse as products
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS:UserWarning")  # torch calls its layouts beta
 
@@ -69,10 +70,37 @@ def test_it_stays_sparse():
     assert repr(silos).endswith("9 features)")
 
 
-@pytest.mark.parametrize("sizes", [SIZES, (12, 12), (30,), (3, 300)], ids=str)
-@pytest.mark.parametrize(("standard", "bias", "weights"), list(itertools.product([False, True], repeat=3)))
+CASES = [(SIZES, *case) for case in itertools.product([False, True], repeat=3)]
+CASES += [(sizes, same, same, same) for sizes in ((12, 12), (30,), (3, 300)) for same in (False, True)]
+
+
+@pytest.mark.parametrize(("packed", "dense"), [(0, 2.0), (60, 0.0)])
+@pytest.mark.parametrize("loss", ["logistic", "multinomial"])
+def test_every_way_of_multiplying_is_right(loss, packed, dense, monkeypatch):
+    """Clients on their own and in blocks of some; Gram matrices of sparse and of dense columns."""
+    monkeypatch.setattr(products, "_PACKED", packed)
+    monkeypatch.setattr(products, "_DENSE", dense)
+    for same in (False, True):
+        test_the_smooth_part_is_the_dense_one(loss, SIZES, same, same, same)
+    blocks = fc.Problem(both(loss)[0], loss=loss).smooth().X.blocks(np.array([0, 7, 19, 31]), np.array(SIZES))
+    assert len(blocks.parts) > 1
+
+
+def test_lanczos_has_the_same_bound():
+    X = sparse.random_array((700, 600), density=0.01, format="csr", rng=np.random.default_rng(0))
+    y = np.sign(X.sum(1) - 3)
+    for standard in (False, True):
+        silos = [fc.Silos.from_arrays([(Z, y)]) for Z in (X, X.toarray())]
+        one, two = (fc.Problem(s.standardize() if standard else s, bias=True) for s in silos)
+        assert one.smoothness() == pytest.approx(two.smoothness(), rel=1e-9)
+        rows = X.toarray() if not standard else two.silos.features.numpy()
+        exact = np.linalg.norm(np.column_stack([rows, np.ones(700)]), 2) ** 2 / 700 / 4
+        assert exact <= one.smoothness() <= 1.011 * exact
+
+
+@pytest.mark.parametrize(("sizes", "standard", "bias", "weights"), CASES, ids=str)
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_the_smooth_part_is_the_dense_one(loss, standard, bias, weights, sizes):
+def test_the_smooth_part_is_the_dense_one(loss, sizes, standard, bias, weights):
     one, two = problems(loss, sizes, standard=standard, bias=bias, weights=weights, pooled=weights)
     x = torch.linspace(-1, 1, two.dimension, dtype=torch.float64)
     n, everyone = len(sizes), np.arange(len(sizes), dtype=np.uint64)
@@ -110,7 +138,7 @@ def test_runs_are_the_dense_ones(loss, h, batch, backend):
         h = reg.L1(0.03)
     one, two = problems(loss, (12, 12, 20), standard=loss == "huber", bias=loss == "logistic", h=h, test=True)
     method = FedNMap(3, 0.02, 1.0, gamma=0.1, partial_participation=True)
-    settings = {"rounds": 8, "batch_size": batch, "seed": 3, "backend": backend, "participation": 0.67}
+    settings = {"rounds": 5, "batch_size": batch, "seed": 3, "backend": backend, "participation": 0.67}
     runs = [fc.simulate(problem, method, **settings) for problem in (one, two)]
     torch.testing.assert_close(runs[0].solution, runs[1].solution, **CLOSE)
     for a, b in zip(*(run.history for run in runs), strict=True):
