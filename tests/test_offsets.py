@@ -253,6 +253,8 @@ def test_wrong_libsvm_files(tmp_path):
             fc.Silos.from_files(paths[:1], **options)
     with pytest.raises(DataError, match="no such file"):
         fc.Silos.from_files(tmp_path / "none.svm")
+    with pytest.raises(DataError, match="all of one kind"):
+        fc.Silos.from_files([paths[0], tmp_path / "a.csv"], target="y")
 
 
 # -- the rest of the house --------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ def read_all(paths: Sequence[Path], kind: str | None, features: int | None, give
         if given["target"] is not None:
             raise DataError(f"target = {given['target']!r}: an .svm file has its targets in front; leave it out")
         return _read(paths, features, wanted(**{**given, "target": ""}))
+    if kind is None and any(is_svmlight([path]) for path in paths):
+        raise DataError("files must be all of one kind: some of these are of LIBSVM, others are not")
     if features is not None:
         raise DataError(f"features = {features}: only for .svm files; others name theirs")
     return read_files(paths, kind or kind_of(paths), wanted(**given))
