@@ -17,7 +17,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import newton, prox, table6, workloads
+from benchmarks import newton, prox, sparse, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -186,6 +186,13 @@ def test_adapters_name_pinned_peers():
     assert all("==" in text for text in lines.values())
     pinned = (command.HERE / "peers" / "constraints.txt").read_text()
     assert f"torch=={importlib.metadata.version('torch').split('+')[0]}" in pinned
+
+
+def test_sparse_samples_are_measured(capsys):
+    assert sparse.main(["--quick"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("converged: ") == 2
+    assert text.count("%") == 4
 
 
 def test_newton_is_right_where_it_is_compared(capsys):

@@ -24,6 +24,7 @@ from scipy import sparse
 from torch import Tensor
 
 from fedcomposite._validation import suggest
+from fedcomposite.data.sparse import dense as dense_rows
 from fedcomposite.files import pack
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run
@@ -115,7 +116,7 @@ def export(
     if isinstance(run, Run) and buffers is None:
         buffers = run.buffers
     state = _state(x, problem, None if buffers is None else buffers.cpu())
-    samples = problem.silos.features[:_CHECKED]
+    samples = dense_rows(problem.silos.features[:_CHECKED])
     wanted = problem.predict(x, samples, buffers)
     target = Path(path)
     with _checked(target) as scratch:

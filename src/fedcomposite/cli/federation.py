@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed or stopped, 2 wrong usage, data or configuration.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import subprocess
 import sys
@@ -107,7 +108,9 @@ def join(
         _interruptible()
         place = SiteFolder(folder)
         site = open_site(place, data, target, say)
-        show(site.silos.summary(), f"{place.name}: {site.silos.features[0].numel()} features; this stays here")
+        show(
+            site.silos.summary(), f"{place.name}: {math.prod(site.silos.features.shape[1:])} features; this stays here"
+        )
         told = ""
         while reason := reach(place.address, place.authority):
             if reason != told:

@@ -185,6 +185,12 @@ def common_type(parts: Sequence[Tensor], labels: Sequence[str]) -> list[Tensor]:
     return [p.to(target) for p in parts]
 
 
+def check_offsets(offsets: Tensor | None, count: int, part: str) -> None:
+    """Refuse offsets that are not finite, or not one per sample."""
+    if offsets is not None and (offsets.shape != (count,) or not bool(torch.isfinite(offsets).all())):
+        raise DataError(f"margin offsets must be finite, one for each of the {count} {part} samples")
+
+
 def check_weights(weights: Tensor, offsets: Sequence[int], names: Sequence[str]) -> None:
     """Refuse weights of samples that are negative, or that leave a client with nothing."""
     if weights.shape != (offsets[-1],):

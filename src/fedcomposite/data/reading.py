@@ -39,6 +39,8 @@ class Table(NamedTuple):
     features: npt.NDArray[Any]
     targets: npt.NDArray[Any]
     names: tuple[str, ...]  # of the features; none for arrays
+    weights: npt.NDArray[Any] | None = None
+    offsets: npt.NDArray[Any] | None = None
 
 
 class Kept(NamedTuple):
@@ -63,7 +65,7 @@ def kind_of(paths: Sequence[Path]) -> str:
     kinds = sorted({path.suffix.casefold() for path in paths})
     for path in paths:
         if path.suffix.casefold() not in KINDS:
-            raise stop(str(path), "not a .csv, .parquet or .npz file", "save it as one of these")
+            raise stop(str(path), "not a .csv, .parquet, .npz or .svm file", "save it as one of these")
     if len(kinds) != 1:
         raise DataError(f"files must be all .parquet, all .csv or all .npz, these are {', '.join(kinds) or 'none'}")
     return kinds[0]
@@ -123,7 +125,7 @@ def _arranged(table: Table, names: tuple[str, ...], source: str, faults: list[Fa
         what = f"columns differ from the first file's: {_some(differ)}"
         faults.append(Fault(source, what, "rename them with `columns` or put them in `drop`", count=len(differ)))
         return table
-    return Table(table.features[:, [table.names.index(name) for name in names]], table.targets, names)
+    return table._replace(features=table.features[:, [table.names.index(name) for name in names]], names=names)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -143,10 +145,12 @@ def _select(names: Sequence[str], source: str, wanted: Wanted, faults: list[Faul
         if _UNNAMED.fullmatch(name):
             what = f"column number {position + 1} has no name"
             faults.append(Fault(source, what, f"name it in the header or drop it as {name!r}", name))
-    if not any(column.name == wanted.target for column in kept):
-        what = f"no column {wanted.target!r}{suggest(wanted.target, names)} (it has: {_some(names)})"
-        faults.append(Fault(source, what, "name the column to predict", wanted.target))
-    elif len(kept) == 1:
+    absent = {role: name for role, name in wanted.roles.items() if not any(column.name == name for column in kept)}
+    for role, name in absent.items():
+        what = f"no column {name!r}{suggest(name, names)} (it has: {_some(names)})"
+        remedy = "name the column to predict" if role == "target" else f"name the column of the {role}s"
+        faults.append(Fault(source, what, remedy, name))
+    if not absent and len(kept) == len(wanted.roles):
         faults.append(_without_features(source))
     return kept
 
@@ -174,16 +178,18 @@ def _table(
         else:
             what = "the first column has no name and does not number the rows"
             faults.append(Fault(source, what, f"name it in the header or drop it as {index[1].name!r}", index[1].name))
-        if len(pairs) == 1:
+        if len(pairs) == len(wanted.roles):
             faults.append(_without_features(source))
     faults += decimal_faults([column for column, _ in pairs], source)
     for column, (position, _) in pairs:
         faults += column_faults(column, source, position, lines)
-    targets = [column.values for column, (_, name) in pairs if name == wanted.target]
-    features = [(column.values, name) for column, (_, name) in pairs if name != wanted.target]
-    if len(faults) > before or len(targets) != 1 or not features:
+    values = {name: column.values for column, (_, name) in pairs}
+    special = {role: values.pop(name, None) for role, name in wanted.roles.items()}
+    targets = special["target"]
+    if len(faults) > before or targets is None or not values:
         return None
-    return Table(np.stack([values for values, _ in features], 1), targets[0], tuple(name for _, name in features))
+    features = np.stack(list(values.values()), 1)
+    return Table(features, targets, tuple(values), special.get("weight"), special.get("offset"))
 
 
 def _counts_rows(column: Column) -> bool:
@@ -289,7 +295,7 @@ def _arrays(path: Path, wanted: Wanted) -> Table:
         if value:
             raise stop(source, f".npz files take no option {option!r}", "they have no columns to name")
     target = wanted.own_target
-    if target == "X":
+    if "X" in (target, wanted.weight, wanted.offset):
         raise stop(source, "target = 'X' is the array of the features", "name the array of the targets")
     try:
         with path.open("rb") as stream:
@@ -299,10 +305,12 @@ def _arrays(path: Path, wanted: Wanted) -> Table:
                 raise stop(source, f"not a readable .npz file{single}", "write it with numpy.savez(path, X=..., ...)")
             stream.seek(0)
             with np.load(stream, allow_pickle=False) as file:
-                for name in ("X", target):
+                roles = {"X": "X", **wanted.roles, "target": target}
+                for name in roles.values():
                     if name not in file:
                         raise stop(source, f"no array {name!r} (it has: {_some(list(file))})", "name the arrays so")
-                return Table(_array(file, "X", source), _array(file, target, source), ())
+                found = {role: _array(file, name, source) for role, name in roles.items()}
+                return Table(found["X"], found["target"], (), found.get("weight"), found.get("offset"))
     except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise stop(source, f"not a readable .npz file ({error})", "write it again") from None
 

@@ -16,21 +16,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import check_call
-from fedcomposite.data.arrays import (
-    ArrayLike,
-    as_tensor,
-    check_finite,
-    check_weights,
-    clients,
-    common_type,
-    pair,
-    texts,
-)
+from fedcomposite._validation import Count, check_call
+from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
 from fedcomposite.data.faults import DataError, DataWarning
-from fedcomposite.data.frames import aligned, names_of
-from fedcomposite.data.reading import kind_of, listed, read_files
-from fedcomposite.data.wanted import MARKERS, wanted
+from fedcomposite.data.gather import gather, per_sample, pooled
+from fedcomposite.data.reading import listed
+from fedcomposite.data.sparse import Features, SparseRows, dense
+from fedcomposite.data.svmlight import read_all
+from fedcomposite.data.wanted import MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,19 +43,23 @@ class Silos:
     with :meth:`from_arrays`, :meth:`from_files` or :func:`fedcomposite.data.load`.
     """
 
-    features: Tensor
+    features: Features
     targets: Tensor
     offsets: tuple[int, ...]
     names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
-    test: tuple[Tensor, Tensor] | None = None
+    test: tuple[Features, Tensor] | None = None
     ids: tuple[int, ...] = field(default=())
     """The clients' numbers in the whole federation; their minibatches are drawn by these."""
-    validation: tuple[Tensor, Tensor] | None = None
+    validation: tuple[Features, Tensor] | None = None
     held_by: Mapping[HeldOut, Tensor] = field(default_factory=dict)
     """Whose the samples of a held-out part are, where that is known: positions of clients."""
     weights: Tensor | None = None
     """What each training sample counts within its client, ``(samples,)``; alike if left out. Linear models only."""
+    margin_offsets: Tensor | None = None
+    """What is added to each training sample's margin, ``(samples,)``, such as the logarithm of an exposure."""
+    held_margin_offsets: Mapping[HeldOut, Tensor] = field(default_factory=dict)
+    """The same for the samples of a held-out part."""
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -81,6 +78,10 @@ class Silos:
             raise DataError(f"{len(self.ids)} ids for {n} clients")
         if self.weights is not None:
             check_weights(self.weights, self.offsets, self.names)
+        check_offsets(self.margin_offsets, len(self.targets), "training")
+        for part, (_, y) in self.held_out.items():
+            if part in self.held_margin_offsets or self.margin_offsets is not None:
+                check_offsets(self.held_margin_offsets.get(part, torch.empty(0)), len(y), part)
         if self.feature_names and len(self.feature_names) != self.features.shape[1]:
             raise DataError(f"{len(self.feature_names)} feature names for {self.features.shape[1]} features")
 
@@ -96,12 +97,15 @@ class Silos:
         test: tuple[ArrayLike, ArrayLike] | None = None,
         validation: tuple[ArrayLike, ArrayLike] | None = None,
         weights: Iterable[ArrayLike] | None = None,
+        margin_offsets: Iterable[ArrayLike] | None = None,
+        held_margin_offsets: Mapping[HeldOut, ArrayLike] | None = None,
     ) -> Silos:
         """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y is ``(samples,)``.
 
-        ``validation`` and ``test`` are pairs of samples that nobody trains on. Columns of pandas tables are matched by
-        name, in the order of the first client's, whose names are taken over. ``weights`` has an array per client: what
-        each of its samples counts.
+        X may be sparse, of scipy or torch, and stays so. ``validation`` and ``test`` are pairs of samples that nobody
+        trains on. Columns of pandas tables are matched by name, in the order of the first client's, whose names are
+        taken over. ``weights`` has an array per client: what each of its samples counts; ``margin_offsets`` what is
+        added to each one's margin, and ``held_margin_offsets`` that of held-out samples (``{"test": ...}``).
         """
         columns = None if not len(feature_names) else texts("feature_names", feature_names)
         if columns is not None and len(set(columns)) < len(columns):
@@ -109,58 +113,25 @@ class Silos:
                 f"feature_names: {max(columns, key=columns.count)!r} occurs twice; give every feature its own"
             )
         labels = texts("names", names)
-        parts: list[tuple[Tensor, Tensor]] = []
         given = [(labels[i] if i < len(labels) else f"client {i}", one) for i, one in enumerate(clients(arrays))]
         if not given:
             raise DataError("no clients were given")
         held_out = [("test", test), ("validation", validation)]
         held = [(f"{part} data", one) for part, one in held_out if one is not None]
-        order: list[str] | None = None
-        for who, one in [*given, *held]:
-            X, y = pair(one, who)
-            if isinstance(X, pd.DataFrame):
-                order = names_of(X, who) if order is None else order
-                X = aligned(X, order, who)
-            parts.append(cls._pair(X, y, who, parts[0][0] if parts else None))
-        if columns is None and order is not None:
-            columns = tuple(order)
-        everyone = [*(label for label, _ in given), *(label for label, _ in held)]
-        features = common_type([X for X, _ in parts], everyone)
-        targets = common_type([y for _, y in parts], everyone)
+        features, targets, order = gather([*given, *held])
+        columns = order if columns is None else columns
         n = len(given)
-        offsets = np.cumsum([0, *(len(y) for y in targets[:n])]).tolist()
+        sizes = [len(y) for y in targets[:n]]
         there = [part for part, one in held_out if one is not None]
         extra: dict[str, Any] = dict(zip(there, zip(features[n:], targets[n:], strict=True), strict=True))
-        if weights is not None:
-            each = [as_tensor(w, f"weights of client {i}").double() for i, w in enumerate(weights)]
-            if [len(w) for w in each] != [len(y) for y in targets[:n]]:
-                raise DataError(
-                    f"weights: give an array per client, as long as its targets; got {len(each)} for {n} clients"
-                )
-            extra["weights"] = torch.cat(each)
-        return cls(torch.cat(features[:n]), torch.cat(targets[:n]), tuple(offsets), labels, columns or (), **extra)
-
-    @staticmethod
-    def _pair(X: Any, y: Any, who: str, first: Tensor | None) -> tuple[Tensor, Tensor]:
-        features, targets = as_tensor(X, f"{who}, features"), as_tensor(y, f"{who}, targets", torch.int64)
-        if features.ndim < 2:
-            raise DataError(f"{who}: features have shape {tuple(features.shape)}, expected (samples, features)")
-        if targets.ndim != 1 or len(targets) != len(features):
-            raise DataError(
-                f"{who}: targets have shape {tuple(targets.shape)}, expected ({len(features)},) to match the features"
-            )
-        if len(features) == 0:
-            raise DataError(f"{who} is an empty silo: it has no samples; leave it out or give it data")
-        if features.numel() == 0:
-            raise DataError(f"{who} has no features: their shape is {tuple(features.shape)}; keep at least one")
-        if first is not None and features.shape[1:] != first.shape[1:]:
-            raise DataError(
-                f"{who} has samples of shape {tuple(features.shape[1:])}, the first client {tuple(first.shape[1:])}; "
-                "all must have the same features in the same order"
-            )
-        check_finite(features, f"{who}, features")
-        check_finite(targets, f"{who}, targets")
-        return features, targets
+        for option, numbers in (("weights", weights), ("margin_offsets", margin_offsets)):
+            if numbers is not None:
+                extra[option] = per_sample(option, numbers, sizes)
+        if held_margin_offsets is not None:
+            each = {part: as_tensor(t, f"{part}, margin offsets").double() for part, t in held_margin_offsets.items()}
+            extra["held_margin_offsets"] = each
+        starts = tuple(np.cumsum([0, *sizes]).tolist())
+        return cls(pooled(features[:n]), torch.cat(targets[:n]), starts, labels, columns, **extra)
 
     @classmethod
     def from_csv(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
@@ -168,19 +139,28 @@ class Silos:
         return cls._read(paths, ".csv", target, **check_call("from_csv", cls._read, options, DataError))
 
     @classmethod
-    def from_files(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
-        """Read one file per client: all ``.csv``, all ``.parquet`` (where pyarrow is installed) or all ``.npz``.
+    def from_files(
+        cls, paths: str | Path | Iterable[str | Path], *, target: str | None = None, **options: Any
+    ) -> Silos:
+        """Read one file per client: all ``.csv``, ``.parquet`` (where pyarrow is installed), ``.npz`` or ``.svm``.
 
         A table has a header, and its columns are matched by name, so their order may differ between files. An ``.npz``
-        file holds the features as the array ``X`` and the targets as the array named ``target``. All that is wrong
-        with the files is reported in one error.
+        file holds the features as the array ``X`` and the targets as the array named ``target``. An ``.svm``
+        (``.libsvm``, ``.svmlight``) file has its targets in front and stays sparse. All that is wrong with the files is
+        reported in one error.
 
         Parameters
         ----------
         paths : path or list of paths
             The files; a client is called as its file is, without the suffix.
         target : str
-            The column to predict.
+            The column to predict; not for ``.svm`` files.
+        weight : str, optional
+            The column that says what each sample counts.
+        offset : str, optional
+            The column that is added to each sample's margin, such as the logarithm of an exposure.
+        features : int, optional
+            How many features ``.svm`` files have; the largest number in any of them, if left out.
         names : list of str
             Other names for the clients.
         test : path, optional
@@ -201,7 +181,7 @@ class Silos:
         cls,
         paths: str | Path | Iterable[str | Path],
         kind: str | None,
-        target: str,
+        target: str | None,
         *,
         names: Sequence[str] = (),
         test: str | Path | None = None,
@@ -211,18 +191,24 @@ class Silos:
         separator: str | None = None,
         decimal: str | None = None,
         encoding: str | None = None,
+        weight: str | None = None,
+        offset: str | None = None,
+        features: Count | None = None,
     ) -> Silos:
-        style = {"separator": separator, "decimal": decimal, "encoding": encoding}
-        options = wanted(target=target, drop=drop, missing=missing, columns=columns, **style)
+        style = {"separator": separator, "decimal": decimal, "encoding": encoding, "weight": weight, "offset": offset}
         files = listed(paths)
         every = [*files, *([Path(test)] if test is not None else [])]
-        tables = read_files(every, kind or kind_of(every), options)
+        given = {"target": target, "drop": drop, "missing": missing, "columns": columns, **style}
+        tables = read_all(every, kind, features, given)
         held = tables.pop() if test is not None else None
         silos = cls.from_arrays(
             [(table.features, table.targets) for table in tables],
             names=names or [path.stem for path in files],
             feature_names=tables[0].names if tables else (),
             test=None if held is None else (held.features, held.targets),
+            weights=None if weight is None else [t.weights for t in tables if t.weights is not None],
+            margin_offsets=None if offset is None else [t.offsets for t in tables if t.offsets is not None],
+            held_margin_offsets=None if held is None or held.offsets is None else {"test": held.offsets},
         )
         if len(values := torch.unique(silos.targets)) == 1:
             warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
@@ -233,7 +219,7 @@ class Silos:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, i: int) -> tuple[Features, Tensor]:
         """Client i's ``(features, targets)``."""
         if not 0 <= i < len(self):
             raise IndexError(f"client {i} of {len(self)}")
@@ -248,9 +234,9 @@ class Silos:
         return f"Silos({len(self)} {many}, {spread} samples each, {shape} features)"
 
     @property
-    def held_out(self) -> dict[HeldOut, tuple[Tensor, Tensor]]:
+    def held_out(self) -> dict[HeldOut, tuple[Features, Tensor]]:
         """The parts that nobody trains on, where there are any."""
-        parts: dict[HeldOut, tuple[Tensor, Tensor] | None] = {"validation": self.validation, "test": self.test}
+        parts: dict[HeldOut, tuple[Features, Tensor] | None] = {"validation": self.validation, "test": self.test}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
@@ -327,7 +313,13 @@ class Silos:
             ids=(),
             held_by={},
             weights=None if self.weights is None else self.weights[rows],
+            margin_offsets=None if self.margin_offsets is None else self.margin_offsets[rows],
         )
+
+    def dense(self) -> Silos:
+        """The same samples as tensors, where they are sparse: for models, and for a look at small data."""
+        held: dict[str, Any] = {part: (dense(X), y) for part, (X, y) in self.held_out.items()}
+        return replace(self, features=dense(self.features), **held)
 
     def class_weighted(self, weights: Literal["balanced"] | Mapping[float, float] = "balanced") -> Silos:
         """The same samples, each counting what its class does, times what it counted before.
@@ -372,7 +364,7 @@ class Silos:
                 rows = rows[cut:]
             keep.append(rows)
         parts: dict[str, Any] = {}
-        owners = dict(self.held_by)
+        owners, shifts = dict(self.held_by), dict(self.held_margin_offsets)
         for part, held in out.items():
             chosen = np.sort(np.concatenate(held))
             if len(chosen) == 0:
@@ -380,17 +372,25 @@ class Silos:
                 raise DataError(f"split: {part} = {shares[part]} of silos with at most {most} samples holds out none")
             owners[part] = torch.from_numpy(np.searchsorted(self.offsets, chosen, side="right") - 1)
             parts[part] = self.features[chosen], self.targets[chosen]
-        return replace(self.subset(keep, self.names), **parts, ids=self.ids, held_by=owners)
+            if self.margin_offsets is not None:
+                shifts[part] = self.margin_offsets[chosen]
+        kept = self.subset(keep, self.names)
+        return replace(kept, **parts, ids=self.ids, held_by=owners, held_margin_offsets=shifts)
 
     def standardize(self) -> Silos:
         """(x - mean) / sd of each feature over the pooled training samples; held-out data are scaled alike.
 
-        A feature that is constant in training is left as it is.
+        A feature that is constant in training is left as it is. Sparse samples stay sparse: their means are subtracted
+        where they are multiplied.
         """
-        X = self.features.double()
+        held: dict[str, Any]
+        if isinstance(own := self.features, SparseRows):
+            held = {k: (v.standardized(own), b) for k, (v, b) in self.held_out.items() if isinstance(v, SparseRows)}
+            return replace(self, features=own.standardized(own), **held)
+        X = own.double()
         low, high = X.amin(0), X.amax(0)
         varies = high > low
         mean = torch.where(varies, X.mean(0), 0.0)
         sd = torch.where(varies, X.std(0, correction=0), 1.0)
-        held: dict[str, Any] = {k: ((v.double() - mean) / sd, b) for k, (v, b) in self.held_out.items()}
+        held = {k: ((dense(v).double() - mean) / sd, b) for k, (v, b) in self.held_out.items()}
         return replace(self, features=(X - mean) / sd, **held)

@@ -23,6 +23,16 @@ class Wanted:
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None
+    weight: str | None = None
+    """The column that says what each sample counts."""
+    offset: str | None = None
+    """The column that is added to each sample's margin."""
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns that are no features, by what they are."""
+        found = {"target": self.target, "weight": self.weight, "offset": self.offset}
+        return {role: name for role, name in found.items() if name is not None}
 
     @property
     def own_target(self) -> str:
@@ -44,6 +54,13 @@ def wanted(*, target: Any, drop: Any, missing: Any, columns: Any, **style: str |
     )
     own = list(made.columns.values())
     wrong += [f"drop = {name!r} is the target" for name in made.drop if name in (made.target, made.own_target)]
+    for role, name in made.roles.items():
+        if role != "target" and not isinstance(name, str):
+            wrong.append(f"{role} = {name!r} must be the name of a column")
+        elif role != "target" and name in made.drop:
+            wrong.append(f"drop = {name!r} is the {role}")
+    if len(set(map(str, made.roles.values()))) < len(made.roles):
+        wrong.append("target, weight and offset must be different columns")
     wrong += [f"column {name!r} is both in columns and in drop" for name in own if name in made.drop]
     wrong += [f"columns gives {name!r} several names" for name in sorted({n for n in own if own.count(n) > 1})]
     mark = made.separator

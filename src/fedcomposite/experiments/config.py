@@ -18,6 +18,7 @@ from fedcomposite._validation import check_call
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
+from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.experiments import grids, toml
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
 from fedcomposite.files import write_atomic
@@ -271,11 +272,11 @@ class Config(_Section):
         if files is None:
             try:
                 loader = data.DATASETS[_name(self.data)]
-                if options := {k: v for k, v in self.data.items() if k != "name"}:
+                if options := {k: v for k, v in self.data.items() if k not in ("name", "class_weights")}:
                     check_call(self.data["name"], loader, options)
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise ConfigError(f"[data] {error}") from None
-        elif "target" not in self.data:
+        elif "target" not in self.data and not is_svmlight([Path(str(file)) for file in files]):
             raise ConfigError("[data] files need a target: the name of the column to predict")
 
     def _check_partition(self) -> None:
@@ -305,7 +306,7 @@ class Config(_Section):
 
     def make_silos(self) -> Silos:
         """Load ``[data]`` and deal it out as ``[partition]`` says."""
-        options = {k: v for k, v in self.data.items() if k not in ("name", "files")}
+        options = {k: v for k, v in self.data.items() if k not in ("name", "files", "class_weights")}
         try:
             if "files" in self.data:
                 silos = Silos.from_files(self.data["files"], **options)
@@ -313,6 +314,13 @@ class Config(_Section):
                 silos = data.load(self.data["name"], **self._seeded(options, data.DATASETS[self.data["name"]]))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[data] {error}") from None
+        try:
+            if (given := self.data.get("class_weights")) is not None:
+                silos = silos.class_weighted(
+                    {float(k): v for k, v in given.items()} if isinstance(given, dict) else given
+                )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[data] class_weights = {given!r}: {error}") from None
         if self.partition is None:
             return silos
         dealt = {k: v for k, v in self.partition.items() if k != "name"}

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedcomposite import data
+from fedcomposite.data.sparse import dense
 from fedcomposite.experiments import runner
 from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.store import RunFolder
@@ -54,7 +55,7 @@ def write_hospitals(folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     for i, name in enumerate(silos.names):
         X, y = silos[i]
-        frame = pd.DataFrame(X.numpy(), columns=list(silos.feature_names)).assign(num=y.numpy())
+        frame = pd.DataFrame(dense(X).numpy(), columns=list(silos.feature_names)).assign(num=y.numpy())
         frame.to_csv(folder / f"{name}.csv", index=False)
     return list(silos.names)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedcomposite.data import Silos
+from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.federation.folder import FolderError, SiteFolder
 from fedcomposite.federation.site import Site
 from fedcomposite.federation.states import StateStore
@@ -21,7 +22,7 @@ def open_site(
     section = folder.file.data
     path = data or (folder.path / section.file if section.file else None)
     wanted = target or section.target
-    if path is None or wanted is None:
+    if path is None or (wanted is None and not is_svmlight([path])):
         missing = "--data FILE" if path is None else "--target COLUMN"
         raise FolderError(f"{folder.path / 'site.toml'}: [data] is not complete; fill it in or give {missing}")
     silos = Silos.from_files(

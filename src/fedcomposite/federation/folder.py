@@ -69,6 +69,12 @@ class DataSection(_Section):
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None
+    weight: str | None = None
+    """The column that says what each sample counts; its sum is told to the coordinator."""
+    offset: str | None = None
+    """The column that is added to each sample's margin."""
+    features: int | None = Field(default=None, ge=1)
+    """How many features an .svm file has."""
     classes: list[int] | None = None
     """The labels that the target may have, if they are other than -1 and 1 or 0 and 1; they are told to others."""
 
@@ -312,7 +318,7 @@ name = "{name}"
 address = "{address}"
 
 [data]
-# file = "patients.csv"        # .csv, .parquet or .npz; or give --data
+# file = "patients.csv"        # .csv, .parquet, .npz or .svm; or give --data
 # target = "num"               # the column to predict; or give --target
 # test = "held-out.csv"        # samples on which the common model is tested
 # drop = ["patient_id"]
@@ -320,6 +326,8 @@ address = "{address}"
 # separator = ";"              # only where it cannot be found from the .csv file
 # decimal = ","                # the same
 # encoding = "cp1252"          # if it is not UTF-8
+# weight = "visits"            # the column that says what each sample counts; its sum is sent
+# offset = "log_exposure"      # the column that is added to each sample's margin
 # classes = [0, 1, 2]          # for a classifier, unless they are -1 and 1 or 0 and 1; these numbers are sent
 
 [data.columns]                 # common name = name in this file

@@ -21,8 +21,7 @@ def margins_within(smooth: Smooth, x: Tensor, most: float) -> None:
     """
     if not isinstance(smooth, Linear) or affine(smooth.loss) or math.isinf(most):
         return
-    z = smooth.X @ (x if smooth.outputs == 1 else x.reshape(-1, smooth.outputs))
-    if not float(z.abs().max()) <= most:
+    if not float(smooth.pooled_margins(x).abs().max()) <= most:
         raise RefusalError(
             f"samples have margins beyond this site's max_margin = {most:g}: the steps are probably too large"
         )

@@ -73,6 +73,8 @@ class Introduction(_Data):
     version: Name
     """Of the package."""
     samples: int = Field(ge=1, le=2**40)
+    weight: float | None = Field(default=None, gt=0, le=2.0**40, allow_inf_nan=False)
+    """The sum of the samples' weights, where they have some: it takes the place of their number."""
     features: Extents
     dtype: Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
     names: Names = []

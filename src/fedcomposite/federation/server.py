@@ -100,7 +100,8 @@ class Coordinator:
                 f"{type(self.algorithm).__name__} needs every site in every round, so the policy must be 'wait'"
             )
         samples = [i.samples for i in self.introductions]
-        parties = Sites(self.job, self.sites, samples, write(self.config), self.shape)
+        counted = [] if all(i.weight is None for i in self.introductions) else self._counted()
+        parties = Sites(self.job, self.sites, samples, write(self.config), self.shape, counted)
         smooth = self.problem.smooth(getattr(torch, run.dtype))
         start = smooth.start()
         self.transport = SiteTransport(self.post, parties, self.algorithm, self.problem, start)
@@ -117,6 +118,7 @@ class Coordinator:
                 "sites": repr(self.sites),
                 "shape": self.shape.model_dump_json(),
                 "samples": repr(samples),
+                **({"weights": repr(counted)} if counted else {}),
             },
         )
 
@@ -162,6 +164,10 @@ class Coordinator:
             return self.config.make_algorithm(spec, None)
         return theory.choose(algorithms.lookup(spec["name"]), steps, self._known(), fields)
 
+    def _counted(self) -> list[float]:
+        """What each site counts under ``weights = "samples"``: the sum of its samples' weights, or their number."""
+        return [float(i.samples) if i.weight is None else i.weight for i in self.introductions]
+
     def _known(self, needed: bool = True) -> theory.Constants | None:
         """The largest constants of the sites; None for a network, or a refusal where they are needed."""
         smoothness, scale = self._constants()
@@ -169,9 +175,9 @@ class Coordinator:
             if needed:
                 raise ConfigError("[algorithm] the smoothness of a network is unknown; give the steps yourself")
             return None
-        n, samples, run = len(self.sites), [i.samples for i in self.introductions], self.config.run
+        n, run = len(self.sites), self.config.run
         cohort = Cohorts(n, run.participation).size
-        weights = samples if self.problem.weighting == "samples" else [1] * n
+        weights = self._counted() if self.problem.weighting == "samples" else [1.0] * n
         return theory.Constants(
             L=max(smoothness) if smoothness else None,
             scale=max(scale),

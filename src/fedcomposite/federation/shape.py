@@ -15,6 +15,7 @@ import torch
 
 from fedcomposite._validation import UserError, suggest
 from fedcomposite.data import Silos
+from fedcomposite.data.sparse import columns
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES, clean
@@ -35,7 +36,15 @@ def parse(text: str, where: str = "config") -> Config:
         content = tomllib.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
-    named = content.get("data", {}).get("name") if isinstance(content.get("data"), dict) else None
+    given = content.get("data")
+    section: dict[str, Any] = given if isinstance(given, dict) else {}
+    for option in ("weight", "offset", "class_weights"):
+        if option in section:
+            raise ConfigError(
+                f"{where}: [data] {option}: the data of a federation are at its sites; "
+                "name columns of weights and offsets in each site.toml, and leave this out"
+            )
+    named = section.get("name")
     here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
     config = Config.check({**content, "data": here, "partition": None}, where)
     if not config.algorithm or config.algorithms:
@@ -158,10 +167,10 @@ def arrange(silos: Silos, names: Sequence[str]) -> Silos:
     if list(names) == list(silos.feature_names):
         return silos
     order = [silos.feature_names.index(name) for name in names]
-    held: dict[str, Any] = {part: (X[:, order], y) for part, (X, y) in silos.held_out.items()}
+    held: dict[str, Any] = {part: (columns(X, order), y) for part, (X, y) in silos.held_out.items()}
     return dataclasses.replace(
         silos,
-        features=silos.features[:, order],
+        features=columns(silos.features, order),
         feature_names=tuple(names),
         **held,
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcomposite import files
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
+from fedcomposite.data.sparse import SparseRows
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import policy, wire
 from fedcomposite.federation.guard import Purse, margins_within
@@ -96,10 +97,17 @@ class Site:
         return next((sorted(pair) for pair in _PAIRS if found <= pair), None)
 
     def _digest(self) -> str:
-        parts = {"features": self.silos.features, "targets": self.silos.targets}
-        for part, (X, y) in self.silos.held_out.items():
+        silos = self.silos
+        parts = {"features": silos.features, "targets": silos.targets}
+        for part, (X, y) in silos.held_out.items():
             parts |= {f"{part} features": X, f"{part} targets": y}
-        return files.digest(parts, {"names": repr(self.silos.feature_names)})
+        extra = {"weights": silos.weights, "offsets": silos.margin_offsets}
+        extra |= {f"{part} offsets": t for part, t in silos.held_margin_offsets.items()}
+        parts |= {k: v for k, v in extra.items() if v is not None}
+        plain = {k: v for k, v in parts.items() if isinstance(v, torch.Tensor)}
+        for name, rows in parts.items():
+            plain |= {f"{name} {k}": v for k, v in rows.tensors().items()} if isinstance(rows, SparseRows) else {}
+        return files.digest(plain, {"names": repr(silos.feature_names)})
 
     def answer(self, request: RecordDict) -> RecordDict:
         """Do what a message asks, or refuse it in one line; never raises because of what a message says."""
@@ -159,6 +167,7 @@ class Site:
             site=self.name,
             version=__version__,
             samples=self.sizes["train"],
+            weight=None if self.silos.weights is None else float(self.silos.weights.sum()),
             features=shape.features,
             dtype=shape.dtype,
             names=shape.names,

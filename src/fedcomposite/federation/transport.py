@@ -55,6 +55,8 @@ class Sites:
     config: str
     """The experiment, as it goes to every site."""
     shape: Shape
+    weights: Sequence[float] = ()
+    """What the sites count, where that is not their samples."""
 
 
 class SiteTransport:
@@ -69,7 +71,7 @@ class SiteTransport:
         self.clients = n = len(sites.names)
         self.counter = Counter()
         self.last = [-1] * n
-        sizes = np.asarray(sites.samples, float)
+        sizes = np.asarray(sites.weights or sites.samples, float)
         self.weights = sizes / sizes.sum() if problem.weighting == "samples" else np.full(n, 1 / n)
         self._forms: dict[tuple[bool, int, int], dict[str, Form]] = {}
         self._measurement: dict[str, Form] = {}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite.data.sparse import Features
 from fedcomposite.problems.measures import Counts, Measures
 
 _FIRST_ORDER = "a network offers gradients only, no Hessians; use a first-order method, for example FedNMap or Zhang"
@@ -159,7 +160,9 @@ class Smooth(ABC):
         return self
 
     @abstractmethod
-    def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def scored(
+        self, x: Tensor, features: Features, targets: Tensor, offset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Outputs and targets of some samples as metrics see them; see :mod:`fedcomposite.problems.metrics`."""
 
     @abstractmethod

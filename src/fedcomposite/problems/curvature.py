@@ -9,15 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedcomposite.problems.sparse import Stack
+
 _CHUNK = 1 << 22  # elements of the selected columns that are worked on at a time
 
 
-def hessians(X: Tensor, second: Tensor, weight: Tensor, at: Tensor, outputs: int) -> Tensor:
+def hessians(X: Tensor | Stack, second: Tensor, weight: Tensor, at: Tensor, outputs: int) -> Tensor:
     """``(n, k, k)``: the Hessians of n clients on the k coordinates ``at``.
 
     ``X`` is ``(n, m, features)``, ``second`` ``(n, m)`` or ``(n, m, C, C)``, ``weight`` holds 1/m_i on client i's
     samples.
     """
+    if isinstance(X, Stack):
+        return X.hessians(second, weight, at, outputs)
     n, m = X.shape[:2]
     k = len(at)
     feature, output = at // outputs, at % outputs

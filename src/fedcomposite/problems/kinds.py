@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcomposite.data.sparse import is_sparse, sparse_rows
 from fedcomposite.problems.base import Slot, Smooth
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
@@ -82,10 +83,13 @@ class LinearProblem(Problem):
         return self._linear().coordinate_names(features)
 
     def predict(self, x: Any, features: Any, buffers: Tensor | None = None) -> Tensor:
-        """Margins a'x (+ intercept) of some samples."""
+        """Margins a'x (+ intercept) of some samples, dense or sparse, without offsets."""
         point, _ = self._at(x, buffers)
         state = {s.name: point[s.start : s.stop].view(s.shape) for s in self.layout}
-        margins = torch.as_tensor(features).to(point) @ state["weight"]
+        if is_sparse(features):
+            margins = sparse_rows(features, "features") @ state["weight"]
+        else:
+            margins = torch.as_tensor(features).to(point) @ state["weight"]
         return margins + (state["bias"] if margins.ndim == 2 else state["bias"][0]) if self.bias else margins
 
 
@@ -102,6 +106,8 @@ class NetworkProblem(Problem):
             raise ValueError("bias and loss_options are for linear models; build them into the model and its loss")
         if self.silos.weights is not None:
             raise ValueError("weights of samples are for linear models; a model's loss can weigh its classes")
+        if self.silos.margin_offsets is not None:
+            raise ValueError("margin offsets are for linear models; a module can add an input to its outputs")
         if isinstance(loss, Loss):
             raise ValueError(f"{loss} is for linear models; with a model use 'cross_entropy', 'mse' or a function")
         self.layout = layout(self._module)

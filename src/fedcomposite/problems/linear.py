@@ -14,12 +14,14 @@ from torch import Tensor
 
 from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.data.sparse import Features, SparseRows
 from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.curvature import hessians
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Multinomial
 from fedcomposite.problems.measures import MeanLoss, Measures, Part, Rows
-from fedcomposite.problems.products import combine, margins
+from fedcomposite.problems.products import combine, margins, transposed
+from fedcomposite.problems.sparse import Design, Stack
 from fedcomposite.problems.spectrum import largest_eigenvalues
 
 
@@ -28,15 +30,22 @@ class _Block:
     """Clients of similar size, padded to the longest: padding has zero features and zero weight."""
 
     members: Tensor  # positions in the cohort
-    X: Tensor  # (c, m, d)
+    X: Tensor | Stack  # (c, m, d)
     b: Tensor  # (c, m), or (c, m, C) with several outputs
     weight: Tensor  # (c, m) or (c, m, 1), 1/m_i on client i's samples (1 for a sum)
+    offset: Tensor | None  # (c, m), what is added to the margins
+
+    @property
+    def data(self) -> tuple[Tensor | Stack, Tensor, Tensor, Tensor | None]:
+        """What a gradient is computed from."""
+        return self.X, self.b, self.weight, self.offset
 
 
 class Linear(Smooth):
-    """f_i(x) = (1/m_i) sum_j phi(a_ij'x, b_ij), with an optional intercept as the last coordinate.
+    """f_i(x) = (1/m_i) sum_j phi(a_ij'x + t_ij, b_ij), with an optional intercept as the last coordinate.
 
-    Samples with weights o_ij count o_ij / sum_j o_ij in place of 1/m_i. A loss with C outputs has x = the
+    The offsets t_ij are zero unless the silos have some. Samples with weights o_ij count o_ij / sum_j o_ij in place of
+    1/m_i. A loss with C outputs has x = the
     ``(features, C)`` matrix, row by row, and C intercepts as the last coordinates. A loss with ``reduction="sum"``
     leaves out 1/m_i, or the division by the sum of weights.
     """
@@ -64,6 +73,7 @@ class Linear(Smooth):
         self.dtype, self.device = dtype, device
         self._bias = bias
         self.X = self._design(silos.features)
+        self._offset = self._placed_offset(silos.margin_offsets)
         self.b = loss.prepare(silos, silos.targets).to(device, dtype)
         self.dimension = self.X.shape[1] * self.outputs
         self.bias_coordinates = self.outputs if bias else 0
@@ -79,8 +89,10 @@ class Linear(Smooth):
         self._padded: tuple[bytes, list[_Block]] = (b"", [])
         sizes = silos.sizes.tolist() if self.measures.clients else [len(self.b)]
         self._rows, self._targets = Rows.of(sizes, sizes, device), self._as_targets(self.b)
-        self._held: dict[Part, tuple[Tensor, Tensor, Tensor, Rows]] = {}
+        self._held: dict[Part, tuple[Tensor | Design, Tensor, Tensor, Rows]] = {}
+        self._held_offsets: dict[Part, Tensor | None] = {}
         for part, held in silos.held_out.items():
+            self._held_offsets[part] = self._placed_offset(silos.held_margin_offsets.get(part))
             b, count = loss.prepare(silos, held[1]).to(device, dtype), [len(held[1])]
             self._held[part] = self._design(held[0]), b, self._as_targets(b), Rows.of(count, count, device)
 
@@ -90,9 +102,18 @@ class Linear(Smooth):
             return b
         return (b > 0).long() if self.outputs == 1 else b.argmax(-1)
 
-    def _design(self, features: Tensor) -> Tensor:
+    def _design(self, features: Features) -> Tensor | Design:
+        if isinstance(features, SparseRows):
+            if self.device.type != "cpu":
+                raise DataError(f"sparse features are for the CPU, not {self.device}; make them dense: silos.dense()")
+            return Design(features, self.dtype, self._bias)
         X = features.to(self.device, self.dtype)
         return torch.cat([X, X.new_ones(len(X), 1)], dim=1) if self._bias else X.contiguous()
+
+    def _placed_offset(self, offset: Tensor | None) -> Tensor | None:
+        if offset is not None and self.outputs > 1:
+            raise DataError(f"margin offsets are for losses with one margin per sample; {self.loss} has {self.outputs}")
+        return None if offset is None else offset.to(self.device, self.dtype)
 
     def _per_sample(self, values: npt.NDArray[np.float64]) -> Tensor:
         """A number per client, repeated for its samples, ``(samples,)``, or ``(samples, 1)`` with several outputs."""
@@ -125,7 +146,7 @@ class Linear(Smooth):
 
     def start(self) -> Tensor:
         """Zero."""
-        return self.X.new_zeros(self.dimension)
+        return torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
 
     def coordinate_names(self, features: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the coordinates of x from those of the features: ``age``, or ``age[2]`` for class 2."""
@@ -140,10 +161,10 @@ class Linear(Smooth):
 
         def gradient(x: Tensor) -> Tensor:
             if len(blocks) == 1:
-                return self._gradient(x, blocks[0].X, blocks[0].b, blocks[0].weight)
+                return self._gradient(x, *blocks[0].data)
             out = torch.empty_like(x)
             for block in blocks:
-                out[block.members] = self._gradient(x[block.members], block.X, block.b, block.weight)
+                out[block.members] = self._gradient(x[block.members], *block.data)
             return out
 
         return gradient
@@ -152,7 +173,7 @@ class Linear(Smooth):
         """Losses on all samples, ``(m, 1)``."""
         out = x.new_empty(len(x), 1)
         for block in self._blocks(clients):
-            value = self.loss.value(self._margins(x[block.members], block.X), block.b)
+            value = self.loss.value(self._margins(x[block.members], block.X, block.offset), block.b)
             out[block.members, 0] = (value * block.weight.view(value.shape)).sum(1)
         return out
 
@@ -160,23 +181,25 @@ class Linear(Smooth):
         """Hessians on all samples and the coordinates ``at``, ``(m, k, k)``."""
         out = x.new_empty(len(x), len(at), len(at))
         for block in self._blocks(clients):
-            second = self.loss.second(self._margins(x[block.members], block.X), block.b)
+            second = self.loss.second(self._margins(x[block.members], block.X, block.offset), block.b)
             out[block.members] = hessians(block.X, second, block.weight, at, self.outputs)
         return out
 
-    def _margins(self, x: Tensor, X: Tensor) -> Tensor:
-        return margins(X, x if self.outputs == 1 else x.reshape(len(x), -1, self.outputs))
+    def _margins(self, x: Tensor, X: Tensor | Stack, offset: Tensor | None) -> Tensor:
+        z = margins(X, x if self.outputs == 1 else x.reshape(len(x), -1, self.outputs))
+        return z if offset is None else z + offset
 
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients on the given rows."""
         weight = 1.0 / rows.shape[1] if self._factors is None else self._factors[rows] / rows.shape[1]
-        return self._gradient(x, self.X[rows], self.b[rows], weight)
+        X = self.X.take(rows) if isinstance(self.X, Design) else self.X[rows]
+        offset = None if self._offset is None else self._offset[rows]
+        return self._gradient(x, X, self.b[rows], weight, offset)
 
-    def _gradient(self, x: Tensor, X: Tensor, b: Tensor, weight: Tensor | float) -> Tensor:
-        if self.outputs == 1:
-            return combine(X, self.loss.derivative(margins(X, x), b).mul_(weight))
-        W = x.reshape(len(x), -1, self.outputs)
-        return combine(X, self.loss.derivative(margins(X, W), b).mul_(weight)).flatten(1)
+    def _gradient(
+        self, x: Tensor, X: Tensor | Stack, b: Tensor, weight: Tensor | float, offset: Tensor | None
+    ) -> Tensor:
+        return combine(X, self.loss.derivative(self._margins(x, X, offset), b).mul_(weight)).flatten(1)
 
     def _blocks(self, clients: rng.Ints) -> list[_Block]:
         """Pad the cohort's samples; the last cohort is kept, so full participation pads once."""
@@ -196,15 +219,18 @@ class Linear(Smooth):
         sizes, first = self.sizes[who].astype(np.int64), self.offsets[who].astype(np.int64)
         longest = int(sizes.max())
         members = torch.from_numpy(group).to(self.device)
-        if len(who) == len(self.sizes) and (sizes == longest).all() and (np.diff(first) == longest).all():
-            X, b = (t.view(len(who), longest, *t.shape[1:]) for t in (self.X, self.b))  # no copy
-            rows = torch.arange(len(self.b), device=self.device).view(len(who), longest)
-            return _Block(members, X, b, self._weight(np.ones((len(who), longest), bool), who, rows))
         column = np.arange(longest)[None, :]
         inside = column < sizes[:, None]
         rows = torch.from_numpy(first[:, None] + np.where(inside, column, 0)).to(self.device)
+        weight = self._weight(inside, who, rows)
+        offset = None if self._offset is None else self._offset[rows] * torch.from_numpy(inside).to(self._offset)
+        if isinstance(self.X, Design):
+            return _Block(members, self.X.blocks(first, sizes), self.b[rows], weight, offset)
+        if len(who) == len(self.sizes) and (sizes == longest).all() and (np.diff(first) == longest).all():
+            X, b = (t.view(len(who), longest, *t.shape[1:]) for t in (self.X, self.b))  # no copy
+            return _Block(members, X, b, weight, offset)
         mask = torch.from_numpy(inside).to(self.device, self.dtype)
-        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.b[rows], self._weight(inside, who, rows))
+        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.b[rows], weight, offset)
 
     def _weight(self, inside: npt.NDArray[np.bool_], who: rng.Ints, rows: Tensor) -> Tensor:
         """The samples' weights within their clients, zero on padding."""
@@ -215,23 +241,32 @@ class Linear(Smooth):
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """One pass over the pooled samples."""
-        w = x if self.outputs == 1 else x.reshape(-1, self.outputs)
-        z = self.X @ w
+        z = self.pooled_margins(x)
         loss = self._sample_weights.view(-1) @ self.loss.value(z, self.b)
-        gradient = (self.X.t() @ (self.loss.derivative(z, self.b) * self._sample_weights)).flatten()
+        gradient = transposed(self.X, self.loss.derivative(z, self.b) * self._sample_weights).flatten()
         counts = self.measures.count("train", self.loss.response(z), self._targets, self._rows)
         for part, (X, b, targets, rows) in self._held.items():
-            z = X @ w
+            z = self._pooled(x, X, self._held_offsets.get(part))
             counts |= self.measures.count(part, self.loss.response(z), targets, rows)
             if self.measures.loss:
                 counts[f"{part}/loss"] = MeanLoss().counts(self.loss.value(z, b), targets, rows.owner, 1)
         return Evaluation(loss, gradient, counts, self.measures)
 
-    def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def pooled_margins(self, x: Tensor) -> Tensor:
+        """The margins of all training samples at one point, ``(samples,)`` or ``(samples, C)``."""
+        return self._pooled(x, self.X, self._offset)
+
+    def _pooled(self, x: Tensor, X: Tensor | Design, offset: Tensor | None) -> Tensor:
+        z = X @ (x if self.outputs == 1 else x.reshape(-1, self.outputs))
+        return z if offset is None else z + offset
+
+    def scored(
+        self, x: Tensor, features: Features, targets: Tensor, offset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Responses to the samples' margins, and class numbers or targets."""
-        w = x if self.outputs == 1 else x.reshape(-1, self.outputs)
         b = self.loss.prepare(self._silos, targets).to(self.device, self.dtype)
-        return self.loss.response(self._design(features) @ w), self._as_targets(b)
+        z = self._pooled(x, self._design(features), self._placed_offset(offset))
+        return self.loss.response(z), self._as_targets(b)
 
     def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
         """Curvature times the largest eigenvalue of X'X/m: of the clients, of f, or of single samples (||a||^2)."""
@@ -248,7 +283,8 @@ class Linear(Smooth):
         if of == "samples":
             return float((self._row_norms().square() * self._worth()).max())
         if of == "mean":
-            return float(largest_eigenvalues(self.X[None], self._sample_weights.view(1, -1)))
+            pooled = self.X.pooled if isinstance(self.X, Design) else self.X[None]
+            return float(largest_eigenvalues(pooled, self._sample_weights.view(1, -1)))
         everyone = self._blocks(np.arange(len(self.sizes), dtype=np.uint64))
         return max(float(largest_eigenvalues(B.X, B.weight.view(B.X.shape[:2])).max()) for B in everyone)
 
@@ -275,6 +311,8 @@ class Linear(Smooth):
         return self.loss.slope**2 * float((totals / self.sizes).max())
 
     def _row_norms(self) -> Tensor:
+        if isinstance(self.X, Design):
+            return self.X.pooled.squares()[0].sqrt().to(self.dtype)
         norms: Tensor = torch.linalg.vector_norm(self.X, dim=1)
         return norms
 

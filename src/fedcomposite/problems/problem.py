@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedcomposite._validation import suggest
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.silos import Silos
+from fedcomposite.data.sparse import Features
 from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.measures import Measures, Part
@@ -301,12 +302,13 @@ class Problem:
         point, smooth = self._at(x, buffers)
         silos = self.silos
         everyone = torch.from_numpy(np.repeat(np.arange(len(silos)), silos.sizes))
-        parts: list[tuple[Part, tuple[Tensor, Tensor], Tensor | None]]
-        parts = [("train", (silos.features, silos.targets), everyone)]
-        parts += [(part, pair, silos.held_by.get(part)) for part, pair in silos.held_out.items()]
+        parts: list[tuple[Part, tuple[Features, Tensor], Tensor | None, Tensor | None]]
+        parts = [("train", (silos.features, silos.targets), everyone, silos.margin_offsets)]
+        for held, pair in silos.held_out.items():
+            parts.append((held, pair, silos.held_by.get(held), silos.held_margin_offsets.get(held)))
         table = pd.DataFrame(index=pd.Index([*silos.names, "all"], name="silo"))
-        for part, (X, y), owner in parts:
-            outputs, targets = (v.cpu() for v in smooth.scored(point, X, y))
+        for part, (X, y), owner, offset in parts:
+            outputs, targets = (v.cpu() for v in smooth.scored(point, X, y, offset))
             who = torch.full((len(y),), -1) if owner is None else owner
             rows = [torch.nonzero(who == i).flatten() for i in range(len(silos))] + [torch.arange(len(y))]
             table[f"{part}_samples"] = [len(r) for r in rows]

@@ -5,13 +5,16 @@ product each (a BLAS call that runs at memory speed and dwarfs the call's overhe
 summed together, in chunks of clients whose temporaries stay in cache. The rule depends on the shape only, never on
 a timing, so that a resumed run repeats every bit. ``benchmarks/simulator.py`` measures it.
 
-Models with C outputs have a matrix per client in place of the vectors w_i and r_i; there ``torch.bmm`` is fast.
+Models with C outputs have a matrix per client in place of the vectors w_i and r_i; there ``torch.bmm`` is fast. Sparse
+samples have products of their own, :mod:`fedcomposite.problems.sparse`.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from fedcomposite.problems.sparse import Design, Stack
 
 _LARGE = 1 << 14  # elements of one silo from which a matrix-vector product of its own pays
 _CHUNK = 1 << 17  # elements of a temporary
@@ -22,8 +25,10 @@ def _chunks(X: Tensor) -> list[slice]:
     return [slice(a, a + per) for a in range(0, X.shape[0], per)]
 
 
-def margins(X: Tensor, w: Tensor) -> Tensor:
+def margins(X: Tensor | Stack, w: Tensor) -> Tensor:
     """``(n, m, d), (n, d) -> (n, m)``: the rows of each client's X times its own w; ``(n, d, C) -> (n, m, C)``."""
+    if isinstance(X, Stack):
+        return X.margins(w)
     if w.ndim == 3:
         return torch.bmm(X, w)
     n, m, d = X.shape
@@ -39,8 +44,10 @@ def margins(X: Tensor, w: Tensor) -> Tensor:
     return z
 
 
-def combine(X: Tensor, r: Tensor) -> Tensor:
+def combine(X: Tensor | Stack, r: Tensor) -> Tensor:
     """``(n, m, d), (n, m) -> (n, d)``: sums of rows weighted by r; ``(n, m, C) -> (n, d, C)``."""
+    if isinstance(X, Stack):
+        return X.combine(r)
     if r.ndim == 3:
         return torch.bmm(X.transpose(1, 2), r)
     n, m, d = X.shape
@@ -54,3 +61,8 @@ def combine(X: Tensor, r: Tensor) -> Tensor:
     for c in _chunks(X):
         torch.sum(X[c] * r[c].unsqueeze(2), dim=1, out=g[c])
     return g
+
+
+def transposed(X: Tensor | Design, r: Tensor) -> Tensor:
+    """X' r for the pooled samples."""
+    return X.combine(r) if isinstance(X, Design) else X.t() @ r

@@ -16,9 +16,12 @@ the worst spectra, and a few where the top stands out. The start is the same eve
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from fedcomposite.problems.sparse import Stack
 
 _SMALL = 512  # features or samples up to which a matrix of that size is formed
 _CHUNK = 1 << 24  # elements of a temporary
@@ -27,12 +30,16 @@ _RISK = 1e-12  # probability that it is too small
 _MOST = 400  # steps, more than twice what any spectrum needs
 
 
-def largest_eigenvalues(X: Tensor, weight: Tensor) -> Tensor:
+def largest_eigenvalues(X: Tensor | Stack, weight: Tensor) -> Tensor:
     """Upper bounds ``(n,)`` on the largest eigenvalues of X_i' diag(w_i) X_i: X is ``(n, m, d)``, w >= 0 ``(n, m)``."""
     n, m, d = X.shape
     if min(m, d) > _SMALL:
-        bounds = [_lanczos(A, w) for A, w in zip(X.unbind(0), weight.unbind(0), strict=True)]
-        return torch.tensor(bounds, dtype=torch.float64)
+        each: Sequence[Tensor | Stack] = X.unbind()
+        products = [_product(A, w) for A, w in zip(each, weight.unbind(), strict=True)]
+        v = weight if isinstance(X, Stack) else X  # values of sparse rows may be narrower than the vectors
+        return torch.tensor([_lanczos(p, d, v.dtype, v.device) for p in products], dtype=torch.float64)
+    if isinstance(X, Stack):
+        return _largest(X.grams(weight), m + d)
     per = max(1, _CHUNK // (m * d))
     chunks = [slice(a, a + per) for a in range(0, n, per)]
     return torch.cat([_exact(X[c].double(), weight[c].double()) for c in chunks])
@@ -42,34 +49,42 @@ def _exact(X: Tensor, weight: Tensor) -> Tensor:
     """From the smaller of the two Gram matrices, rounded up by more than the errors of its sums."""
     rows = X * weight.sqrt().unsqueeze(2)
     gram = rows.transpose(1, 2) @ rows if X.shape[2] <= X.shape[1] else rows @ rows.transpose(1, 2)
+    return _largest(gram, sum(X.shape[1:]))
+
+
+def _largest(gram: Tensor, terms: int) -> Tensor:
     largest: Tensor = torch.linalg.eigvalsh(gram)[:, -1].clamp_min(0)
-    return largest * (1 + sum(X.shape[1:]) * torch.finfo(torch.float64).eps)
+    return largest * (1 + terms * torch.finfo(torch.float64).eps)
 
 
-def _lanczos(X: Tensor, weight: Tensor) -> float:
-    d = X.shape[1]
-    v = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(X.device)
-    basis = torch.zeros(min(_MOST, d), d, dtype=torch.float64, device=X.device)
+def _product(X: Tensor | Stack, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    if isinstance(X, Stack):
+        return lambda v: X.combine(X.margins(v[None]) * weight[None])[0]
+    return lambda v: ((X @ v) * weight) @ X
+
+
+def _lanczos(product: Callable[[Tensor], Tensor], d: int, dtype: torch.dtype, device: torch.device) -> float:
+    v = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    basis = torch.empty(min(_MOST, d), d, dtype=torch.float64, device=device)  # memory is taken as it is filled
     basis[0] = v / v.norm()
     component = math.log(_RISK / math.sqrt(2 * d / math.pi))
     diagonal: list[float] = []
     beside: list[float] = []
     bound = 0.0
     for k in range(len(basis)):
-        v = basis[k].to(X.dtype)
-        u = (((X @ v) * weight) @ X).double()
+        u = product(basis[k].to(dtype)).double()
         diagonal.append(float(u @ basis[k]))
         for _ in range(2):  # the second time takes away what rounding has left
             u = u - (basis[: k + 1] @ u) @ basis[: k + 1]
         beside.append(float(u.norm()))
-        used_up = beside[-1] <= 8 * torch.finfo(X.dtype).eps * max(diagonal)
+        used_up = beside[-1] <= 8 * torch.finfo(dtype).eps * max(diagonal)
         if used_up or k % 4 == 3 or k + 1 == len(basis):
             largest, bound = _above(diagonal, beside[:-1], 0.0 if used_up else beside[-1], component)
             if bound <= (1 + _EXCESS) * largest:
                 break
         if k + 1 < len(basis):
             basis[k + 1] = u / beside[-1]
-    return bound * (1 + 64 * torch.finfo(X.dtype).eps)
+    return bound * (1 + 64 * torch.finfo(dtype).eps)
 
 
 def _above(diagonal: list[float], beside: list[float], last: float, component: float) -> tuple[float, float]:

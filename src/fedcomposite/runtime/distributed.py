@@ -201,7 +201,13 @@ def shard(problem: Problem, group: Group, dtype: torch.dtype, device: torch.devi
 def _part(silos: Silos, mine: Span, most: int | None) -> Silos:
     """The silos of some consecutive clients; they are views, and keep their numbers. Held-out samples are shared."""
     first, last = silos.offsets[mine.start], silos.offsets[mine.stop]
-    held: dict[str, Any] = {part: _held(pair, len(silos), mine, most) for part, pair in silos.held_out.items()}
+    held: dict[str, Any] = {}
+    shifts = {}
+    for part, (X, y) in silos.held_out.items():
+        seen = _seen(len(y), len(silos), mine, most)
+        held[part] = (X[seen], y[seen]) if len(seen) else None
+        if part in silos.held_margin_offsets:
+            shifts[part] = silos.held_margin_offsets[part][seen]
     return dataclasses.replace(
         silos,
         features=silos.features[first:last],
@@ -210,16 +216,17 @@ def _part(silos: Silos, mine: Span, most: int | None) -> Silos:
         names=silos.names[slice(*mine)],
         ids=silos.ids[slice(*mine)],
         weights=None if silos.weights is None else silos.weights[first:last],
+        margin_offsets=None if silos.margin_offsets is None else silos.margin_offsets[first:last],
+        held_margin_offsets=shifts,
         held_by={},
         **held,
     )
 
 
-def _held(whole: tuple[Tensor, Tensor], n: int, mine: Span, most: int | None) -> tuple[Tensor, Tensor] | None:
+def _seen(total: int, n: int, mine: Span, most: int | None) -> Tensor:
     """The held-out samples, ``most`` of them, that the process of these clients of n evaluates."""
-    count = len(whole[1]) if most is None else min(len(whole[1]), most)
-    seen = torch.from_numpy(spread(len(whole[1]), count)[count * mine.start // n : count * mine.stop // n])
-    return (whole[0][seen], whole[1][seen]) if len(seen) else None
+    count = total if most is None else min(total, most)
+    return torch.from_numpy(spread(total, count)[count * mine.start // n : count * mine.stop // n])
 
 
 def merge(group: Group, seen: Evaluation) -> Evaluation:

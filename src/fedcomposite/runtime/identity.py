@@ -29,6 +29,7 @@ def identify(problem: Problem, x0: Tensor, **settings: Any) -> Identity:
     silos = problem.silos
     data: tuple[Any, ...] = silos.features, silos.targets, silos.offsets, silos.ids
     data += () if silos.weights is None else (silos.weights,)
+    data += () if silos.margin_offsets is None else (silos.margin_offsets,)
     parts: dict[str, Any] = {
         "data": hashlib.sha256(describe(data).encode()).hexdigest(),
         "start": describe(x0),

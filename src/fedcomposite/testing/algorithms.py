@@ -11,11 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm
-from fedcomposite.data import Silos, synthetic
+from fedcomposite.data import synthetic
 from fedcomposite.problems import Batches, ClientGradients, Counter, Problem
 from fedcomposite.regularizers import L1, Regularizer, Zero
 from fedcomposite.runtime import messages
@@ -36,7 +37,7 @@ def small_problem(algorithm: AnyAlgorithm, regularizer: Regularizer | None = Non
     silos = synthetic(clients=6, features=8, samples=40, seed=1)
     if not equal:
         cuts = [40, 13, 25, 7, 40, 31]
-        silos = Silos.from_arrays([(silos[i][0][:m], silos[i][1][:m]) for i, m in enumerate(cuts)])
+        silos = silos.subset([silos.offsets[i] + np.arange(m) for i, m in enumerate(cuts)])
     h = regularizer or (Zero() if algorithm.info.regularizer == "none" else L1(0.003))
     return Problem(silos, loss="logistic", regularizer=h)
 

@@ -12,6 +12,7 @@ import torch
 from fedcomposite.algorithms.base import amplification
 from fedcomposite.problems import Linear, Problem
 from fedcomposite.problems.losses import LeastSquares
+from fedcomposite.problems.sparse import Design
 from fedcomposite.regularizers import L1, MCP, SCAD, On, Regularizer, Zero
 
 
@@ -98,6 +99,9 @@ _REMEDIES = {
 }
 
 
+_MANY = 2000  # sparse features whose squared matrix is not formed
+
+
 def constants(
     problem: Problem,
     *,
@@ -175,6 +179,14 @@ def constants(
 def _least_curvature(problem: Problem, smooth: Linear) -> float:
     """Smallest eigenvalue of X_i'X_i/m_i over the clients: the strong convexity of least squares."""
     sizes = problem.silos.sizes.tolist()
+    if min(sizes) < smooth.dimension or (isinstance(smooth.X, Design) and smooth.dimension > _MANY):
+        return 0.0  # fewer samples than features leave directions flat; of many sparse features zero is a bound
+    if isinstance(smooth.X, Design):
+        stack = smooth.X.blocks(smooth.offsets.astype(np.int64), problem.silos.sizes)
+        weight = torch.nn.utils.rnn.pad_sequence(
+            [w / w.sum() for w in torch.split(smooth.sample_weights.double(), sizes)], batch_first=True
+        )
+        return max(0.0, float(torch.linalg.eigvalsh(stack.grams(weight))[:, 0].min()))
     pairs = zip(torch.split(smooth.X.double(), sizes), torch.split(smooth.sample_weights.double(), sizes), strict=True)
     grams = [(X * (w / w.sum()).unsqueeze(1)).t() @ X for X, w in pairs]
     return max(0.0, min(float(torch.linalg.eigvalsh(gram)[0]) for gram in grams))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data.silos import Silos
+from fedcomposite.data.sparse import tensors_only
 from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.measures import Counts, MeanLoss, Measures, Part, Rows
 from fedcomposite.problems.network.flat import FlatModule
@@ -51,7 +52,11 @@ class Selection:
         for part, (features, targets) in silos.held_out.items():
             count = min(most or len(targets), len(targets))
             seen = torch.from_numpy(spread(len(targets), count))
-            held[part] = features[seen], targets[seen], Rows.of([count], [len(targets)], device)
+            held[part] = (
+                tensors_only(features, "a model")[seen],
+                targets[seen],
+                Rows.of([count], [len(targets)], device),
+            )
         return cls(
             torch.from_numpy(rows),
             counts.tolist(),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.data.sparse import tensors_only
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -101,7 +102,7 @@ class NetworkOptions:
 def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, options: NetworkOptions) -> ModelLoss:
     """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
     dtype = next(p.dtype for p in module.parameters())
-    inputs = options.inputs(silos.features[:2], dtype)
+    inputs = options.inputs(tensors_only(silos.features, "a model")[:2], dtype)
     try:
         with torch.no_grad():
             outputs = copy.deepcopy(module).cpu().eval()(inputs)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedcomposite import rng
 from fedcomposite.data.silos import Silos
+from fedcomposite.data.sparse import Features, tensors_only
 from fedcomposite.problems.base import Evaluation, Local, Smooth, UnsuitableError
 from fedcomposite.problems.measures import Measures
 from fedcomposite.problems.network.evaluation import Evaluator, Selection, single_output
@@ -42,7 +43,7 @@ class Network(Smooth):
         self.layout, self.dimension = self.flat.layout, self.flat.dimension
         self._local: Local | None = None
         self._silos, self._weights = silos, weights
-        self.X, self.b = self._placed(silos.features, silos.targets)
+        self.X, self.b = self._placed(tensors_only(silos.features, "a model"), silos.targets)
         self.sizes = silos.sizes.astype(np.uint64)
         self.offsets = np.asarray(silos.offsets[:-1], np.uint64)
         self.ids = np.asarray(silos.ids, np.uint64)
@@ -143,9 +144,11 @@ class Network(Smooth):
         """Loss, gradient and counts in evaluation mode, on ``evaluation_samples`` spread evenly over the clients."""
         return self._evaluator.evaluate(x, self._statistics, self._chosen)
 
-    def scored(self, x: Tensor, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def scored(
+        self, x: Tensor, features: Features, targets: Tensor, offset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The module's outputs, and class numbers or targets."""
-        outputs = self.predict(x, features)
+        outputs = self.predict(x, tensors_only(features, "a model"))
         b = self.loss.prepare(targets, outputs.shape[-1])
         return single_output(outputs), b.to(self.device, self.dtype if b.is_floating_point() else None)
 
