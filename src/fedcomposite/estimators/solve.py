@@ -157,8 +157,8 @@ def _strong(problem: Problem, run: Run, factor: float) -> tuple[int, ...]:
 def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) -> tuple[float | None, int]:
     """A constant for the steps of a first-order method, found by trying some, and the rounds that this took.
 
-    Where L is known it is at most made ``local_steps`` times smaller: single local steps then stay below 1/L. The
-    steps that several local steps together are safe with by theory are that much smaller than what mostly works.
+    Where L is known it is at most made so much smaller that single local steps stay below 1/L: twice, and
+    ``local_steps`` times where only some clients take part, since a round's steps are shared out then.
     """
     share, least, factor = settings["participation"], 0.0, _FACTOR
     if isinstance(problem.loss, Loss):
@@ -171,7 +171,7 @@ def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) ->
             L = known.need("scale")[0]
         else:
             L, factor = known.L * known.amplification, 2.0
-            least = L / local_steps
+            least = L / (2 if share >= 1 else local_steps)
     else:
         L = 1.0
     tried: dict[float, float] = {}
