@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedcomposite import theory
 from fedcomposite.algorithms import FedNMap, ProxNewton
-from fedcomposite.choice import Choice, choose
+from fedcomposite.choice import HESSIANS, Choice, choose
+from fedcomposite.estimators.kinks import smoothable, solve_kinked
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
 from fedcomposite.runtime.certificate import certify
@@ -46,16 +47,17 @@ def solve(
     Linear models with a smooth loss are solved by Newton steps (:class:`fedcomposite.algorithms.ProxNewton`), in about
     ten rounds. Other problems, and rounds with some of the clients only, take a first-order method. Its steps are found
     by trying some on the objective, from the problem's constants on where these are known, and a run that diverges is
-    done again with smaller ones.
+    done again with smaller ones. A loss with kinks (hinge, absolute, quantile) is approached by smooth ones.
 
     Parameters
     ----------
     problem : Problem
         What to solve.
     tolerance : float
-        The stationarity to reach: the norm of the prox-gradient mapping at :meth:`Problem.default_step`.
+        The stationarity to reach: the norm of the prox-gradient mapping at :meth:`Problem.default_step`. Of a loss
+        with kinks: how far the objective may be above its minimum.
     rounds : int, optional
-        Most rounds; 100 for Newton steps and 5000 for others if left out.
+        Most rounds; 100 for Newton steps, 300 where a loss has kinks and 5000 for others if left out.
     participation : float
         Share of the clients that take part in a round.
     local_steps, batch_size
@@ -85,6 +87,9 @@ def solve(
         "device": device,
         "x0": x0,
     }
+    if participation >= 1 and smoothable(problem) and _newton_takes(problem):
+        run = solve_kinked(problem, rounds=rounds, on_record=on_record, mode="eager", **settings)
+        return _explained(problem, run, tolerance)
     smoothness, tried = _smoothness(problem, local_steps, {**settings, "batch_size": batch_size})
     choice = choose(problem, participation=participation, local_steps=local_steps, L=smoothness)
     while True:
@@ -193,6 +198,22 @@ def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) ->
     while L / factor >= least and objective(L / factor) < objective(L):
         L /= factor
     return L, _TRIAL * len(tried)
+
+
+def _newton_takes(problem: Problem) -> bool:
+    """Whether Newton steps would be taken if the loss were smooth."""
+    h, d = problem.regularizer, problem.dimension
+    return h.weakly_convex and (d <= HESSIANS or bool(h.coupling(d).any()))
+
+
+def _explained(problem: Problem, run: Run, tolerance: float) -> Run:
+    """The run of a problem with kinks, in words."""
+    message = f"ProxNewton on smooth losses, since {problem.loss} has kinks: "
+    if run.status == "converged":
+        return dataclasses.replace(run, message=f"{message}{run.rounds} rounds, {run.certificate}")
+    message += f"not converged after {run.rounds} rounds, {run.certificate}, above {tolerance:.1e}"
+    message += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
+    return dataclasses.replace(run, message=message)
 
 
 def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int) -> Run:
