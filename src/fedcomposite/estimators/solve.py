@@ -17,6 +17,7 @@ from fedcomposite import theory
 from fedcomposite.algorithms import FedNMap, ProxNewton
 from fedcomposite.choice import HESSIANS, Choice, choose
 from fedcomposite.estimators.kinks import smoothable, solve_kinked
+from fedcomposite.estimators.scaling import rescale, worthwhile
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
 from fedcomposite.runtime.certificate import certify
@@ -90,21 +91,44 @@ def solve(
     if participation >= 1 and smoothable(problem) and _newton_takes(problem):
         run = solve_kinked(problem, rounds=rounds, on_record=on_record, mode="eager", **settings)
         return _explained(problem, run, tolerance)
-    smoothness, tried = _smoothness(problem, local_steps, {**settings, "batch_size": batch_size})
-    choice = choose(problem, participation=participation, local_steps=local_steps, L=smoothness)
+    settings |= {"on_record": on_record, "mode": "eager"}
+    choice = choose(problem, participation=participation, local_steps=local_steps, L=1.0)
+    if isinstance(choice.algorithm, ProxNewton):
+        run = _quietly(problem, choice, NEWTON_ROUNDS if rounds is None else rounds, settings)
+        return _finish(problem, run, choice, tolerance, 0)
+    most = FIRST_ORDER_ROUNDS if rounds is None else rounds
+    settings |= {"batch_size": batch_size, "evaluate_every": max(1, min(10, most))}
+    return _first_order(problem, most, local_steps, settings)
+
+
+def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any]) -> Run:
+    """Steps are tried, the run is done, and done again with smaller ones if it diverges.
+
+    Where features differ in size and h allows it, all of that is in units in which they do not.
+    """
+    given, tolerance, share = problem, settings["tolerance"], settings["participation"]
+    rescaling = rescale(problem, tolerance) if isinstance(problem.loss, Loss) and worthwhile(problem) else None
+    if rescaling is not None:
+        problem = rescaling.problem
+        settings |= {"x0": rescaling.start(settings["x0"]), "tolerance": None, "callbacks": [rescaling]}
+    smoothness, tried = _smoothness(problem, local_steps, settings)
     while True:
-        newton = isinstance(choice.algorithm, ProxNewton)
-        most = rounds if rounds is not None else NEWTON_ROUNDS if newton else FIRST_ORDER_ROUNDS
-        if not newton:
-            settings |= {"batch_size": batch_size, "evaluate_every": max(1, min(10, most))}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # the status says it
-            warnings.simplefilter("ignore", GrowthWarning)
-            run = simulate(problem, choice.algorithm, rounds=most, mode="eager", on_record=on_record, **settings)
+        choice = choose(problem, participation=share, local_steps=local_steps, L=smoothness)
+        run = _quietly(problem, choice, rounds, settings)
         if run.status != "diverged" or smoothness is None or smoothness > 1e12:
-            return _finish(problem, run, choice, tolerance, tried)
+            break
         smoothness, tried = smoothness * _FACTOR, tried + run.rounds
-        choice = choose(problem, participation=participation, local_steps=local_steps, L=smoothness)
+    if rescaling is not None:
+        run, choice = rescaling.back(run), Choice(choice.algorithm, f"{choice.why}, in units of the features")
+    return _finish(given, run, choice, tolerance, tried)
+
+
+def _quietly(problem: Problem, choice: Choice, rounds: int, settings: dict[str, Any]) -> Run:
+    """A run whose status will say what its warnings do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergenceWarning)
+        warnings.simplefilter("ignore", GrowthWarning)
+        return simulate(problem, choice.algorithm, rounds=rounds, **settings)
 
 
 def path(
@@ -183,12 +207,9 @@ def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) ->
 
     def objective(L: float) -> float:
         if L not in tried:
-            method = choose(problem, participation=share, local_steps=local_steps, L=L).algorithm
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DivergenceWarning)
-                warnings.simplefilter("ignore", GrowthWarning)
-                plan: dict[str, Any] = {"rounds": _TRIAL, "evaluate_every": _TRIAL, "mode": "eager", "progress": False}
-                run = simulate(problem, method, **plan, **settings)
+            made = choose(problem, participation=share, local_steps=local_steps, L=L)
+            plan = {"evaluate_every": _TRIAL, "progress": False, "on_record": None, "callbacks": ()}
+            run = _quietly(problem, made, _TRIAL, settings | plan)
             lower = run.status != "diverged" and run.history[-1].objective < run.history[0].objective
             tried[L] = run.history[-1].objective if lower else math.inf
         return tried[L]
