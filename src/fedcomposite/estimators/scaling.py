@@ -62,7 +62,7 @@ class Rescaling(Callback):
 
 
 def rescale(problem: Problem, tolerance: float | None = None) -> Rescaling:
-    """A linear problem in units in which features have mean squares of about 1; refuses an h that couples coordinates."""
+    """A linear problem in units in which features have mean squares of about 1; an h that couples them is refused."""
     if not isinstance(problem.loss, Loss):
         raise ValueError("rescale: a network has no features to scale one by one")
     X, sizes = problem.silos.features.double(), torch.from_numpy(problem.silos.sizes)
