@@ -82,6 +82,31 @@ def test_auto_steps_bear_sample_weights_and_small_cohorts(name):
     assert max(values) <= 1.02 * values[0]
 
 
+COMPOSITE = [k for k, v in REGISTRY.items() if "convex" in v.info.regularizer and not v.info.second_order]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_more_local_steps_do_no_harm(name, problem):
+    """After as many rounds 20 local steps are no worse than one; clearly better where the drift is corrected."""
+    cls = REGISTRY[name]
+    made = PROBLEMS[problem](L1(0.01))
+    L, start = made.smoothness(), made.objective(np.zeros(made.dimension))
+    best = fc.solve(made).history[-1].objective
+    left = []
+    for local_steps in (1, 20):
+        run = fc.simulate(made, cls.auto(L, local_steps=local_steps), rounds=40, evaluate_every=40)
+        assert run.status != "diverged", run.message
+        left.append((run.history[-1].objective - best) / (start - best))
+    one, twenty = left
+    if name in ("FedMid", "FedDA", "FastFedDA"):  # what drift leaves behind them
+        assert twenty <= 1.2 * one + 0.01
+    else:
+        assert twenty <= 1.02 * one + 1e-3
+    if name in ("FedNMap", "Zhang", "ProxScaffnew", "FedDR", "FedADMM"):
+        assert twenty <= 0.5 * one + 1e-5
+
+
 def test_amplification():
     assert amplification([0.25] * 4, 2) == 1.0
     assert amplification([0.7, 0.1, 0.1, 0.1], 4) == pytest.approx(1.0)

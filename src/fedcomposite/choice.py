@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -67,9 +66,9 @@ def choose(
     if L is None:
         raise ValueError("the smoothness of a network is unknown; give L, or call solve, which tries steps")
     rho = h.rho if h.weakly_convex else 0.0
-    made = FedNMap.auto(L, rho, local_steps)
     if not everyone:
-        return Choice(dataclasses.replace(made, partial_participation=True), "only some clients take part in a round")
+        return Choice(FedNMap.auto_partial(L, rho, local_steps), "only some clients take part in a round")
+    made = FedNMap.auto(L, rho, local_steps)
     if not linear:
         return Choice(made, "a network offers gradients only")
     if not h.weakly_convex:

@@ -157,9 +157,15 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """The method with practical steps for L-smooth clients and a rho-weakly convex h.
 
-        The whole round moves by :func:`round_step`, shared equally between the local steps.
+        The whole round moves by :func:`round_step`, shared equally between the local steps, so that the drift of
+        methods that do not correct it stays small.
         """
         return cls(local_steps=local_steps, step=round_step(L, rho) / local_steps)  # type: ignore[call-arg]
+
+    @classmethod
+    def auto_partial(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """As :meth:`auto`, for rounds with some of the clients; a method whose steps must then be smaller says so."""
+        return cls.auto(L, rho, local_steps)
 
     @property
     def partial(self) -> bool:
@@ -211,7 +217,10 @@ def amplification(weights: Iterable[float], cohort: int) -> float:
     return max(1.0, len(ordered) * sum(ordered[:cohort]) / (cohort * sum(ordered)))
 
 
-def round_step(L: float, rho: float = 0.0) -> float:
-    """A practical step for one round: half of 1/L, and at most half of 1/rho where h is weakly convex."""
-    step = 0.5 / L if L > 0 else 1.0
+def round_step(L: float, rho: float = 0.0, local_steps: int = 1) -> float:
+    """A practical step for one round: half of 1/L, and at most half of 1/rho where h is weakly convex.
+
+    With ``local_steps`` it is half of 1/L for each of them: for methods whose control variates correct the drift.
+    """
+    step = 0.5 * local_steps / L if L > 0 else 1.0
     return min(step, 0.5 / rho) if 0 < rho < math.inf else step

@@ -74,8 +74,8 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """Eta is the step of a round, and the inner step the safe one."""
-        eta = round_step(L, rho)
+        """Eta is as far as the inner steps reach, and the inner step the safe one."""
+        eta = round_step(L, rho, local_steps)
         return cls(eta=eta, inner_steps=local_steps, inner_step=1 / (L + 1 / eta))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:

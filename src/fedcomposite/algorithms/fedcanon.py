@@ -80,8 +80,15 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """The local steps share the server's step, alpha = beta tau."""
-        return cls(local_steps=local_steps, step=round_step(L, rho) / local_steps, server_step=round_step(L, rho))
+        """The local steps share the server's step, alpha = beta tau: 1/L, since larger ones leave a larger residual."""
+        alpha = 2 * round_step(L, 2 * rho)
+        return cls(local_steps, alpha / local_steps, alpha)
+
+    @classmethod
+    def auto_partial(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """Half of that, since control variates age."""
+        alpha = round_step(L, rho)
+        return cls(local_steps, alpha / local_steps, alpha, partial_participation=True)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0 with zero control variates."""

@@ -70,8 +70,9 @@ class FedCanonII(Algorithm[Server, Client, Message, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """The local steps share the server's step, alpha = beta tau."""
-        return cls(local_steps=local_steps, step=round_step(L, rho) / local_steps, server_step=round_step(L, rho))
+        """The local steps share the server's step, alpha = beta tau; it is 1/L, larger ones leave a larger residual."""
+        alpha = 2 * round_step(L, 2 * rho)
+        return cls(local_steps=local_steps, step=alpha / local_steps, server_step=alpha)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Everyone starts at x0 with zero control variates."""

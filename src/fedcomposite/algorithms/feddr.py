@@ -77,8 +77,8 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """Eta is the step of a round, without relaxation, and the inner step the safe one."""
-        eta = round_step(L, rho)
+        """Eta is as far as the inner steps reach, without relaxation, and the inner step the safe one."""
+        eta = round_step(L, rho, local_steps)
         return cls(eta=eta, alpha=1.0, inner_steps=local_steps, inner_step=1 / (L + 1 / eta))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:

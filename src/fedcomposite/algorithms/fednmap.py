@@ -90,8 +90,15 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """Gamma equals the step of a round."""
-        return cls(local_steps=local_steps, step=round_step(L, rho) / local_steps, gamma=round_step(L, rho))
+        """Half of 1/L for each local step, since control variates correct the drift; gamma is the step of a round."""
+        gamma = round_step(L, rho, local_steps)
+        return cls(local_steps, gamma / local_steps, gamma=gamma)
+
+    @classmethod
+    def auto_partial(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """Half of 1/L for a round, since control variates age."""
+        gamma = round_step(L, rho)
+        return cls(local_steps, gamma / local_steps, gamma=gamma, partial_participation=True)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start the normal map at x0."""

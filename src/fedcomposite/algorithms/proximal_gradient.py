@@ -49,8 +49,8 @@ class ProximalGradient(Algorithm[Model, Empty, Model, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """One step per round."""
-        return cls(step=round_step(L, rho))
+        """One step per round, 1/L."""
+        return cls(step=2 * round_step(L, 2 * rho))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Empty]:
         """Start at x0."""

@@ -95,8 +95,8 @@ class ProxScaffnew(Algorithm[Server, Client, Message, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """A coin with ``local_steps`` steps on average; only a weakly convex h makes the step shrink with them."""
-        return cls(step=round_step(L, rho * local_steps), p=1 / local_steps)
+        """Steps of 1/L, ``local_steps`` of them on average; only a weakly convex h makes them shrink with that."""
+        return cls(step=2 * round_step(L, 2 * rho * local_steps), p=1 / local_steps)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0 with zero control variates."""

@@ -26,13 +26,13 @@ paper's.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
-from fedcomposite.algorithms.base import Algorithm, Gradient, Info
+from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
 
@@ -84,6 +84,16 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
     def round_step(self) -> float:
         """Eta~, the step of a whole round."""
         return self.server_step * self.step * self.local_steps
+
+    @classmethod
+    def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """Half of 1/L for each local step, since control variates correct the drift."""
+        return cls(local_steps, round_step(L, rho, local_steps) / local_steps)
+
+    @classmethod
+    def auto_partial(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
+        """Half of 1/L for a round, since control variates age."""
+        return cls(local_steps, round_step(L, rho) / local_steps, partial_participation=True)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0, before the prox."""

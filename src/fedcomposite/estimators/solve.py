@@ -15,7 +15,9 @@ from torch import Tensor
 
 from fedcomposite import theory
 from fedcomposite.algorithms import FedNMap, ProxNewton
-from fedcomposite.choice import Choice, choose
+from fedcomposite.choice import HESSIANS, Choice, choose
+from fedcomposite.estimators.kinks import smoothable, solve_kinked
+from fedcomposite.estimators.scaling import rescale, worthwhile
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
 from fedcomposite.runtime.certificate import certify
@@ -46,16 +48,17 @@ def solve(
     Linear models with a smooth loss are solved by Newton steps (:class:`fedcomposite.algorithms.ProxNewton`), in about
     ten rounds. Other problems, and rounds with some of the clients only, take a first-order method. Its steps are found
     by trying some on the objective, from the problem's constants on where these are known, and a run that diverges is
-    done again with smaller ones.
+    done again with smaller ones. A loss with kinks (hinge, absolute, quantile) is approached by smooth ones.
 
     Parameters
     ----------
     problem : Problem
         What to solve.
     tolerance : float
-        The stationarity to reach: the norm of the prox-gradient mapping at :meth:`Problem.default_step`.
+        The stationarity to reach: the norm of the prox-gradient mapping at :meth:`Problem.default_step`. Of a loss
+        with kinks: how far the objective may be above its minimum.
     rounds : int, optional
-        Most rounds; 100 for Newton steps and 5000 for others if left out.
+        Most rounds; 100 for Newton steps, 300 where a loss has kinks and 5000 for others if left out.
     participation : float
         Share of the clients that take part in a round.
     local_steps, batch_size
@@ -85,21 +88,47 @@ def solve(
         "device": device,
         "x0": x0,
     }
-    smoothness, tried = _smoothness(problem, local_steps, {**settings, "batch_size": batch_size})
-    choice = choose(problem, participation=participation, local_steps=local_steps, L=smoothness)
+    if participation >= 1 and smoothable(problem) and _newton_takes(problem):
+        run = solve_kinked(problem, rounds=rounds, on_record=on_record, mode="eager", **settings)
+        return _explained(problem, run, tolerance)
+    settings |= {"on_record": on_record, "mode": "eager"}
+    choice = choose(problem, participation=participation, local_steps=local_steps, L=1.0)
+    if isinstance(choice.algorithm, ProxNewton):
+        run = _quietly(problem, choice, NEWTON_ROUNDS if rounds is None else rounds, settings)
+        return _finish(problem, run, choice, tolerance, 0)
+    most = FIRST_ORDER_ROUNDS if rounds is None else rounds
+    settings |= {"batch_size": batch_size, "evaluate_every": max(1, min(10, most))}
+    return _first_order(problem, most, local_steps, settings)
+
+
+def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any]) -> Run:
+    """Steps are tried, the run is done, and done again with smaller ones if it diverges.
+
+    Where features differ in size and h allows it, all of that is in units in which they do not.
+    """
+    given, tolerance, share = problem, settings["tolerance"], settings["participation"]
+    rescaling = rescale(problem, tolerance) if isinstance(problem.loss, Loss) and worthwhile(problem) else None
+    if rescaling is not None:
+        problem = rescaling.problem
+        settings |= {"x0": rescaling.start(settings["x0"]), "tolerance": None, "callbacks": [rescaling]}
+    smoothness, tried = _smoothness(problem, local_steps, settings)
     while True:
-        newton = isinstance(choice.algorithm, ProxNewton)
-        most = rounds if rounds is not None else NEWTON_ROUNDS if newton else FIRST_ORDER_ROUNDS
-        if not newton:
-            settings |= {"batch_size": batch_size, "evaluate_every": max(1, min(10, most))}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # the status says it
-            warnings.simplefilter("ignore", GrowthWarning)
-            run = simulate(problem, choice.algorithm, rounds=most, mode="eager", on_record=on_record, **settings)
+        choice = choose(problem, participation=share, local_steps=local_steps, L=smoothness)
+        run = _quietly(problem, choice, rounds, settings)
         if run.status != "diverged" or smoothness is None or smoothness > 1e12:
-            return _finish(problem, run, choice, tolerance, tried)
+            break
         smoothness, tried = smoothness * _FACTOR, tried + run.rounds
-        choice = choose(problem, participation=participation, local_steps=local_steps, L=smoothness)
+    if rescaling is not None:
+        run, choice = rescaling.back(run), Choice(choice.algorithm, f"{choice.why}, in units of the features")
+    return _finish(given, run, choice, tolerance, tried)
+
+
+def _quietly(problem: Problem, choice: Choice, rounds: int, settings: dict[str, Any]) -> Run:
+    """A run whose status will say what its warnings do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergenceWarning)
+        warnings.simplefilter("ignore", GrowthWarning)
+        return simulate(problem, choice.algorithm, rounds=rounds, **settings)
 
 
 def path(
@@ -157,8 +186,8 @@ def _strong(problem: Problem, run: Run, factor: float) -> tuple[int, ...]:
 def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) -> tuple[float | None, int]:
     """A constant for the steps of a first-order method, found by trying some, and the rounds that this took.
 
-    Where L is known it is at most made ``local_steps`` times smaller: single local steps then stay below 1/L. The
-    steps that several local steps together are safe with by theory are that much smaller than what mostly works.
+    Where L is known it is at most made so much smaller that single local steps stay below 1/L: twice, and
+    ``local_steps`` times where only some clients take part, since a round's steps are shared out then.
     """
     share, least, factor = settings["participation"], 0.0, _FACTOR
     if isinstance(problem.loss, Loss):
@@ -171,19 +200,16 @@ def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) ->
             L = known.need("scale")[0]
         else:
             L, factor = known.L * known.amplification, 2.0
-            least = L / local_steps
+            least = L / (2 if share >= 1 else local_steps)
     else:
         L = 1.0
     tried: dict[float, float] = {}
 
     def objective(L: float) -> float:
         if L not in tried:
-            method = choose(problem, participation=share, local_steps=local_steps, L=L).algorithm
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DivergenceWarning)
-                warnings.simplefilter("ignore", GrowthWarning)
-                plan: dict[str, Any] = {"rounds": _TRIAL, "evaluate_every": _TRIAL, "mode": "eager", "progress": False}
-                run = simulate(problem, method, **plan, **settings)
+            made = choose(problem, participation=share, local_steps=local_steps, L=L)
+            plan = {"evaluate_every": _TRIAL, "progress": False, "on_record": None, "callbacks": ()}
+            run = _quietly(problem, made, _TRIAL, settings | plan)
             lower = run.status != "diverged" and run.history[-1].objective < run.history[0].objective
             tried[L] = run.history[-1].objective if lower else math.inf
         return tried[L]
@@ -193,6 +219,22 @@ def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) ->
     while L / factor >= least and objective(L / factor) < objective(L):
         L /= factor
     return L, _TRIAL * len(tried)
+
+
+def _newton_takes(problem: Problem) -> bool:
+    """Whether Newton steps would be taken if the loss were smooth."""
+    h, d = problem.regularizer, problem.dimension
+    return h.weakly_convex and (d <= HESSIANS or bool(h.coupling(d).any()))
+
+
+def _explained(problem: Problem, run: Run, tolerance: float) -> Run:
+    """The run of a problem with kinks, in words."""
+    message = f"ProxNewton on smooth losses, since {problem.loss} has kinks: "
+    if run.status == "converged":
+        return dataclasses.replace(run, message=f"{message}{run.rounds} rounds, {run.certificate}")
+    message += f"not converged after {run.rounds} rounds, {run.certificate}, above {tolerance:.1e}"
+    message += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
+    return dataclasses.replace(run, message=message)
 
 
 def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int) -> Run:

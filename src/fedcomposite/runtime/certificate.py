@@ -65,15 +65,26 @@ def certify(problem: Problem, x: Tensor, look: Look | None = None, *, with_gap: 
     return Certificate("optimality measure", float(problem.regularizer.optimality(x, gradient)))
 
 
-def duality_gap(problem: Problem, x: Tensor, look: Look | None = None) -> float | None:
-    """A bound on F(x) - min F, or None where a conjugate is not known."""
+def duality_gap(
+    problem: Problem,
+    x: Tensor,
+    look: Look | None = None,
+    *,
+    value: float | None = None,
+    slack: Callable[[Tensor], float] | None = None,
+) -> float | None:
+    """A bound on F(x) - min F, or None where a conjugate is not known.
+
+    Where ``problem`` is another one made smooth from below, ``value`` is that one's objective at x and ``slack`` the
+    least that its sum of conjugates is smaller by at a model: the bound is then one for that problem.
+    """
     lowest, h = _lowest(problem, here=look is None), problem.regularizer
     intercepts = problem.layout[-1].stop - problem.layout[-1].start if problem.bias else 0
     if lowest is None or intercepts > 1:
         return None
     look = look or problem.evaluate
     seen = look(x)
-    value = float(seen.loss) + float(h.value(x))
+    value = float(seen.loss) + float(h.value(x)) if value is None else value
     at = _Point(x, float(seen.loss), seen.gradient)
     if intercepts:
         at = _balanced(at, look)
@@ -82,7 +93,8 @@ def duality_gap(problem: Problem, x: Tensor, look: Look | None = None) -> float 
     shrink, conjugate = _dual_of(h, slope)
     if not shrink > 0:
         return None
-    below = -shrink * (float(at.x @ at.gradient) - at.loss) + (1 - shrink) * lowest - conjugate
+    conjugates = float(at.x @ at.gradient) - at.loss - (0.0 if slack is None else slack(at.x))
+    below = -shrink * conjugates + (1 - shrink) * lowest - conjugate
     left = 4 * _EPS * max(1.0, abs(value))  # what rounding leaves
     if intercepts:
         off, room = abs(float(at.gradient[-1])), 10 * (1 + abs(float(at.x[-1])))

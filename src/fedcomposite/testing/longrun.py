@@ -151,10 +151,10 @@ def _put(old: Tensor, rows: list[int], new: Tensor) -> Tensor:
     return moved
 
 
-def _practical(cls: type[AnyAlgorithm], L: float) -> AnyAlgorithm:
-    """The method with the steps that it chooses for itself."""
+def _practical(cls: type[AnyAlgorithm], L: float, some: bool = False) -> AnyAlgorithm:
+    """The method with the steps that it chooses for itself; ``some`` says that not all clients will take part."""
     try:
-        return cls.auto(L, local_steps=3)
+        return cls.auto_partial(L, local_steps=3) if some else cls.auto(L, local_steps=3)
     except TypeError as error:
         raise AssertionError(f"auto does not make the method: {error}") from error
 
@@ -227,7 +227,7 @@ def auto_steps_bear_weights(algorithm: AnyAlgorithm, rounds: int = 300) -> None:
     info, cls = algorithm.info, type(algorithm)
     weights = torch.tensor([0.9, *[0.1 / 19] * 19], dtype=torch.float64)
     L = LARGEST * amplification(weights.tolist(), 3)
-    form = _forms(_practical(cls, L))[-1][0]
+    form = _forms(_practical(cls, L, some=True))[-1][0]
     if info.uniform_only or not form.partial:
         return
     probe = Probe(form, clients=20, weights=weights)

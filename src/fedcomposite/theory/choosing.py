@@ -83,9 +83,16 @@ def auto(name: str, constants: Constants, local_steps: int = 10) -> AnyAlgorithm
     """The method with practical steps, larger than theory's: the class's own ``auto``.
 
     Losses without smoothness constant are treated as if their curvature were 1. When a round's clients may weigh more
-    than on average, the steps are for clients that much less smooth.
+    than on average, the steps are for clients that much less smooth. When only some take part in a round, methods with
+    a form for that (``partial_participation``) come in it, with the smaller steps that it needs.
     """
-    return lookup(name).auto(_curvature(constants) * constants.amplification, constants.rho, local_steps)
+    return _practical(lookup(name), constants, local_steps, constants.participants < constants.n)
+
+
+def _practical(cls: type[AnyAlgorithm], constants: Constants, local_steps: int, some: bool) -> AnyAlgorithm:
+    """The class's own choice; ``some`` says that not all clients take part."""
+    own = cls.auto_partial if some else cls.auto
+    return own(_curvature(constants) * constants.amplification, constants.rho, local_steps)
 
 
 def choose(cls: type[AnyAlgorithm], steps: str, constants: Constants | None, fields: Mapping[str, Any]) -> AnyAlgorithm:
@@ -111,7 +118,7 @@ def choose(cls: type[AnyAlgorithm], steps: str, constants: Constants | None, fie
     --------
     >>> from fedcomposite.algorithms import FedNMap
     >>> choose(FedNMap, "auto", Constants(L=2.0), {"local_steps": 5, "constants": {"L": 4.0}})
-    FedNMap(local_steps=5, step=0.025, server_step=1.0, gamma=0.125, partial_participation=False)
+    FedNMap(local_steps=5, step=0.125, server_step=1.0, gamma=0.625, partial_participation=False)
     """
     given = {name: value for name, value in fields.items() if name != "constants"}
     known = fields.get("constants", {})
@@ -121,7 +128,10 @@ def choose(cls: type[AnyAlgorithm], steps: str, constants: Constants | None, fie
     if steps == "theory" and constants is not None:
         chosen = _largest(name, better, local_steps)
     else:
-        chosen = vars(cls.auto(_curvature(better) * better.amplification, better.rho, local_steps))
+        some = better.participants < better.n or bool(given.get("partial_participation"))
+        chosen = {
+            k: v for k, v in vars(_practical(cls, better, local_steps, some)).items() if k != "partial_participation"
+        }
     optional = {f.name for f in dataclasses.fields(cls) if f.default is None}  # type: ignore[arg-type]
     excluded = {b for a, b in (("p", "local_steps"), ("local_steps", "p")) if given.get(a) is not None} & optional
     algorithm: AnyAlgorithm = make(cls, {k: v for k, v in chosen.items() if k not in excluded} | given)
