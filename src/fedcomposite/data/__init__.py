@@ -9,8 +9,10 @@ from fedcomposite._validation import check_call
 from fedcomposite.data import embedded, images, tables
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import Progress, fetch
+from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.images import normalization
 from fedcomposite.data.partition import PARTITIONERS, partition
+from fedcomposite.data.recipe import Recipe
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.synthetic import synthetic
 from fedcomposite.registry import Registry, callable_only
@@ -19,6 +21,8 @@ __all__ = [
     "DATASETS",
     "PARTITIONERS",
     "DataError",
+    "FittedRecipe",
+    "Recipe",
     "Silos",
     "download",
     "load",
