@@ -3,7 +3,7 @@
 from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, schedules, theory
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
-from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos
+from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
 from fedcomposite.data.faults import DataWarning
 from fedcomposite.estimators import solve
 from fedcomposite.exporting import ExportError, export
@@ -49,6 +49,7 @@ __all__ = [
     "algorithms",
     "callbacks",
     "data",
+    "describe",
     "export",
     "metrics",
     "models",

@@ -102,6 +102,13 @@ def level(value: float | str) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
+def _named(cell: str, value: float, category: bool) -> str:
+    """A cell as a level; of a category, numbers and truth values are written alike everywhere."""
+    if not category or np.isnan(value):
+        return cell
+    return cell.casefold() if cell.casefold() in ("true", "false") else level(value)
+
+
 class _Cells(Column):
     """A column that keeps its texts, for the case that they are no numbers."""
 
@@ -125,9 +132,7 @@ class _Cells(Column):
             numbers = len(cells) - sum(gone) - texts - others["word"]
             if texts and numbers and not text:
                 faults.append(self._mixed(source, lines, texts))
-            named = [
-                None if absent else level(cell) if text else cell for cell, absent in zip(cells, gone, strict=True)
-            ]
+            named = [None if a else _named(c, v, text) for c, v, a in zip(cells, values, gone, strict=True)]
             return np.array(named, object)
         self.found.pop("missing", None)
         faults += column_faults(self, source, position, lines)
