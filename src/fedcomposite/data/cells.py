@@ -161,8 +161,13 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 30 else text[:27] + "...")
 
 
-def column_faults(column: Column, source: str, position: int, lines: Sequence[int]) -> list[Fault]:
-    """What is wrong with a column; ``lines`` are the lines of the file where the rows start, if it has lines."""
+def column_faults(
+    column: Column, source: str, position: int, lines: Sequence[int], *, gaps: bool = False
+) -> list[Fault]:
+    """What is wrong with a column; ``lines`` are the lines of the file where the rows start, if it has lines.
+
+    With ``gaps`` missing values are not.
+    """
     out = []
 
     def fault(kind: str, what: str, remedy: str, place: str = "data row {}") -> None:
@@ -175,7 +180,7 @@ def column_faults(column: Column, source: str, position: int, lines: Sequence[in
 
     name = column.label
     count = {kind: found.count for kind, found in column.found.items()}
-    if "missing" in count:
+    if "missing" in count and not gaps:
         remedy = "impute or drop them before the run"
         fault("missing", f"{name} has {count['missing']} missing value(s)", remedy)
     if "text" in count:

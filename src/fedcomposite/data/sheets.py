@@ -134,8 +134,7 @@ class _Cells(Column):
                 faults.append(self._mixed(source, lines, texts))
             named = [None if a else _named(c, v, text) for c, v, a in zip(cells, values, gone, strict=True)]
             return np.array(named, object)
-        self.found.pop("missing", None)
-        faults += column_faults(self, source, position, lines)
+        faults += column_faults(self, source, position, lines, gaps=True)
         return values
 
     def _mixed(self, source: str, lines: Sequence[int], texts: int) -> Fault:
