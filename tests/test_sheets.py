@@ -72,6 +72,9 @@ def test_every_problem_of_every_file_at_once(tmp_path):
                  "two columns are called 'p'", "c.csv: no such file"):  # fmt: skip
         assert part in said
     assert sorted(fault.count for fault in caught.value.faults) == [1, 1, 2, 2]
+    told = [fault.told for fault in caught.value.faults]
+    assert not any("<0.1" in text or str(tmp_path) in text for text in told)
+    assert any(text.startswith("column 'q': 2 problem(s)") for text in told)
     assert sheet(tmp_path, "p,q\n1,<0.1\n2,3\n", missing=["<0.1"])["q"].tolist()[1] == 3
     assert sheet(tmp_path, "p,q\n1,<0.1\n2,3.0\n", text=["q"])["q"].tolist() == ["<0.1", "3"]
 
@@ -260,3 +263,41 @@ def test_tables_of_pandas():
     np.testing.assert_array_equal(found["c"], [1, np.nan, 3])
     with pytest.raises(fc.DataError, match="infinite"):
         sheet_of(pd.DataFrame({"a": [1.0, np.inf]}), "s")
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_from_a_mess_to_an_answer_in_three_commands(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli("data", "messy", "mess", check=0)
+    assert "already there" in cli("data", "messy", "mess", check=2).err
+    described = cli("data", "describe", "mess/experiment.toml", check=0)
+    assert "! smoker, west: no former here" in described.out
+    assert max(map(len, described.out.splitlines())) <= 80
+    solved = cli("solve", "mess/experiment.toml", "--out", "run", check=0)
+    assert "original" in solved.out
+    assert (tmp_path / "run" / "recipe.json").is_file()
+    rows = json.loads(cli("data", "describe", "mess/north.csv", "mess/south.csv", "--json", check=0).out)
+    assert {row["site"] for row in rows} == {"north", "south"}
+    assert any("no such column" in row["flags"] for row in rows)
+    said = cli("data", "describe", "heart_disease", "--json", check=2).err
+    assert "--json is for tables" in said
+
+
+def test_a_federation_refuses_a_recipe_and_knows_units(tmp_path):
+    pytest.importorskip("flwr")
+    from fedcomposite.federation.enrol import _in_units
+    from fedcomposite.federation.folder import FolderError
+    from fedcomposite.federation.shape import parse as parse_order
+
+    with pytest.raises(ConfigError, match=r"a \[recipe\] is not learned over a federation"):
+        parse_order(Config.read("heart-recipe").text)
+    from fedcomposite.data.steps import Unit
+
+    silos = fc.Silos.from_arrays([([[1.0, 2.0]], [1.0])], feature_names=["a", "b"], test=([[3.0, 4.0]], [0.0]))
+    found = _in_units(silos, {"b": Unit(scale=10, shift=1)}, "site.toml")
+    assert found.features.tolist() == [[1, 21]]
+    assert found.test[0].tolist() == [[3, 41]]
+    with pytest.raises(FolderError, match="is no feature"):
+        _in_units(silos, {"c": Unit()}, "site.toml")

@@ -29,6 +29,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite._validation import UserError, suggest
+from fedcomposite.data.steps import Unit
 from fedcomposite.federation import pki
 from fedcomposite.federation.site import Limits
 from fedcomposite.files import write_atomic
@@ -68,6 +69,9 @@ class DataSection(_Section):
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None
+    thousands: str | None = None
+    units: dict[str, Unit] = {}
+    """What makes this site's numbers those of the common unit, by common name."""
     classes: list[int] | None = None
     """The labels that the target may have, if they are other than -1 and 1 or 0 and 1; they are told to others."""
 
@@ -301,6 +305,9 @@ address = "{address}"
 
 [data.columns]                 # common name = name in this file
 # age = "alter"
+
+[data.units]                   # common name = how this file's numbers become those of the common unit
+# chol = {{ scale = 38.67 }}     # mmol/L to mg/dL; also shift = ...
 
 [limits]                       # whatever an experiment says
 # max_rounds = 1000

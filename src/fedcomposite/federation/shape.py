@@ -35,6 +35,8 @@ def parse(text: str, where: str = "config") -> Config:
         content = tomllib.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    if "recipe" in content:
+        raise ConfigError(f"{where}: a [recipe] is not learned over a federation; sites prepare their own files")
     named = content.get("data", {}).get("name") if isinstance(content.get("data"), dict) else None
     here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
     config = Config.check({**content, "data": here, "partition": None}, where)
