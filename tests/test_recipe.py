@@ -15,7 +15,17 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedcomposite as fc
 from fedcomposite.data.fitted import FittedRecipe
-from fedcomposite.data.queries import QUERIES, Rules, Sites, answer, parse_answer, parse_query, write_answer
+from fedcomposite.data.queries import (
+    GRID,
+    QUERIES,
+    Rules,
+    Sites,
+    answer,
+    joined,
+    parse_answer,
+    parse_query,
+    write_answer,
+)
 from fedcomposite.data.recipe import Recipe
 from fedcomposite.data.sheets import sheet_of
 from fedcomposite.data.steps import natural_spline
@@ -350,6 +360,35 @@ def test_no_count_below_the_minimum_leaves_a_site(seed, least):
             for key, counts in told.items():
                 if key.startswith(("counts:", "rest:")):
                     assert all(c == 0 or c >= least for c in counts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(-50, 50).map(lambda v: round(v, 2)), min_size=8, max_size=40),
+    st.lists(st.floats(-60, 60).map(lambda v: round(v, 2)), min_size=1, max_size=30, unique=True),
+    st.sampled_from([2, 5, 8]),
+)
+def test_joint_cells_hold_enough_and_hide_the_outermost_values(values, edges, least):
+    edges = sorted(edges)
+    values = np.sort(values)
+    cells = np.diff(np.searchsorted(values, edges), prepend=0, append=len(values))
+    low, high = joined(cells, edges, least)
+    true = np.searchsorted(values, edges)
+    assert (low <= true).all()
+    assert (true <= high).all()
+    known = low == high
+    told = np.diff([0, *low[known], len(values)])
+    assert all(step == 0 or step >= least for step in told)
+    first, last = np.flatnonzero(cells)[[0, -1]]
+    grid = np.array(GRID)
+    if (
+        cells[first] < least and first > 0
+    ):  # nobody learns that an edge off the grid has nothing below it, but the next has
+        floor = grid[grid <= edges[first - 1]][-1]
+        assert all(high[j] > 0 for j in range(first) if edges[j] > floor)
+    if cells[last] < least and last < len(edges):
+        ceiling = grid[grid >= edges[last]][0]
+        assert all(low[j] < len(values) for j in range(last, len(edges)) if edges[j] < ceiling)
 
 
 def test_sums_over_few_are_held_back():

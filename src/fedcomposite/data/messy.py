@@ -37,6 +37,9 @@ standardize = true
 rename = {{ patient = "Patient", visit = "Datum", age = "Alter", sex = "Geschlecht", smoker = "Raucher", chol = "Cholesterin", crp = "CRP", stage = "Stadium", platelets = "Thrombozyten", sick = "krank" }}
 units = {{ chol = {{ scale = {CHOLESTEROL} }} }}  # mmol/L there, mg/dL elsewhere
 
+[recipe.sites.east]
+encoding = "latin-1"
+
 [recipe.sites.west]
 thousands = ","
 units = {{ platelets = {{ scale = 0.001 }} }}

@@ -229,12 +229,11 @@ def _outer(first: int, last: int, counts: Ints, edges: Sequence[float], least: i
     begin, finish = first, last
     if counts[first] < least and first > 0:
         floor = GRID[max(0, int(np.searchsorted(GRID, edges[first - 1], side="right")) - 1)]
-        begin = int(np.searchsorted(edges, floor, side="left")) + 1 if edges[0] <= floor else 0
+        begin = int(np.searchsorted(edges, floor, side="right"))  # the cell that starts at an edge up to the floor
     if counts[last] < least and last < len(edges):
         ceiling = GRID[min(len(GRID) - 1, int(np.searchsorted(GRID, edges[last], side="left")))]
-        finish = int(np.searchsorted(edges, ceiling, side="right")) - 1 if edges[-1] >= ceiling else len(edges)
-        finish = max(finish, last)
-    return min(begin, first), finish
+        finish = int(np.searchsorted(edges, ceiling, side="left"))  # the cell that ends at an edge from the ceiling on
+    return min(begin, first), max(finish, last)
 
 
 class LevelCounts(Query):

@@ -86,7 +86,10 @@ class Sheet:
         values = self[name]
         if values.dtype == object:
             return values
-        return np.array([None if np.isnan(v) else level(v) for v in values], object)
+        found, at = np.unique(values, return_inverse=True)  # NaN are alike
+        named = np.array([None if np.isnan(v) else level(v) for v in found], object)
+        out: Array = named[at]
+        return out
 
 
 def level(value: float | str) -> str:
