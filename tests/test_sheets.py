@@ -194,6 +194,8 @@ def test_an_experiment_with_a_recipe_leaves_it_with_the_model(mess, tmp_path):
     assert table.loc["sex=m", "original"] == table.loc["sex=m", "coefficient"]
     features = read.apply(files["south"], site="south")
     np.testing.assert_array_equal(features.to_numpy(), problem.silos[1][0].numpy())
+    predicted = problem.predict(run.solution, features)  # a table, which pandas gives as a read-only array
+    torch.testing.assert_close(predicted, problem.predict(run.solution, problem.silos[1][0]))
     # The coefficients of the original scale give the same margins from unscaled features.
     content = json.loads(read.text)
     content["steps"] = [step for step in content["steps"] if step["kind"] != "standardize"]

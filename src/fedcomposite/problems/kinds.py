@@ -85,6 +85,8 @@ class LinearProblem(Problem):
         """Margins a'x (+ intercept) of some samples."""
         point, _ = self._at(x, buffers)
         state = {s.name: point[s.start : s.stop].view(s.shape) for s in self.layout}
+        if not isinstance(features, Tensor):
+            features = np.require(features, requirements="W")  # tables of pandas are read-only
         margins = torch.as_tensor(features).to(point) @ state["weight"]
         return margins + (state["bias"] if margins.ndim == 2 else state["bias"][0]) if self.bias else margins
 
