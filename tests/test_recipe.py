@@ -200,6 +200,16 @@ def test_rare_levels_are_pooled_and_never_named():
     assert fitted.apply(other)["g=(other)"].tolist() == [1, 0]
 
 
+def test_a_level_that_was_filled_in_keeps_its_name():
+    sites = tables(11)
+    silos = Recipe(impute={"default": "mean", "smoker": {"constant": "01"}}, one_hot=["cp", "smoker"]).prepare(
+        sites, target="sick"
+    )
+    at = silos.feature_names.index("smoker=former") - 1  # "01" is the first, so the reference
+    assert "smoker=01" not in silos.feature_names
+    assert at == silos.feature_names.index("cp=4")
+
+
 def test_unknown_levels_follow_the_rule():
     sites = {name: frame.dropna() for name, frame in tables().items()}
     new = pd.DataFrame({"age": [50.0], "crp": [1.0], "cp": [9.0], "smoker": ["no"]})

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
 
 from fedcomposite.data.faults import DataError
-from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.sheets import Sheet, level
 from fedcomposite.data.steps import AnyStep, prepared
 
 Answer = dict[str, npt.NDArray[Any]]
@@ -249,13 +249,16 @@ class LevelCounts(Query):
         """
         out: Answer = {}
         for name in self.columns:
-            there = [text for text in sheet.texts(name) if text is not None]
-            found, counts = np.unique(np.array(there, np.str_), return_counts=True)
+            values = sheet[name][~sheet.missing(name)]
+            found, counts = np.unique(
+                values if values.dtype == np.float64 else values.astype(np.str_), return_counts=True
+            )
             order = np.argsort(-counts, kind="stable")
-            told = [(str(found[i]), int(counts[i])) for i in order if counts[i] >= rules.min_count]
+            name_of = level if values.dtype == np.float64 else str
+            told = [(name_of(found[i]), int(counts[i])) for i in order if counts[i] >= rules.min_count]
             many = len(told) > rules.max_levels
             told = [] if many else told
-            rest = len(there) - sum(count for _, count in told)
+            rest = len(values) - sum(count for _, count in told)
             while told and 0 < rest < rules.min_count:
                 rest += told.pop()[1]
             out[f"levels:{name}"] = np.array([text for text, _ in told], np.str_)
