@@ -3,7 +3,7 @@
 from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, schedules, theory
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
-from fedcomposite.data import DataError, Silos
+from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
 from fedcomposite.data.faults import DataWarning
 from fedcomposite.estimators import solve
 from fedcomposite.exporting import ExportError, export
@@ -32,12 +32,14 @@ __all__ = [
     "DivergenceWarning",
     "EagerWarning",
     "ExportError",
+    "FittedRecipe",
     "GrowthWarning",
     "Interrupted",
     "LoopWarning",
     "NonSmoothWarning",
     "OneClassWarning",
     "Problem",
+    "Recipe",
     "Record",
     "Run",
     "Silos",
@@ -47,6 +49,7 @@ __all__ = [
     "algorithms",
     "callbacks",
     "data",
+    "describe",
     "export",
     "metrics",
     "models",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 from safetensors.torch import load_file
@@ -86,7 +87,8 @@ def export(
         A dictionary of tensors in torch's or the safetensors format, which ``load_state_dict`` takes (a linear model's
         fits ``torch.nn.Linear``); ONNX, if its packages are installed; an ``.npz`` archive with every weight as a
         CSR matrix (``NAME.data``, ``NAME.indices``, ``NAME.indptr``, ``NAME.shape``) and the rest dense, which
-        :func:`read_csr` reads; or a table with a named coefficient per row, for linear models.
+        :func:`read_csr` reads; or a table with a named coefficient per row, for linear models. The recipe that
+        prepared the data, if any, is written beside it as ``NAME.recipe.json``.
     buffers : Tensor, optional
         Running statistics that belong to a vector x; a run brings its own.
 
@@ -122,6 +124,8 @@ def export(
     with _checked(target) as scratch:
         read = _WRITERS[format](state, x, problem, scratch, samples)
         difference = _compare(read, state, wanted, rounding(wanted, format), target)
+    if problem.silos.recipe is not None:  # a model without its preparation is of no use
+        problem.silos.recipe.write(target.with_name(f"{target.name}.recipe.json"))
     dense = sum(t.nbytes for t in state.values())
     return Exported(target, format, dense, target.stat().st_size, len(x), int((x != 0).sum()), difference)
 
@@ -244,10 +248,27 @@ def _csv(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor)
     if problem.model is not None:
         raise ValueError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
     table = pd.DataFrame({"name": problem.coordinate_names, "coefficient": x.double().numpy()})
+    if (original := original_scale(problem, x)) is not None:
+        table["original"] = original[0]
     table.to_csv(path, index=False, float_format="%.17g")
     read = [float(v) for v in pd.read_csv(path, dtype=str)["coefficient"]]  # float() reads every digit back
     point = torch.tensor(read, dtype=x.dtype)
     return Read(problem.predict(point, samples), _state(point, problem, None))
+
+
+def original_scale(problem: Problem, x: Tensor) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    """A linear model's coefficients for the features before they were standardized, and the intercept that they need.
+
+    The first array has a number per coordinate of x; the intercept is there again for models that have none. None if no
+    recipe prepared the data.
+    """
+    recipe = problem.silos.recipe
+    if recipe is None or problem.model is not None:
+        return None
+    parts = {s.name: x[s.start : s.stop].view(s.shape).double().cpu().numpy() for s in problem.layout}
+    weights, intercept = recipe.original(parts["weight"], parts.get("bias", 0.0))
+    flat = [weights.reshape(-1), *([intercept.reshape(-1)] if "bias" in parts else [])]
+    return np.concatenate(flat), intercept
 
 
 def _onnx(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Read:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from fedcomposite import data
 from fedcomposite._validation import suggest
 from fedcomposite.cli.console import FailedError, err, first_sentence, out, print_frame, written
 from fedcomposite.cli.runs import Overrides, check_picture
+from fedcomposite.cli.tables import show_tables
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import SHIPPED, File, cache_folder
 from fedcomposite.experiments import Config, ConfigError
@@ -55,23 +57,65 @@ def fetch(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Da
 
 @data_app.command()
 def describe(
-    source: Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A data set, or an experiment with [data].")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES...|NAME|CONFIG", help="A table per site, a data set, or an experiment."),
+    ],
     overrides: Overrides = None,
     picture: Annotated[Path | None, typer.Option("--plot", help="Also draw the class counts per client.")] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="CONFIG", help="Of FILES: an experiment whose recipe knows names and units.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Of FILES: the column to predict.")] = None,
+    min_count: Annotated[
+        int | None, typer.Option(help="Fewest rows behind a count (default: the recipe's, or 5).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table of features as JSON.")] = False,
 ) -> None:
-    """Print how the samples lie with the clients, and how different the clients are."""
+    """Look before fitting: what every site has of every feature, and what differs between them.
+
+    Of a data set or an experiment without a recipe: how the samples lie with the clients, and how different these are.
+    """
     if picture is not None:
         check_picture(picture)
-    if source in data.DATASETS:
-        content = {"data": {"name": source}, "run": {"rounds": 0}}
-        silos = Config.check(content, source).make_silos()
-    else:
-        silos = Config.read(source, overrides or ()).make_silos()
+    experiment = _experiment(sources, config, overrides or ())
+    tables = bool(sources[1:]) or Path(sources[0]).suffix.casefold() in (".csv", ".parquet")
+    if tables or (experiment is not None and experiment.recipe is not None):
+        if picture is not None:
+            raise ConfigError("--plot draws silos; it cannot be given with tables")
+        show_tables(sources if tables else None, experiment, target, min_count, as_json)
+        return
+    for option, given in {"--json": as_json, "--target": target, "--min-count": min_count}.items():
+        if given:
+            raise ConfigError(f"{option} is for tables: give FILES, or an experiment with a [recipe]")
+    if experiment is None:
+        experiment = Config.check({"data": {"name": sources[0]}, "run": {"rounds": 0}}, sources[0])
+    silos = experiment.make_silos()
     print_frame(silos.summary(), str(silos))
     out.print(", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in silos.heterogeneity().items()))
     if picture is not None:
         silos.plot(picture)
         written(picture)
+
+
+def _experiment(sources: list[str], config: str | None, overrides: Sequence[str]) -> Config | None:
+    """The experiment that was named, if one was."""
+    named = config or (None if sources[1:] or sources[0] in data.DATASETS else sources[0])
+    if named is None or Path(named).suffix.casefold() in (".csv", ".parquet"):
+        return None
+    return Config.read(named, overrides)
+
+
+@data_app.command()
+def messy(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    seed: Annotated[int, typer.Option(help="Chooses the patients.")] = 0,
+) -> None:
+    """Write four hospitals' files as people have them, and an experiment with a recipe for them."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: already there; give a new folder")
+    for path in [*data.messy_consortium(folder, seed).values(), folder / "experiment.toml"]:
+        written(path)
 
 
 def whereabouts(name: str) -> str:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedcomposite._validation import check_call
+import pandas as pd
+
+from fedcomposite._validation import check_call, suggest
 from fedcomposite.data import embedded, images, tables
 from fedcomposite.data.catalog import FILES
+from fedcomposite.data.describing import describe
 from fedcomposite.data.fetch import Progress, fetch
+from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.images import normalization
+from fedcomposite.data.messy import messy_consortium
 from fedcomposite.data.partition import PARTITIONERS, partition
+from fedcomposite.data.recipe import Recipe
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.synthetic import synthetic
 from fedcomposite.registry import Registry, callable_only
@@ -19,9 +25,14 @@ __all__ = [
     "DATASETS",
     "PARTITIONERS",
     "DataError",
+    "FittedRecipe",
+    "Recipe",
     "Silos",
+    "describe",
     "download",
+    "frames",
     "load",
+    "messy_consortium",
     "normalization",
     "partition",
     "synthetic",
@@ -49,6 +60,24 @@ DATASETS: Registry[Callable[..., Silos]] = Registry(
     accept=callable_only,
 )
 """Functions that return silos; their keyword-only parameters, with annotations, are the options."""
+
+
+FRAMES: dict[str, Callable[[], dict[str, pd.DataFrame]]] = {"heart_disease": tables.heart_frames}
+"""Data sets that also come as tables with gaps, for a recipe."""
+
+
+def frames(name: str) -> dict[str, pd.DataFrame]:
+    """The tables of a data set as they were published, one per site, gaps and all: what a recipe takes.
+
+    Examples
+    --------
+    >>> {site: len(frame) for site, frame in frames("heart_disease").items()}
+    {'cleveland': 303, 'hungary': 294, 'switzerland': 123, 'longbeach': 200}
+    """
+    known = DATASETS.canonical(name) if name in DATASETS else name
+    if known not in FRAMES:
+        raise DataError(f"no tables of {name!r}{suggest(name, FRAMES)} (there are: {', '.join(FRAMES)})")
+    return FRAMES[known]()
 
 
 def load(name: str, **options: Any) -> Silos:

@@ -28,6 +28,8 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)  # a thousand, or one and some thousandths?
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(([ ,.'’\u00a0\u202f])\d{3})+([.,]\d*)?", re.ASCII)
+_GROUPS = r"([+-]?\d{{1,3}}(?:[{0}]\d{{3}})+)([.,]\d*)?"
+_MARKS = {" ": " \u00a0\u202f", "'": "'’"}
 _WORDS = {"true": 1.0, "false": 0.0}
 _FIRST = 3  # places that a message names
 
@@ -58,10 +60,13 @@ class Column:
         Markers of absent values besides :data:`MISSING`; a number among them marks that number.
     decimal : {".", ",", None}
         The decimal mark; None accepts a comma for the time being, see :func:`decimal_faults`.
+    thousands : str, optional
+        What stands between groups of three digits, where that was said; a space is also a narrow or a hard one.
     """
 
-    def __init__(self, name: str, missing: Sequence[str], decimal: str | None) -> None:
+    def __init__(self, name: str, missing: Sequence[str], decimal: str | None, thousands: str | None = None) -> None:
         self.name, self.decimal, self.length = name, decimal, 0
+        self._grouped = None if thousands is None else re.compile(_GROUPS.format(_MARKS.get(thousands, thousands)))
         self.label = f"column {name!r}" if name else "the array"
         self.markers = MISSING | {marker.strip().casefold() for marker in missing}
         self.numeric = [float(m.strip()) for m in missing if _NUMBER.fullmatch(m.strip())]
@@ -74,7 +79,7 @@ class Column:
         """Take the next cells."""
         joined = "".join(cells)
         values = None
-        plain = joined.isascii() and not joined.encode().translate(None, _PLAIN)
+        plain = self._grouped is None and joined.isascii() and not joined.encode().translate(None, _PLAIN)
         if plain and not (self.decimal == "," and "." in joined):
             with contextlib.suppress(ValueError):  # an empty cell, or something like "1-2"
                 values = np.fromiter(map(float, cells), np.float64, len(cells))
@@ -100,6 +105,8 @@ class Column:
         self.found.setdefault(kind, Found(sample)).add(row)
 
     def _cell(self, text: str, row: int) -> float:
+        if self._grouped is not None and (found := self._grouped.fullmatch(text)) is not None:
+            text = re.sub(r"[^0-9+-]", "", found[1]) + (found[2] or "")
         folded = text.casefold()
         if _NUMBER.fullmatch(text) and not ("." in text and self.decimal == ","):
             if self.dot is None and "." in text:
@@ -154,8 +161,13 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 30 else text[:27] + "...")
 
 
-def column_faults(column: Column, source: str, position: int, lines: Sequence[int]) -> list[Fault]:
-    """What is wrong with a column; ``lines`` are the lines of the file where the rows start, if it has lines."""
+def column_faults(
+    column: Column, source: str, position: int, lines: Sequence[int], *, gaps: bool = False
+) -> list[Fault]:
+    """What is wrong with a column; ``lines`` are the lines of the file where the rows start, if it has lines.
+
+    With ``gaps`` missing values are not.
+    """
     out = []
 
     def fault(kind: str, what: str, remedy: str, place: str = "data row {}") -> None:
@@ -168,7 +180,7 @@ def column_faults(column: Column, source: str, position: int, lines: Sequence[in
 
     name = column.label
     count = {kind: found.count for kind, found in column.found.items()}
-    if "missing" in count:
+    if "missing" in count and not gaps:
         remedy = "impute or drop them before the run"
         fault("missing", f"{name} has {count['missing']} missing value(s)", remedy)
     if "text" in count:

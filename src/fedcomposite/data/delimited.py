@@ -11,6 +11,7 @@ import gzip
 import io
 import itertools
 import re
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedcomposite.data.faults import DataError, stop
+from fedcomposite.data.faults import DataError, DataWarning, stop
 
 SEPARATORS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 16  # characters that decide between separators
@@ -37,8 +38,8 @@ _MARKS = (
 )
 
 
-def decode(raw: bytes, source: str, encoding: str | None = None) -> str:
-    """The text of a file, unpacked if it was packed with gzip."""
+def decode(raw: bytes, source: str, encoding: str | None = None, fallback: str | None = None) -> str:
+    """The text of a file, unpacked if it was packed with gzip; ``fallback`` is for what is not UTF-8."""
     if raw.startswith(b"\x1f\x8b"):
         try:
             raw = gzip.decompress(raw)
@@ -53,6 +54,10 @@ def decode(raw: bytes, source: str, encoding: str | None = None) -> str:
     except LookupError:
         raise _unreadable(source, f"encoding = {encoding!r} is not known", "try 'cp1252' or 'utf-16'") from None
     except UnicodeError as error:
+        if fallback is not None and encoding is None:
+            message = f"{source}: not {marked} text, so it is read as {fallback}; give its encoding if that is wrong"
+            warnings.warn(message, DataWarning, stacklevel=6)
+            return decode(raw, source, fallback)
         start = error.start if isinstance(error, UnicodeDecodeError) else 0
         line = raw.count(b"\n", 0, start) + 1
         raise _unreadable(source, f"line {line} is not {encoding or marked} text", remedy) from None

@@ -22,6 +22,11 @@ class Fault:
     lines: tuple[int, ...] = ()
     """The first lines of the file where it is found, the header's being line 1."""
 
+    @property
+    def told(self) -> str:
+        """What may be told to others: the column and how much it concerns, no value and no path."""
+        return f"{f'column {self.column!r}' if self.column else 'the file'}: {self.count} problem(s); {self.remedy}"
+
     def __str__(self) -> str:
         return f"{self.source}: {self.what}; {self.remedy}"
 

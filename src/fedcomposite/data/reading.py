@@ -199,9 +199,19 @@ def _counts_rows(column: Column) -> bool:
 
 def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Table | None]:
     """A header and its table; the table is None where something is wrong with it."""
+    before = len(faults)
+    names, columns, kept, lines = csv_columns(path, wanted, faults)
+    table = _table(columns, kept, str(path), lines, wanted, faults)
+    return names, table if len(faults) == before else None
+
+
+def csv_columns(
+    path: Path, wanted: Wanted, faults: list[Fault], make: type[Column] = Column, fallback: str | None = None
+) -> tuple[list[str], list[Column], list[Kept], list[int]]:
+    """The header, the columns that are kept, and the lines of the rows (none of a plain file)."""
     source = str(path)
     try:
-        text = delimited.decode(path.read_bytes(), source, wanted.encoding)
+        text = delimited.decode(path.read_bytes(), source, wanted.encoding, fallback)
     except OSError as error:
         raise stop(source, f"not a readable CSV file ({error.strerror})", "check its permissions") from None
     mark = wanted.separator or delimited.separator(text, source)
@@ -209,13 +219,14 @@ def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Ta
     _, header = next(rows)
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
     before = len(faults)
-    if mark == ";" and wanted.decimal is None and (sample := delimited.thousands(text)) is not None:
+    unclear = mark == ";" and wanted.decimal is None and wanted.thousands is None
+    if unclear and (sample := delimited.thousands(text)) is not None:
         what = f"the decimal mark is unclear: {sample!r} may be a thousand or a fraction"
         faults.append(Fault(source, what, "say decimal = ',' or '.'"))
     kept = _select(names, source, wanted, faults)
-    columns = [Column(column.name, wanted.missing, wanted.decimal) for column in kept]
-    if len(faults) == before and _take_plain(text, mark, header, columns, kept):
-        return names, _table(columns, kept, source, (), wanted, faults)
+    columns = [make(column.name, wanted.missing, wanted.decimal, wanted.thousands) for column in kept]
+    if len(faults) == before and wanted.thousands is None and _take_plain(text, mark, header, columns, kept):
+        return names, columns, kept, []
     lines: list[int] = []
     odd: dict[str, list[tuple[int, int]]] = {"longer": [], "shorter": []}
     while chunk := list(itertools.islice(rows, _CHUNK)):
@@ -232,8 +243,7 @@ def _csv(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Ta
     faults += [_odd_rows(source, word, found, len(names)) for word, found in odd.items() if found]
     if not lines and not any(odd.values()):
         faults.append(Fault(source, "an empty silo: it has no rows below the header", "leave it out or give it data"))
-    table = _table(columns, kept, source, lines, wanted, faults)
-    return names, table if len(faults) == before else None
+    return names, columns, kept, lines
 
 
 def _take_plain(text: str, mark: str, header: list[str], columns: Sequence[Column], kept: Sequence[Kept]) -> bool:
@@ -258,8 +268,21 @@ def _odd_rows(source: str, word: str, found: Sequence[tuple[int, int]], width: i
 
 
 def _parquet(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str], Table | None]:
+    source, before = str(path), len(faults)
+    frame = parquet_frame(path, wanted)
+    names = [str(name) for name in frame.columns]
+    kept = _select(names, source, wanted, faults)
+    if frame.empty:
+        faults.append(Fault(source, "an empty silo: it has no rows", "leave it out or give it data"))
+    columns = [series_column(frame.iloc[:, column.position], column.name, wanted.missing) for column in kept]
+    table = _table(columns, kept, source, (), wanted, faults)
+    return names, table if len(faults) == before else None
+
+
+def parquet_frame(path: Path, wanted: Wanted) -> pd.DataFrame:
+    """The table of a ``.parquet`` file; a column without a name gets one."""
     source = str(path)
-    for option in ("separator", "decimal", "encoding"):
+    for option in ("separator", "decimal", "encoding", "thousands"):
         if getattr(wanted, option) is not None:
             raise stop(source, f".parquet files take no option {option!r}", "leave it out")
     try:
@@ -270,14 +293,8 @@ def _parquet(path: Path, wanted: Wanted, faults: list[Fault]) -> tuple[list[str]
     except Exception as error:  # pyarrow's errors have no common class
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise stop(source, f"not a readable .parquet file ({reason})", "save it again") from None
-    names = [str(name).strip() or f"Unnamed: {i}" for i, name in enumerate(frame.columns)]
-    before = len(faults)
-    kept = _select(names, source, wanted, faults)
-    if frame.empty:
-        faults.append(Fault(source, "an empty silo: it has no rows", "leave it out or give it data"))
-    columns = [series_column(frame.iloc[:, column.position], column.name, wanted.missing) for column in kept]
-    table = _table(columns, kept, source, (), wanted, faults)
-    return names, table if len(faults) == before else None
+    frame.columns = pd.Index([str(name).strip() or f"Unnamed: {i}" for i, name in enumerate(frame.columns)])
+    return frame
 
 
 def _arrays(path: Path, wanted: Wanted) -> Table:
@@ -288,6 +305,7 @@ def _arrays(path: Path, wanted: Wanted) -> Table:
         "separator": wanted.separator,
         "decimal": wanted.decimal,
         "encoding": wanted.encoding,
+        "thousands": wanted.thousands,
     }
     given |= {"missing": wanted.missing if wanted.missing != MARKERS else ()}
     given |= {"columns": set(wanted.columns) - {wanted.target}}

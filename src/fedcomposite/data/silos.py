@@ -22,11 +22,14 @@ from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import gather, per_sample, pooled
 from fedcomposite.data.reading import listed
 from fedcomposite.data.sparse import Features, SparseRows, dense
+from fedcomposite.data.summaries import heterogeneity, summary
 from fedcomposite.data.svmlight import read_all
 from fedcomposite.data.wanted import MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fedcomposite.data.fitted import FittedRecipe
 
 __all__ = ["ArrayLike", "DataError", "Seed", "Share", "Silos"]
 
@@ -60,6 +63,8 @@ class Silos:
     """What is added to each training sample's margin, ``(samples,)``, such as the logarithm of an exposure."""
     held_margin_offsets: Mapping[HeldOut, Tensor] = field(default_factory=dict)
     """The same for the samples of a held-out part."""
+    recipe: FittedRecipe | None = None
+    """How the features were made, where a recipe made them."""
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -171,8 +176,8 @@ class Silos:
             Columns to leave out, by their names in the files.
         missing : str or list of str
             Markers of absent values besides the usual ones ("", "NA", "?", "-", ...); they are reported, never guessed.
-        separator, decimal, encoding : str, optional
-            How CSV files are written, where it cannot be found from the files: ``";"``, ``","``, ``"cp1252"``.
+        separator, decimal, encoding, thousands : str, optional
+            How CSV files are written, where it cannot be found from them: ``";"``, ``","``, ``"cp1252"``, ``"."``.
         """
         return cls._read(paths, None, target, **check_call("from_files", cls._read, options, DataError))
 
@@ -194,8 +199,10 @@ class Silos:
         weight: str | None = None,
         offset: str | None = None,
         features: Count | None = None,
+        thousands: str | None = None,
     ) -> Silos:
         style = {"separator": separator, "decimal": decimal, "encoding": encoding, "weight": weight, "offset": offset}
+        style["thousands"] = thousands
         files = listed(paths)
         every = [*files, *([Path(test)] if test is not None else [])]
         given = {"target": target, "drop": drop, "missing": missing, "columns": columns, **style}
@@ -257,17 +264,7 @@ class Silos:
 
     def summary(self) -> pd.DataFrame:
         """One row per client: its size and, for classification, how many samples it has of each class."""
-        frame = pd.DataFrame({"client": self.names, "samples": self.sizes})
-        if (classes := self.classes) is not None:
-            counts = np.zeros((len(self), len(classes)), np.int64)
-            owner = np.repeat(np.arange(len(self)), self.sizes)
-            np.add.at(counts, (owner, np.searchsorted(classes, self.targets.numpy())), 1)
-            for j, label in enumerate(classes):
-                frame[f"class {label:g}"] = counts[:, j]
-        else:
-            frame["target mean"] = [float(self[i][1].double().mean()) for i in range(len(self))]
-            frame["target sd"] = [float(self[i][1].double().std(correction=0)) for i in range(len(self))]
-        return frame
+        return summary(self)
 
     def heterogeneity(self) -> dict[str, float]:
         """Numbers that say how different the clients are.
@@ -276,15 +273,7 @@ class Silos:
         between a client's class frequencies and everyone's (0: alike, towards 1: disjoint); ``single_class`` the
         share of clients that hold one class only.
         """
-        sizes = self.sizes
-        out = {"size_ratio": float(sizes.max() / sizes.min())}
-        if (classes := self.classes) is not None and len(classes) > 1:
-            counts = self.summary()[[f"class {c:g}" for c in classes]].to_numpy(float)
-            shares = counts / counts.sum(1, keepdims=True)
-            overall = counts.sum(0) / counts.sum()
-            out["label_skew"] = float(np.abs(shares - overall).sum(1).mean() / 2)
-            out["single_class"] = float((counts.max(1) == counts.sum(1)).mean())
-        return out
+        return heterogeneity(self)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw the class counts (or sizes) per client as stacked bars; write a picture when ``path`` is given."""

@@ -127,14 +127,10 @@ def heart_disease(
 
     Notes
     -----
-    Cholesterol is 0 for every Swiss patient: it was not measured. The zeros are kept, as others keep them.
+    Cholesterol is 0 for every Swiss patient: it was not measured. The zeros are kept, as others keep them; for a
+    recipe that treats them as missing, see :func:`heart_frames` and the experiment ``heart-recipe``.
     """
-    frames = [
-        pd.read_csv(io.BytesIO(content), header=None, names=[*HEART, "num"], na_values="?")
-        .astype(float)
-        .drop(columns=["slope", "ca", "thal"])
-        for content in fetch("heart_disease", FILES["heart_disease"])
-    ]
+    frames = [frame.drop(columns=["slope", "ca", "thal"]) for frame in heart_frames().values()]
     if one_hot:
         frames = [_indicators(_indicators(frame, "cp", (2, 3, 4)), "restecg", (1, 2)) for frame in frames]
     if missing == "drop":
@@ -148,6 +144,13 @@ def heart_disease(
     return finish(
         Silos.from_arrays(arrays, names=HOSPITALS, feature_names=columns), standardize, test, validation, seed
     )
+
+
+def heart_frames() -> dict[str, pd.DataFrame]:
+    """The four hospitals' tables as published: 14 columns, gaps as NaN, ``num`` from 0 (healthy) to 4."""
+    contents = fetch("heart_disease", FILES["heart_disease"])
+    read = [pd.read_csv(io.BytesIO(c), header=None, names=[*HEART, "num"], na_values="?") for c in contents]
+    return {name: frame.astype(float) for name, frame in zip(HOSPITALS, read, strict=True)}
 
 
 def _indicators(frame: pd.DataFrame, column: str, levels: tuple[int, ...]) -> pd.DataFrame:

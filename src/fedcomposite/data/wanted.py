@@ -9,6 +9,7 @@ from typing import Any
 from fedcomposite.data.faults import DataError
 
 MARKERS = ("?",)
+THOUSANDS = (".", ",", " ", "'")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Wanted:
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None
+    thousands: str | None = None
     weight: str | None = None
     """The column that says what each sample counts."""
     offset: str | None = None
@@ -32,7 +34,7 @@ class Wanted:
     def roles(self) -> dict[str, str]:
         """The columns that are no features, by what they are."""
         found = {"target": self.target, "weight": self.weight, "offset": self.offset}
-        return {role: name for role, name in found.items() if name is not None}
+        return {role: name for role, name in found.items() if name}
 
     @property
     def own_target(self) -> str:
@@ -68,6 +70,10 @@ def wanted(*, target: Any, drop: Any, missing: Any, columns: Any, **style: str |
         wrong.append(f"decimal = {made.decimal!r} must be '.' or ','")
     if mark is not None and (len(mark) != 1 or mark in '"\r\n'):
         wrong.append(f"separator = {mark!r} must be one character")
+    elif made.thousands is not None and (made.thousands not in THOUSANDS or made.thousands == made.decimal):
+        wrong.append(
+            f"thousands = {made.thousands!r} must be one of {', '.join(map(repr, THOUSANDS))}, not the decimal"
+        )
     elif mark is not None and mark == made.decimal:
         wrong.append(f"separator and decimal are both {mark!r}")
     if wrong:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcomposite.data.sparse import SparseRows, tensors_only
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers.stretched import Stretched
 from fedcomposite.runtime import Run
@@ -29,8 +30,10 @@ class Rescaling(Callback):
         outputs = problem.layout[0].shape[1] if len(problem.layout[0].shape) == 2 else 1
         columns = factors[: problem.layout[0].stop : outputs]
         silos = problem.silos
-        held: dict[str, Any] = {name: (X * columns.to(X), y) for name, (X, y) in silos.held_out.items()}
-        stretched = dataclasses.replace(silos, features=silos.features.double() * columns, **held)
+        dense = {name: (tensors_only(X, "rescale"), y) for name, (X, y) in silos.held_out.items()}
+        held: dict[str, Any] = {name: (X * columns.to(X), y) for name, (X, y) in dense.items()}
+        features = tensors_only(silos.features, "rescale").double() * columns
+        stretched = dataclasses.replace(silos, features=features, **held)
         self.problem = Problem(stretched, loss=problem.loss, bias=problem.bias, weights=problem.weighting)  # type: ignore[arg-type]
         self.problem.measures = problem.measures
         self.problem.regularizer = Stretched(problem.regularizer, factors)
@@ -65,7 +68,7 @@ def rescale(problem: Problem, tolerance: float | None = None) -> Rescaling:
     """A linear problem in units in which features have mean squares of about 1; an h that couples them is refused."""
     if not isinstance(problem.loss, Loss):
         raise ValueError("rescale: a network has no features to scale one by one")
-    X, sizes = problem.silos.features.double(), torch.from_numpy(problem.silos.sizes)
+    X, sizes = tensors_only(problem.silos.features, "rescale").double(), torch.from_numpy(problem.silos.sizes)
     weight = torch.repeat_interleave(torch.from_numpy(problem.weights) / sizes, sizes)
     squares = weight @ X.square()
     columns = torch.where(squares > 0, squares.clamp(min=1e-300).rsqrt(), 1.0)
@@ -77,11 +80,12 @@ def rescale(problem: Problem, tolerance: float | None = None) -> Rescaling:
 
 def worthwhile(problem: Problem) -> bool:
     """Whether features differ in size, can be scaled one by one, and h allows it."""
-    if not isinstance(problem.loss, Loss) or problem.silos.features.layout != torch.strided:
+    features = problem.silos.features
+    if not isinstance(problem.loss, Loss) or isinstance(features, SparseRows):
         return False
     d = problem.dimension
     if torch.unique(problem.regularizer.coupling(d)).numel() != d:
         return False
-    squares = problem.silos.features.double().square().mean(0)
+    squares = features.double().square().mean(0)
     some = squares[squares > 0]
     return len(some) > 0 and float(some.max() / some.min()) > _APART**2

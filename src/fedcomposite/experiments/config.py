@@ -19,7 +19,7 @@ from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
 from fedcomposite.data.svmlight import is_svmlight
-from fedcomposite.experiments import grids, toml
+from fedcomposite.experiments import grids, preparation, toml
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
@@ -97,6 +97,7 @@ class Config(_Section):
     seed: Seed = 0
     seeds: list[Seed] = []
     data: dict[str, Any]
+    recipe: dict[str, Any] | None = None
     partition: dict[str, Any] | None = None
     problem: ProblemSection = ProblemSection()
     model: ModelSection | None = None
@@ -266,6 +267,9 @@ class Config(_Section):
 
     def _check_data(self) -> None:
         """Refuse unknown names and options before anything is read."""
+        if self.recipe is not None:
+            preparation.check(self.data, self.recipe)
+            return
         files = self.data.get("files")
         if ("name" in self.data) == (files is not None):
             raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
@@ -305,10 +309,12 @@ class Config(_Section):
             ) from None
 
     def make_silos(self) -> Silos:
-        """Load ``[data]`` and deal it out as ``[partition]`` says."""
+        """Load ``[data]``, prepare it as ``[recipe]`` and deal it out as ``[partition]`` says."""
         options = {k: v for k, v in self.data.items() if k not in ("name", "files", "class_weights")}
         try:
-            if "files" in self.data:
+            if self.recipe is not None:
+                silos = preparation.prepare(self.data, self.recipe)
+            elif "files" in self.data:
                 silos = Silos.from_files(self.data["files"], **options)
             else:
                 silos = data.load(self.data["name"], **self._seeded(options, data.DATASETS[self.data["name"]]))

@@ -6,6 +6,7 @@ history.jsonl          one record per line, appended as the run goes
 checkpoint.safetensors the state to resume from
 model.safetensors      the solution: tensor ``x``, a network's ``buffers``; coordinate names or layout in the metadata
 coefficients.csv       the nonzero coefficients by name (linear models)
+recipe.json            how the features were made, where a recipe made them
 summary.json           status, last record, versions
 plot.png               the curves
 =====================  =====================================================================================
@@ -30,6 +31,7 @@ import torch
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.experiments.locks import NAME as LOCK
+from fedcomposite.exporting import original_scale
 from fedcomposite.files import pack, write_atomic
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.history import Record, Run
@@ -171,6 +173,9 @@ class RunFolder:
             metadata["layout"] = json.dumps([tuple(slot) for slot in problem.layout])
             if run.buffers is not None and run.buffers.numel():
                 tensors["buffers"] = run.buffers
+        if problem.silos.recipe is not None:
+            metadata["recipe"] = problem.silos.recipe.text
+            problem.silos.recipe.write(self.path / "recipe.json")
         write_atomic(self.path / "model.safetensors", pack(tensors, metadata))
         if draw:
             methods = {label: self.method or label}
@@ -190,9 +195,17 @@ class RunFolder:
 
 
 def coefficients(problem: Problem, x: torch.Tensor) -> pd.DataFrame:
-    """The nonzero coefficients with their names, largest first."""
+    """The nonzero coefficients with their names, largest first; with a recipe also ``original``, per unit of a column.
+
+    The intercept on the original scale is there even if the model has none.
+    """
     frame = pd.DataFrame({"name": problem.coordinate_names, "coefficient": x.detach().cpu().double().numpy()})
+    if (original := original_scale(problem, x.detach())) is not None:
+        frame["original"] = original[0]
     frame = frame[frame["coefficient"] != 0]
+    if original is not None and not problem.bias:
+        shift = pd.DataFrame({"name": "(intercept)", "coefficient": 0.0, "original": original[1].reshape(-1)})
+        frame = pd.concat([frame, shift], ignore_index=True)
     return frame.reindex(frame["coefficient"].abs().sort_values(ascending=False).index).reset_index(drop=True)
 
 
@@ -243,7 +256,7 @@ class Journal:
         for old in leftovers(folder.path):
             old.unlink()
         if self._fresh:
-            folder.remove("summary.json", "checkpoint.safetensors*")
+            folder.remove("summary.json", "recipe.json", "checkpoint.safetensors*")
         if not folder.config.is_file() or folder.config.read_text(encoding="utf-8") != self._config:
             folder.remove("summary.json")  # it belongs to the experiment as it was
             write_atomic(folder.config, self._config.encode())

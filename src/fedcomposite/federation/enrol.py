@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from fedcomposite._validation import suggest
 from fedcomposite.data import Silos
+from fedcomposite.data.sparse import Features, tensors_only
+from fedcomposite.data.steps import Unit
 from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.federation.folder import FolderError, SiteFolder
 from fedcomposite.federation.site import Site
@@ -30,6 +37,24 @@ def open_site(
         target=wanted,
         names=[folder.name],
         test=folder.path / section.test if section.test else None,
-        **section.model_dump(exclude={"file", "target", "test", "classes"}),
+        **section.model_dump(exclude={"file", "target", "test", "classes", "units"}),
     )
+    silos = _in_units(silos, section.units, str(folder.path / "site.toml"))
     return Site(folder.name, silos, StateStore(folder.state), folder.file.limits, log, section.classes)
+
+
+def _in_units(silos: Silos, units: Mapping[str, Unit], where: str) -> Silos:
+    """The samples in the units that all sites agreed on."""
+    if not units:
+        return silos
+    for name in units:
+        if name not in silos.feature_names:
+            raise FolderError(f"{where}: [data.units] {name!r} is no feature{suggest(name, silos.feature_names)}")
+    each = [units.get(name, Unit()) for name in silos.feature_names]
+    scale, shift = (torch.tensor([getattr(u, part) for u in each], dtype=torch.float64) for part in ("scale", "shift"))
+
+    def converted(X: Features) -> torch.Tensor:
+        return tensors_only(X, "[data.units]") * scale + shift
+
+    held: dict[str, Any] = {part: (converted(X), y) for part, (X, y) in silos.held_out.items()}
+    return replace(silos, features=converted(silos.features), **held)

@@ -30,6 +30,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite._validation import UserError, suggest
+from fedcomposite.data.steps import Unit
 from fedcomposite.federation import pki
 from fedcomposite.federation.site import Limits
 from fedcomposite.files import write_atomic
@@ -75,6 +76,9 @@ class DataSection(_Section):
     """The column that is added to each sample's margin."""
     features: int | None = Field(default=None, ge=1)
     """How many features an .svm file has."""
+    thousands: str | None = None
+    units: dict[str, Unit] = {}
+    """What makes this site's numbers those of the common unit, by common name."""
     classes: list[int] | None = None
     """The labels that the target may have, if they are other than -1 and 1 or 0 and 1; they are told to others."""
 
@@ -332,6 +336,9 @@ address = "{address}"
 
 [data.columns]                 # common name = name in this file
 # age = "alter"
+
+[data.units]                   # common name = how this file's numbers become those of the common unit
+# chol = {{ scale = 38.67 }}     # mmol/L to mg/dL; also shift = ...
 
 [limits]                       # whatever an experiment says
 # max_rounds = 1000

@@ -36,6 +36,8 @@ def parse(text: str, where: str = "config") -> Config:
         content = tomllib.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    if "recipe" in content:
+        raise ConfigError(f"{where}: a [recipe] is not learned over a federation; sites prepare their own files")
     given = content.get("data")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
     for option in ("weight", "offset", "class_weights"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,6 @@ import pandas as pd
 from fedcomposite import data as datasets
 from fedcomposite import metrics, models
 from fedcomposite.algorithms import FedCanon, FedNMap, Zhang
-from fedcomposite.data import Silos
 from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, told
 from fedcomposite.papers.study import Study
 from fedcomposite.plots import Panel, draw_panels
@@ -35,7 +35,10 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
 
     seed, steps, step = cell["seed"], cell["local_steps"], cell["step"]
     pooled = datasets.load("fashion_mnist")
-    few = Silos.from_arrays([(pooled.features[: cell["images"]], pooled.targets[: cell["images"]])], test=pooled.test)
+    few = replace(
+        pooled, features=pooled.features[: cell["images"]], targets=pooled.targets[: cell["images"]],
+        offsets=(0, cell["images"]),
+    )  # fmt: skip
     silos = few.partition("dirichlet", clients=cell["clients"], alpha=0.5, seed=seed, minimum=cell["batch"])
     options = {"dropout": 0.0} if cell["model"].startswith("mobilenet") else {}
     problem = Problem(

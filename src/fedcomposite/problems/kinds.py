@@ -89,6 +89,8 @@ class LinearProblem(Problem):
         if is_sparse(features):
             margins = sparse_rows(features, "features") @ state["weight"]
         else:
+            if not isinstance(features, Tensor):
+                features = np.require(features, requirements="W")  # tables of pandas are read-only
             margins = torch.as_tensor(features).to(point) @ state["weight"]
         return margins + (state["bias"] if margins.ndim == 2 else state["bias"][0]) if self.bias else margins
 

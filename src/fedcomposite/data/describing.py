@@ -1,0 +1,167 @@
+"""A look at the sites' tables before anything is fitted: what each has, and what is different somewhere.
+
+All numbers come from the queries of :mod:`fedcomposite.data.queries`, so a federation's sites can be described alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedcomposite.data.flags import flags_of
+from fedcomposite.data.looks import SHARES, Look
+from fedcomposite.data.queries import GRID, Answer, Ask, Below, Gaps, LevelCounts, Moments, Query, Rules, Schema, Sites
+from fedcomposite.data.recipe import Given, Recipe
+from fedcomposite.data.steps import Absent, AnyStep
+
+_EDGES = 4000  # of a column's second histogram, over all sites
+_CELLS = 64  # at most of one site
+_QUANTILES = [f"{100 * share:.0f} %" for share in SHARES]
+_COLUMNS = ["site", "feature", "kind", "n", "missing", "mean", "sd", *_QUANTILES, "levels", "flags"]
+
+
+def describe(
+    given: Given, *, target: str | None = None, recipe: Recipe | None = None, rules: Rules | None = None, **options: Any
+) -> pd.DataFrame:
+    """Describe tables: a row per feature and site, and what differs between the sites.
+
+    Parameters
+    ----------
+    given : files, dict of DataFrames, or sheets
+        One table per site.
+    target : str, optional
+        The column to predict: sites with a single class of it are flagged.
+    recipe : Recipe, optional
+        Its local parts (names, units, markers, how files are written) are done before; the rest is left aside.
+    rules : Rules, optional
+        What sites tell; those of the recipe's ``min_count`` if left out.
+    **options
+        Of :func:`fedcomposite.data.sheets.read_sheets`, for files.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``site``, ``feature``, ``kind``, ``n``, ``missing``, ``mean``, ``sd``, the quantiles (by histogram, to a
+        64th of a site's rounded range), ``levels`` with counts, and ``flags``.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> table = describe(fc.data.frames("heart_disease"), target="num")
+    >>> table[table["flags"].str.contains("0") & (table["feature"] == "chol")][["site", "flags"]].values.tolist()[0]
+    ['switzerland', 'every value is 0: not measured?']
+    """
+    made = recipe or Recipe()
+    sheets = made.sheets(given, **options)
+    ask = Sites([made.local(s.name).apply(s) for s in sheets], rules or Rules(made.min_count))
+    return table_of(look_at(ask, ask.names), target)
+
+
+def table_of(looks: Sequence[Look], target: str | None = None) -> pd.DataFrame:
+    """The looks as a table, with flags."""
+    rows = []
+    features = list(dict.fromkeys(look.feature for look in looks))
+    for feature in features:
+        group = [look for look in looks if look.feature == feature]
+        for look, found in zip(group, flags_of(group, feature == target), strict=True):
+            shown = ", ".join(f"{name} {count}" for name, count in look.shown_levels)
+            rest = f"{', ' if shown else ''}others {look.rest}" if look.rest and (shown or not look.numeric) else ""
+            numbers = [look.mean, look.sd, *look.quantiles]
+            rows.append([look.site, feature, look.kind, look.n, look.missing, *numbers, shown + rest, "; ".join(found)])
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def look_at(ask: Ask, sites: Sequence[str]) -> list[Look]:
+    """Ask all that a description needs, in six exchanges."""
+    return _Looker(ask, list(sites)).look()
+
+
+@dataclass
+class _Looker:
+    """The answers so far."""
+
+    ask: Ask
+    sites: list[str]
+    steps: list[AnyStep] = field(default_factory=list)
+
+    def _ask(self, query: Query) -> list[Answer]:
+        return self.ask(query.model_copy(update={"steps": self.steps}))
+
+    def look(self) -> list[Look]:
+        """A look for every feature and site."""
+        schema = self._ask(Schema())
+        total = Schema().combine(schema)
+        kinds = dict(zip(total["columns"].tolist(), total["kinds"].tolist(), strict=True))
+        own = [dict(zip(a["columns"].tolist(), a["kinds"].tolist(), strict=True)) for a in schema]
+        names = list(kinds)
+        self.steps = [Absent(columns=names)]
+        gaps = self._ask(Gaps(columns=names))
+        looks = [
+            Look(site, name, own[i].get(name, "absent"), int(gaps[i]["n"][j]), int(gaps[i]["missing"][j]))
+            for j, name in enumerate(names)
+            for i, site in enumerate(self.sites)
+        ]
+        by_name = {name: looks[j * len(self.sites) : (j + 1) * len(self.sites)] for j, name in enumerate(names)}
+        self._levels({name: by_name[name] for name in names})
+        numeric = [name for name in names if kinds[name] == "number"]
+        if numeric:
+            self._moments({name: by_name[name] for name in numeric})
+            self._quantiles({name: by_name[name] for name in numeric})
+        return looks
+
+    def _levels(self, looks: dict[str, list[Look]]) -> None:
+        for i, found in enumerate(self._ask(LevelCounts(columns=list(looks)))):
+            for name, each in looks.items():
+                levels, counts = found[f"levels:{name}"].tolist(), found[f"counts:{name}"].tolist()
+                each[i].levels = dict(zip(levels, counts, strict=True))
+                each[i].rest = int(found[f"rest:{name}"][0])
+        for each in looks.values():
+            category = all(look.few for look in each if look.n)
+            for look in each:
+                look.category = category
+
+    def _moments(self, looks: dict[str, list[Look]]) -> None:
+        names = list(looks)
+        query = Moments(columns=names)
+        total = query.combine(self._ask(query))
+        centres = total["sum"] / np.maximum(total["n"], 1)
+        for i, found in enumerate(self._ask(Moments(columns=names, centres=centres.tolist()))):
+            for j, name in enumerate(names):
+                n, look = int(found["n"][j]), looks[name][i]
+                look.withheld = bool(found["withheld"][j])
+                if n:
+                    off = found["sum"][j] / n
+                    look.mean = float(centres[j] + off)
+                    look.sd = float(np.sqrt(max(found["squares"][j] / n - off**2, 0.0)))
+                    if look.sd <= 1e-12 * max(abs(look.mean), abs(centres[j])):
+                        look.sd, look.mean = 0.0, float(next(iter(look.levels), look.mean))
+
+    def _quantiles(self, looks: dict[str, list[Look]]) -> None:
+        """A fixed histogram says where each site's values lie, a second one divides that."""
+        first = self._ask(Below(edges=dict.fromkeys(looks, GRID)))
+        cells = max(8, min(_CELLS, _EDGES // (len(self.sites) + 1)))
+        edges = {name: _second(name, first, cells) for name in looks}
+        for i, found in enumerate(self._ask(Below(edges=edges))):
+            for name, each in looks.items():
+                n = int(found[f"n:{name}"][0])
+                if n:
+                    each[i].edges = np.asarray(edges[name])
+                    each[i].low, each[i].high = found[f"low:{name}"], found[f"high:{name}"]
+                    each[i].quantiles = [each[i].value_at(share * n) for share in SHARES]
+
+
+def _second(name: str, answers: Sequence[Answer], cells: int) -> list[float]:
+    """Edges for the second histogram: each site's range on the grid, divided; 0 has a cell of its own."""
+    edges: set[float] = {0.0, 1e-12}
+    for found in answers:
+        low, high, n = found[f"low:{name}"], found[f"high:{name}"], int(found[f"n:{name}"][0])
+        if n:
+            start = int(np.flatnonzero(high > 0)[0]) if bool((high > 0).any()) else len(GRID) - 1
+            end = int(np.flatnonzero(low >= n)[0]) if bool((low >= n).any()) else len(GRID) - 1
+            edges |= set(np.linspace(GRID[max(start - 1, 0)], GRID[end], cells + 1).tolist())
+    made: list[float] = sorted(edges)
+    return made

@@ -1,0 +1,166 @@
+"""A recipe that has been learned: it prepares tables, old and new, and reads coefficients on the original scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedcomposite._version import __version__
+from fedcomposite.data.faults import DataError
+from fedcomposite.data.sheets import Sheet, Source, sheets_of
+from fedcomposite.data.silos import Silos
+from fedcomposite.data.spec import RecipeSpec
+from fedcomposite.data.steps import AnyStep, Complete, Standardize, prepared
+from fedcomposite.files import write_atomic
+
+Floats = npt.NDArray[np.float64]
+
+
+class FittedRecipe(BaseModel):
+    """What :meth:`fedcomposite.Recipe.learn` gives: the steps with their numbers, all of them aggregates."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    recipe: RecipeSpec
+    target: str
+    steps: list[AnyStep]
+    sources: dict[str, str]
+    """The features in their order, and the column each is made from."""
+    sites: list[str]
+    rows: int
+    version: str = __version__
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features."""
+        return list(self.sources)
+
+    # -- preparing ----------------------------------------------------------------------------------------------------
+
+    def table(self, sheet: Sheet, site: str | None = None) -> tuple[Floats, Floats | None]:
+        """Features ``(rows, features)`` and targets of a sheet; no targets if it has no such column.
+
+        ``site`` says whose names, units and markers the sheet has; its own name's if left out.
+        """
+        sheet = self.recipe.local(site or sheet.name).apply(sheet)
+        labelled = self.target in sheet.columns
+        steps = [step for step in self.steps if labelled or not isinstance(step, Complete)]
+        made = prepared(sheet, steps)
+        features = np.stack([made.numbers(name) for name in self.features], axis=1)
+        if gaps := int(np.isnan(features).any(1).sum()):
+            names = [name for j, name in enumerate(self.features) if bool(np.isnan(features[:, j]).any())]
+            raise DataError(
+                f"{sheet.name}: {gaps} row(s) with gaps in {', '.join(names)}; the recipe does not say how to fill them"
+            )
+        return features, self._targets(made) if labelled else None
+
+    def _targets(self, sheet: Sheet) -> Floats:
+        if not self.recipe.target:
+            return sheet.numbers(self.target)
+        texts = sheet.texts(self.target)
+        strange = {text for text in texts if text is not None} - set(self.recipe.target)
+        if strange:
+            levels = ", ".join(self.recipe.target)
+            count = sum(text in strange for text in texts)
+            raise DataError(f"{sheet.name}: {count} target(s) are none of {levels}; add them to target = {{...}}")
+        return np.array([np.nan if text is None else self.recipe.target[text] for text in texts])
+
+    def silos(self, sheets: Sequence[Sheet], test: Sheet | None = None) -> Silos:
+        """The sites' tables as silos, with this recipe in ``silos.recipe``."""
+        pairs = [self.table(sheet) for sheet in sheets]
+        held = None if test is None else self.table(test)
+        for sheet, (_, y) in zip(
+            [*sheets, *([test] if test else [])], [*pairs, *([held] if held else [])], strict=True
+        ):
+            if y is None:
+                raise DataError(f"{sheet.name}: no column {self.target!r}, the target")
+        made = Silos.from_arrays(
+            [(X, y) for X, y in pairs if y is not None],
+            names=[sheet.name for sheet in sheets],
+            feature_names=self.features,
+            test=None if held is None or held[1] is None else (held[0], held[1]),
+        )
+        return replace(made, recipe=self)
+
+    def apply(self, source: Source, site: str | None = None, **style: Any) -> pd.DataFrame:
+        """The features of new samples, from a file or a table; a target is not needed.
+
+        Parameters
+        ----------
+        source : path, DataFrame or Sheet
+            The samples, with the columns that the sites had.
+        site : str, optional
+            The site whose names and units the samples have; the common ones if left out.
+        **style
+            How a file is written: ``separator``, ``decimal``, ``encoding``, ``thousands``.
+        """
+        part = self.recipe.sites.get(site or "")
+        own = {**(part.style if part else {}), **style}
+        (sheet,) = sheets_of(source, text=self.recipe.texts([site or ""]), **({} if _is_table(source) else own))
+        features, _ = self.table(sheet, site or "")
+        return pd.DataFrame(features, columns=self.features)
+
+    # -- the original scale -------------------------------------------------------------------------------------------
+
+    def original(self, weights: npt.ArrayLike, intercept: npt.ArrayLike = 0.0) -> tuple[Floats, Floats]:
+        """Coefficients and intercept for the features before they were standardized.
+
+        A feature is then in the common unit of its column, 0 or 1, a logarithm, a spline term or a product.
+
+        Parameters
+        ----------
+        weights : array
+            ``(features,)``, or ``(features, outputs)``.
+        intercept : array
+            A number, or ``(outputs,)``.
+        """
+        weights = np.asarray(weights, np.float64)
+        mean, sd = self._scale()
+        shape = (-1,) + (1,) * (weights.ndim - 1)
+        per_unit = weights / sd.reshape(shape)
+        return per_unit, np.asarray(intercept, np.float64) - (per_unit * mean.reshape(shape)).sum(0)
+
+    def _scale(self) -> tuple[Floats, Floats]:
+        mean, sd = dict.fromkeys(self.features, 0.0), dict.fromkeys(self.features, 1.0)
+        for step in self.steps:
+            if isinstance(step, Standardize):
+                mean, sd = mean | step.mean, sd | step.sd
+        return np.array([mean[name] for name in self.features]), np.array([sd[name] for name in self.features])
+
+    # -- on disk ------------------------------------------------------------------------------------------------------
+
+    @property
+    def text(self) -> str:
+        """The recipe as JSON."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    def write(self, path: str | Path) -> None:
+        """Write the recipe as JSON."""
+        write_atomic(Path(path), self.text.encode())
+
+    @classmethod
+    def parse(cls, text: str, where: str = "recipe") -> FittedRecipe:
+        """A recipe that was written as JSON, checked."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise DataError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    @classmethod
+    def read(cls, path: str | Path) -> FittedRecipe:
+        """Read a recipe's file."""
+        try:
+            return cls.parse(Path(path).read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: not a readable recipe ({error})") from None
+
+
+def _is_table(source: Any) -> bool:
+    return isinstance(source, pd.DataFrame | Sheet | Mapping)

@@ -1,0 +1,119 @@
+"""What is odd about a column at one site, judged beside the other sites; every flag is a question, not a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedcomposite.data.looks import Look
+
+UNITS = {
+    38.67: "cholesterol: mmol/L and mg/dL",
+    88.57: "triglycerides: mmol/L and mg/dL",
+    18.02: "glucose: mmol/L and mg/dL",
+    88.42: "creatinine: mg/dL and µmol/L",
+    17.1: "bilirubin: mg/dL and µmol/L",
+    2.54: "inches and centimetres",
+    2.2046: "pounds and kilograms",
+    10.0: "a power of ten",
+    100.0: "a power of ten",
+    1000.0: "a power of ten",
+    365.25: "years and days",
+    12.0: "years and months",
+}
+"""Ratios by which the same quantity differs in other units."""
+_RATIO = 2.0  # medians further apart than this may be in other units
+_NEAR = 0.12  # relative distance to a known ratio
+
+
+def flags_of(group: Sequence[Look], target: bool) -> list[list[str]]:
+    """For each site's look at one feature, what is odd about it."""
+    out = []
+    for i, look in enumerate(group):
+        others = [o for j, o in enumerate(group) if j != i and o.n > 0]
+        found = [_gaps(look, others), _constant(look, others, target), _unit(look, others), _zeros(look)]
+        found += [_levels(look, others), _identifier(look)]
+        if look.withheld:
+            found.append("too few rows, or too few that differ: not told")
+        out.append([text for text in found if text])
+    return out
+
+
+def _gaps(look: Look, others: Sequence[Look]) -> str:
+    if look.kind == "absent":
+        return "no such column"
+    if look.n == 0:
+        return "all missing"
+    share = look.missing / (look.n + look.missing)
+    elsewhere = [o.missing / (o.n + o.missing) for o in others]
+    if share >= 0.3 and elsewhere and float(np.median(elsewhere)) < share / 3:
+        return f"{100 * share:.0f} % missing, elsewhere {100 * float(np.median(elsewhere)):.0f} %"
+    return ""
+
+
+def _constant(look: Look, others: Sequence[Look], target: bool) -> str:
+    one = len(look.levels) == 1 and look.rest == 0 and next(iter(look.levels.values())) == look.n
+    if not one:
+        return ""
+    value = next(iter(look.levels))
+    if target:
+        return f"one class only: {value}"
+    if value == "0" and any(abs(o.median) > 0 for o in others if not o.category):
+        return "every value is 0: not measured?"
+    return f"constant: {value}"
+
+
+def _unit(look: Look, others: Sequence[Look]) -> str:
+    """Whether the middle half of the values lies apart from that of the others, by a large factor."""
+    compared = [o for o in others if o.numeric and not o.category and o.median > 0]
+    if not look.numeric or look.category or not look.median > 0 or not compared:
+        return ""
+    elsewhere = float(np.median([o.median for o in compared]))
+    ratio = look.median / elsewhere
+    size = max(ratio, 1 / ratio)
+    apart = look.quantiles[3] < min(o.quantiles[1] for o in compared) or look.quantiles[1] > max(
+        o.quantiles[3] for o in compared
+    )
+    if size < _RATIO or not apart:
+        return ""
+    near = min(UNITS, key=lambda known: abs(math.log(size / known)))
+    hint = f" ({UNITS[near]}?)" if abs(size / near - 1) <= _NEAR else ""
+    times = f"{size:.3g} times {'more' if ratio > 1 else 'less'} than elsewhere"
+    return f"median {look.median:.3g}, {times}: another unit?{hint}"
+
+
+def _zeros(look: Look) -> str:
+    """Zeros with nothing near them."""
+    zeros = look.levels.get("0", 0)
+    if not look.numeric or look.category or zeros == 0 or zeros == look.n or look.below(0.0) > 0:
+        return ""
+    middle = look.value_at(zeros + (look.n - zeros) / 2)
+    near = look.below(0.2 * middle) - zeros
+    return f"{zeros} zeros far from the other values: not measured?" if near <= 0.02 * look.n else ""
+
+
+def _levels(look: Look, others: Sequence[Look]) -> str:
+    """Levels that only this site has, or that it alone does not have."""
+    compared = [o for o in others if o.category]
+    if not look.category or not compared:
+        return ""
+    elsewhere = set().union(*(o.levels for o in compared))
+    said = []
+    if only := sorted(set(look.levels) - elsewhere):
+        folded = {name.casefold(): name for name in elsewhere}
+        twins = [f"{name!r} is {folded[name.casefold()]!r} elsewhere" for name in only if name.casefold() in folded]
+        said.append(twins[0] if twins else f"only here: {', '.join(only)}")
+    common = set(compared[0].levels).intersection(*(o.levels for o in compared)) - set(look.levels)
+    if common and look.rest == 0:
+        said.append(f"no {', '.join(sorted(common))} here")
+    return "; ".join(said)
+
+
+def _identifier(look: Look) -> str:
+    if look.kind == "date":
+        return "dates"
+    if look.kind == "text" and not look.levels and look.n:
+        return "no value is common: an identifier or free text?"
+    return ""

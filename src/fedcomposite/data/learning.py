@@ -1,0 +1,277 @@
+"""Learning a recipe: what its steps need is asked of the sites as counts and sums, step after step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse
+from fedcomposite.data.quantiles import Quantile, quantiles
+from fedcomposite.data.queries import Answer, Ask, Gaps, LevelCounts, Moments, Outside, Query, Schema
+from fedcomposite.data.spec import KNOTS, METHODS, Constant, RecipeSpec
+from fedcomposite.data.steps import (
+    OTHER,
+    Absent,
+    AnyStep,
+    Complete,
+    Impute,
+    Interact,
+    Levels,
+    Log,
+    OneHot,
+    Spline,
+    Standardize,
+    indicator,
+    known,
+    logarithm,
+)
+
+Floats = npt.NDArray[np.float64]
+
+
+class Learner:
+    """The state of learning: the steps so far, and the terms that each column has become."""
+
+    def __init__(self, spec: RecipeSpec, ask: Ask, sites: Sequence[str], target: str) -> None:
+        self.spec, self.ask, self.sites, self.target = spec, ask, list(sites), target
+        self.steps: list[AnyStep] = []
+        self.terms: dict[str, list[str]] = {}
+        self.coded: set[str] = set()  # terms that are 0 or 1
+        self.kinds: dict[str, str] = {}
+        self.rows = 0
+
+    def learn(self) -> None:
+        """All steps in their order."""
+        self._look()
+        self._impute()
+        self._one_hot()
+        self._log()
+        self._splines()
+        self._interactions()
+        self._standardize()
+
+    @property
+    def features(self) -> dict[str, str]:
+        """The features in their order, each with the column it is made from."""
+        return {term: source for source, terms in self.terms.items() for term in terms}
+
+    def _answers(self, query: Query) -> list[Answer]:
+        return self.ask(query.model_copy(update={"steps": list(self.steps)}))
+
+    def _total(self, query: Query) -> Answer:
+        return query.combine(self._answers(query))
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """The columns; all that does not fit is told at once."""
+        query = Schema()
+        answers = self._answers(query)
+        total = query.combine(answers)
+        self.kinds = dict(zip(total["columns"].tolist(), total["kinds"].tolist(), strict=True))
+        known("target", [self.target], self.kinds)
+        features = [name for name in self.kinds if name != self.target]
+        for part, names in self.spec.named.items():
+            known(part, names, features)
+        faults: list[Fault] = []
+        for site, one in zip(self.sites, answers, strict=True):
+            absent = sorted(set(self.kinds) - set(one["columns"].tolist()))
+            if self.target in absent or (absent and self.spec.absent == "refuse"):
+                remedy = "rename or drop them, or set absent = 'missing'"
+                faults.append(Fault(site, f"no column {', '.join(map(repr, absent))}", remedy, count=len(absent)))
+        for name in features:
+            if self.kinds[name] in ("text", "date", "mixed") and name not in self.spec.one_hot_columns:
+                what = {"text": "is text", "date": "holds dates", "mixed": "is text at some sites, numbers at others"}
+                remedy = f"put it in drop{'' if self.kinds[name] == 'date' else ' or one_hot'}"
+                faults.append(Fault(f"column {name!r}", what[self.kinds[name]], remedy, name))
+        if self.kinds[self.target] in ("text", "date", "mixed") and not self.spec.target:
+            remedy = "say which number each level is: target = {yes = 1, no = 0}"
+            faults.append(Fault(f"target {self.target!r}", "is text", remedy, self.target))
+        refuse(faults)
+        if self.spec.absent == "missing" and any(set(self.kinds) - set(a["columns"].tolist()) for a in answers):
+            self.steps.append(Absent(columns=features))
+        if self.spec.missing_target == "drop":
+            self.steps.append(Complete(columns=[self.target]))
+        gaps = self._total(Gaps(columns=[self.target]))
+        if missing := int(gaps["missing"][0]):
+            raise DataError(
+                f"{missing} missing value(s) in the target {self.target!r}; mend them, or set missing_target = 'drop'"
+            )
+        self.rows = int(gaps["n"][0])
+        self.terms = {name: [name] for name in features}
+
+    # -- the steps ----------------------------------------------------------------------------------------------------
+
+    def _impute(self) -> None:
+        names = list(self.terms)
+        found = self._total(Gaps(columns=names))
+        gaps = {name: int(count) for name, count in zip(names, found["missing"], strict=True) if count}
+        open_ = [f"{name!r} ({count})" for name, count in gaps.items() if self.spec.filling(name) is None]
+        if open_:
+            raise DataError(f"missing values in {', '.join(open_)}; say how to impute them, or drop the columns")
+        flagged = self.spec.indicators if isinstance(self.spec.indicators, list) else []
+        flagged = list(gaps) if self.spec.indicators is True else flagged
+        values, within = self._fillings(names, gaps)
+        if values or flagged:
+            self.steps.append(Impute(values=values, indicators=flagged, within=within))
+        for name in flagged:
+            self.terms[name].append(indicator(name))
+            self.coded.add(indicator(name))
+
+    def _fillings(
+        self, names: Sequence[str], gaps: dict[str, int]
+    ) -> tuple[dict[str, float | str], dict[str, tuple[float, float]]]:
+        """The value for the gaps of each column; those without gaps get one for new patients, where sites tell it."""
+        ways: dict[str, list[str]] = {way: [] for way in METHODS}
+        values: dict[str, float | str] = {}
+        for name in names:
+            way = self.spec.filling(name)
+            text = name in self.spec.one_hot_columns
+            if isinstance(way, Constant):
+                values[name] = str(way.constant) if text else way.constant
+            elif isinstance(way, str):
+                ways["most_frequent" if text else way].append(name)
+            elif way is not None:
+                values[name] = f"{way:g}" if text else way
+        if ways["mean"]:
+            mean, _, told = self._moments(ways["mean"])
+            values |= {n: float(m) for n, m, ok in zip(ways["mean"], mean, told, strict=True) if ok}
+        middle = quantiles(self.ask, {name: [0.5] for name in ways["median"]}, self.steps) if ways["median"] else {}
+        values |= {name: found[0].value for name, found in middle.items()}
+        values |= self._commonest(ways["most_frequent"])
+        if untold := [name for name in gaps if name not in values]:
+            raise DataError(_withheld(untold))
+        return values, {name: (found[0].low, found[0].high) for name, found in middle.items()}
+
+    def _commonest(self, names: list[str]) -> dict[str, float | str]:
+        if not names:
+            return {}
+        found = self._total(LevelCounts(columns=names))
+        values: dict[str, float | str] = {}
+        for name in names:
+            levels, counts = found[f"levels:{name}"].tolist(), found[f"counts:{name}"]
+            if levels:
+                text = in_order([one for one, c in zip(levels, counts, strict=True) if c == counts.max()])[0]
+                values[name] = text if name in self.spec.one_hot_columns else float(text)
+        return values
+
+    def _one_hot(self) -> None:
+        wanted = self.spec.one_hot_columns
+        if not wanted:
+            return
+        found = self._total(LevelCounts(columns=list(wanted)))
+        told = {name: in_order(found[f"levels:{name}"].tolist()) for name in wanted}
+        for name, levels in told.items():
+            if found[f"many:{name}"][0] or not levels:
+                why = "too many levels" if found[f"many:{name}"][0] else "no level that enough rows have"
+                raise DataError(f"one_hot: {name!r} has {why}; drop it if it is an identifier, or pool levels")
+        others = self._total(Outside(known=told))
+        columns: dict[str, Levels] = {}
+        for name, levels in told.items():
+            every = [*levels, OTHER] if others[f"outside:{name}"][0] else levels
+            reference = wanted[name] or every[0]
+            known(f"one_hot: reference of {name!r}", [reference], every)
+            if len(every) == 1:
+                message = f"column {name!r} has the one level {every[0]!r} everywhere, so it gives no feature"
+                warnings.warn(message, DataWarning, stacklevel=2)
+            columns[name] = Levels(levels=every, reference=reference)
+            coded = [f"{name}={one}" for one in columns[name].coded]
+            self.terms[name] = coded + self.terms[name][1:]
+            self.coded |= set(coded)
+        self.steps.append(OneHot(columns=columns, unknown=self.spec.unknown))
+
+    def _log(self) -> None:
+        offsets = self.spec.log_offsets
+        if offsets:
+            self.steps.append(Log(offsets=offsets))
+        for name, offset in offsets.items():
+            self.terms[name][0] = logarithm(name, offset)
+
+    def _splines(self) -> None:
+        if not self.spec.splines:
+            return
+        at = {self.terms[name][0]: knots for name, knots in self.spec.splines.items()}
+        wanted = {name: KNOTS[count] for name, count in at.items() if isinstance(count, int)}
+        found: dict[str, list[Quantile]] = quantiles(self.ask, wanted, self.steps) if wanted else {}
+        knots = {
+            name: [q.value for q in found[name]] if isinstance(given, int) else list(given)
+            for name, given in at.items()
+        }
+        for source in self.spec.splines:
+            name, *rest = self.terms[source]
+            each = knots[name]
+            if any(b <= a for a, b in pairwise(each)):
+                shown = ", ".join(f"{k:g}" for k in each)
+                raise DataError(f"splines: the knots of {name!r} would be {shown}; ask for fewer, or give them")
+            self.terms[source] = [name, *(f"{name} spline {j + 1}" for j in range(len(each) - 2)), *rest]
+        within = {name: [(q.low, q.high) for q in each] for name, each in found.items()}
+        self.steps.append(Spline(knots=knots, within=within))
+
+    def _interactions(self) -> None:
+        pairs: list[tuple[str, str]] = []
+        for a, b in self.spec.interactions:
+            sides = [self._of(name) for name in (a, b)]
+            made = [(x, y) for x in sides[0] for y in sides[1] if x != y]
+            self.terms[f"{a}:{b}"] = [f"{x}:{y}" for x, y in made]
+            self.coded |= {f"{x}:{y}" for x, y in made if x in self.coded and y in self.coded}
+            pairs += made
+        if pairs:
+            self.steps.append(Interact(pairs=pairs))
+
+    def _of(self, name: str) -> list[str]:
+        """The terms of a column, or a term itself; indicators of gaps take no part."""
+        if name in self.terms:
+            return [term for term in self.terms[name] if term != indicator(name)]
+        known("interactions", [name], [*self.terms, *self.features])
+        return [name]
+
+    def _standardize(self) -> None:
+        wish = self.spec.standardize
+        every = list(self.features)
+        if isinstance(wish, list):
+            known("standardize", wish, [*self.terms, *every])
+            chosen = [t for t, source in self.features.items() if t in wish or source in wish]
+        else:
+            chosen = every if wish == "all" else [t for t in every if t not in self.coded] if wish else []
+        if not chosen:
+            return
+        mean, sd, told = self._moments(chosen)
+        if not all(told):
+            raise DataError(_withheld([name for name, ok in zip(chosen, told, strict=True) if not ok]))
+        if constant := [name for name, s in zip(chosen, sd, strict=True) if s == 0]:
+            warnings.warn(f"constant over all sites: {', '.join(map(repr, constant))}", DataWarning, stacklevel=2)
+        sd = np.where(sd == 0, 1.0, sd)
+        made = dict(zip(chosen, mean.tolist(), strict=True)), dict(zip(chosen, sd.tolist(), strict=True))
+        self.steps.append(Standardize(mean=made[0], sd=made[1]))
+
+    def _moments(self, names: Sequence[str]) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+        """Mean and deviation over all sites, and whether all of them told theirs; 0 for a constant's deviation."""
+        first = self._total(Moments(columns=list(names)))
+        n = np.maximum(first["n"], 1)
+        told = (first["withheld"] == 0) & (first["n"] > 0)
+        mean = first["sum"] / n
+        second = self._total(Moments(columns=list(names), centres=mean.tolist()))
+        mean = mean + second["sum"] / n
+        variance = np.maximum(second["squares"] / n - (second["sum"] / n) ** 2, 0.0)
+        rounding = n * np.finfo(np.float64).eps * variance + (n * mean * np.finfo(np.float64).eps) ** 2
+        return mean, np.where(variance <= rounding, 0.0, np.sqrt(variance)), told
+
+
+def in_order(levels: Iterable[str]) -> list[str]:
+    """Levels by size where all are numbers, and by the alphabet otherwise."""
+    names = list(levels)
+    try:
+        return sorted(names, key=float)
+    except ValueError:
+        return sorted(names)
+
+
+def _withheld(names: Sequence[str]) -> str:
+    return (
+        f"sites tell too little about {', '.join(map(repr, names))}: fewer than min_count rows have a value, or one "
+        "that is unlike the commonest; put it in one_hot or drop, give a constant, or ask for a smaller min_count"
+    )

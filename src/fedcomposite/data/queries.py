@@ -1,0 +1,383 @@
+"""Questions about a site's table whose answers are counts and sums: all that leaves it before a model is fitted.
+
+A query is data (JSON): what is asked, of which columns, and the steps of a preparation to do first. A site answers it
+with :func:`answer` under its own :class:`Rules`; :meth:`Query.combine` adds the answers of several sites. The same
+lines run here on files and at the site of a federation.
+
+==========  =========================================================================================================
+schema      names and kinds of the columns, number of rows
+gaps        per column: values and gaps
+moments     per column: values, gaps, sum and sum of squares of the distances to a centre that the asker gives
+below       per column and edge: how many values lie below it, as a lower and an upper bound (a histogram)
+levels      per column: the levels that enough rows have, with counts; the others together
+outside     per column: whether some value is none of the given levels
+==========  =========================================================================================================
+
+What a site does not tell, with m = ``min_count``: moments of a column with fewer than m values, or in which fewer than
+m (but some) differ from the commonest one (rare indicators and their products); cells of a histogram with fewer than m
+values, which are joined with their neighbours; levels of fewer than m rows, nor a rest of fewer than m; the least and
+the largest value, but for the edges of :data:`GRID` around them. Gaps are counted exactly, since every mean needs its
+number of values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
+
+from fedcomposite.data.faults import DataError
+from fedcomposite.data.sheets import Sheet, level
+from fedcomposite.data.steps import AnyStep, prepared
+
+Answer = dict[str, npt.NDArray[Any]]
+Ints = npt.NDArray[np.int64]
+
+_LARGEST = 8 << 20  # characters of a query or an answer
+_EDGES = 4096  # of one column
+_POSITIVE = [a * 10.0**k for k in range(-12, 12) for a in (1, 2, 5)] + [1e12]
+GRID = [*(-v for v in reversed(_POSITIVE)), 0.0, *_POSITIVE]
+"""The edges of a first histogram, 1, 2 and 5 times powers of ten: nobody needs to tell where the values lie."""
+
+
+class RefusedQueryError(DataError):
+    """A site does not answer a query; the text has no values in it and may travel."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a site agrees to tell."""
+
+    min_count: int = 5
+    """Fewest rows behind a number."""
+    max_levels: int = 100
+    """Most levels of a category."""
+    refuse: tuple[str, ...] = ()
+    """Queries that are not answered at all."""
+
+    def __post_init__(self) -> None:
+        if self.min_count < 1 or self.max_levels < 1:
+            raise DataError(f"min_count = {self.min_count}, max_levels = {self.max_levels}: both must be 1 or more")
+
+
+class Query(BaseModel):
+    """What is asked of every site; ``steps`` are done to its table before."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    steps: list[AnyStep] = []
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """One site's answer."""
+        raise NotImplementedError
+
+    def combine(self, answers: Sequence[Answer]) -> Answer:
+        """The answers of several sites together: their sums."""
+        first = answers[0]
+        if any(a.keys() != first.keys() or any(a[k].shape != first[k].shape for k in a) for a in answers):
+            raise DataError("answers of different form cannot be added")
+        return {key: np.sum([a[key] for a in answers], axis=0) for key in first}
+
+
+class Schema(Query):
+    """The columns of a table."""
+
+    name: Literal["schema"] = "schema"
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``columns``, their ``kinds`` and the number of ``rows``."""
+        names = list(sheet.columns)
+        return {
+            "columns": np.array(names, np.str_),
+            "kinds": np.array([sheet.kind(n) for n in names], np.str_),
+            "rows": np.array([sheet.rows]),
+        }
+
+    def combine(self, answers: Sequence[Answer]) -> Answer:
+        """Every column that a site has, in the order of the first sites; a kind that sites differ in is "mixed"."""
+        kinds: dict[str, str] = {}
+        for one in answers:
+            for column, kind in zip(one["columns"].tolist(), one["kinds"].tolist(), strict=True):
+                before = kinds.get(column, "empty")
+                kinds[column] = kind if before in ("empty", kind) else before if kind == "empty" else "mixed"
+        rows = np.sum([a["rows"] for a in answers], axis=0)
+        return {"columns": np.array([*kinds], np.str_), "kinds": np.array([*kinds.values()], np.str_), "rows": rows}
+
+
+class Gaps(Query):
+    """How many values columns have, of whatever kind."""
+
+    name: Literal["gaps"] = "gaps"
+    columns: list[str]
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``n`` and ``missing`` per column."""
+        missing = np.array([sheet.missing(name).sum() for name in self.columns], np.int64)
+        return {"n": sheet.rows - missing, "missing": missing}
+
+
+class Moments(Query):
+    """Sums over columns of numbers; ask twice, about 0 and about the mean, for a variance without cancellation."""
+
+    name: Literal["moments"] = "moments"
+    columns: list[str]
+    centres: list[FiniteFloat] = []
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``n``, ``missing``, ``sum`` and ``squares`` per column; ``withheld`` is 1 where the others are left at 0."""
+        count = len(self.columns)
+        if self.centres and len(self.centres) != count:
+            raise RefusedQueryError(f"{len(self.centres)} centres for {count} columns")
+        out = {key: np.zeros(count, np.int64) for key in ("n", "missing", "withheld")}
+        sums = {key: np.zeros(count) for key in ("sum", "squares")}
+        for j, name in enumerate(self.columns):
+            values = sheet.numbers(name)
+            values = values[~np.isnan(values)]
+            if not _enough(values, rules.min_count):
+                out["withheld"][j] = 1
+                continue
+            out["n"][j], out["missing"][j] = len(values), sheet.rows - len(values)
+            away = values - (self.centres[j] if self.centres else 0.0)
+            sums["sum"][j], sums["squares"][j] = away.sum(), (away**2).sum()
+        if not all(np.isfinite(s).all() for s in sums.values()):
+            raise RefusedQueryError("a sum is beyond 1.8e308; rescale the column")
+        return {**out, **sums}
+
+
+def _enough(values: npt.NDArray[np.float64], least: int) -> bool:
+    """Whether sums of these values say little about any of them: none, or many, of which none or many are unlike."""
+    if len(values) == 0 or least <= 1:
+        return True
+    _, counts = np.unique(values, return_counts=True)
+    unlike = len(values) - int(counts.max())
+    return len(values) >= least and (unlike == 0 or unlike >= least)
+
+
+class Below(Query):
+    """Histograms on edges that the asker gives: the counts below each edge."""
+
+    name: Literal["below"] = "below"
+    edges: dict[str, list[FiniteFloat]]
+
+    @field_validator("edges")
+    @classmethod
+    def _rising(cls, edges: dict[str, list[float]]) -> dict[str, list[float]]:
+        for name, each in edges.items():
+            if not 1 <= len(each) <= _EDGES or any(b <= a for a, b in pairwise(each)):
+                raise ValueError(f"the edges of {name!r} must rise and be at most {_EDGES}")
+        return edges
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``low:NAME`` and ``high:NAME``: bounds of the number of values below each edge; ``n:NAME`` values in all.
+
+        Cells with too few values are joined with others, and the bounds at an edge inside of a joint cell are the
+        counts at its ends. A column with fewer than ``min_count`` values counts as empty.
+        """
+        out: Answer = {}
+        for name, each in self.edges.items():
+            values = sheet.numbers(name)
+            values = np.sort(values[~np.isnan(values)])
+            if len(values) < rules.min_count:
+                values = values[:0]
+            counts = np.diff(np.searchsorted(values, each, side="left"), prepend=0, append=len(values))
+            out[f"low:{name}"], out[f"high:{name}"] = joined(counts, each, rules.min_count)
+            out[f"n:{name}"] = np.array([len(values)])
+        return out
+
+
+def joined(counts: Ints, edges: Sequence[float], least: int) -> tuple[Ints, Ints]:
+    """Bounds of the cumulative counts at the edges, when cells below ``least`` are joined.
+
+    Cells are joined from left to right until there are enough values; what remains at the end is joined to the left.
+    Nobody can tell the least and the largest value from that: the outer groups reach to the next edges of :data:`GRID`.
+    """
+    filled = np.flatnonzero(counts)
+    if least <= 1 or len(filled) == 0:
+        below = np.cumsum(counts)[:-1]
+        return below, below
+    begin, finish = _outer(int(filled[0]), int(filled[-1]), counts, edges, least)
+    groups: list[tuple[int, int, int]] = []  # first cell, cell after the last, count
+    start, inside = begin, 0
+    for cell in range(begin, finish + 1):
+        if inside == 0 and counts[cell] >= least:  # so many alike: the gap before them is one
+            groups += [(gap, gap + 1, 0) for gap in range(start, cell)]
+            start = cell
+        inside += int(counts[cell])
+        if inside >= least:
+            groups.append((start, cell + 1, inside))
+            start, inside = cell + 1, 0
+    if start <= finish:
+        while groups and (inside < least or groups[-1][2] == 0):
+            start, _, more = groups.pop()
+            inside += more
+        groups.append((start, finish + 1, inside))
+    low, high, before = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64), 0
+    for first, end, count in groups:
+        low[first : end - 1], high[first : end - 1] = before, before + count
+        before += count
+        low[end - 1 :] = high[end - 1 :] = before
+    return low[:-1], high[:-1]
+
+
+def _outer(first: int, last: int, counts: Ints, edges: Sequence[float], least: int) -> tuple[int, int]:
+    """The first and the last cell of the groups: those of the outer values, or out to an edge of the grid."""
+    begin, finish = first, last
+    if counts[first] < least and first > 0:
+        floor = GRID[max(0, int(np.searchsorted(GRID, edges[first - 1], side="right")) - 1)]
+        begin = int(np.searchsorted(edges, floor, side="right"))  # the cell that starts at an edge up to the floor
+    if counts[last] < least and last < len(edges):
+        ceiling = GRID[min(len(GRID) - 1, int(np.searchsorted(GRID, edges[last], side="left")))]
+        finish = int(np.searchsorted(edges, ceiling, side="left"))  # the cell that ends at an edge from the ceiling on
+    return min(begin, first), max(finish, last)
+
+
+class LevelCounts(Query):
+    """The levels of categories."""
+
+    name: Literal["levels"] = "levels"
+    columns: list[str]
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``levels:NAME`` with their ``counts:NAME``; ``rest:NAME`` counts the others, ``many:NAME`` is 1 if too many.
+
+        A rest of fewer than ``min_count`` rows takes the least of the told levels in.
+        """
+        out: Answer = {}
+        for name in self.columns:
+            values = sheet[name][~sheet.missing(name)]
+            found, counts = np.unique(
+                values if values.dtype == np.float64 else values.astype(np.str_), return_counts=True
+            )
+            order = np.argsort(-counts, kind="stable")
+            name_of = level if values.dtype == np.float64 else str
+            told = [(name_of(found[i]), int(counts[i])) for i in order if counts[i] >= rules.min_count]
+            many = len(told) > rules.max_levels
+            told = [] if many else told
+            rest = len(values) - sum(count for _, count in told)
+            while told and 0 < rest < rules.min_count:
+                rest += told.pop()[1]
+            out[f"levels:{name}"] = np.array([text for text, _ in told], np.str_)
+            out[f"counts:{name}"] = np.array([count for _, count in told], np.int64)
+            out[f"rest:{name}"] = np.array([rest if rest >= rules.min_count else 0])
+            out[f"many:{name}"] = np.array([int(many)])
+        return out
+
+    def combine(self, answers: Sequence[Answer]) -> Answer:
+        """The union of the levels; a level that one site tells may be in the rest of another."""
+        out: Answer = {}
+        for name in self.columns:
+            total: dict[str, int] = {}
+            for one in answers:
+                for text, count in zip(one[f"levels:{name}"].tolist(), one[f"counts:{name}"].tolist(), strict=True):
+                    total[text] = total.get(text, 0) + count
+            out[f"levels:{name}"] = np.array([*total], np.str_)
+            out[f"counts:{name}"] = np.array([*total.values()], np.int64)
+            for key in ("rest", "many"):
+                out[f"{key}:{name}"] = np.sum([a[f"{key}:{name}"] for a in answers], axis=0)
+        return out
+
+
+class Outside(Query):
+    """Whether the given levels are all there are."""
+
+    name: Literal["outside"] = "outside"
+    known: dict[str, list[str]]
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``outside:NAME`` is 1 if some value of the column is none of its levels."""
+        out: Answer = {}
+        for name, levels in self.known.items():
+            strange = {text for text in sheet.texts(name) if text is not None} - set(levels)
+            out[f"outside:{name}"] = np.array([int(bool(strange))])
+        return out
+
+
+AnyQuery = Annotated[Schema | Gaps | Moments | Below | LevelCounts | Outside, Field(discriminator="name")]
+QUERIES: dict[str, type[Query]] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyQuery)[0])}
+"""The queries by name."""
+_PARSER: TypeAdapter[Any] = TypeAdapter(AnyQuery)
+
+
+def answer(sheet: Sheet, query: Query, rules: Rules) -> Answer:
+    """What a site tells: the one place where a query meets a table."""
+    name = type(query).model_fields["name"].default
+    if name in rules.refuse:
+        raise RefusedQueryError(f"{sheet.name}: the query {name!r} is not answered here")
+    table = prepared(sheet, query.steps)
+    if table.rows < rules.min_count:
+        raise RefusedQueryError(f"{sheet.name}: fewer rows than its min_count = {rules.min_count}")
+    return query.ask(table, rules)
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------
+
+
+def parse_query(text: str) -> Query:
+    """A query that came as JSON, checked."""
+    if len(text) > _LARGEST:
+        raise RefusedQueryError(f"a query of {len(text)} characters; at most {_LARGEST} are read")
+    try:
+        made: Query = _PARSER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RefusedQueryError(f"query: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return made
+
+
+def write_answer(given: Answer) -> str:
+    """An answer as JSON; every number is read back as it was."""
+    return json.dumps({key: values.tolist() for key, values in given.items()}, allow_nan=False)
+
+
+def parse_answer(text: str) -> Answer:
+    """An answer that came as JSON, checked: named lists of whole numbers, numbers or texts."""
+    if len(text) > _LARGEST:
+        raise DataError(f"an answer of {len(text)} characters; at most {_LARGEST} are read")
+    try:
+        content = json.loads(text)
+    except ValueError:
+        raise DataError("an answer that is not JSON") from None
+    if not isinstance(content, dict):
+        raise DataError("an answer that is not a table of lists")
+    return {str(key): _listed(str(key), values) for key, values in content.items()}
+
+
+def _listed(key: str, values: Any) -> npt.NDArray[Any]:
+    if isinstance(values, list):
+        if all(isinstance(v, str) for v in values) and (values or key.split(":")[0] in ("levels", "columns", "kinds")):
+            return np.array(values, np.str_)
+        if all(isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**53 for v in values):
+            return np.array(values, np.int64)
+        if all(isinstance(v, int | float) and not isinstance(v, bool) and np.isfinite(v) for v in values):
+            return np.array(values, np.float64)
+    raise DataError(f"answer: {key!r} is not a list of numbers or of texts")
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+
+Ask = Callable[[Query], list[Answer]]
+"""Asks every site and gives their answers in the order of the sites."""
+
+
+class Sites:
+    """Sheets that are asked here, as sites of a federation are asked there."""
+
+    def __init__(self, sheets: Sequence[Sheet], rules: Rules | Mapping[str, Rules] | None = None) -> None:
+        self.sheets, self.exchanges = list(sheets), 0
+        own = rules if isinstance(rules, Mapping) else {s.name: rules or Rules() for s in self.sheets}
+        self.rules = [own.get(s.name, Rules()) for s in self.sheets]
+
+    def __call__(self, query: Query) -> list[Answer]:
+        """The sites' answers."""
+        self.exchanges += 1
+        return [answer(sheet, query, rules) for sheet, rules in zip(self.sheets, self.rules, strict=True)]
+
+    @property
+    def names(self) -> list[str]:
+        """What the sites are called."""
+        return [sheet.name for sheet in self.sheets]

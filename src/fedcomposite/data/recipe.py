@@ -1,0 +1,147 @@
+"""Recipes: how tables of several sites become features, written once and learned from aggregates alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedcomposite.data.faults import DataError
+from fedcomposite.data.fitted import FittedRecipe
+from fedcomposite.data.learning import Learner
+from fedcomposite.data.queries import Ask, Rules, Sites
+from fedcomposite.data.sheets import Sheet, Source, sheets_of
+from fedcomposite.data.silos import Silos
+from fedcomposite.data.spec import RecipeSpec
+from fedcomposite.data.steps import known
+
+Given = Mapping[str, pd.DataFrame] | Iterable[Source] | Source
+
+
+class Recipe(RecipeSpec):
+    """How tables become features: the same at every site, learned from counts and sums, and kept with the model.
+
+    The order is fixed. Each site renames, marks values as missing, changes units and drops, on its own table; then all
+    sites impute, code categories, take logarithms, splines and interactions, and standardize.
+
+    Parameters
+    ----------
+    rename : dict
+        ``{"common name": "name in a file"}``.
+    missing : dict
+        Values that mean "not measured", as the files have them: ``{"chol": [0], "trestbps": [0, -9]}``.
+    units : dict
+        ``{"chol": {"scale": 38.67, "shift": 0}}``; a number is a scale.
+    drop : list of str
+        Columns to leave out.
+    sites : dict
+        Per site, its own ``rename``, ``missing``, ``units``, ``drop``, and how its file is written (``separator``,
+        ``decimal``, ``encoding``, ``thousands``).
+    absent : {"refuse", "missing"}
+        Whether a column that a site does not have is an error, or all missing there.
+    target : dict
+        Numbers for the levels of the target, ``{"yes": 1, "no": 0}``.
+    missing_target : {"refuse", "drop"}
+        Whether rows without a target are an error or left out.
+    impute : str, number or dict
+        "mean", "median", "most_frequent", a number, or ``{"constant": value}``; for all columns, or per column with
+        "default" for the others. Categories take "most_frequent" where "mean" or "median" is the default.
+    indicators : bool or list of str
+        Columns of 0 and 1 that say where values were missing: for all columns with gaps, or for some.
+    one_hot : list of str or dict
+        Categories, of text or of whole numbers; a dict names their reference levels (the first if left out). Levels
+        that no site has ``min_count`` rows of become "(other)".
+    unknown : {"refuse", "reference"}
+        A level of new samples that nobody had, in a column without "(other)": an error, or coded as the reference.
+    log : list of str or dict
+        Logarithms; a dict has what is added before.
+    splines : dict
+        Natural cubic splines, ``{"age": 4}`` knots at quantiles or ``{"age": [40, 50, 60]}``.
+    interactions : list of pairs
+        Products of columns, after coding.
+    standardize : bool, "all" or list of str
+        Mean 0 and deviation 1: of everything but columns of 0 and 1 that the recipe made, of all, or of some.
+    min_count : int
+        Fewest rows behind a count that a site tells, here; a site of a federation has its own.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> north = pd.DataFrame({"age": [40.0, 50, 60, 70, 80], "sex": ["f", "m", "f", "m", "f"], "sick": [0, 0, 1, 1, 1]})
+    >>> south = north.assign(age=[45.0, None, 65, 75, 85])
+    >>> recipe = Recipe(impute="mean", one_hot=["sex"], min_count=2)
+    >>> silos = recipe.prepare({"north": north, "south": south}, target="sick")
+    >>> silos.feature_names
+    ('age', 'sex=m')
+    >>> silos.recipe.steps[0].values["age"]
+    63.333333333333336
+    """
+
+    def learn(self, ask: Ask, sites: Sequence[str], target: str) -> FittedRecipe:
+        """Learn the steps from sites that answer queries; each has done its own part (:meth:`local`) before."""
+        state = Learner(self, ask, sites, target)
+        state.learn()
+        spec = RecipeSpec(**self.model_dump())
+        return FittedRecipe(
+            recipe=spec,
+            target=target,
+            steps=state.steps,
+            sources=state.features,
+            sites=list(sites),
+            rows=state.rows,
+        )
+
+    def sheets(self, given: Given, *, names: Sequence[str] = (), **options: Any) -> list[Sheet]:
+        """Read tables as this recipe's sites write them."""
+        styles = {site: part.style for site, part in self.sites.items()}
+        extra = options if _has_tables(given) else {"styles": styles, **options}
+        labels = [*names, *self.sites, ""]
+        return sheets_of(given, names=names, text=self.texts(labels), **extra)
+
+    def fit(
+        self, given: Given, *, target: str, names: Sequence[str] = (), rules: Rules | None = None, **options: Any
+    ) -> FittedRecipe:
+        """Learn the recipe from one table per site: files, ``{"site": DataFrame}``, DataFrames or sheets.
+
+        ``options`` are those of :func:`fedcomposite.data.sheets.read_sheets`, for files.
+        """
+        return self._fit(self.sheets(given, names=names, **options), target, rules)
+
+    def _fit(self, sheets: Sequence[Sheet], target: str, rules: Rules | None) -> FittedRecipe:
+        labels = [sheet.name for sheet in sheets]
+        known("recipe: sites", self.sites, labels)
+        everything = {name: None for sheet in sheets for name in (*sheet.columns, *self.local(sheet.name).rename)}
+        parts = {"drop": [*self.drop], "missing": [*self.missing], "units": [*self.units]}
+        parts |= {"rename": list(self.rename.values())}
+        for what, columns in parts.items():
+            known(what, columns, everything)
+        local = [self.local(sheet.name).apply(sheet) for sheet in sheets]
+        return self.learn(Sites(local, rules or Rules(self.min_count)), labels, target)
+
+    def prepare(
+        self,
+        given: Given,
+        *,
+        target: str,
+        names: Sequence[str] = (),
+        test: str | Path | pd.DataFrame | Sheet | None = None,
+        rules: Rules | None = None,
+        **options: Any,
+    ) -> Silos:
+        """Learn the recipe and give the prepared tables as silos; ``silos.recipe`` is what was learned.
+
+        ``test`` is a table with held-out samples: it is prepared, and nothing is learned from it.
+        """
+        sheets = self.sheets(given, names=names, **options)
+        held = None if test is None else self.sheets([test], names=["test"], **options)[0]
+        if held is not None and held.name in [sheet.name for sheet in sheets]:
+            raise DataError(f"test: a site is called {held.name!r} as well")
+        return self._fit(sheets, target, rules).silos(sheets, held)
+
+
+def _has_tables(given: Given) -> bool:
+    if isinstance(given, Mapping | pd.DataFrame | Sheet):
+        return True
+    return not isinstance(given, str | Path) and any(isinstance(one, pd.DataFrame | Sheet) for one in list(given))

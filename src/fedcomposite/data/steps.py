@@ -1,0 +1,294 @@
+"""Steps of a preparation, each with what it has learned: pure functions from a sheet to a sheet, written as JSON.
+
+A site applies them to its own table; the steps themselves hold aggregates only and may travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from fedcomposite._validation import suggest
+from fedcomposite.data.faults import DataError
+from fedcomposite.data.sheets import Sheet, level
+
+Floats = npt.NDArray[np.float64]
+OTHER = "(other)"
+"""The level of values that are too rare to have their own."""
+
+
+class Step(BaseModel):
+    """One step; ``kind`` names it in JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet after this step."""
+        raise NotImplementedError
+
+
+class Unit(BaseModel):
+    """A linear change of units: ``scale * value + shift``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    scale: FiniteFloat = 1.0
+    shift: FiniteFloat = 0.0
+
+    def of(self, values: Floats) -> Floats:
+        """The values in the common unit."""
+        return self.scale * values + self.shift
+
+
+class Local(Step):
+    """What one site does to its own columns: rename, mark as missing, change units, drop, in this order.
+
+    ``missing`` are values as the site's file has them, before the change of units.
+    """
+
+    kind: Literal["local"] = "local"
+    rename: dict[str, str] = {}
+    """Common name = name in this site's file."""
+    missing: dict[str, list[FiniteFloat | str]] = {}
+    units: dict[str, Unit] = {}
+    drop: list[str] = []
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with the common names, units and gaps; a name that the site does not have is passed over."""
+        common = {own: name for name, own in self.rename.items() if own in sheet.columns}
+        twice = [name for name in common.values() if name in sheet.columns and name not in common]
+        if twice:
+            raise DataError(f"{sheet.name}: two columns are called {twice[0]!r} after renaming; drop one")
+        left_out = {common.get(name, name) for name in self.drop}
+        columns = {common.get(name, name): values for name, values in sheet.columns.items()}
+        columns = {name: values for name, values in columns.items() if name not in left_out}
+        for name, markers in self.missing.items():
+            if name in columns:
+                columns[name] = _without(columns[name], markers)
+        made = sheet.having(columns)
+        scaled = {name: unit.of(made.numbers(name)) for name, unit in self.units.items() if name in columns}
+        return made.having(columns | scaled)
+
+
+def _without(values: npt.NDArray[Any], markers: Iterable[float | str]) -> npt.NDArray[Any]:
+    """The values, those that mark absence being missing."""
+    named = {level(marker) for marker in markers}
+    if values.dtype == np.float64:
+        return np.where(np.isin(values, [float(m) for m in named if _is_number(m)]), np.nan, values)
+    return np.array([None if text is None or level(text) in named else text for text in values], object)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+class Complete(Step):
+    """Rows without a value in these columns are left out (the target's, as a rule)."""
+
+    kind: Literal["complete"] = "complete"
+    columns: list[str]
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with fewer rows."""
+        keep = ~np.any([sheet.missing(name) for name in self.columns], axis=0)
+        return Sheet(sheet.name, {name: values[keep] for name, values in sheet.columns.items()}, int(keep.sum()))
+
+
+class Absent(Step):
+    """Columns that a site does not have are there, with nothing in them."""
+
+    kind: Literal["absent"] = "absent"
+    columns: list[str]
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with these columns."""
+        gone = {name: np.full(sheet.rows, np.nan) for name in self.columns if name not in sheet.columns}
+        return sheet.having({**sheet.columns, **gone})
+
+
+class Impute(Step):
+    """Gaps are filled; ``indicators`` get a column of 0 and 1 beside them that says where."""
+
+    kind: Literal["impute"] = "impute"
+    values: dict[str, FiniteFloat | str] = {}
+    indicators: list[str] = []
+    within: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
+    """Where a median of the pooled values lies for certain."""
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet without gaps in the columns that have a value here."""
+        columns = dict(sheet.columns)
+        for name in self.indicators:
+            columns[indicator(name)] = sheet.missing(name).astype(np.float64)
+        for name, value in self.values.items():
+            gone = sheet.missing(name)
+            if isinstance(value, str):
+                filled = sheet.texts(name).copy()
+                filled[gone] = value
+                columns[name] = filled
+            else:
+                columns[name] = np.where(gone, value, sheet.numbers(name))
+        return sheet.having(columns)
+
+
+def indicator(name: str) -> str:
+    """The name of the column that says where another has gaps."""
+    return f"{name} missing"
+
+
+class Levels(BaseModel):
+    """The levels of a category; the reference is coded by zeros."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    levels: list[str]
+    reference: str
+
+    @property
+    def coded(self) -> list[str]:
+        """The levels that have a column."""
+        return [name for name in self.levels if name != self.reference]
+
+
+class OneHot(Step):
+    """A category becomes a column of 0 and 1 per level but the reference.
+
+    What is not among the levels counts as :data:`OTHER` if that is one, as the reference if ``unknown`` says so, and is
+    refused otherwise.
+    """
+
+    kind: Literal["one_hot"] = "one_hot"
+    columns: dict[str, Levels]
+    unknown: Literal["refuse", "reference"] = "refuse"
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with the columns ``name=level`` in the place of ``name``."""
+        out: dict[str, npt.NDArray[Any]] = {}
+        for name, values in sheet.columns.items():
+            if name in self.columns:
+                coding, texts = self.columns[name], self._known(sheet, name)
+                out |= {f"{name}={one}": (texts == one).astype(np.float64) for one in coding.coded}
+            else:
+                out[name] = values
+        return sheet.having(out)
+
+    def _known(self, sheet: Sheet, name: str) -> npt.NDArray[Any]:
+        coding, texts = self.columns[name], sheet.texts(name)
+        if gone := int(sheet.missing(name).sum()):
+            raise DataError(f"{sheet.name}: {gone} missing value(s) in {name!r}; impute them before coding the levels")
+        strange = ~np.isin(texts.astype(str), coding.levels)
+        if not strange.any():
+            return texts
+        if OTHER not in coding.levels and self.unknown == "refuse":
+            raise DataError(
+                f"{sheet.name}: {int(strange.sum())} value(s) of {name!r} are none of its levels "
+                f"({', '.join(coding.levels)}); mend them, or set unknown = 'reference'"
+            )
+        return np.where(strange, OTHER if OTHER in coding.levels else coding.reference, texts)
+
+
+class Log(Step):
+    """log(value + offset) in the place of a column."""
+
+    kind: Literal["log"] = "log"
+    offsets: dict[str, FiniteFloat]
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with the columns ``log(name)``."""
+        out: dict[str, npt.NDArray[Any]] = {}
+        for name, values in sheet.columns.items():
+            if name not in self.offsets:
+                out[name] = values
+                continue
+            shifted = sheet.numbers(name) + self.offsets[name]
+            if low := int((shifted <= 0).sum()):
+                remedy = "mark zeros as missing, or add an offset"
+                raise DataError(f"{sheet.name}: {low} value(s) of {name!r} have no logarithm; {remedy}")
+            out[logarithm(name, self.offsets[name])] = np.log(shifted)
+        return sheet.having(out)
+
+
+def logarithm(name: str, offset: float) -> str:
+    """The name of a logarithm."""
+    return f"log({name})" if offset == 0 else f"log({name} + {offset:g})"
+
+
+class Spline(Step):
+    """Natural cubic splines: beside a column its nonlinear terms ``name spline 1``, ..., one less than knots - 1.
+
+    Term j is ((x - t_j)+^3 - (x - t_(k-1))+^3 (t_k - t_j) / d + (x - t_k)+^3 (t_(k-1) - t_j) / d) / (t_k - t_1)^2
+    with d = t_k - t_(k-1): linear beyond the outer knots, as in Harrell's restricted cubic splines.
+    """
+
+    kind: Literal["spline"] = "spline"
+    knots: dict[str, list[FiniteFloat]]
+    within: dict[str, list[tuple[FiniteFloat, FiniteFloat]]] = {}
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with the terms after their column."""
+        out: dict[str, npt.NDArray[Any]] = {}
+        for name, values in sheet.columns.items():
+            out[name] = values
+            if name in self.knots:
+                terms = natural_spline(sheet.numbers(name), self.knots[name])
+                out |= {f"{name} spline {j + 1}": terms[:, j] for j in range(terms.shape[1])}
+        return sheet.having(out)
+
+
+def natural_spline(x: Floats, knots: Sequence[float]) -> Floats:
+    """The nonlinear terms of a natural cubic spline, ``(samples, knots - 2)``."""
+    t = np.asarray(knots, np.float64)
+    cubes = np.maximum(x[:, None] - t, 0.0) ** 3
+    first, last, width = t[:-2], t[-1], t[-1] - t[-2]
+    terms = cubes[:, :-2] - cubes[:, [-2]] * (last - first) / width + cubes[:, [-1]] * (t[-2] - first) / width
+    made: Floats = terms / (last - t[0]) ** 2
+    return made
+
+
+class Interact(Step):
+    """Products of pairs of columns, ``a:b``."""
+
+    kind: Literal["interact"] = "interact"
+    pairs: list[tuple[str, str]]
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with the products at its end."""
+        made = {f"{a}:{b}": sheet.numbers(a) * sheet.numbers(b) for a, b in self.pairs}
+        return sheet.having({**sheet.columns, **made})
+
+
+class Standardize(Step):
+    """(x - mean) / sd."""
+
+    kind: Literal["standardize"] = "standardize"
+    mean: dict[str, FiniteFloat]
+    sd: dict[str, Annotated[FiniteFloat, Field(gt=0)]]
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with these columns scaled."""
+        scaled = {name: (sheet.numbers(name) - self.mean[name]) / self.sd[name] for name in self.mean}
+        return sheet.having({**sheet.columns, **scaled})
+
+
+AnyStep = Annotated[
+    Local | Complete | Absent | Impute | OneHot | Log | Spline | Interact | Standardize, Field(discriminator="kind")
+]
+
+
+def prepared(sheet: Sheet, steps: Iterable[Step]) -> Sheet:
+    """The sheet after all the steps."""
+    for step in steps:
+        sheet = step.apply(sheet)
+    return sheet
+
+
+def known(what: str, given: Iterable[str], columns: Mapping[str, Any] | Sequence[str]) -> None:
+    """Refuse names of columns that nobody has."""
+    for name in given:
+        if name not in columns:
+            raise DataError(f"{what}: no column {name!r}{suggest(name, columns)} (there are: {', '.join(columns)})")
