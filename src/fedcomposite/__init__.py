@@ -5,7 +5,7 @@ from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.data.faults import DataWarning
-from fedcomposite.estimators import solve
+from fedcomposite.estimators import cross_validate, path, refit, solve
 from fedcomposite.exporting import ExportError, export
 from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.network import LoopWarning
@@ -46,11 +46,14 @@ __all__ = [
     "__version__",
     "algorithms",
     "callbacks",
+    "cross_validate",
     "data",
     "export",
     "metrics",
     "models",
+    "path",
     "problems",
+    "refit",
     "regularizers",
     "runtime",
     "schedules",

@@ -1,0 +1,123 @@
+"""Newton steps as tasks: each yields what it asks of the sites, so that many of them share their exchanges.
+
+The rules are those of :class:`fedcomposite.algorithms.ProxNewton`. What an exchange has delivered at a solution is
+used once more: the first step for the next strength of a path comes from it, without another exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcomposite.algorithms import ProxNewton
+from fedcomposite.algorithms.proxnewton import Reply
+from fedcomposite.estimators.requests import Rows, Sums, newton
+from fedcomposite.estimators.sites import Task
+from fedcomposite.estimators.strengths import only, regularized
+from fedcomposite.regularizers import Regularizer, Zero
+
+
+class Seen(NamedTuple):
+    """What is known at a model: the mean reply, and the working set that its Hessian is on."""
+
+    reply: Reply
+    working: Tensor
+    total: float  # weight of the samples
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model, and what the sites said about it."""
+
+    x: Tensor
+    seen: Seen
+    rounds: int
+    """Exchanges that it took."""
+    converged: bool
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return float(self.seen.reply.loss)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a fit is done."""
+
+    rows: Rows = Rows()
+    tolerance: float = 1e-8
+    """Of the optimality measure, relative to ``scale``."""
+    rounds: int = 100
+    scale: float = 1.0
+    width: float = 0.0
+    """Over which kinks of the loss are rounded off; 0 for smooth losses."""
+
+
+def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
+    """The solution with h; ``at`` is where to begin, a :class:`Fit` on the same rows saves an exchange."""
+    method = ProxNewton(start=strong)
+    known = at.seen if isinstance(at, Fit) else None
+    state = method.init(at.x if isinstance(at, Fit) else at, h)[0]
+    seen, asked = known, 0
+    if known is not None:
+        fresh, state = state.working, state._replace(working=known.working)
+        state = method.aggregate(state, known.reply, 1.0, h)
+        grown = state.working & ~known.working
+        state = state._replace(working=fresh | grown | (state.trial != 0))
+    while True:
+        done = seen is not None and float(h.optimality(state.x, state.gradient)) <= plan.tolerance * plan.scale
+        if done or asked == plan.rounds:
+            break
+        message = method.broadcast(state)
+        sums = yield [newton(message.x, message.working, plan.rows, plan.width)]
+        asked += 1
+        reply, total = _mean(sums[0])
+        before, state = state, method.aggregate(state, reply, 1.0, h)
+        if torch.equal(state.gradient, reply.gradient):
+            seen = Seen(reply, message.working, total)
+        if _stuck(before.working, state.working, state.x, state.trial, float(state.step)) and asked > 1:
+            done = True  # as far as rounding allows
+            break
+    assert seen is not None
+    return Fit(state.x, seen, asked, done)
+
+
+def _stuck(before: Tensor, after: Tensor, x: Tensor, trial: Tensor, step: float) -> bool:
+    """Whether no step is left, and no coordinate wants to enter."""
+    return step == 0.0 and torch.equal(x, trial) and torch.equal(before, after)
+
+
+def _mean(sums: Sums) -> tuple[Reply, float]:
+    weight, total = sums["weight"].tolist()
+    if not weight > 0:
+        raise ValueError("no site has samples for this fit: take fewer folds, or larger parts")
+    return Reply(*(sums[k] / weight for k in Reply._fields)), total
+
+
+def null(h: Regularizer, dimension: int, plan: Plan) -> Task[Fit]:
+    """The model without the coordinates that h acts on: intercepts, and features that are not regularized.
+
+    The Hessian comes with it on the free coordinates only if there are many.
+    """
+    free = ~regularized(h, dimension)
+    made = yield from fit(only(free) or Zero(), torch.zeros(dimension, dtype=torch.float64), plan)
+    return made
+
+
+def on_support(x: Tensor, h: Regularizer, plan: Plan) -> Task[Fit]:
+    """The model without h on the coordinates that x and h leave: nothing is shrunk."""
+    free = (x != 0) | ~regularized(h, len(x))
+    made = yield from fit(only(free) or Zero(), x, plan)
+    return made
+
+
+def strong_rule(h: Regularizer, at: Fit) -> tuple[int, ...]:
+    """Coordinates outside the support that would move under h, twice the next strength minus the last one."""
+    x, g = at.x, at.seen.reply.gradient
+    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
+    moved = (x == 0) & (h.prox(x - step * g, step) != 0)
+    return tuple(moved.nonzero().squeeze(1).tolist())
