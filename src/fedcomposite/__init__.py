@@ -5,7 +5,23 @@ from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.data.faults import DataWarning
-from fedcomposite.estimators import cross_validate, path, refit, solve
+from fedcomposite.estimators import (
+    HuberRegression,
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    MultinomialRegression,
+    PoissonRegression,
+    QuantileRegression,
+    bootstrap,
+    confidence,
+    cross_validate,
+    path,
+    quality,
+    refit,
+    solve,
+    stability,
+)
 from fedcomposite.exporting import ExportError, export
 from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.network import LoopWarning
@@ -33,11 +49,18 @@ __all__ = [
     "EagerWarning",
     "ExportError",
     "GrowthWarning",
+    "HuberRegression",
     "Interrupted",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
     "LoopWarning",
+    "MultinomialRegression",
     "NonSmoothWarning",
     "OneClassWarning",
+    "PoissonRegression",
     "Problem",
+    "QuantileRegression",
     "Record",
     "Run",
     "Silos",
@@ -45,7 +68,9 @@ __all__ = [
     "UserError",
     "__version__",
     "algorithms",
+    "bootstrap",
     "callbacks",
+    "confidence",
     "cross_validate",
     "data",
     "export",
@@ -53,11 +78,13 @@ __all__ = [
     "models",
     "path",
     "problems",
+    "quality",
     "refit",
     "regularizers",
     "runtime",
     "schedules",
     "simulate",
     "solve",
+    "stability",
     "theory",
 ]

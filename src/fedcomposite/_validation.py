@@ -9,6 +9,7 @@ the schema of a configuration file.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import difflib
 import inspect
 import math
@@ -107,10 +108,16 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
     return True, value
 
 
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The annotations of a class; evaluating them takes longer than building most regularizers."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
 def validate(instance: Any, skip: Collection[str] = ()) -> None:
     """Check the fields of a dataclass instance against their annotations, and normalise ints to floats."""
     cls = type(instance)
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     for field in (f for f in dataclasses.fields(cls) if f.name not in skip):
         value = getattr(instance, field.name)
         ok, converted = _accept(hints[field.name], value)

@@ -6,7 +6,7 @@ used once more: the first step for the next strength of a path comes from it, wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,10 @@ from fedcomposite.estimators.requests import Rows, Sums, newton
 from fedcomposite.estimators.sites import Task
 from fedcomposite.estimators.strengths import only, regularized
 from fedcomposite.regularizers import Regularizer, Zero
+
+
+_LEVELS = 7  # of rounding off: the last width is a millionth of the residuals
+_TINY = 1e-200
 
 
 class Seen(NamedTuple):
@@ -52,7 +56,8 @@ class Plan:
     tolerance: float = 1e-8
     """Of the optimality measure, relative to ``scale``."""
     rounds: int = 100
-    scale: float = 1.0
+    scale: float | None = None
+    """A size of gradients; the largest entry of the first one if left out."""
     width: float = 0.0
     """Over which kinks of the loss are rounded off; 0 for smooth losses."""
 
@@ -62,14 +67,16 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = 
     method = ProxNewton(start=strong)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(at.x if isinstance(at, Fit) else at, h)[0]
-    seen, asked = known, 0
+    seen, asked, scale = known, 0, plan.scale
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
         state = method.aggregate(state, known.reply, 1.0, h)
         grown = state.working & ~known.working
         state = state._replace(working=fresh | grown | (state.trial != 0))
     while True:
-        done = seen is not None and float(h.optimality(state.x, state.gradient)) <= plan.tolerance * plan.scale
+        if seen is not None and scale is None:
+            scale = float(state.gradient.abs().max())
+        done = scale is not None and float(h.optimality(state.x, state.gradient)) <= plan.tolerance * scale
         if done or asked == plan.rounds:
             break
         message = method.broadcast(state)
@@ -121,3 +128,22 @@ def strong_rule(h: Regularizer, at: Fit) -> tuple[int, ...]:
     step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
     moved = (x == 0) & (h.prox(x - step * g, step) != 0)
     return tuple(moved.nonzero().squeeze(1).tolist())
+
+
+def sharpened(h: Regularizer, x: Tensor, plan: Plan, residuals: bool) -> Task[Fit]:
+    """The solution for a loss with a kink, rounded off over a width that falls tenfold.
+
+    ``residuals`` says that the kink is on the scale of the targets, so that the width is measured by the mean loss.
+    """
+    size = 1.0
+    if residuals:
+        [sums] = yield [newton(x, torch.zeros_like(x, dtype=torch.bool), plan.rows, 1e-300)]
+        size = float(sums["loss"] / sums["weight"][0])
+    made, asked, width = None, int(residuals), size
+    for level in range(1, _LEVELS + 1):
+        made = yield from fit(h, x if made is None else made.x, replace(plan, width=width))
+        asked += made.rounds
+        size = min(size, made.loss) if residuals else 1.0
+        width = max(size, _TINY) * 10.0**-level
+    assert made is not None
+    return replace(made, rounds=asked)

@@ -177,7 +177,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites) -> 
     lam = strength(h)
     if not lam > 0:
         raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")
-    [empty] = together([null(h, d, Plan(tolerance=1e-13, rounds=rounds))], sites)
+    [empty] = together([null(h, d, Plan(tolerance=1e-12, rounds=rounds))], sites)
     gradient = empty.seen.reply.gradient
     acted_on = regularized(h, d)
     top = lam * largest_factor(h, empty.x, gradient, acted_on)

@@ -28,6 +28,7 @@ from fedcomposite.regularizers import Zero
 Sums = dict[str, Tensor]
 """Arrays that add up over sites."""
 
+_METHOD = ProxNewton()
 _FOLD, _HALF, _BOOTSTRAP, _HALF_OF_SITES = range(4)  # streams of random numbers
 _MOST = 12  # a Poisson(1) number is larger with a probability below 1e-10
 
@@ -129,6 +130,7 @@ class Silo:
     id: int
     by_samples: bool  # whether the site counts by the weight of its samples, or as one
     parts: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # held-out X and b
+    kept: dict[Rows, Tensor] = field(default_factory=dict, repr=False)  # weights of rows
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
@@ -140,8 +142,10 @@ class Silo:
         return (b > 0).long() if b.ndim == 1 else b.argmax(-1)
 
     def weights(self, rows: Rows) -> Tensor:
-        """What each sample counts among these rows."""
-        return self.importance * torch.from_numpy(rows.counts(self.id, self.strata))
+        """What each sample counts among these rows; kept, since a fit asks for the same ones again."""
+        if rows not in self.kept:
+            self.kept[rows] = self.importance * torch.from_numpy(rows.counts(self.id, self.strata))
+        return self.kept[rows]
 
     def share(self, total: float) -> float:
         """What the site counts among the sites."""
@@ -152,7 +156,7 @@ class Silo:
         if part == "train":
             return self
         X, b = self.parts.get(part, (self.X[:0], self.b[:0]))
-        return replace(self, X=X, b=b, importance=X.new_ones(len(X)))
+        return replace(self, X=X, b=b, importance=X.new_ones(len(X)), kept={})
 
     def margins(self, x: Tensor) -> Tensor:
         """Margins of all samples at a model, ``(m,)`` or ``(m, C)``."""
@@ -213,7 +217,7 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
     if share == 0:
         weights = torch.ones_like(weights)  # shapes only
     message: Any = Message(**{k: request.arrays[k] for k in Message._fields})
-    reply, _ = ProxNewton().local_round(message, Empty(), _Oracle(silo, weights), Zero())  # type: ignore[arg-type]
+    reply, _ = _METHOD.local_round(message, Empty(), _Oracle(silo, weights), Zero())  # type: ignore[arg-type]
     made = {k: share * v if share > 0 else torch.zeros_like(v) for k, v in reply._asdict().items()}
     return {"weight": torch.tensor([share, total], dtype=torch.float64), **made}
 

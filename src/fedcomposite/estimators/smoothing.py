@@ -80,7 +80,3 @@ class Smoothed(Loss):
         """As the loss."""
         return self.loss.response(z)
 
-
-def widths(scale: float) -> list[float]:
-    """Falling widths, for residuals of that size."""
-    return [scale * w for w in torch.logspace(-1, -6, 6, dtype=torch.float64).tolist()]
