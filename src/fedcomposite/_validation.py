@@ -9,14 +9,14 @@ the schema of a configuration file.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import difflib
+import functools
 import inspect
 import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import annotated_types as at
@@ -109,7 +109,7 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
     """The annotations of a class; evaluating them takes longer than building most regularizers."""
     return typing.get_type_hints(cls, include_extras=True)
 
@@ -117,7 +117,7 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 def validate(instance: Any, skip: Collection[str] = ()) -> None:
     """Check the fields of a dataclass instance against their annotations, and normalise ints to floats."""
     cls = type(instance)
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     for field in (f for f in dataclasses.fields(cls) if f.name not in skip):
         value = getattr(instance, field.name)
         ok, converted = _accept(hints[field.name], value)

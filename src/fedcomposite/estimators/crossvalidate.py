@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite.estimators.newton import Plan, on_support
+from fedcomposite.estimators.newton import Plan, on_support, outputs_of
 from fedcomposite.estimators.paths import Floats, Path, along, beginning, collected, falling
 from fedcomposite.estimators.requests import Rows, Sums, folds_of, losses
 from fedcomposite.estimators.sites import Local, Sites, silos_of, together
@@ -168,7 +168,9 @@ def _parts(problem: Problem, folds: int | str, seed: int) -> tuple[Rows, ...]:
     n = len(problem.silos)
     if folds == "sites":
         if n < 3:
-            raise ValueError(f"folds = 'sites' leaves one site out at a time, and there are {n}: take a number of folds")
+            raise ValueError(
+                f"folds = 'sites' leaves one site out at a time, and there are {n}: take a number of folds"
+            )
         return tuple(Rows("site", id) for id in problem.silos.ids)
     if not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds = {folds!r}, must be 'sites' or an integer >= 2")
@@ -182,7 +184,9 @@ def _scored(held: list[Sums], score: Score) -> tuple[Floats, Floats]:
         table = np.stack([AUC(_BINS).value(sums["histogram"]).numpy() for sums in held])
         return table, np.array([float(sums["weight"][1]) for sums in held])
     empty = weights == 0
-    table = np.stack([sums[score].numpy() / w if w > 0 else sums[score].numpy() for sums, w in zip(held, weights, strict=True)])
+    table = np.stack(
+        [sums[score].numpy() / w if w > 0 else sums[score].numpy() for sums, w in zip(held, weights, strict=True)]
+    )
     table[empty] = math.nan
     return table, weights
 
@@ -208,6 +212,8 @@ def fold_of_samples(problem: Problem, folds: int, seed: int = 0) -> npt.NDArray[
 
 def refit(problem: Problem, x: Tensor, *, sites: Sites | None = None, tolerance: float = 1e-10) -> Tensor:
     """The model without its regularizer, on the coordinates that x has and on those that were not regularized."""
-
-    [made] = together([on_support(x, problem.regularizer, Plan(tolerance=tolerance))], sites or Local(problem))
+    [made] = together(
+        [on_support(x, problem.regularizer, Plan(tolerance=tolerance, outputs=outputs_of(problem)))],
+        sites or Local(problem),
+    )
     return made.x

@@ -59,7 +59,7 @@ def recalibrated(z: Floats, n: Floats, ones: Floats, slope: bool = True) -> tupl
 
 def _sigmoid(z: Floats) -> Floats:
     e = np.exp(-np.abs(z))
-    return np.where(z >= 0, 1, e) / (1 + e)
+    return np.asarray(np.where(z >= 0, 1, e) / (1 + e))
 
 
 def _deviance(z: Floats, n: Floats, ones: Floats) -> float:

@@ -23,7 +23,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from fedcomposite.estimators.newton import Plan, fit
+from fedcomposite.estimators.newton import Plan, fit, outputs_of
 from fedcomposite.estimators.requests import Rows, Sums, information
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
@@ -93,7 +93,7 @@ def _dispersion(problem: Problem, sums: Sums, move: Tensor, used: int) -> float:
     """The variance of the residuals, 1 for a logistic model."""
     if isinstance(problem.loss, Logistic):
         return 1.0
-    weight, _, count = sums["weight"].tolist()
+    weight, _, count = map(float, sums["weight"])
     squares = 2 * float(sums["loss"]) / weight
     if count >= _SAMPLES_PER_COORDINATE * len(move):  # of the model without bias: it is least squares' own
         change = 2 * float(sums["gradient"] @ move + move @ sums["hessian"] @ move / 2) / weight
@@ -186,7 +186,7 @@ def bootstrap(
     """
     if draws < 2 or not 0 < level < 1:
         raise ValueError(f"draws = {draws} must be 2 or more, and level = {level} between 0 and 1")
-    plan = Plan(tolerance=tolerance)
+    plan = Plan(tolerance=tolerance, outputs=outputs_of(problem))
     plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
     fits = together([fit(problem.regularizer, x, one) for one in plans], Local(problem) if sites is None else sites)
     models = torch.stack([one.x for one in fits]).numpy()

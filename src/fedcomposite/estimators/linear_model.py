@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcomposite.data import Silos
 from fedcomposite.estimators.crossvalidate import cross_validate
-from fedcomposite.estimators.newton import Plan, fit, sharpened
+from fedcomposite.estimators.newton import Plan, fit, outputs_of, sharpened
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.strengths import strength, varied
 from fedcomposite.problems import Loss, Problem
@@ -214,22 +214,24 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _solved(self, problem: Problem, sites: Sites) -> Self:
         loss = problem.loss
+        most = float(self._factors(self.n_features_in_, problem.silos.feature_names).max()) or 1.0
         if self.lam == "cv":
             options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "score": self.scoring}
             options |= {"count": self.count, "tolerance": self.tolerance, "rounds": self.max_rounds}
             cv = cross_validate(problem, sites=sites, **options)
-            x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)])
-            self.cv_scores_, self.lambda_min_, self.lambda_1se_ = cv.scores, cv.lambda_min, cv.lambda_1se
+            x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)]) / most
+            self.cv_scores_ = cv.scores.assign(**{"lambda": cv.lambdas / most})
+            self.lambda_min_, self.lambda_1se_ = cv.lambda_min / most, cv.lambda_1se / most
             self.converged_ = bool(cv.path.converged.all())
         else:
-            plan = Plan(tolerance=self.tolerance, rounds=self.max_rounds)
+            plan = Plan(tolerance=self.tolerance, rounds=self.max_rounds, outputs=outputs_of(problem))
             start = torch.zeros(problem.dimension, dtype=torch.float64)
             kinked = not loss.smooth
             task = sharpened(problem.regularizer, start, plan, not loss.classifier) if kinked else None
             [made] = together([task or fit(problem.regularizer, start, plan)], sites)
             x, self.converged_ = made.x, made.converged
             none = isinstance(problem.regularizer, Zero)
-            self.lam_ = 0.0 if none else strength(problem.regularizer)
+            self.lam_ = 0.0 if none else strength(problem.regularizer) / most
         self.n_iter_ = max(sites.exchanges, 1)
         self.solution_ = x.numpy()
         self._split(problem, x)

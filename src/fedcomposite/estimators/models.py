@@ -13,6 +13,7 @@ import scipy.special
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fedcomposite.estimators.linear_model import Array, LinearModel
@@ -51,7 +52,7 @@ class _Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
-            raise ValueError(f"a classifier needs two classes, and all targets are of the class {self.classes_[0]!r}")
+            raise ValueError(f"a classifier needs two classes, and all targets are of one class, {self.classes_[0]}")
 
     def _coded(self, y: Array) -> Array:
         unknown = ~np.isin(y, self.classes_)
@@ -86,6 +87,7 @@ class _Binary(_Classifier):
 
     def predict(self, X: Any) -> Array:
         """The predicted classes."""
+        check_is_fitted(self)
         return np.asarray(self.classes_[(self.decision_function(X) > 0).astype(int)])
 
 
@@ -135,6 +137,7 @@ class MultinomialRegression(_Classifier):
 
     def predict(self, X: Any) -> Array:
         """The predicted classes."""
+        check_is_fitted(self)
         return np.asarray(self.classes_[self._margins(X).argmax(1)])
 
     def predict_proba(self, X: Any) -> Array:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.proxnewton import Reply
-from fedcomposite.estimators.requests import Rows, Sums, newton
+from fedcomposite.estimators.requests import ALL, Rows, Sums, newton
 from fedcomposite.estimators.sites import Task
 from fedcomposite.estimators.strengths import only, regularized
+from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Regularizer, Zero
-
 
 _LEVELS = 7  # of rounding off: the last width is a millionth of the residuals
 _TINY = 1e-200
@@ -52,7 +52,7 @@ class Fit:
 class Plan:
     """How a fit is done."""
 
-    rows: Rows = Rows()
+    rows: Rows = ALL
     tolerance: float = 1e-8
     """Of the optimality measure, relative to ``scale``."""
     rounds: int = 100
@@ -60,6 +60,8 @@ class Plan:
     """A size of gradients; the largest entry of the first one if left out."""
     width: float = 0.0
     """Over which kinks of the loss are rounded off; 0 for smooth losses."""
+    outputs: int = 1
+    """Margins per sample."""
 
 
 def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
@@ -67,22 +69,25 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = 
     method = ProxNewton(start=strong)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(at.x if isinstance(at, Fit) else at, h)[0]
-    seen, asked, scale = known, 0, plan.scale
+    seen, asked, scale, done = known, 0, plan.scale, False
+    free = ~_moved(h, len(state.x)) if plan.outputs > 1 else torch.zeros(0)
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
         state = method.aggregate(state, known.reply, 1.0, h)
         grown = state.working & ~known.working
         state = state._replace(working=fresh | grown | (state.trial != 0))
     while True:
-        if seen is not None and scale is None:
-            scale = float(state.gradient.abs().max())
-        done = scale is not None and float(h.optimality(state.x, state.gradient)) <= plan.tolerance * scale
+        if seen is not None:
+            scale = float(state.gradient.abs().max()) if scale is None else scale
+            done = float(h.optimality(state.x, state.gradient)) <= plan.tolerance * scale
         if done or asked == plan.rounds:
             break
         message = method.broadcast(state)
         sums = yield [newton(message.x, message.working, plan.rows, plan.width)]
         asked += 1
         reply, total = _mean(sums[0])
+        if plan.outputs > 1:
+            reply = _anchored(reply, message.working, free, plan.outputs)
         before, state = state, method.aggregate(state, reply, 1.0, h)
         if torch.equal(state.gradient, reply.gradient):
             seen = Seen(reply, message.working, total)
@@ -103,6 +108,26 @@ def _mean(sums: Sums) -> tuple[Reply, float]:
     if not weight > 0:
         raise ValueError("no site has samples for this fit: take fewer folds, or larger parts")
     return Reply(*(sums[k] / weight for k in Reply._fields)), total
+
+
+def _moved(h: Regularizer, dimension: int) -> Tensor:
+    """Mask of the coordinates that h moves near zero."""
+    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
+    probe = torch.full((dimension,), 1e-3, dtype=torch.float64)
+    return torch.as_tensor(h.prox(probe, step) != probe)
+
+
+def _anchored(reply: Reply, working: Tensor, free: Tensor, outputs: int) -> Reply:
+    """The reply with curvature where a multinomial loss has none: all classes' coefficients of a feature moving alike.
+
+    Where h leaves a feature alone, its loss does not change along that direction, and nor does the solution: it stays
+    where it began. Only the Hessian becomes regular.
+    """
+    at = working.nonzero().squeeze(1)
+    i, j = torch.triu_indices(len(at), len(at))
+    alike = (at[i] // outputs == at[j] // outputs) & free[at[i]] & free[at[j]]
+    size = float(reply.hessian[i == j].mean()) if len(at) else 0.0
+    return reply._replace(hessian=reply.hessian + size * alike.to(reply.hessian))
 
 
 def null(h: Regularizer, dimension: int, plan: Plan) -> Task[Fit]:
@@ -147,3 +172,9 @@ def sharpened(h: Regularizer, x: Tensor, plan: Plan, residuals: bool) -> Task[Fi
         width = max(size, _TINY) * 10.0**-level
     assert made is not None
     return replace(made, rounds=asked)
+
+
+def outputs_of(problem: Problem) -> int:
+    """Margins per sample."""
+    shape = problem.layout[0].shape
+    return shape[1] if len(shape) == 2 else 1

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedcomposite.estimators.crossvalidate import CrossValidation
 from fedcomposite.estimators.curves import average_precision, integrated_error, recalibrated
-from fedcomposite.estimators.requests import Request, Rows, Sums, scores
+from fedcomposite.estimators.requests import ALL, Request, Rows, Sums, scores
 from fedcomposite.estimators.sites import Local, Sites
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Logistic
@@ -29,13 +29,18 @@ from fedcomposite.problems.losses import Logistic
 Floats = npt.NDArray[np.float64]
 
 _BINS = 1024
+_NAMES = (
+    *("samples", "positives", "auroc", "auroc_error", "auprc", "auprc_error", "brier"),
+    *("calibration_slope", "calibration_intercept", "ici"),
+)
 
 
 def edges_of(bins: int = _BINS) -> Tensor:
     """Edges of the bins of margins: even in z / (1 + |z|), and those of probabilities in steps of 0.005."""
     place = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)[1:-1]
     p = torch.arange(1, 200, dtype=torch.float64) / 200
-    return torch.unique(torch.cat([place / (1 - place.abs()), torch.logit(p)]))
+    made: Tensor = torch.unique(torch.cat([place / (1 - place.abs()), torch.logit(p)]))
+    return made
 
 
 @dataclass(frozen=True)
@@ -161,9 +166,7 @@ class Quality:
 
     def summary(self) -> dict[str, float]:
         """The numbers in one line."""
-        names = ("samples", "positives", "auroc", "auroc_error", "auprc", "auprc_error", "brier")
-        names += ("calibration_slope", "calibration_intercept", "ici")
-        return {name: float(getattr(self, name)) for name in names}
+        return {name: float(getattr(self, name)) for name in _NAMES}
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ def quality(
 
 def _models(x: Tensor | CrossValidation, choice: str | float) -> list[tuple[Tensor, Rows]]:
     if isinstance(x, Tensor):
-        return [(x, Rows())]
+        return [(x, ALL)]
     return [(models[x.index(choice)], rows.others) for models, rows in zip(x.models, x.rows, strict=True)]
 
 
@@ -238,4 +241,5 @@ def _summed(sums: list[Sums]) -> Tensor:
 def _every_margin(sites: Local, pairs: list[tuple[Tensor, Rows]], part: str) -> Tensor:
     """Edges with every margin in a bin of its own."""
     found = [silo.of_part(part).margins(model) for silo in sites.silos for model, _ in pairs]
-    return torch.unique(torch.cat([*found, edges_of(1)]))
+    made: Tensor = torch.unique(torch.cat([*found, edges_of(1)]))
+    return made

@@ -79,9 +79,12 @@ class Rows:
                 inside = np.full(m, id in np.argsort(drawn, kind="stable")[: self.of // 2])
             case "bootstrap":
                 drawn = rng.words(self.seed, rng.Use.FOLD, id, self.number, _BOOTSTRAP, m)
-                return np.searchsorted(_POISSON, (drawn.astype(np.float64) + 0.5) / 2.0**32).astype(np.float64)
-        return (inside != self.held).astype(np.float64)
+                return np.asarray(np.searchsorted(_POISSON, (drawn + 0.5) / 2.0**32), np.float64)
+        return np.asarray(inside != self.held, np.float64)
 
+
+ALL = Rows()
+"""Every sample, once."""
 
 _POISSON = np.cumsum(np.exp(-1.0) / np.cumprod([1.0, *range(1, _MOST + 1)]))
 
@@ -110,7 +113,7 @@ class Request:
     name: str
     arrays: Mapping[str, Tensor]
     numbers: Mapping[str, float] = field(default_factory=dict)
-    rows: Rows = Rows()
+    rows: Rows = ALL
     part: str = "train"
 
     @property
@@ -259,7 +262,7 @@ def _histogram(z: Tensor, labels: Tensor, weights: Tensor, bins: int) -> Tensor:
     return torch.zeros(2 * bins, dtype=torch.float64).index_add_(0, torch.where(labels > 0, at, at + bins), weights)
 
 
-def information(x: Tensor, rows: Rows = Rows()) -> Request:
+def information(x: Tensor, rows: Rows = ALL) -> Request:
     """Ask for the whole Hessian at x and the sum of the samples' outer products of gradients."""
     return Request("information", {"x": x}, {}, rows)
 
@@ -277,7 +280,9 @@ def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
         return {"weight": weight, "loss": x.new_zeros(1), "gradient": x.new_zeros(d), "hessian": none, "outer": none}
     oracle = _Oracle(silo, weights)
     z = silo.margins(x)
-    slope = (silo.loss.derivative(z, silo.b) * (share * weights / total).view(-1, *(1,) * (z.ndim - 1))).view(len(z), -1)
+    slope = (silo.loss.derivative(z, silo.b) * (share * weights / total).view(-1, *(1,) * (z.ndim - 1))).view(
+        len(z), -1
+    )
     rows = (silo.X.unsqueeze(2) * slope.unsqueeze(1)).flatten(1)
     everything = torch.ones(d, dtype=torch.bool)
     return {
@@ -289,7 +294,7 @@ def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
     }
 
 
-def scores(x: Tensor, edges: Tensor, part: str, rows: Rows = Rows()) -> Request:
+def scores(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
     """Ask for the counts behind every measure of a classifier's quality, in bins of its margins."""
     return Request("scores", {"x": x, "edges": edges}, {}, rows, part)
 

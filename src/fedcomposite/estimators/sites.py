@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedcomposite import rng
 from fedcomposite.estimators.requests import Request, Silo, Sums, answer
@@ -69,7 +70,9 @@ def silos_of(problem: Problem) -> list[Silo]:
         ids.append(rng.SERVER)  # a party with held-out samples only
     for i, id in enumerate(ids):
         rows = slice(*(silos.offsets[i : i + 2] if i < nobody else (0, 0)))
-        parts = {part: (X[owner == i], b[owner == i]) for part, (X, b, owner) in held.items()}
+        parts: dict[str, tuple[Tensor, Tensor]] = {
+            part: (X[owner == i], b[owner == i]) for part, (X, b, owner) in held.items()
+        }
         by_samples = problem.weighting == "samples"
         made.append(Silo(smooth.X[rows], smooth.b[rows], weights[rows], smooth.loss, id, by_samples, parts))
     return made

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedcomposite.data.silos import Silos
@@ -79,4 +78,3 @@ class Smoothed(Loss):
     def response(self, z: Tensor) -> Tensor:
         """As the loss."""
         return self.loss.response(z)
-

@@ -107,9 +107,7 @@ def stability(
     q = max(1, math.floor(math.sqrt(errors * (2 * threshold - 1) * p)))
     start = beginning(problem, tolerance, rounds, sites)
     lambdas = 2 * falling(problem, start, count, ratio, None)  # a half may begin earlier
-    plans = [
-        replace(start.plan, rows=Rows(kind, k // 2, n, held=bool(k % 2), seed=seed)) for k in range(draws)
-    ]
+    plans = [replace(start.plan, rows=Rows(kind, k // 2, n, held=bool(k % 2), seed=seed)) for k in range(draws)]
     tasks = [first(q, h, lambdas.tolist(), start, plan, acted_on) for plan in plans]
     share = torch.stack(together(tasks, sites)).double().mean(0)
     names = tuple(name for name, on in zip(problem.coordinate_names, acted_on.tolist(), strict=True) if on)
