@@ -88,7 +88,7 @@ def selection(sets: int) -> None:
         wrong.append(int((chosen & (truth == 0)).sum()))
         right.append(int((chosen & (truth != 0)).sum()))
     print(
-        f"stability selection       n  200 p   60   wrong features {np.mean(wrong):.3f} on average (bound {bound:.2f}), "
+        f"stability selection       n  200 p   60  {np.mean(wrong):.3f} wrong features on average (bound {bound:.2f}), "
         f"right ones {np.mean(right):.2f} of {NONZERO}   {sets} sets, {time.perf_counter() - began:.0f} s",
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""Quality from counts: scikit-learn's numbers where every sample is its own bin, and within the stated error in bins."""
+"""Quality from counts: scikit-learn's numbers where every sample is its own bin, within the stated error in bins."""
 
 import numpy as np
 import pytest
@@ -108,7 +108,7 @@ def test_cross_validated_quality_scores_each_sample_once(fitted):
 
 
 def test_new_data_and_a_part_of_nobody(fitted):
-    problem, x = fitted
+    _, x = fitted
     generator = np.random.default_rng(9)
     X, y = generator.normal(size=(50, 4)), generator.integers(0, 2, 50).astype(float)
     fresh = fc.Problem(fc.Silos.from_arrays([(X, y)], names=["new"]), bias=True)
