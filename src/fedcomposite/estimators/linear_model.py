@@ -195,7 +195,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             return None
         inner = np.repeat(factors, outputs)
         whole = np.concatenate([inner, np.zeros(outputs if self.fit_intercept else 0)])
-        if len(np.unique(factors[factors > 0])) > 1 and len(torch.unique(base.coupling(3))) < 3:
+        if len(np.unique(factors[factors > 0])) > 1 and len(torch.unique(base.coupling(p))) < p:
             raise ValueError(f"penalty_factors are for terms on each coordinate by itself; {base} couples them")
         return Blocks.of(*(varied(base, float(f)).on((whole == f).tolist()) for f in np.unique(whole[whole > 0])))
 
