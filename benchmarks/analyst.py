@@ -27,9 +27,9 @@ from fedcomposite.estimators import fold_of_samples
 SETS = {  # silos, loss
     "heart": (lambda: fc.data.load("heart_disease").standardize(), "logistic"),
     "ilea": (lambda: fc.data.load("ilea_schools"), "least_squares"),
-    "wisconsin": (lambda: fc.data.load("wisconsin"), "logistic"),
-    "a9a": (lambda: fc.data.load("a9a", clients=10), "logistic"),
-    "w8a": (lambda: fc.data.load("w8a", clients=10), "logistic"),
+    "wisconsin": (lambda: fc.data.load("wisconsin").partition("iid", clients=5), "logistic"),
+    "a9a": (lambda: fc.data.load("a9a").partition("iid", clients=10), "logistic"),
+    "w8a": (lambda: fc.data.load("w8a").partition("iid", clients=10), "logistic"),
 }
 
 
