@@ -31,7 +31,8 @@ import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.algorithms import REGISTRY, ProxNewton
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.estimators import certify, path
+from fedcomposite.estimators import certify
+from fedcomposite.estimators.solve import path
 from fedcomposite.regularizers import Regularizer
 
 TIGHT, LOOSE = 1e-9, 1e-6

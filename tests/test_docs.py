@@ -16,7 +16,15 @@ def blocks(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/add-a-method.md", "docs/callbacks.md", "docs/metrics.md", "docs/preparation.md"]
+    "name",
+    [
+        "README.md",
+        "docs/add-a-method.md",
+        "docs/callbacks.md",
+        "docs/estimators.md",
+        "docs/metrics.md",
+        "docs/preparation.md",
+    ],
 )
 def test_python_blocks_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,23 @@ from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
 from fedcomposite.data.faults import DataWarning
-from fedcomposite.estimators import solve
+from fedcomposite.estimators import (
+    HuberRegression,
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    MultinomialRegression,
+    PoissonRegression,
+    QuantileRegression,
+    bootstrap,
+    confidence,
+    cross_validate,
+    path,
+    quality,
+    refit,
+    solve,
+    stability,
+)
 from fedcomposite.exporting import ExportError, export
 from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.network import LoopWarning
@@ -34,11 +50,18 @@ __all__ = [
     "ExportError",
     "FittedRecipe",
     "GrowthWarning",
+    "HuberRegression",
     "Interrupted",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
     "LoopWarning",
+    "MultinomialRegression",
     "NonSmoothWarning",
     "OneClassWarning",
+    "PoissonRegression",
     "Problem",
+    "QuantileRegression",
     "Recipe",
     "Record",
     "Run",
@@ -47,17 +70,24 @@ __all__ = [
     "UserError",
     "__version__",
     "algorithms",
+    "bootstrap",
     "callbacks",
+    "confidence",
+    "cross_validate",
     "data",
     "describe",
     "export",
     "metrics",
     "models",
+    "path",
     "problems",
+    "quality",
+    "refit",
     "regularizers",
     "runtime",
     "schedules",
     "simulate",
     "solve",
+    "stability",
     "theory",
 ]

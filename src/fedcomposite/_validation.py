@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import annotated_types as at
@@ -107,10 +108,16 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
     return True, value
 
 
+@functools.cache
+def _hints(cls: Hashable) -> dict[str, Any]:
+    """The annotations of a class; evaluating them takes longer than building most regularizers."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
 def validate(instance: Any, skip: Collection[str] = ()) -> None:
     """Check the fields of a dataclass instance against their annotations, and normalise ints to floats."""
     cls = type(instance)
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     for field in (f for f in dataclasses.fields(cls) if f.name not in skip):
         value = getattr(instance, field.name)
         ok, converted = _accept(hints[field.name], value)

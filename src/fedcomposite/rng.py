@@ -34,6 +34,7 @@ class Use(IntEnum):
     COHORT = 2
     METHOD = 3
     MODEL = 4
+    FOLD = 5
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:

@@ -1,6 +1,52 @@
-"""What an analyst calls: the answer to a problem, with a certificate."""
+"""What an analyst calls: the answer to a problem, with a certificate, and everything around it."""
 
-from fedcomposite.estimators.solve import path, solve
+from fedcomposite.estimators.crossvalidate import CrossValidation, cross_validate, fold_of_samples, refit
+from fedcomposite.estimators.inference import adjusted, bootstrap, confidence
+from fedcomposite.estimators.models import (
+    HuberRegression,
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    MultinomialRegression,
+    PoissonRegression,
+    QuantileRegression,
+)
+from fedcomposite.estimators.paths import Path, path
+from fedcomposite.estimators.quality import Quality, Report, quality
+from fedcomposite.estimators.requests import Request, Rows, answer
+from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.estimators.solve import solve
+from fedcomposite.estimators.stability import Stability, stability
 from fedcomposite.runtime.certificate import certify
 
-__all__ = ["certify", "path", "solve"]
+__all__ = [
+    "CrossValidation",
+    "HuberRegression",
+    "LinearRegression",
+    "LinearSVC",
+    "Local",
+    "LogisticRegression",
+    "MultinomialRegression",
+    "Path",
+    "PoissonRegression",
+    "Quality",
+    "QuantileRegression",
+    "Report",
+    "Request",
+    "Rows",
+    "Sites",
+    "Stability",
+    "adjusted",
+    "answer",
+    "bootstrap",
+    "certify",
+    "confidence",
+    "cross_validate",
+    "fold_of_samples",
+    "path",
+    "quality",
+    "refit",
+    "solve",
+    "stability",
+    "together",
+]

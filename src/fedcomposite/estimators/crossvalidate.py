@@ -1,0 +1,219 @@
+"""Cross-validation: the paths of all folds side by side, in the exchanges that the slowest one takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedcomposite.estimators.newton import Plan, on_support, outputs_of
+from fedcomposite.estimators.paths import Floats, Path, along, beginning, collected, falling
+from fedcomposite.estimators.requests import Rows, Sums, folds_of, losses
+from fedcomposite.estimators.sites import Local, Sites, silos_of, together
+from fedcomposite.problems import Problem
+from fedcomposite.problems.metrics import AUC
+
+Score = Literal["deviance", "auc", "error"]
+
+_BINS = 1024
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """What a cross-validation found; arrays have one entry per strength."""
+
+    path: Path
+    """On all samples."""
+    score: Score
+    mean: Floats
+    """The score on samples held out, averaged over the folds by their weight."""
+    se: Floats
+    """Its standard error: that of the folds' mean."""
+    each: Floats
+    """The score of every fold, ``(folds, k)``; NaN where a fold has none."""
+    fold_weights: Floats
+    models: Tensor
+    """The folds' models, ``(folds, k, d)``."""
+    rows: tuple[Rows, ...]
+    """Which samples each fold's models were made from."""
+    exchanges: int
+    bytes_up: int
+    bytes_down: int
+    sites: Sites
+
+    @property
+    def lambdas(self) -> Floats:
+        """The strengths."""
+        return self.path.lambdas
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.score == "auc" else 1.0
+
+    @property
+    def index_min(self) -> int:
+        """The place of the best score, the strongest one of equals."""
+        return int(np.nanargmin(self._sign * self.mean))
+
+    @property
+    def index_1se(self) -> int:
+        """The place of the strongest regularizer whose score is within a standard error of the best."""
+        best = self.index_min
+        allowed = self._sign * self.mean <= self._sign * self.mean[best] + self.se[best]
+        return int(np.flatnonzero(allowed)[0])
+
+    @property
+    def lambda_min(self) -> float:
+        """The strength with the best score."""
+        return float(self.lambdas[self.index_min])
+
+    @property
+    def lambda_1se(self) -> float:
+        """The largest strength whose score is within a standard error of the best."""
+        return float(self.lambdas[self.index_1se])
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """One row per strength: score, standard error, nonzeros of the model on all samples."""
+        columns = {"lambda": self.lambdas, "mean": self.mean, "se": self.se, "nonzeros": self.path.nonzeros}
+        return pd.DataFrame(columns)
+
+    def index(self, choice: str | float = "min") -> int:
+        """The place of a choice: ``"min"``, ``"1se"``, ``"aic"``, ``"bic"``, ``"ebic"`` or a strength."""
+        if choice in ("aic", "bic", "ebic"):
+            return int(np.argmin(getattr(self.path, str(choice))))
+        if isinstance(choice, str):
+            if choice not in ("min", "1se"):
+                raise ValueError(f"choice = {choice!r}, must be 'min', '1se', 'aic', 'bic', 'ebic' or a number")
+            return self.index_min if choice == "min" else self.index_1se
+        return int(np.argmin(np.abs(np.log(self.lambdas / choice))))
+
+    def solution(self, choice: str | float = "min") -> Tensor:
+        """The model of a choice, on all samples."""
+        return self.path.solutions[self.index(choice)]
+
+    def refit(self, choice: str | float = "min") -> Tensor:
+        """The model of a choice once more without the regularizer, on the coordinates that it kept."""
+        return refit(self.path.problem, self.solution(choice), sites=self.sites)
+
+
+def cross_validate(
+    problem: Problem,
+    *,
+    folds: int | Literal["sites"] = 10,
+    seed: int = 0,
+    score: Score = "deviance",
+    count: int = 100,
+    ratio: float | None = None,
+    lambdas: Sequence[float] | None = None,
+    tolerance: float = 1e-8,
+    rounds: int = 100,
+    sites: Sites | None = None,
+) -> CrossValidation:
+    """Choose the strength of a regularizer by how models do on samples that they have not seen.
+
+    The path on all samples and those of all folds take their exchanges together. Strengths are those of all samples.
+
+    Parameters
+    ----------
+    problem : Problem
+        As in :func:`fedcomposite.path`.
+    folds : int or "sites"
+        How many folds: each site deals its samples out, class by class; or every site is left out once.
+    seed : int
+        Of the folds.
+    score : {"deviance", "auc", "error"}
+        Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
+        under the ROC curve from histograms of 1024 bins; the share of wrong classes, or the mean absolute error.
+    count, ratio, lambdas, tolerance, rounds, sites
+        As in :func:`fedcomposite.path`.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=40)
+    >>> problem = fc.Problem(silos, regularizer=fc.regularizers.L1(1.0), bias=True, weights="samples")
+    >>> cv = fc.cross_validate(problem, folds=5, count=20)
+    >>> bool(cv.lambda_min <= cv.lambda_1se), cv.each.shape
+    (True, (5, 20))
+    """
+    if score not in ("deviance", "auc", "error"):
+        raise ValueError(f"score = {score!r}, must be 'deviance', 'auc' or 'error'")
+    if score == "auc" and "binary" not in problem.loss.kinds:
+        raise ValueError(f"score = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
+    parts = _parts(problem, folds, seed)
+    sites = Local(problem) if sites is None else sites
+    start = beginning(problem, tolerance, rounds, sites)
+    strengths = falling(problem, start, count, ratio, lambdas)
+    plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
+    whole, *each = together([along(problem.regularizer, strengths, start, plan) for plan in plans], sites)
+    models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
+    held = [losses(x, rows.others, _BINS if score == "auc" else 0) for x, rows in zip(models, parts, strict=True)]
+    table, weights = _scored(sites.ask(held), score)
+    mean, se = _summary(table, weights)
+    found = collected(problem, strengths, start, whole, sites)
+    sent = sites.exchanges, sites.bytes_up, sites.bytes_down
+    return CrossValidation(found, score, mean, se, table, weights, models, parts, *sent, sites)
+
+
+def _parts(problem: Problem, folds: int | str, seed: int) -> tuple[Rows, ...]:
+    n = len(problem.silos)
+    if folds == "sites":
+        if n < 3:
+            raise ValueError(
+                f"folds = 'sites' leaves one site out at a time, and there are {n}: take a number of folds"
+            )
+        return tuple(Rows("site", id) for id in problem.silos.ids)
+    if not isinstance(folds, int) or folds < 2:
+        raise ValueError(f"folds = {folds!r}, must be 'sites' or an integer >= 2")
+    return tuple(Rows("fold", k, folds, seed=seed) for k in range(folds))
+
+
+def _scored(held: list[Sums], score: Score) -> tuple[Floats, Floats]:
+    """The folds' scores, and their weights."""
+    weights = np.array([float(sums["weight"][0]) for sums in held])
+    if score == "auc":
+        table = np.stack([AUC(_BINS).value(sums["histogram"]).numpy() for sums in held])
+        return table, np.array([float(sums["weight"][1]) for sums in held])
+    empty = weights == 0
+    table = np.stack(
+        [sums[score].numpy() / w if w > 0 else sums[score].numpy() for sums, w in zip(held, weights, strict=True)]
+    )
+    table[empty] = math.nan
+    return table, weights
+
+
+def _summary(table: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """The weighted mean over folds, and the standard error of such a mean, as in glmnet."""
+    there = ~np.isnan(table)
+    w = np.where(there, weights[:, None], 0.0)
+    values = np.where(there, table, 0.0)
+    total = w.sum(0)
+    mean = (w * values).sum(0) / total
+    spread = (w * (values - mean) ** 2).sum(0) / total
+    return mean, np.sqrt(spread / np.maximum(there.sum(0) - 1, 1))
+
+
+def fold_of_samples(problem: Problem, folds: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """The fold of every training sample, in the order of the silos: for an analysis of pooled data with the same folds.
+
+    Only whoever holds the samples can say this; no analysis over sites needs it.
+    """
+    return np.concatenate([folds_of(seed, s.id, s.strata, folds) for s in silos_of(problem) if len(s.X)])
+
+
+def refit(problem: Problem, x: Tensor, *, sites: Sites | None = None, tolerance: float = 1e-10) -> Tensor:
+    """The model without its regularizer, on the coordinates that x has and on those that were not regularized."""
+    [made] = together(
+        [on_support(x, problem.regularizer, Plan(tolerance=tolerance, outputs=outputs_of(problem)))],
+        sites or Local(problem),
+    )
+    return made.x

@@ -1,0 +1,205 @@
+"""How sure coefficients are: confidence intervals and p-values from the aggregated Hessian, and the bootstrap.
+
+A regularized model is biased. One Newton step on the loss alone takes the bias off to first order,
+
+    b = x - M g(x),     M ~ H(x)^-1,     var b = M J M,
+
+with the gradient g of f, its Hessian H and the covariance J of g, all at x and all of them sums over sites (van de
+Geer, Bühlmann, Ritov & Dezeure 2014; Zhang & Zhang 2014; Javanmard & Montanari 2014). With many more samples than
+coordinates M is the inverse. Otherwise it comes from nodewise regressions on H alone, with no further exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import scipy.stats
+import torch
+from torch import Tensor
+
+from fedcomposite.estimators.newton import Plan, fit, outputs_of
+from fedcomposite.estimators.requests import Rows, Sums, information
+from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.problems import Problem
+from fedcomposite.problems.losses import LeastSquares, Logistic
+
+Floats = npt.NDArray[np.float64]
+
+_SAMPLES_PER_COORDINATE = 5  # from which on the Hessian is inverted
+_ITERATIONS = 2000
+
+
+def confidence(
+    problem: Problem,
+    x: Tensor,
+    *,
+    level: float = 0.95,
+    inverse: Literal["auto", "exact", "nodewise"] = "auto",
+    robust: bool | None = None,
+    sites: Sites | None = None,
+) -> pd.DataFrame:
+    """Confidence intervals and p-values of all coefficients of a linear or logistic model.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the loss ``"least_squares"`` or ``"logistic"``.
+    x : Tensor
+        Its regularized solution.
+    level : float
+        Of the intervals.
+    inverse : {"auto", "exact", "nodewise"}
+        How M is found; the inverse from five samples per coordinate on.
+    robust : bool, optional
+        Variances from the samples' own gradients (sandwich) in place of the model's; always with ``"uniform"``
+        weights of clients or weighted samples, where the model's do not apply.
+    sites : Sites, optional
+        Who answers; one exchange.
+
+    Returns
+    -------
+    DataFrame
+        A row per coordinate: ``coefficient`` (regularized), ``estimate`` (bias removed), ``se``, ``lower``, ``upper``,
+        ``z``, ``p``, and for a logistic model ``odds_ratio`` with ``odds_lower`` and ``odds_upper``.
+    """
+    loss = problem.loss
+    if not isinstance(loss, LeastSquares | Logistic):
+        raise ValueError(f"confidence intervals are for 'least_squares' and 'logistic'; for {loss} take bootstrap(...)")
+    if not 0 < level < 1:
+        raise ValueError(f"level = {level}, must be between 0 and 1")
+    [sums] = (Local(problem) if sites is None else sites).ask([information(x)])
+    weight, _, count = sums["weight"].tolist()
+    weighted = problem.weighting == "uniform" or problem.silos.weights is not None
+    H = sums["hessian"] / weight
+    if inverse == "auto":
+        inverse = "exact" if count >= _SAMPLES_PER_COORDINATE * len(x) else "nodewise"
+    M = torch.linalg.pinv(H, hermitian=True) if inverse == "exact" else nodewise(H, count, problem.bias)
+    estimate = x - M @ (sums["gradient"] / weight)
+    if weighted if robust is None else robust:
+        J = sums["outer"] / weight**2
+    else:
+        J = H * _dispersion(problem, sums, estimate - x, int((x != 0).sum())) / count
+    se = torch.sqrt((M @ J @ M.T).diagonal().clamp(min=0))
+    return _table(problem, x, estimate, se, level, isinstance(loss, Logistic))
+
+
+def _dispersion(problem: Problem, sums: Sums, move: Tensor, used: int) -> float:
+    """The variance of the residuals, 1 for a logistic model."""
+    if isinstance(problem.loss, Logistic):
+        return 1.0
+    weight, _, count = map(float, sums["weight"])
+    squares = 2 * float(sums["loss"]) / weight
+    if count >= _SAMPLES_PER_COORDINATE * len(move):  # of the model without bias: it is least squares' own
+        change = 2 * float(sums["gradient"] @ move + move @ sums["hessian"] @ move / 2) / weight
+        return (squares + change) * count / (count - len(move))
+    return squares * count / max(count - used, 1)
+
+
+def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float = 1.0) -> Tensor:
+    """An approximate inverse of a Hessian: a lasso of each coordinate on the others, from H alone.
+
+    Row j is (1, -gamma_j) / tau_j^2 with gamma_j = argmin gamma'H gamma/2 - H_j'gamma + lambda |gamma|_1 on coordinates
+    of unit scale, lambda = sqrt(2 log d / samples), as in van de Geer et al. (2014), section 2.1.1. The intercept, if
+    it is the last coordinate, is not regularized in the others' regressions.
+    """
+    d = len(H)
+    scale = H.diagonal().clamp(min=torch.finfo(H.dtype).tiny).sqrt()
+    C = H / scale / scale.unsqueeze(1)
+    lam = torch.full((d, 1), factor * math.sqrt(2 * math.log(max(d, 2)) / samples), dtype=H.dtype)
+    if free_last:
+        lam[-1] = 0.0
+    step = 1 / float(torch.linalg.eigvalsh(C)[-1])
+    eye = torch.eye(d, dtype=torch.bool)
+    G = torch.zeros_like(C)  # columns are gamma_j
+    Y, momentum = G, 1.0
+    for _ in range(_ITERATIONS):
+        moved = torch.nn.functional.relu((V := Y - step * (C @ Y - C)).abs() - step * lam) * V.sign()
+        moved = moved.masked_fill(eye, 0.0)
+        following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        if float((moved - G).abs().max()) < 1e-9:
+            G = moved
+            break
+        restart = float(((Y - moved) * (moved - G)).sum()) > 0
+        Y = moved if restart else moved + (momentum - 1) / following * (moved - G)
+        G, momentum = moved, 1.0 if restart else following
+    tau = (C.diagonal() - (C * G).sum(0)).clamp(min=1e-12)  # C_jj - C_j'gamma_j
+    rows = (torch.eye(d, dtype=H.dtype) - G.T) / tau.unsqueeze(1)
+    return rows / scale / scale.unsqueeze(1)
+
+
+def _table(problem: Problem, x: Tensor, estimate: Tensor, se: Tensor, level: float, odds: bool) -> pd.DataFrame:
+    half = float(scipy.stats.norm.ppf((1 + level) / 2))
+    z = estimate / se
+    columns = {
+        "coefficient": x,
+        "estimate": estimate,
+        "se": se,
+        "lower": estimate - half * se,
+        "upper": estimate + half * se,
+        "z": z,
+    }
+    made = pd.DataFrame({k: v.numpy() for k, v in columns.items()}, index=list(problem.coordinate_names))
+    made["p"] = 2 * scipy.stats.norm.sf(np.abs(made["z"]))
+    if odds:
+        for name, of in (("odds_ratio", "estimate"), ("odds_lower", "lower"), ("odds_upper", "upper")):
+            made[name] = np.exp(made[of])
+    return made
+
+
+def bootstrap(
+    problem: Problem,
+    x: Tensor,
+    *,
+    draws: int = 200,
+    level: float = 0.95,
+    seed: int = 0,
+    tolerance: float = 1e-6,
+    sites: Sites | None = None,
+) -> pd.DataFrame:
+    """Percentile intervals from fits on weighted samples, all of them in the same exchanges.
+
+    Every site draws Poisson(1) weights for its samples, the bootstrap of data whose size is not known beforehand.
+    Intervals are those of the regularized coefficients; ``selected`` is how often a coefficient was not zero.
+
+    Parameters
+    ----------
+    problem : Problem
+        A linear model with a smooth loss.
+    x : Tensor
+        Its solution, where the fits begin.
+    draws : int
+        How many.
+    level : float
+        Of the intervals.
+    seed : int
+        Of the weights.
+    tolerance : float
+        Of the optimality measure.
+    sites : Sites, optional
+        Who answers.
+    """
+    if draws < 2 or not 0 < level < 1:
+        raise ValueError(f"draws = {draws} must be 2 or more, and level = {level} between 0 and 1")
+    plan = Plan(tolerance=tolerance, outputs=outputs_of(problem))
+    plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
+    fits = together([fit(problem.regularizer, x, one) for one in plans], Local(problem) if sites is None else sites)
+    models = torch.stack([one.x for one in fits]).numpy()
+    lower, upper = np.quantile(models, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    columns = {"coefficient": x.numpy(), "se": models.std(0, ddof=1), "lower": lower, "upper": upper}
+    return pd.DataFrame(columns | {"selected": (models != 0).mean(0)}, index=list(problem.coordinate_names))
+
+
+def adjusted(p: Sequence[float]) -> Floats:
+    """P-values adjusted for their number, by Holm's method."""
+    values = np.asarray(p, float)
+    order = np.argsort(values)
+    steps = np.maximum.accumulate(values[order] * (len(values) - np.arange(len(values))))
+    made = np.empty_like(values)
+    made[order] = np.minimum(steps, 1.0)
+    return made

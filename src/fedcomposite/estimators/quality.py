@@ -1,0 +1,245 @@
+"""How good a classifier is: every measure from counts of its margins in bins, per site and over all.
+
+In each bin and class a site counts its samples and sums their margins, probabilities and squares. The bins' edges
+include those of probabilities 0.005, 0.010, ..., so that thresholds there are exact. Brier score is exact; AUROC and
+AUPRC are bracketed; calibration uses the means within bins. With samples at hand every sample can be its own bin, and
+nothing is rounded: the same functions then give the exact values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedcomposite.estimators.crossvalidate import CrossValidation
+from fedcomposite.estimators.curves import average_precision, integrated_error, recalibrated
+from fedcomposite.estimators.requests import ALL, Request, Rows, Sums, scores
+from fedcomposite.estimators.sites import Local, Sites
+from fedcomposite.problems import Problem
+from fedcomposite.problems.losses import Logistic
+
+Floats = npt.NDArray[np.float64]
+
+_BINS = 1024
+_NAMES = (
+    *("samples", "positives", "auroc", "auroc_error", "auprc", "auprc_error", "brier"),
+    *("calibration_slope", "calibration_intercept", "ici"),
+)
+
+
+def edges_of(bins: int = _BINS) -> Tensor:
+    """Edges of the bins of margins: even in z / (1 + |z|), and those of probabilities in steps of 0.005."""
+    place = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)[1:-1]
+    p = torch.arange(1, 200, dtype=torch.float64) / 200
+    made: Tensor = torch.unique(torch.cat([place / (1 - place.abs()), torch.logit(p)]))
+    return made
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The measures of one site, or of all; ``counts`` is ``(2, bins, 4)``, class 0 first."""
+
+    counts: Tensor
+    edges: Tensor
+
+    @property
+    def _n(self) -> tuple[Floats, Floats]:
+        """Samples of class 0 and of class 1 in each bin, the largest margins first."""
+        zeros, ones = self.counts[..., 0].numpy()[:, ::-1]
+        return zeros, ones
+
+    @property
+    def samples(self) -> float:
+        """How many, or their weight."""
+        return float(self.counts[..., 0].sum())
+
+    @property
+    def positives(self) -> float:
+        """How many are of class 1."""
+        return float(self.counts[1, :, 0].sum())
+
+    @property
+    def auroc(self) -> float:
+        """The area under the ROC curve; those in one bin count one half."""
+        zeros, ones = self._n
+        below = zeros.sum() - zeros.cumsum() + zeros / 2
+        pairs = zeros.sum() * ones.sum()
+        return float((ones * below).sum() / pairs) if pairs else math.nan
+
+    @property
+    def auroc_error(self) -> float:
+        """Most that bins can have changed it: half the share of pairs that meet in one."""
+        zeros, ones = self._n
+        pairs = zeros.sum() * ones.sum()
+        return float((zeros * ones).sum() / (2 * pairs)) if pairs else math.nan
+
+    @property
+    def auprc(self) -> float:
+        """Average precision."""
+        return average_precision(*self._n)[0]
+
+    @property
+    def auprc_error(self) -> float:
+        """Most that bins can have changed it."""
+        return average_precision(*self._n)[1]
+
+    @property
+    def brier(self) -> float:
+        """The mean squared error of the probabilities, exact."""
+        (_, _, _, squares), (ones, _, p, of_ones) = self.counts.sum(1).tolist()
+        return (squares + of_ones - 2 * p + ones) / self.samples if self.samples else math.nan
+
+    @property
+    def _means(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Of the bins with samples: mean margin, mean probability, samples, positives."""
+        both = self.counts.sum(0).numpy()
+        some = both[:, 0] > 0
+        n = both[some, 0]
+        return both[some, 1] / n, both[some, 2] / n, n, self.counts[1, :, 0].numpy()[some]
+
+    @property
+    def calibration_slope(self) -> float:
+        """The slope of a logistic regression of the outcome on the margin; 1 if calibrated."""
+        z, _, n, ones = self._means
+        return recalibrated(z, n, ones)[1]
+
+    @property
+    def calibration_intercept(self) -> float:
+        """The intercept of one with slope 1, calibration in the large; 0 if calibrated."""
+        z, _, n, ones = self._means
+        return recalibrated(z, n, ones, slope=False)[0]
+
+    @property
+    def ici(self) -> float:
+        """The integrated calibration index: the mean distance from probabilities to a smooth curve of outcomes."""
+        _, p, n, ones = self._means
+        return integrated_error(p, n, ones)
+
+    def calibration(self, groups: int = 10) -> pd.DataFrame:
+        """The calibration curve in groups of about equal size: mean predicted and observed share."""
+        _, p, n, ones = self._means
+        at = np.minimum((groups * (n.cumsum() - n / 2) / n.sum()).astype(int), groups - 1)
+        size, said, seen = (np.bincount(at, v, groups) for v in (n, n * p, ones))
+        some = size > 0
+        columns = {"samples": size[some], "predicted": said[some] / size[some], "observed": seen[some] / size[some]}
+        return pd.DataFrame(columns)
+
+    def roc(self) -> pd.DataFrame:
+        """False and true positive rates, one row per bin."""
+        zeros, ones = (np.concatenate([[0.0], v.cumsum()]) / v.sum() for v in self._n)
+        return pd.DataFrame({"false_positive_rate": zeros, "true_positive_rate": ones})
+
+    def confusion(self, threshold: float = 0.5) -> dict[str, float]:
+        """Samples by outcome and prediction, with the rates that follow.
+
+        Between two edges of bins the lower one is taken; probabilities in steps of 0.005 are edges.
+        """
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold = {threshold}, must be between 0 and 1")
+        z = math.log(threshold / (1 - threshold))
+        first = int(torch.searchsorted(self.edges, torch.tensor(z + 1e-9, dtype=torch.float64), right=True))
+        above = self.counts[:, first:, 0].sum(1)
+        below = self.counts[:, :first, 0].sum(1)
+        (fp, tp), (tn, fn) = above.tolist(), below.tolist()
+        named = {"true_positives": tp, "false_positives": fp, "true_negatives": tn, "false_negatives": fn}
+        rates = {"sensitivity": (tp, tp + fn), "specificity": (tn, tn + fp), "precision": (tp, tp + fp)}
+        rates |= {"negative_predictive_value": (tn, tn + fn), "accuracy": (tp + tn, self.samples)}
+        return named | {k: a / b if b else math.nan for k, (a, b) in rates.items()}
+
+    def decision_curve(self, thresholds: Sequence[float] | None = None) -> pd.DataFrame:
+        """Net benefit of the model, of treating everyone and of treating no one (Vickers & Elkin 2006)."""
+        chosen = np.arange(1, 100) / 100 if thresholds is None else np.asarray(thresholds, float)
+        seen = [self.confusion(float(t)) for t in chosen]
+        odds = chosen / (1 - chosen)
+        tp, fp = (np.array([s[k] for s in seen]) / self.samples for k in ("true_positives", "false_positives"))
+        share = self.positives / self.samples
+        everyone = share - (1 - share) * odds
+        return pd.DataFrame({"threshold": chosen, "model": tp - fp * odds, "everyone": everyone, "no one": 0.0})
+
+    def summary(self) -> dict[str, float]:
+        """The numbers in one line."""
+        return {name: float(getattr(self, name)) for name in _NAMES}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The quality of a model at each site, and over all."""
+
+    overall: Quality
+    by_site: dict[str, Quality]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per site and one for all."""
+        rows = {**self.by_site, "all": self.overall}
+        return pd.DataFrame({name: one.summary() for name, one in rows.items()}).T
+
+
+def quality(
+    problem: Problem,
+    x: Tensor | CrossValidation,
+    *,
+    part: Literal["train", "validation", "test"] = "train",
+    choice: str | float = "min",
+    exact: bool = False,
+    bins: int = _BINS,
+    sites: Sites | None = None,
+) -> Report:
+    """Measure a logistic model on the samples it was made from, on a held-out part, or on new data.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the loss ``"logistic"``; for new data, one with the new silos and the same features.
+    x : Tensor or CrossValidation
+        The model. Of a cross-validation every sample is scored by the model of its fold, which has not seen it.
+    part : {"train", "validation", "test"}
+        Whose samples.
+    choice : str or float
+        The strength of a cross-validation's models; as in :meth:`CrossValidation.index`.
+    exact : bool
+        Every sample in its own bin; only for samples at hand.
+    bins : int
+        How many bins; 199 more begin at probabilities in steps of 0.005.
+    sites : Sites, optional
+        Who answers; one exchange, of which each site's counts are kept apart.
+    """
+    if not isinstance(problem.loss, Logistic):
+        raise ValueError(f"quality is measured of logistic models; {problem.loss} has no probabilities of two classes")
+    if exact and sites is not None:
+        raise ValueError("exact = True needs the samples, which sites keep")
+    where = Local(problem) if sites is None else sites
+    pairs = _models(x, choice)
+    edges = _every_margin(where, pairs, part) if exact and isinstance(where, Local) else edges_of(bins)
+    asked: list[Request] = [scores(model, edges, part, rows) for model, rows in pairs]
+    answers = [_summed(one) for one in where.each(asked)]
+    names = [*problem.silos.names, "(held by nobody)"][: len(answers)]
+    each = {n: Quality(a, edges) for n, a in zip(names, answers, strict=True) if float(a[..., 0].sum()) > 0}
+    if not each:
+        raise ValueError(f"there are no samples in the part {part!r}")
+    return Report(Quality(torch.stack(answers).sum(0), edges), each)
+
+
+def _models(x: Tensor | CrossValidation, choice: str | float) -> list[tuple[Tensor, Rows]]:
+    if isinstance(x, Tensor):
+        return [(x, ALL)]
+    return [(models[x.index(choice)], rows.others) for models, rows in zip(x.models, x.rows, strict=True)]
+
+
+def _summed(sums: list[Sums]) -> Tensor:
+    return torch.stack([one["counts"] for one in sums]).sum(0)
+
+
+def _every_margin(sites: Local, pairs: list[tuple[Tensor, Rows]], part: str) -> Tensor:
+    """Edges with every margin in a bin of its own."""
+    found = [silo.of_part(part).margins(model) for silo in sites.silos for model, _ in pairs]
+    made: Tensor = torch.unique(torch.cat([*found, edges_of(1)]))
+    return made

@@ -1,0 +1,312 @@
+"""What an analysis may ask of a site: sums over its samples, one pure function per request.
+
+A request is a name, some arrays and numbers, and :class:`Rows`: which of the site's samples count. A site decides that
+by itself, from a seed, its number and its own targets, so that folds, halves and bootstrap weights need no exchange and
+come out alike in a simulation and in a federation. An answer is a table of arrays that add up over sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedcomposite import rng
+from fedcomposite.algorithms import ProxNewton
+from fedcomposite.algorithms.base import Empty
+from fedcomposite.algorithms.proxnewton import Message
+from fedcomposite.estimators.smoothing import Smoothed
+from fedcomposite.problems.curvature import hessians
+from fedcomposite.problems.loss import Loss
+from fedcomposite.regularizers import Zero
+
+Sums = dict[str, Tensor]
+"""Arrays that add up over sites."""
+
+_METHOD = ProxNewton()
+_FOLD, _HALF, _BOOTSTRAP, _HALF_OF_SITES = range(4)  # streams of random numbers
+_MOST = 12  # a Poisson(1) number is larger with a probability below 1e-10
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which samples of a site count, and how much.
+
+    Parameters
+    ----------
+    kind : str
+        ``"all"``; ``"fold"``: those outside fold ``number`` of ``of``; ``"site"``: those of all sites but ``number``;
+        ``"half"``: a random half, number ``number``; ``"sites"``: those of a random half of the ``of`` sites;
+        ``"bootstrap"``: all, counted Poisson(1) times.
+    number, of : int
+        Which one, of how many.
+    held : bool
+        The others instead: the fold, the site, the other half.
+    seed : int
+        Of the random numbers. Folds and halves are balanced within a site, and within its classes.
+    """
+
+    kind: Literal["all", "fold", "site", "half", "sites", "bootstrap"] = "all"
+    number: int = 0
+    of: int = 1
+    held: bool = False
+    seed: int = 0
+
+    @property
+    def others(self) -> Rows:
+        """The samples that are left out."""
+        return replace(self, held=not self.held)
+
+    def counts(self, id: int, strata: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """How often each sample of site ``id`` counts; ``strata`` are its samples' classes."""
+        m = len(strata)
+        match self.kind:
+            case "all":
+                inside = np.ones(m, bool)
+            case "fold":
+                inside = folds_of(self.seed, id, strata, self.of) != self.number
+            case "site":
+                inside = np.full(m, id != self.number)
+            case "half":
+                inside = dealt(self.seed, id, self.number, _HALF, strata, 2) == 0
+            case "sites":
+                drawn = rng.words(self.seed, rng.Use.FOLD, rng.SERVER, self.number, _HALF_OF_SITES, self.of)
+                inside = np.full(m, id in np.argsort(drawn, kind="stable")[: self.of // 2])
+            case "bootstrap":
+                drawn = rng.words(self.seed, rng.Use.FOLD, id, self.number, _BOOTSTRAP, m)
+                return np.asarray(np.searchsorted(_POISSON, (drawn + 0.5) / 2.0**32), np.float64)
+        return np.asarray(inside != self.held, np.float64)
+
+
+ALL = Rows()
+"""Every sample, once."""
+
+_POISSON = np.cumsum(np.exp(-1.0) / np.cumprod([1.0, *range(1, _MOST + 1)]))
+
+
+def dealt(
+    seed: int, id: int, round: int, stream: int, strata: npt.NDArray[np.int64], parts: int
+) -> npt.NDArray[np.int64]:
+    """The part of each sample: shuffled within their classes, then dealt out like cards, from a random part on."""
+    m = len(strata)
+    drawn = rng.words(seed, rng.Use.FOLD, id, round, stream, m + 1)
+    order = np.lexsort((drawn[:m], strata))
+    place = np.empty(m, np.int64)
+    place[order] = np.arange(m)
+    return (place + int(drawn[m])) % parts
+
+
+def folds_of(seed: int, id: int, strata: npt.NDArray[np.int64], folds: int) -> npt.NDArray[np.int64]:
+    """The fold of each sample of site ``id``."""
+    return dealt(seed, id, 0, _FOLD, strata, folds)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to all sites; it can be written down, so that it can travel."""
+
+    name: str
+    arrays: Mapping[str, Tensor]
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    rows: Rows = ALL
+    part: str = "train"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(v.nbytes for v in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class Silo:
+    """A site's samples as its answers are made from them."""
+
+    X: Tensor  # (m, p), with a column of ones for the intercept
+    b: Tensor  # (m,), or (m, C) with several outputs
+    importance: Tensor  # (m,)
+    loss: Loss
+    id: int
+    by_samples: bool  # whether the site counts by the weight of its samples, or as one
+    parts: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # held-out X and b
+    kept: dict[Rows, Tensor] = field(default_factory=dict, repr=False)  # weights of rows
+
+    @property
+    def strata(self) -> npt.NDArray[np.int64]:
+        """The samples' classes; all alike for a regression."""
+        return self.labels(self.b).numpy() if self.loss.classifier else np.zeros(len(self.b), np.int64)
+
+    def labels(self, b: Tensor) -> Tensor:
+        """Class numbers of prepared targets."""
+        return (b > 0).long() if b.ndim == 1 else b.argmax(-1)
+
+    def weights(self, rows: Rows) -> Tensor:
+        """What each sample counts among these rows; kept, since a fit asks for the same ones again."""
+        if rows not in self.kept:
+            self.kept[rows] = self.importance * torch.from_numpy(rows.counts(self.id, self.strata))
+        return self.kept[rows]
+
+    def share(self, total: float) -> float:
+        """What the site counts among the sites."""
+        return total if self.by_samples else float(total > 0)
+
+    def of_part(self, part: str) -> Silo:
+        """The same site with a held-out part in place of its samples."""
+        if part == "train":
+            return self
+        X, b = self.parts.get(part, (self.X[:0], self.b[:0]))
+        return replace(self, X=X, b=b, importance=X.new_ones(len(X)), kept={})
+
+    def margins(self, x: Tensor) -> Tensor:
+        """Margins of all samples at a model, ``(m,)`` or ``(m, C)``."""
+        return self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
+
+
+class _Oracle:
+    """Loss, gradient and Hessian of a site's mean loss over weighted samples: what a method's client asks for."""
+
+    def __init__(self, silo: Silo, weights: Tensor) -> None:
+        some = weights > 0
+        if float(some.double().mean()) < 0.75:  # most samples are left out
+            silo = replace(silo, X=silo.X[some], b=silo.b[some])
+            weights = weights[some]
+        self._silo, self._weights = silo, weights / weights.sum()
+        self._seen: tuple[Tensor | None, Tensor] = (None, weights)
+
+    def _margins(self, x: Tensor) -> Tensor:
+        if self._seen[0] is not x:
+            self._seen = x, self._silo.margins(x)
+        return self._seen[1]
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The mean loss, ``(1,)``."""
+        return (self._weights @ self._silo.loss.value(self._margins(x), self._silo.b)).view(1)
+
+    def full(self, x: Tensor) -> Tensor:
+        """Its gradient."""
+        slope = self._silo.loss.derivative(self._margins(x), self._silo.b)
+        return (self._silo.X.T @ (slope * self._weights.view(-1, *(1,) * (slope.ndim - 1)))).flatten()
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        """Its Hessian on the marked coordinates."""
+        s, at = self._silo, where.nonzero().squeeze(1)
+        second = s.loss.second(self._margins(x), s.b)
+        outputs = 1 if s.b.ndim == 1 else s.b.shape[1]
+        return hessians(s.X[None], second[None], self._weights[None], at, outputs)[0]
+
+
+def answer(silo: Silo, request: Request) -> Sums:
+    """What a site says to a request."""
+    width = request.numbers.get("width", 0.0)
+    if width > 0:
+        silo = replace(silo, loss=Smoothed(silo.loss, width))
+    silo = silo.of_part(request.part)
+    weights = silo.weights(request.rows)
+    return _ANSWERS[request.name](silo, weights, request)
+
+
+def newton(x: Tensor, working: Tensor, rows: Rows, width: float = 0.0) -> Request:
+    """Ask for loss, gradient and a piece of the Hessian at x, as means over the rows."""
+    return Request("newton", {"x": x, "working": working}, {"width": width}, rows)
+
+
+def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    total = float(weights.sum())
+    share = silo.share(total)
+    if share == 0:
+        weights = torch.ones_like(weights)  # shapes only
+    message: Any = Message(**{k: request.arrays[k] for k in Message._fields})
+    reply, _ = _METHOD.local_round(message, Empty(), _Oracle(silo, weights), Zero())  # type: ignore[arg-type]
+    made = {k: share * v if share > 0 else torch.zeros_like(v) for k, v in reply._asdict().items()}
+    return {"weight": torch.tensor([share, total], dtype=torch.float64), **made}
+
+
+def losses(models: Tensor, rows: Rows, bins: int = 0) -> Request:
+    """Ask for deviance and error of several models, and with ``bins`` for the counts behind their AUC."""
+    return Request("losses", {"models": models}, {"bins": bins}, rows)
+
+
+def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    total, bins, models = float(weights.sum()), int(request.numbers["bins"]), request.arrays["models"]
+    share = silo.share(total)
+    o = weights / total if total > 0 else weights
+    deviance, error = models.new_zeros(len(models)), models.new_zeros(len(models))
+    counts = models.new_zeros(len(models), 2 * bins)
+    lowest = silo.loss.lowest(silo.b)
+    for k, x in enumerate(models):
+        z = silo.margins(x)
+        each = silo.loss.value(z, silo.b)
+        deviance[k] = 2 * share * (o @ (each if lowest is None else each - lowest))
+        error[k] = share * (o @ _errors(silo, z))
+        if bins:
+            counts[k] = _histogram(z, silo.labels(silo.b), weights, bins)
+    weight = torch.tensor([share, total], dtype=torch.float64)
+    return {"weight": weight, "deviance": deviance, "error": error, "histogram": counts}
+
+
+def _errors(silo: Silo, z: Tensor) -> Tensor:
+    """Wrong classes, or absolute errors."""
+    if not silo.loss.classifier:
+        return (silo.loss.response(z) - silo.b).abs()
+    return ((z > 0) != (silo.b > 0) if z.ndim == 1 else z.argmax(-1) != silo.b.argmax(-1)).double()
+
+
+def _histogram(z: Tensor, labels: Tensor, weights: Tensor, bins: int) -> Tensor:
+    """Weights of class 1 in bins of z / (1 + |z|), then those of class 0."""
+    place = z / (1 + z.abs())
+    at = ((place + 1) * (bins / 2)).long().clamp(0, bins - 1)
+    return torch.zeros(2 * bins, dtype=torch.float64).index_add_(0, torch.where(labels > 0, at, at + bins), weights)
+
+
+def information(x: Tensor, rows: Rows = ALL) -> Request:
+    """Ask for the whole Hessian at x and the sum of the samples' outer products of gradients."""
+    return Request("information", {"x": x}, {}, rows)
+
+
+def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """Sums over samples, in the site's share: gradient, Hessian, and squares of what each sample adds to the gradient.
+
+    ``outer`` adds up squared weights, so that it is divided by the square of the summed weight.
+    """
+    x, total = request.arrays["x"], float(weights.sum())
+    share, d = silo.share(total), len(x)
+    weight = torch.tensor([share, total, float((weights > 0).sum())], dtype=torch.float64)
+    if share == 0:
+        none = x.new_zeros(d, d)
+        return {"weight": weight, "loss": x.new_zeros(1), "gradient": x.new_zeros(d), "hessian": none, "outer": none}
+    oracle = _Oracle(silo, weights)
+    z = silo.margins(x)
+    slope = (silo.loss.derivative(z, silo.b) * (share * weights / total).view(-1, *(1,) * (z.ndim - 1))).view(
+        len(z), -1
+    )
+    rows = (silo.X.unsqueeze(2) * slope.unsqueeze(1)).flatten(1)
+    everything = torch.ones(d, dtype=torch.bool)
+    return {
+        "weight": weight,
+        "loss": share * oracle.loss(x),
+        "gradient": share * oracle.full(x),
+        "hessian": share * oracle.hessian(x, everything),
+        "outer": rows.T @ rows,
+    }
+
+
+def scores(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
+    """Ask for the counts behind every measure of a classifier's quality, in bins of its margins."""
+    return Request("scores", {"x": x, "edges": edges}, {}, rows, part)
+
+
+def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """In each bin and class: weight, sum of margins, of probabilities and of their squares, ``(2, bins, 4)``."""
+    edges, z = request.arrays["edges"], silo.margins(request.arrays["x"])
+    p = torch.sigmoid(z)
+    at = torch.bucketize(z, edges, right=True) + silo.labels(silo.b) * (len(edges) + 1)
+    each = torch.stack([torch.ones_like(z), z, p, p * p], 1) * weights.unsqueeze(1)
+    made = torch.zeros(2 * (len(edges) + 1), 4, dtype=torch.float64).index_add_(0, at, each)
+    return {"counts": made.view(2, -1, 4)}
+
+
+_ANSWERS = {"newton": _newton, "losses": _losses, "information": _information, "scores": _scores}

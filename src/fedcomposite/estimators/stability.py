@@ -1,0 +1,130 @@
+"""Stability selection: the features that models on random halves of the data agree on.
+
+Every subsample has a path that ends once q features have entered; a feature is stable if it is among them in a share of
+``threshold`` or more of the subsamples. With features that are exchangeable where they do not matter, the expected
+number of stable features among those is at most
+
+    q^2 / ((2 threshold - 1) p)        (Meinshausen & Bühlmann 2010, theorem 1).
+
+Halves come in pairs that leave nothing out (Shah & Samworth 2013).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedcomposite.estimators.newton import Fit, Plan, fit
+from fedcomposite.estimators.paths import Start, beginning, falling
+from fedcomposite.estimators.requests import Rows
+from fedcomposite.estimators.sites import Local, Sites, Task, together
+from fedcomposite.estimators.strengths import regularized, strength, varied
+from fedcomposite.problems import Problem
+from fedcomposite.regularizers import Regularizer
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How often each coordinate was selected."""
+
+    names: tuple[str, ...]
+    share: npt.NDArray[np.float64]
+    """Of the subsamples."""
+    threshold: float
+    q: int
+    candidates: int
+    """Regularized coordinates, p in the bound."""
+    draws: int
+    exchanges: int
+
+    @property
+    def bound(self) -> float:
+        """Most stable coordinates that do not matter, in expectation."""
+        return self.q**2 / ((2 * self.threshold - 1) * self.candidates)
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The stable coordinates."""
+        return tuple(n for n, s in zip(self.names, self.share, strict=True) if s >= self.threshold)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per regularized coordinate, the most stable first."""
+        made = pd.DataFrame({"share": self.share, "stable": self.share >= self.threshold}, index=list(self.names))
+        return made.sort_values("share", ascending=False, kind="stable")
+
+
+def stability(
+    problem: Problem,
+    *,
+    draws: int = 100,
+    errors: float = 1.0,
+    threshold: float = 0.75,
+    over: Literal["samples", "sites"] = "samples",
+    seed: int = 0,
+    count: int = 50,
+    ratio: float = 0.01,
+    tolerance: float = 1e-5,
+    rounds: int = 100,
+    sites: Sites | None = None,
+) -> Stability:
+    """Find the features that are selected again and again on random halves of the data.
+
+    Parameters
+    ----------
+    problem : Problem
+        A linear model with a smooth loss and a regularizer that sets coordinates to zero.
+    draws : int
+        How many subsamples, an even number.
+    errors : float
+        Most features that do not matter among those selected, in expectation; q follows from it.
+    threshold : float
+        The share of subsamples from which on a feature is stable, above 1/2.
+    over : {"samples", "sites"}
+        Halves of every site's samples, or of the sites.
+    seed, count, ratio, tolerance, rounds, sites
+        Of the halves; of the paths, as in :func:`fedcomposite.path`.
+    """
+    if not 0.5 < threshold <= 1:
+        raise ValueError(f"threshold = {threshold}, must be above 0.5 and at most 1")
+    if draws < 2 or draws % 2:
+        raise ValueError(f"draws = {draws}, must be even: halves come in pairs")
+    n = len(problem.silos)
+    if over not in ("samples", "sites") or (over == "sites" and n < 4):
+        raise ValueError(f"over = {over!r}, must be 'samples', or 'sites' where there are four or more (here {n})")
+    kind: Literal["half", "sites"] = "half" if over == "samples" else "sites"
+    h, d = problem.regularizer, problem.dimension
+    sites = Local(problem) if sites is None else sites
+    acted_on = regularized(h, d)
+    p = int(acted_on.sum())
+    q = max(1, math.floor(math.sqrt(errors * (2 * threshold - 1) * p)))
+    start = beginning(problem, tolerance, rounds, sites)
+    lambdas = 2 * falling(problem, start, count, ratio, None)  # a half may begin earlier
+    plans = [replace(start.plan, rows=Rows(kind, k // 2, n, held=bool(k % 2), seed=seed)) for k in range(draws)]
+    tasks = [first(q, h, lambdas.tolist(), start, plan, acted_on) for plan in plans]
+    share = torch.stack(together(tasks, sites)).double().mean(0)
+    names = tuple(name for name, on in zip(problem.coordinate_names, acted_on.tolist(), strict=True) if on)
+    return Stability(names, share[acted_on].numpy(), threshold, q, p, draws, sites.exchanges)
+
+
+def first(q: int, h: Regularizer, lambdas: list[float], start: Start, plan: Plan, acted_on: Tensor) -> Task[Tensor]:
+    """Mask of the first q coordinates that enter along a path; where several enter at once, the largest."""
+    own = strength(h)
+    chosen = torch.zeros_like(acted_on)
+    at: Tensor | Fit = start.null.x
+    for lam in lambdas:
+        at = yield from fit(varied(h, lam / own), at, plan)
+        new = (at.x != 0) & acted_on & ~chosen
+        room = q - int(chosen.sum())
+        entering = at.x.abs().masked_fill(~new, 0.0).topk(min(room, int(new.sum()))).indices
+        chosen[entering] = True
+        if int(chosen.sum()) >= q:
+            break
+    return chosen

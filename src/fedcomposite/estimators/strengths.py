@@ -1,0 +1,91 @@
+"""How strong a regularizer is, and the same one with another strength: what a path varies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from fedcomposite.regularizers import MCP, SCAD, Blocks, Box, ElasticNet, L2Squared, On, Regularizer
+
+_NO_TOP = 1e3  # a ridge has no strength at which all is zero: it starts at so many times the largest slope
+
+
+def varied(h: Regularizer, factor: float) -> Regularizer:
+    """The term h with its strength multiplied.
+
+    That is ``factor * h``, except for MCP and SCAD: their lam is multiplied, and their concavity stays as it is.
+    """
+    match h:
+        case MCP() | SCAD():
+            return dataclasses.replace(h, lam=factor * h.lam)
+        case On():
+            return dataclasses.replace(h, h=varied(h.h, factor))
+        case Blocks():
+            return Blocks(tuple(varied(part, factor) for part in h.parts))
+    return h.scaled(factor)
+
+
+def strength(h: Regularizer) -> float:
+    """The number that a path calls lambda: lam, l1 + l2 of an elastic net, the largest of several terms."""
+    match h:
+        case MCP() | SCAD():
+            return h.kappa * h.lam
+        case ElasticNet():
+            return h.l1 + h.l2
+        case On():
+            return strength(h.h)
+        case Blocks():
+            return max(strength(part) for part in h.parts)
+    if not h.coefficients:
+        raise ValueError(f"{h} has no strength to vary; take one that has, for example L1(1.0)")
+    return float(max(getattr(h, name) for name in h.coefficients))
+
+
+def regularized(h: Regularizer, dimension: int) -> Tensor:
+    """Mask of the coordinates that a very strong h moves."""
+    strong = varied(h, 1e6)
+    step = min(1.0, 0.5 / strong.rho) if strong.rho > 0 else 1.0
+    probe = torch.full((dimension,), 1e-3, dtype=torch.float64)
+    return torch.as_tensor(strong.prox(probe, step) != probe)
+
+
+def only(free: Tensor) -> Regularizer | None:
+    """The constraint that all other coordinates are zero; None where there are none."""
+    return None if bool(free.all()) else Box(0.0, 0.0).on(~free)
+
+
+def largest_factor(h: Regularizer, x: Tensor, gradient: Tensor, acted_on: Tensor) -> float:
+    """The least factor at which the coordinates that h acts on stay zero, at a model x where they are zero."""
+
+    def stays(factor: float) -> bool:
+        some = varied(h, factor)
+        step = min(1.0, 0.5 / some.rho) if some.rho > 0 else 1.0
+        return not bool(some.prox(x - step * gradient, step)[acted_on].any())
+
+    slope = float(gradient[acted_on].abs().max()) if bool(acted_on.any()) else 0.0
+    if not slope > 0:
+        raise ValueError("no strength to begin with: all regularized features have a slope of zero")
+    if _never_zero(h):
+        return _NO_TOP * slope / strength(h)
+    low = high = slope / strength(h)
+    for _ in range(200):
+        if stays(high):
+            break
+        low, high = high, 2 * high
+    else:
+        raise ValueError(f"{h} sets no coordinate to zero, however strong: give the strengths with `lambdas`")
+    while stays(low) and low > 0:
+        high, low = low, low / 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if stays(middle) else (middle, high)
+    return high
+
+
+def _never_zero(h: Regularizer) -> bool:
+    inner = h.h if isinstance(h, On) else h
+    return isinstance(inner, L2Squared) or (isinstance(inner, ElasticNet) and inner.l1 == 0)

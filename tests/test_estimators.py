@@ -1,0 +1,166 @@
+"""Estimators: scikit-learn's own checks, and its solutions on pooled data."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import minimize
+from sklearn.base import clone
+from sklearn.linear_model import Lasso, PoissonRegressor, QuantileRegressor
+from sklearn.linear_model import LogisticRegression as Logistic
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+import fedcomposite as fc
+from fedcomposite import regularizers as reg
+
+ALL = [
+    *(fc.LinearRegression(), fc.LogisticRegression(), fc.PoissonRegression(), fc.HuberRegression(), fc.LinearSVC()),
+    *(fc.MultinomialRegression(tolerance=1e-10), fc.QuantileRegression(), fc.LinearSVC(loss="hinge")),
+]
+WHOLE = {fc.LinearRegression, fc.LogisticRegression}
+QUICK = {  # of the others; all of scikit-learn's checks take minutes
+    *("check_estimator_cloneable", "check_no_attributes_set_in_init", "check_parameters_default_constructible"),
+    *("check_estimators_unfitted", "check_fit2d_1sample", "check_supervised_y_2d", "check_get_params_invariance"),
+    *("check_classifiers_one_label", "check_estimators_pickle"),
+}
+
+
+def data(seed=0, n=150):
+    generator = np.random.default_rng(seed)
+    X = generator.normal(size=(n, 5))
+    y = 2 * X[:, 0] - X[:, 1] + generator.standard_t(4, size=n) + 1
+    return X, y, generator.integers(0, 3, n)
+
+
+@pytest.mark.parametrize("model", ALL, ids=str)
+def test_scikit_learns_checks(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for estimator, check in estimator_checks_generator(model):
+            name = getattr(check, "func", check).__name__
+            if name != "check_array_api_input" and (type(model) in WHOLE or name in QUICK):
+                check(estimator)
+
+
+def test_sites_change_nothing_but_the_exchange():
+    X, y, sites = data()
+    one = fc.LinearRegression(0.1).fit(X, y)
+    many = fc.LinearRegression(0.1).fit(X, y, sites=sites)
+    by_silos = fc.LinearRegression(0.1).fit(fc.Silos.from_arrays([(X[sites == k], y[sites == k]) for k in range(3)]))
+    reference = Lasso(alpha=0.1, tol=1e-12).fit(X, y)
+    for model in (one, many, by_silos):
+        np.testing.assert_allclose(model.coef_, reference.coef_, atol=1e-8)
+        assert model.intercept_ == pytest.approx(reference.intercept_)
+        assert model.lam_ == 0.1
+    assert 0 < many.n_iter_ < 10
+
+
+def test_logistic_regression_with_names_and_texts():
+    X, y, sites = data()
+    labels = np.where(y > 1, "sick", "well")
+    table = pd.DataFrame(X, columns=list("abcde"))
+    model = fc.LogisticRegression(0.02, unpenalised=["c"]).fit(table, labels, sites=sites)
+    assert model.coef_[0, 2] != 0
+    assert list(model.classes_) == ["sick", "well"]
+    assert list(model.feature_names_in_) == list("abcde")
+    np.testing.assert_allclose(model.predict_proba(table).sum(1), 1)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(table)), model.predict_proba(table))
+    assert (model.predict(table) == labels).mean() > 0.7
+    problem = fc.Problem(
+        fc.Silos.from_arrays([(X, (labels == "well").astype(float))]),
+        regularizer=reg.L1(0.02).on([True, True, False, True, True, False]),
+        bias=True,
+    )
+    np.testing.assert_allclose(problem.optimality(model.solution_), 0, atol=1e-7)
+
+
+def test_penalty_factors():
+    X, y, sites = data()
+    factors = np.array([1.0, 2.0, 0.0, 0.5, 1.0])
+    model = fc.LinearRegression(0.1, penalty_factors=factors).fit(X, y, sites=sites)
+    other = fc.LinearRegression(regularizer=reg.L1(0.1, weights=tuple(factors))).fit(X, y)
+    np.testing.assert_allclose(model.coef_, other.coef_, atol=1e-9)
+    assert model.lam_ == pytest.approx(0.1)
+    chosen = fc.LinearRegression("cv", penalty_factors=factors, folds=3, count=10).fit(X, y, sites=sites)
+    again = fc.LinearRegression(chosen.lam_, penalty_factors=factors).fit(X, y)
+    np.testing.assert_allclose(chosen.coef_, again.coef_, atol=1e-6)
+
+
+@pytest.mark.parametrize("h", [reg.MCP(0.1, 3.0), reg.SCAD(0.1), reg.ElasticNet(0.1, 0.1), reg.L2Squared(0.2)])
+def test_any_regularizer(h):
+    X, y, sites = data()
+    model = fc.HuberRegression(regularizer=h, delta=1.5).fit(X, y, sites=sites)
+    silos = fc.Silos.from_arrays([(X, y)])
+    problem = fc.Problem(silos, loss="huber", loss_options={"delta": 1.5}, regularizer=h, bias=True)
+    assert problem.optimality(model.solution_) < 1e-7
+    assert clone(model).get_params()["regularizer"] == h
+
+
+def test_multinomial_regression():
+    X, y, sites = data()
+    labels = np.digitize(y, [0, 2])
+    model = fc.MultinomialRegression(regularizer=reg.L2Squared(0.1)).fit(X, labels, sites=sites)
+    reference = Logistic(C=1 / (0.1 * len(y)), tol=1e-10, max_iter=1000).fit(X, labels)
+    np.testing.assert_allclose(model.coef_, reference.coef_, atol=1e-5)
+    np.testing.assert_allclose(model.predict_proba(X), reference.predict_proba(X), atol=1e-5)
+
+
+def test_poisson_regression():
+    X, _, sites = data()
+    y = np.random.default_rng(1).poisson(np.exp(0.4 * X[:, 0] + 1))
+    model = fc.PoissonRegression(regularizer=reg.L2Squared(0.3)).fit(X, y, sites=sites)
+    reference = PoissonRegressor(alpha=0.3, tol=1e-12, max_iter=1000).fit(X, y)
+    np.testing.assert_allclose(model.coef_, reference.coef_, atol=1e-6)
+    assert model.score(X, y) == pytest.approx(reference.score(X, y))
+
+
+def test_quantile_regression():
+    X, y, sites = data()
+    model = fc.QuantileRegression(0.02, quantile=0.3).fit(X, y, sites=sites)
+    reference = QuantileRegressor(alpha=0.02, quantile=0.3).fit(X, y)
+    np.testing.assert_allclose(model.coef_, reference.coef_, atol=1e-4)
+    assert model.intercept_ == pytest.approx(reference.intercept_, abs=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_support_vectors(loss):
+    X, y, sites = data()
+    labels = np.sign(y - 1)
+    model = fc.LinearSVC(regularizer=reg.L2Squared(0.05), loss=loss).fit(X, labels, sites=sites)
+
+    def objective(v):
+        gap = np.maximum(0, 1 - labels * (X @ v[:-1] + v[-1]))
+        return np.mean(gap if loss == "hinge" else gap**2) + 0.025 * v[:-1] @ v[:-1]
+
+    best = minimize(objective, model.solution_, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14})
+    assert objective(model.solution_) <= best.fun + 1e-6
+
+
+def test_the_strength_chosen_by_cross_validation():
+    X, y, sites = data()
+    labels = y > 1
+    model = fc.LogisticRegression("cv", folds=4, count=12, choice="1se").fit(X, labels, sites=sites)
+    assert model.lam_ == model.lambda_1se_ >= model.lambda_min_
+    assert model.cv_scores_["lambda"].shape == (12,)
+    fixed = fc.LogisticRegression(model.lam_).fit(X, labels)
+    np.testing.assert_allclose(model.coef_, fixed.coef_, atol=1e-6)
+    piped = make_pipeline(StandardScaler(), fc.LogisticRegression(0.01)).fit(X, labels)
+    assert piped.score(X, labels) > 0.7
+
+
+def test_refusals():
+    X, y, sites = data()
+    with pytest.raises(ValueError, match="sites has shape"):
+        fc.LinearRegression().fit(X, y, sites=sites[:-1])
+    with pytest.raises(ValueError, match="lam = -1"):
+        fc.LinearRegression(-1).fit(X, y)
+    with pytest.raises(ValueError, match="no feature 'q'"):
+        fc.LinearRegression(unpenalised=["q"]).fit(X, y)
+    h = reg.GroupLasso(0.1, groups=[3, 2])
+    with pytest.raises(ValueError, match="couples them"):
+        fc.LinearRegression(regularizer=h, penalty_factors=[1, 1, 1, 2, 2]).fit(X, y)
+    with pytest.raises(ValueError, match="MultinomialRegression"):
+        fc.LogisticRegression().fit(X, np.digitize(y, [0, 1]))

@@ -1,0 +1,141 @@
+"""Intervals, bootstrap and stability selection: formulas for pooled data, and laws."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from sklearn.linear_model import LogisticRegression as Logistic
+
+import fedcomposite as fc
+from fedcomposite import regularizers as reg
+from fedcomposite.estimators import Rows, adjusted
+from fedcomposite.estimators.inference import nodewise
+
+
+def posed(loss="least_squares", lam=0.05, weights="samples", features=6):
+    generator = np.random.default_rng(0)
+    arrays = []
+    for m in (80, 50, 70):
+        X = generator.normal(size=(m, features)) + 0.3
+        z = X[:, 0] - 0.7 * X[:, 1] + 0.2
+        y = z + generator.normal(size=m) if loss == "least_squares" else generator.random(m) < 1 / (1 + np.exp(-z))
+        arrays.append((X, y.astype(float)))
+    h = reg.L1(lam)
+    problem = fc.Problem(fc.Silos.from_arrays(arrays), loss=loss, regularizer=h, bias=True, weights=weights)
+    return problem, fc.solve(problem).solution
+
+
+def design(problem):
+    X = problem.silos.features.double().numpy()
+    return np.column_stack([X, np.ones(len(X))]), problem.silos.targets.double().numpy()
+
+
+def test_linear_intervals_are_those_of_least_squares():
+    problem, x = posed()
+    table = fc.confidence(problem, x)
+    A, y = design(problem)
+    b, *_ = np.linalg.lstsq(A, y, rcond=None)
+    variance = ((y - A @ b) ** 2).sum() / (len(y) - 7)
+    se = np.sqrt(variance * np.linalg.inv(A.T @ A).diagonal())
+    np.testing.assert_allclose(table.estimate, b, atol=1e-10)
+    np.testing.assert_allclose(table.se, se, rtol=1e-10)
+    np.testing.assert_allclose(table.upper - b, 1.959964 * se, rtol=1e-6)
+    np.testing.assert_allclose(table.p, 2 * scipy.stats.norm.sf(np.abs(b / se)), rtol=1e-8)
+    assert list(table.index) == [*(f"x{j}" for j in range(6)), "(intercept)"]
+
+
+def test_logistic_intervals_are_a_step_from_the_unregularized_model():
+    """From a weakly regularized model the step lands on the maximum likelihood, with Wald's intervals."""
+    problem, x = posed("logistic", lam=1e-4)
+    table = fc.confidence(problem, x)
+    A, y = design(problem)
+    free = Logistic(C=np.inf, tol=1e-12, max_iter=1000).fit(A[:, :-1], y)
+    p = free.predict_proba(A[:, :-1])[:, 1]
+    se = np.sqrt(np.linalg.inv((A * (p * (1 - p))[:, None]).T @ A).diagonal())
+    np.testing.assert_allclose(table.estimate[:-1], free.coef_[0], atol=1e-4)
+    np.testing.assert_allclose(table.se, se, rtol=1e-2)
+    np.testing.assert_allclose(table.odds_ratio, np.exp(table.estimate))
+    assert (table.odds_lower < table.odds_ratio).all()
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_robust_variances_are_the_sandwich(weights):
+    problem, x = posed("logistic", weights=weights)
+    table = fc.confidence(problem, x, robust=True)
+    A, y = design(problem)
+    sizes = problem.silos.sizes
+    o = np.full(len(y), 1 / len(y)) if weights == "samples" else np.repeat(1 / (3 * sizes), sizes)
+    p = 1 / (1 + np.exp(-A @ x.numpy()))
+    M = np.linalg.inv((A * (o * p * (1 - p))[:, None]).T @ A)
+    scores = A * (o * (p - y))[:, None]
+    np.testing.assert_allclose(table.se, np.sqrt((M @ scores.T @ scores @ M).diagonal()), rtol=1e-8)
+    np.testing.assert_allclose(table.estimate, x.numpy() - M @ scores.sum(0), atol=1e-10)
+
+
+def test_nodewise_regressions_invert():
+    generator = np.random.default_rng(0)
+    X = torch.from_numpy(generator.normal(size=(500, 8)) * np.arange(1, 9))
+    H = X.T @ X / 500
+    M = nodewise(H, 500)
+    exact = torch.linalg.inv(H)
+    scale = exact.diagonal().sqrt()
+    assert float(((M - exact) / scale / scale.unsqueeze(1)).abs().max()) < 0.15
+    assert float((nodewise(H, 500, factor=0.0) - exact).abs().max()) < 1e-6
+    C = (M @ H - torch.eye(8)) * H.diagonal().sqrt().unsqueeze(1) / H.diagonal().sqrt()
+    tau = 1 / (M.diagonal() * H.diagonal())
+    bound = np.sqrt(2 * np.log(8) / 500) / tau  # the optimality condition of the regressions
+    assert bool((C.abs() <= bound.unsqueeze(1) + 1e-6).all())
+
+
+def test_bootstrap_weights_and_intervals():
+    counts = Rows("bootstrap", 3, seed=1).counts(5, np.zeros(20000, np.int64))
+    for k in range(4):
+        assert np.mean(counts == k) == pytest.approx(np.exp(-1) / [1, 1, 2, 6][k], abs=0.01)
+    problem, x = posed(lam=1e-4)
+    table, wald = fc.bootstrap(problem, x, draws=25, seed=2), fc.confidence(problem, x)
+    np.testing.assert_allclose(table.se, wald.se, rtol=0.6)
+    assert ((table.lower < x.numpy()) & (x.numpy() < table.upper)).all()
+
+
+@pytest.mark.parametrize("over", ["samples", "sites"])
+def test_stability(over):
+    generator = np.random.default_rng(1)
+    arrays = []
+    for _ in range(4):
+        X = generator.normal(size=(60, 20))
+        arrays.append((X, X[:, 3] - X[:, 7] + generator.normal(size=60)))
+    silos = fc.Silos.from_arrays(arrays)
+    problem = fc.Problem(silos, loss="least_squares", regularizer=reg.L1(1.0), bias=True, weights="samples")
+    found = fc.stability(problem, draws=6, over=over, errors=0.5, threshold=0.8, count=10, ratio=0.2)
+    assert set(found.selected) == {"x3", "x7"}
+    assert found.candidates == 20
+    assert found.bound == pytest.approx(found.q**2 / (0.6 * 20))
+    assert found.bound <= 0.5
+    assert found.share.sum() <= found.q + 1e-9
+    assert list(found.table.index[:2]) in (["x3", "x7"], ["x7", "x3"])
+
+
+def test_halves_come_in_pairs():
+    strata = np.repeat([0, 1], [30, 21])
+    one, other = (Rows("half", 4, held=held, seed=3).counts(2, strata) for held in (False, True))
+    np.testing.assert_array_equal(one + other, 1)
+    assert abs(one[:30].sum() - 15) <= 1
+    assert abs(one.sum() - 25.5) <= 0.5
+    inside = [Rows("sites", 2, 6, seed=3).counts(i, strata)[0] for i in range(6)]
+    assert sum(inside) == 3
+
+
+def test_holms_adjustment():
+    np.testing.assert_allclose(adjusted([0.01, 0.04, 0.03, 0.5]), [0.04, 0.09, 0.09, 0.5])
+
+
+def test_refusals():
+    problem, x = posed()
+    with pytest.raises(ValueError, match="level = 2"):
+        fc.confidence(problem, x, level=2)
+    with pytest.raises(ValueError, match="bootstrap"):
+        fc.confidence(fc.Problem(problem.silos, loss="huber", bias=True), x)
+    with pytest.raises(ValueError, match="must be even"):
+        fc.stability(problem, draws=3)
+    with pytest.raises(ValueError, match="four or more"):
+        fc.stability(problem, over="sites")

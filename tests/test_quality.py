@@ -1,0 +1,130 @@
+"""Quality from counts: scikit-learn's numbers where every sample is its own bin, within the stated error in bins."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression as Logistic
+from sklearn.metrics import average_precision_score, brier_score_loss, confusion_matrix, roc_auc_score
+
+import fedcomposite as fc
+from fedcomposite import regularizers as reg
+from fedcomposite.estimators.curves import average_precision, smoothed
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    generator = np.random.default_rng(0)
+    arrays = []
+    for m in (300, 150, 220):
+        X = generator.normal(size=(m, 4))
+        arrays.append((X, (generator.random(m) < 1 / (1 + np.exp(-2 * X[:, 0] + X[:, 1] + 0.5))).astype(float)))
+    silos = fc.Silos.from_arrays(arrays, names=["a", "b", "c"]).split(test=0.4, seed=1)
+    problem = fc.Problem(silos, regularizer=reg.L1(0.01), bias=True, weights="samples")
+    return problem, fc.solve(problem).solution
+
+
+def held(problem, x, part="test", site=None):
+    X, y = problem.silos.held_out[part]
+    rows = slice(None) if site is None else problem.silos.held_by[part] == site
+    z = problem.predict(x, X[rows]).numpy()
+    return z, y[rows].numpy()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("site", [None, 1])
+def test_measures(fitted, exact, site):
+    problem, x = fitted
+    report = fc.quality(problem, x, part="test", exact=exact)
+    one = report.overall if site is None else report.by_site["b"]
+    z, y = held(problem, x, site=site)
+    p = 1 / (1 + np.exp(-z))
+    assert one.samples == len(y)
+    assert one.brier == pytest.approx(brier_score_loss(y, p))
+    for found, error, expected in (
+        (one.auroc, one.auroc_error, roc_auc_score(y, z)),
+        (one.auprc, one.auprc_error, average_precision_score(y, z)),
+    ):
+        assert abs(found - expected) <= error + 1e-12
+        assert error < (1e-12 if exact else 0.01)
+    line = Logistic(C=np.inf, tol=1e-12, max_iter=1000).fit(z[:, None], y)
+    assert one.calibration_slope == pytest.approx(line.coef_[0, 0], abs=1e-4 if exact else 5e-3)
+    seen = one.confusion(0.3)
+    tn, fp, fn, tp = confusion_matrix(y, p >= 0.3).ravel()
+    assert (seen["true_positives"], seen["false_positives"]) == (tp, fp)
+    assert (seen["true_negatives"], seen["false_negatives"]) == (tn, fn)
+    assert seen["sensitivity"] == pytest.approx(tp / (tp + fn))
+    curve = one.decision_curve([0.2, 0.5]).set_index("threshold")
+    benefit = np.mean((p >= 0.2) & (y == 1)) - 0.25 * np.mean((p >= 0.2) & (y == 0))
+    assert curve.loc[0.2, "model"] == pytest.approx(benefit)
+    assert curve.loc[0.5, "everyone"] == pytest.approx(2 * y.mean() - 1)
+    groups = one.calibration(5)
+    assert groups.samples.sum() == len(y)
+    assert (groups.predicted * groups.samples).sum() == pytest.approx(p.sum())
+
+
+def test_intercept_of_calibration_and_ici(fitted):
+    problem, x = fitted
+    exact, binned = (fc.quality(problem, x, part="test", exact=e).overall for e in (True, False))
+    z, y = held(problem, x)
+    a = exact.calibration_intercept
+    assert np.mean(1 / (1 + np.exp(-z - a))) == pytest.approx(y.mean(), abs=1e-9)
+    assert binned.calibration_intercept == pytest.approx(a, abs=1e-3)
+    assert binned.ici == pytest.approx(exact.ici, abs=1e-3)
+    shifted = x.clone()
+    shifted[-1] += 1.5
+    assert fc.quality(problem, shifted, part="test").overall.ici > 0.1 > exact.ici
+
+
+def test_the_smoother_reproduces_lines():
+    p = np.linspace(0.05, 0.9, 30)
+    n = np.full(30, 10.0)
+    np.testing.assert_allclose(smoothed(p, n, n * (0.2 + 0.5 * p)), 0.2 + 0.5 * p, atol=1e-9)
+    doubled = smoothed(np.repeat(p, 2), np.repeat(n, 2) / 2, np.repeat(n * p**2, 2) / 2)
+    np.testing.assert_allclose(doubled[::2], smoothed(p, n, n * p**2), atol=1e-9)
+
+
+def test_average_precision_is_bracketed():
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        z, y = generator.normal(size=60), generator.random(60) < 0.3
+        bins = np.digitize(z, np.linspace(-2, 2, 9))
+        ones, zeros = (np.bincount(bins[y == v], minlength=10)[::-1].astype(float) for v in (True, False))
+        found, error = average_precision(zeros, ones)
+        assert found == pytest.approx(average_precision_score(y, bins))
+        assert abs(found - average_precision_score(y, z)) <= error
+
+
+def test_cross_validated_quality_scores_each_sample_once(fitted):
+    problem, _ = fitted
+    cv = fc.cross_validate(problem, folds=3, count=4)
+    report = fc.quality(problem, cv, exact=True)
+    fold = fc.estimators.fold_of_samples(problem, 3)
+    X, y = problem.silos.features, problem.silos.targets.numpy()
+    z = np.empty(len(y))
+    for f in range(3):
+        z[fold == f] = problem.predict(cv.models[f, cv.index_min], X[fold == f]).numpy()
+    assert report.overall.auroc == pytest.approx(roc_auc_score(y, z))
+    assert report.overall.samples == len(y)
+
+
+def test_new_data_and_a_part_of_nobody(fitted):
+    _, x = fitted
+    generator = np.random.default_rng(9)
+    X, y = generator.normal(size=(50, 4)), generator.integers(0, 2, 50).astype(float)
+    fresh = fc.Problem(fc.Silos.from_arrays([(X, y)], names=["new"]), bias=True)
+    report = fc.quality(fresh, x, exact=True)
+    assert report.by_site["new"].auroc == pytest.approx(roc_auc_score(y, fresh.predict(x, torch.from_numpy(X)).numpy()))
+    owned = fc.Problem(fc.Silos.from_arrays([(X, y)] * 2, test=(X[:30], y[:30])), bias=True, weights="samples")
+    table = fc.quality(owned, x, part="test").table
+    assert list(table.index) == ["(held by nobody)", "all"]
+    assert fc.path(fc.Problem(owned.silos, regularizer=reg.L1(1.0), bias=True), count=3).converged.all()
+
+
+def test_refusals(fitted):
+    problem, x = fitted
+    with pytest.raises(ValueError, match="no samples in the part 'validation'"):
+        fc.quality(problem, x, part="validation")
+    with pytest.raises(ValueError, match="threshold = 1"):
+        fc.quality(problem, x).overall.confusion(1)
+    with pytest.raises(ValueError, match="logistic models"):
+        fc.quality(fc.Problem(problem.silos, loss="least_squares", bias=True), x)
