@@ -14,10 +14,15 @@ def make_keys(names):
     return {name: ec.generate_private_key(ec.SECP256R1()) for name in names}
 
 
+def vault_of(silos, i, keys, limits=None):
+    name = silos.names[i]
+    return Vault(name, limits or opened(), keys[name], {k: v.public_key() for k, v in keys.items() if k != name})
+
+
 def make_site(silos, i, folder, keys, limits=None, log=lambda line: None):
     """Site i; a second call is the same site after a restart."""
     name, limits = silos.names[i], limits or opened()
-    vault = Vault(name, limits, keys[name], {k: v.public_key() for k, v in keys.items() if k != name})
+    vault = vault_of(silos, i, keys, limits)
     classes = None if silos.classes is None else silos.classes.tolist()
     store = StateStore(Path(folder) / f"site{i}")
     return Site(name, alone(silos, i), store, limits, log, classes, vault=vault)

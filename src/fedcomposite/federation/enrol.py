@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedcomposite.data import Silos
-from fedcomposite.federation.folder import FolderError, SiteFolder
+from fedcomposite.federation import pki
+from fedcomposite.federation.approval import Approvals
+from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.folder import FolderError, SiteFolder, check_names
+from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.site import Site
 from fedcomposite.federation.states import StateStore
 
@@ -31,4 +35,26 @@ def open_site(
         test=folder.path / section.test if section.test else None,
         **section.model_dump(exclude={"file", "target", "test", "classes"}),
     )
-    return Site(folder.name, silos, StateStore(folder.state), folder.file.limits, log, section.classes)
+    limits, key = folder.file.limits, pki.read_site_key(folder.key)
+    peers = {name: pki.read_public(path) for name, path in folder.peers.items()}
+    return Site(
+        folder.name,
+        silos,
+        StateStore(folder.state),
+        limits,
+        log,
+        section.classes,
+        vault=Vault(folder.name, limits, key, peers),
+        approvals=Approvals(folder.state, folder.file.approval),
+        audit=Audit(folder.state, key, pki.fingerprint(pki.read_public(folder.coordinator))),
+    )
+
+
+def make_request(path: Path, name: str) -> Path:
+    """At the site: a key that never leaves it, and the request by which a coordinator admits its owner."""
+    check_names([name])
+    if not (path / "site.key").exists():
+        pki.make_site_key(path / "site.key")
+    made = path / f"{name}.csr"
+    made.write_bytes(pki.request(path / "site.key", name))
+    return made

@@ -5,13 +5,14 @@ federation.toml       host, port and the sites in their order (site i is client 
 ca/                   the authority: ``ca.crt``, ``ca.key``
 server/               ``server.pem``, ``server.key``; ``orders.key``, with which orders are signed
 keys/NAME.pub         the sites' public keys
-sites/NAME/           an enrolment folder, to be carried to the site (and its ``site.key`` then deleted here)
+sites/NAME/           an enrolment folder, to be carried to the site
 state/                the service's socket and spool, the sites' node numbers, who is revoked, jobs
 runs/                 run folders
 ====================  ===============================================================================================
 
-An enrolment folder has ``ca.crt``, ``coordinator.pub``, ``site.key``, ``site.toml`` and a README; at the site
-``state/`` is added.
+An enrolment folder has ``ca.crt``, ``coordinator.pub``, ``site.toml``, a README, and in ``peers/`` the public keys of
+the other sites. ``site.key`` is made at the site, or here if that was asked for (and then to be deleted here); at the
+site ``state/`` is added.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite._validation import UserError, suggest
 from fedcomposite.federation import pki
+from fedcomposite.federation.approval import Approval
 from fedcomposite.federation.site import Limits
 from fedcomposite.files import write_atomic
 
@@ -78,6 +80,7 @@ class SiteFile(_Section):
     site: _Site
     data: DataSection = DataSection()
     limits: Limits = Limits()
+    approval: Approval = Approval()
 
 
 def _read(path: Path, model: type[BaseModel]) -> Any:
@@ -113,10 +116,15 @@ class FederationFolder:
         self.order_key = self.path / "server" / "orders.key"
 
     @classmethod
-    def create(cls, path: str | Path, host: str, port: int, sites: Sequence[str]) -> FederationFolder:
-        """Make keys, certificates and one enrolment folder per site; port 0 takes a free one."""
+    def create(
+        cls, path: str | Path, host: str, port: int, sites: Sequence[str], keys: bool = True
+    ) -> FederationFolder:
+        """Make an authority, certificates, and with ``keys`` the sites' keys in their folders; port 0 takes a free one.
+
+        Without, every site makes its own and is admitted by its request.
+        """
         path = Path(path)
-        _check_names(sites)
+        check_names(sites)
         if path.exists() and any(path.iterdir()):
             raise FolderError(f"{path}: already holds files")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,27 +136,49 @@ class FederationFolder:
         _write_federation(path, host, port, sites)
         made = cls(path)
         made.state.mkdir(mode=0o700)
-        for name in sites:
+        for name in sites if keys else []:
             made._enrol(name)
         return made
 
-    def _enrol(self, name: str) -> Path:
-        """Write a site's enrolment folder with a new key; what the site's people wrote in site.toml stays."""
+    def _enrol(self, name: str, public: bytes | None = None) -> Path:
+        """Write a site's enrolment folder, with a new key unless the site has one; what is in site.toml stays."""
         folder = self.path / "sites" / name
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         (folder / "site.key").unlink(missing_ok=True)
-        public = pki.make_site_key(folder / "site.key")
+        folder.mkdir(parents=True, exist_ok=True)
+        if public is None:
+            public = pki.make_site_key(folder / "site.key")
         (folder / "ca.crt").write_bytes(self.authority.read_bytes())
         (folder / "coordinator.pub").write_bytes(pki.public_part(self.order_key))
         if not (folder / "site.toml").exists():
             (folder / "site.toml").write_text(_SITE_TOML.format(name=name, address=address), encoding="utf-8")
         (folder / "README.md").write_text(_README.format(name=name, address=address), encoding="utf-8")
         write_atomic(self.public_key(name), public + b"\n")
+        self._introduce()
+        return folder
+
+    def _introduce(self) -> None:
+        """Put every site's public key into the others' folders: with these they know each other."""
+        known = {p.stem: p.read_bytes() for p in sorted((self.path / "keys").glob("*.pub"))}
+        for name in known:
+            for other, key in known.items():
+                if other != name:
+                    write_atomic(self.path / "sites" / name / "peers" / f"{other}.pub", key)
+
+    def admit(self, name: str, public: bytes, replace: bool = False) -> Path:
+        """A site by the public key of its request; returns the folder to be carried to it."""
+        check_names([*(s for s in self.sites if s != name), name])
+        if self.public_key(name).exists() and not replace and self.public_key(name).read_bytes().strip() != public:
+            raise FolderError(f"{name} has another key already; --replace takes this one in its place")
+        folder = self._enrol(name, public)
+        if name not in self.sites:
+            self.sites = [*self.sites, name]
+            _write_federation(self.path, self.host, self.port, self.sites)
         return folder
 
     def add_site(self, name: str) -> Path:
         """A new site, the last in the order of the clients; returns its enrolment folder."""
-        _check_names([*self.sites, name])
+        check_names([*self.sites, name])
         folder = self._enrol(name)
         self.sites = [*self.sites, name]
         _write_federation(self.path, self.host, self.port, self.sites)
@@ -212,7 +242,11 @@ class FederationFolder:
     def permitted(self) -> list[str]:
         """Sites that may take part."""
         out = set(self.revoked())
-        return [s for s in self.sites if s not in out]
+        return [s for s in self.sites if s not in out and self.public_key(s).exists()]
+
+    def awaited(self) -> list[str]:
+        """Sites that have not sent a request yet."""
+        return [s for s in self.sites if not self.public_key(s).exists()]
 
     def _check_known(self, site: str) -> None:
         if site not in self.sites:
@@ -247,8 +281,14 @@ class SiteFolder:
             if not path.is_file():
                 raise FolderError(f"{path}: missing from the enrolment folder")
 
+    @property
+    def peers(self) -> dict[str, Path]:
+        """The other sites' public keys."""
+        return {p.stem: p for p in sorted((self.path / "peers").glob("*.pub"))}
 
-def _check_names(sites: Sequence[str]) -> None:
+
+def check_names(sites: Sequence[str]) -> None:
+    """Names that can be files and addresses, all different."""
     for name in sites:
         if not _NAME.fullmatch(name):
             raise FolderError(f"site {name!r}: use small letters, digits, - and _ (at most 63)")
@@ -312,14 +352,20 @@ address = "{address}"
 # reproducible_batches = true  # the coordinator then knows which samples are in a minibatch
 # evaluations_per_day = 1000
 # max_message_mb = 100.0
+# secure = "required"          # only sums over several sites leave (peers/ says who they are)
+
+[approval]                     # who decides what is computed here
+# required = true              # experiments wait for `fedcomposite federation approve`
 """
 
 _README = """\
 # Enrolment of {name}
 
-This folder lets {name} take part in a federation. `site.key` is its private key: keep it on this machine, readable by
-one account only. `ca.crt` is the authority that vouches for the coordinator at {address}, and `coordinator.pub`
-is the key with which it signs its orders. `site.toml` holds your data's columns and your limits.
+This folder lets {name} take part in a federation. `site.key` is its private key, made by `federation enrol` on the
+site's own machine: keep it there, readable by one account only. `ca.crt` is the authority that vouches for the
+coordinator at {address}, and `coordinator.pub` is the key with which it signs its orders. `peers/` holds the public
+keys of the other sites; compare them with those sites (`fedcomposite federation peers .`), since secure sums are as
+good as these keys. `site.toml` holds your data's columns and your limits.
 
     pip install 'fedcomposite[flower]'
     fedcomposite federation join . --data patients.csv --target num

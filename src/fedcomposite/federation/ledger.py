@@ -101,10 +101,13 @@ class Ledger:
     def hold(self, job: str, what: str, digest: str) -> None:
         """Take down what must stay as it is for a whole job: the parties of its secure sums."""
         book = self._open()
-        entry = self._entry(book, job)
-        if entry.setdefault("held", {}).setdefault(what, digest) != digest:
+        held = self._entry(book, job).setdefault("held", {})
+        if held.get(what) == digest:
+            return
+        if what in held:
             raise RefusalError(f"job {job} began with other parties; start the job anew")
-        entry["used"] = book["day"]
+        held[what] = digest
+        book["jobs"][job]["used"] = book["day"]
         self._write(book)
 
     def spend(self, job: str, **work: int) -> None:

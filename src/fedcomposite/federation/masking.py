@@ -62,13 +62,13 @@ class Numbers:
     @classmethod
     def of(cls, vector: npt.NDArray[np.float64], scalars: Sequence[float], parties: int) -> Numbers:
         """Numbers as integers; one that is too large for a sum of so many parties is an error."""
-        most = REACH / parties
-        largest = float(np.abs(vector).max()) if vector.size else 0.0
-        if not largest <= most:
-            raise MaskError(f"an entry of {largest:.3g} is beyond {most:.3g}, the range of a secure sum of {parties}")
-        most = WIDE_REACH / parties
-        if large := [v for v in scalars if not abs(v) <= most]:
-            raise MaskError(f"a number of {large[0]:.3g} is beyond {most:.3g}, the range of a secure sum of {parties}")
+        # The errors do not say which number it was: they leave the site.
+        if vector.size and not float(np.abs(vector).max()) <= REACH / parties:
+            raise MaskError(f"an entry is beyond {REACH / parties:.3g}, the range of a secure sum of {parties} sites")
+        if not all(abs(v) <= WIDE_REACH / parties for v in scalars):
+            raise MaskError(
+                f"a number is beyond {WIDE_REACH / parties:.3g}, the range of a secure sum of {parties} sites"
+            )
         words = np.rint(np.ldexp(vector, BITS)).astype(np.int64).view(np.uint64)
         return cls(words, [round(math.ldexp(v, WIDE_BITS)) % _RING for v in scalars])
 

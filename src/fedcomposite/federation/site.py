@@ -19,6 +19,8 @@ from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import policy, wire
+from fedcomposite.federation.approval import Approvals
+from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.guard import Purse, margins_within
 from fedcomposite.federation.ledger import Ledger
 from fedcomposite.federation.masking import MaskError
@@ -27,7 +29,7 @@ from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
 from fedcomposite.federation.states import LostStateError, StateStore
-from fedcomposite.federation.sums import Sums, Worked
+from fedcomposite.federation.sums import Sums, Worked, asked_of
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
@@ -71,6 +73,8 @@ class Site:
         classes: Sequence[float] | None = None,
         *,
         vault: Vault | None = None,
+        approvals: Approvals | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self.name, self.silos, self.store, self.limits, self._log = name, silos, store, limits or Limits(), log
         if len(silos) != 1:
@@ -82,6 +86,7 @@ class Site:
             if size < self.limits.min_evaluation:
                 least = self.limits.min_evaluation
                 raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
+        self._approvals, self._audit = approvals, audit
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())
         self._sums = Sums(vault or Vault(name, self.limits), self.ledger, self.limits, self.sizes["train"])
@@ -107,7 +112,20 @@ class Site:
         return files.digest(parts, {"names": repr(self.silos.feature_names)})
 
     def answer(self, request: RecordDict) -> RecordDict:
-        """Do what a message asks, or refuse it in one line; never raises because of what a message says."""
+        """Do what a message asks, or refuse it in one line; never raises because of what a message says.
+
+        What leaves is in the audit log before it does.
+        """
+        made = self._judged(request)
+        try:
+            if self._audit is not None:
+                self._audit.note(request, made)
+        except AuditError as error:
+            self._log(f"refused: {error}")
+            return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
+        return made
+
+    def _judged(self, request: RecordDict) -> RecordDict:
         try:
             return self._answer(request)
         except DataError as error:  # may quote samples, so its text stays here
@@ -132,6 +150,8 @@ class Site:
             self._parsed = order.config, parse(policy.short(order.config))
         config = self._parsed[1]
         policy.permit(self.limits, config, order)
+        if self._approvals is not None:
+            self._approvals.check(config, order, self.silos.features[0].numel())
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
         if self.limits.secure == "required":
@@ -284,9 +304,8 @@ class Site:
         asked = {"train": files.digest(sent, {})[:16]} if order.train else {}
         if order.evaluate:
             asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, {})[:16]
-        if order.secure is not None:  # all that an answer depends on: masks must not be used for two
-            own = f"{order.client} {order.last} {order.position} {order.cohort} {order.secure.samples}"
-            asked = {f"content-{k}": v + own * (k == "train") for k, v in asked.items()}
+        if order.secure is not None:
+            asked = asked_of(order, order.secure, asked, given)
         work = {"gradients": job.purse.expected} if order.train else {}
         work |= {"evaluations": 1} if order.evaluate else {}
         self.ledger.admit(order.job, order.round, asked, **work)

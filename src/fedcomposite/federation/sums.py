@@ -61,6 +61,8 @@ class Sums:
         if not self._limits.changing_cohorts:
             self._ledger.hold(order.job, "parties", seal(*secure.parties))
         if order.shape is None:
+            if not secure.recover:
+                self._take_down(order, {"introduce": ("", secure.parties)})
             made = self._introduce(order, secure, config, site)
         else:
             made = self._work(
@@ -98,8 +100,6 @@ class Sums:
         """The numbers of some sums under their masks."""
         who = {k: secure.trainers if k == "train" else secure.parties for k in parts}
         numbers = {k: Numbers.of(*part, len(who[k])) for k, part in parts.items()}
-        if not secure.recover:
-            self._take_down(order, {k: (contents[k], who[k]) for k in parts})
         hidden = {k: self._vault.conceal(order, secure, k, contents[k], n) for k, n in numbers.items()}
         return {f"{k}.{name}": t for k, n in hidden.items() for name, t in tally.tensors(n).items()}
 
@@ -111,6 +111,22 @@ class Sums:
                 self._ledger.hold(order.job, purpose, told)
             else:
                 self._ledger.admit(order.job, order.round, {f"sum-{purpose}": told})
+
+
+def asked_of(order: Order, secure: Secure, asked: Mapping[str, str], given: Vectors) -> dict[str, str]:
+    """What the ledger takes down of an order for a sum, before anything is computed; one of each per round.
+
+    First all that the site's answer depends on (``asked`` and some numbers), since masks must not be used for two; then
+    whose sum of what is told, which is known later where sites may go away.
+    """
+    shape = "" if order.shape is None else order.shape.model_dump_json()
+    place = {"train": (order.last, order.position, order.cohort), "evaluate": ()}
+    found = {f"content-{k}": seal(v, order.client, secure.samples, shape, *place[k]) for k, v in asked.items()}
+    if not secure.recover:
+        who = {"train": secure.trainers, "evaluate": secure.parties}
+        contents = contents_of(given, order.train, order.evaluate)
+        found |= {f"sum-{k}": seal(content, *who[k]) for k, content in contents.items()}
+    return found
 
 
 def contents_of(sent: Vectors, train: bool, evaluate: bool) -> dict[str, str]:
