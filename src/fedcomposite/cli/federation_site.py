@@ -33,8 +33,8 @@ def enrol(folder: Folder, name: Annotated[str, typer.Option(help="The site's nam
     with reporting():
         made = make_request(folder, name)
         key = pki.fingerprint(pki.read_site_key(folder / "site.key").public_key())
-        out.print(f"written: {escape(str(folder / 'site.key'))} (keep it here)", highlight=False)
-        out.print(f"send to the coordinator: {escape(str(made))}; the key is {key}", highlight=False)
+        out.print(f"written: {escape(str(folder / 'site.key'))} (keep it here)", highlight=False, soft_wrap=True)
+        out.print(f"send to the coordinator: {escape(str(made))}; the key is {key}", highlight=False, soft_wrap=True)
 
 
 def peers(folder: Folder) -> None:
@@ -43,7 +43,7 @@ def peers(folder: Folder) -> None:
         place = SiteFolder(folder)
         out.print(f"{place.name} (this site): {pki.fingerprint(pki.read_site_key(place.key).public_key())}")
         for name, path in place.peers.items():
-            out.print(f"{name}: {pki.fingerprint(pki.read_public(path))}", highlight=False)
+            out.print(f"{name}: {pki.fingerprint(pki.read_public(path))}", highlight=False, soft_wrap=True)
 
 
 def pending(
@@ -58,8 +58,10 @@ def pending(
             for name, entry in known.items():
                 if name.startswith(digest):
                     who = f"secure sum of {', '.join(entry['parties'])}" if entry["secure"] else "not a secure sum"
-                    out.print(f"{name} {entry['status']}, asked for {entry['asked']}, {who}", highlight=False)
-                    out.print(entry["experiment"], markup=False, highlight=False)
+                    out.print(
+                        f"{name} {entry['status']}, asked for {entry['asked']}, {who}", highlight=False, soft_wrap=True
+                    )
+                    out.print(entry["experiment"], markup=False, highlight=False, soft_wrap=True)
             return
         if not known:
             out.print("nothing was asked for")
@@ -88,7 +90,7 @@ def _decide(folder: Path, digest: str, status: Literal["approved", "rejected"]) 
         Audit(place.state, pki.read_site_key(place.key)).append(
             {"asked by": "this site", "what": status, "experiment": name}
         )
-        out.print(f"{name} is {status}", highlight=False)
+        out.print(f"{name} is {status}", highlight=False, soft_wrap=True)
 
 
 def audit(

@@ -342,6 +342,9 @@ address = "{address}"
 [data.columns]                 # common name = name in this file
 # age = "alter"
 
+[approval]                     # who decides what is computed here
+# required = true              # experiments wait for `fedcomposite federation approve`
+
 [limits]                       # whatever an experiment says
 # max_rounds = 1000
 # max_local_steps = 100
@@ -353,9 +356,6 @@ address = "{address}"
 # evaluations_per_day = 1000
 # max_message_mb = 100.0
 # secure = "required"          # only sums over several sites leave (peers/ says who they are)
-
-[approval]                     # who decides what is computed here
-# required = true              # experiments wait for `fedcomposite federation approve`
 """
 
 _README = """\
