@@ -119,3 +119,13 @@ def test_two_groups_that_reach_the_threshold_share_more_than_a_third(n):
     assert t <= n
     assert 2 * t - n > (n - 1) // 3 or n < 4
     assert 2 * t > n
+
+
+def test_all_but_one_together_open_the_last():
+    """What no sum can stop: b and c give their seeds to the coordinator."""
+    seeds, secret = parties(["a", "b", "c"]), np.array([3.25])
+    numbers = masking.conceal(Numbers.of(secret, [7.0], 3), "a", seeds["a"], None, b"context")
+    for other in ("b", "c"):
+        numbers = Mask(seeds[other]["a"], b"context").add(numbers, -masking.side("a", other))
+    assert numbers.vector() == secret
+    assert numbers.scalars() == [7.0]

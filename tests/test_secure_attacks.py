@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import secrets
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from secure_sites import make_keys, make_site, secure_sites
 from test_federation import LocalGrid, alone, federate, make_sites, method, opened, write
 
 import fedcomposite as fc
-from fedcomposite.federation import masking, wire
+from fedcomposite.federation import masking, secure, wire
 from fedcomposite.federation.masking import Numbers
 from fedcomposite.federation.orders import Key, Order
 from fedcomposite.federation.parcel import pack
@@ -523,3 +524,42 @@ def test_a_number_beyond_the_range_is_refused_by_the_site(silos, tmp_path):
     text = tomli_w.dumps({"problem": {"loss": "least_squares"}}) + write(method("Scaffold"))
     with pytest.raises(FederationError, match="range of a secure sum of 4 sites"):
         federate(LocalGrid(secure_sites(huge, tmp_path)), text, WAIT)
+
+
+def test_a_lie_within_the_range_is_not_seen(silos, tmp_path):
+    """What is lost: a site that adds 1 to every entry of its reply moves the mean by a quarter, and nobody knows."""
+
+    def meddle(site, content, answer):
+        if site != "b" or not order_of(content).train:
+            return answer
+        vectors = wire.deserialise(answer[wire.RECORD]["vectors"])
+        vectors["train.words"] += 1 << masking.BITS
+        return wire.content(report=wire.numbers(answer), vectors=vectors)
+
+    _, honest = federate(LocalGrid(secure_sites(silos, tmp_path / "1")), TEXT, WAIT)
+    _, bent = federate(LocalGrid(secure_sites(silos, tmp_path / "2"), meddle), TEXT, WAIT)
+    assert (honest.solution - bent.solution).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("settings", [WAIT, SKIP], ids=["wait", "skip"])
+def test_keys_of_masks_are_in_no_file(settings, silos, tmp_path, monkeypatch):
+    """So nobody who takes a site's folder later opens traffic that was recorded."""
+    made, generate = [], masking.X25519PrivateKey.generate
+    token = secrets.token_bytes
+
+    class Noting:
+        @staticmethod
+        def generate():
+            made.append(generate().private_bytes_raw())
+            return masking.X25519PrivateKey.from_private_bytes(made[-1])
+
+    def noting(size):
+        made.append(token(size))
+        return made[-1]
+
+    monkeypatch.setattr(secure, "X25519PrivateKey", Noting)
+    monkeypatch.setattr(secure.secrets, "token_bytes", noting)
+    federate(LocalGrid(secure_sites(silos, tmp_path, opened(changing_cohorts=True))), TEXT, settings)
+    written = b"".join(p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file())
+    assert len(made) >= 12
+    assert not [key for key in made if key in written or key.hex().encode() in written]

@@ -302,7 +302,7 @@ def test_the_commands_of_a_sites_people(silos, tmp_path):
     assert "nothing was asked for" in command("pending", first)
     with pytest.raises(FederationError, match="waits for approval"):
         federate(LocalGrid(sites), text, Settings(secure=True))
-    name = digest(parse(text))
+    name = digest(parse(text), silos.names)
     assert name[:16] in command("pending", first)
     assert "secure sum of a, b, c, d" in command("pending", first, name[:16]).replace("\n", " ")
     assert "no experiment begins" in command("approve", first, "123456", code=2)
@@ -315,6 +315,8 @@ def test_the_commands_of_a_sites_people(silos, tmp_path):
             federate(LocalGrid(sites), text, Settings(secure=True))
         command("approve", place, name)
     federate(LocalGrid(sites), text, Settings(secure=True))
+    with pytest.raises(FederationError, match="waits for approval"):  # the same with fewer sites is another experiment
+        federate(LocalGrid(sites[:3]), text, Settings(secure=True), job="another")
     shown = command("audit", first, "--lines", 0)
     assert "secure sum" in shown
     assert "lines, each as it was written" in shown

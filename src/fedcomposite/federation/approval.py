@@ -1,7 +1,8 @@
 """Experiments that wait for the people of a site: nothing is computed before they said yes.
 
 An experiment is known by the digest of its configuration, written in one way: what the coordinator fills in later
-(default values) does not change it, any other number does. Waiting, approved and rejected experiments lie in
+(default values) does not change it, any other number does. The parties of its secure sums belong to it, too. Waiting,
+approved and rejected experiments lie in
 ``state/approvals/DIGEST.json``, with their text.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -70,13 +72,13 @@ class Approval(BaseModel):
     allow: list[Rule] = []
 
 
-def digest(config: Config) -> str:
-    """The name of an experiment: a digest of its configuration, written in one way."""
+def digest(config: Config, parties: Sequence[str] = ()) -> str:
+    """The name of an experiment: a digest of its configuration, written in one way, and of the parties of its sums."""
     spec = dict(config.specs[0])
     if spec["name"] != AUTO and "steps" not in spec:
         label = {"label": spec["label"]} if "label" in spec else {}
         spec = algorithms.spec(config.make_algorithm(spec, None)) | label
-    return seal("experiment", write(config.only(spec, config.seed)))
+    return seal("experiment", write(config.only(spec, config.seed)), *parties)
 
 
 class Approvals:
@@ -92,7 +94,11 @@ class Approvals:
         """
         if not self._approval.required or any(rule.fits(config, order, features) for rule in self._approval.allow):
             return
-        name = digest(config)
+        if order.secure is not None and order.secure.phase in ("shares", "open"):
+            return  # they go on with keys that were made for an approved experiment
+        # Two sums over different parties say more than either: the same experiment with others is another one.
+        fixed = order.secure is not None and not order.secure.recover
+        name = digest(config, order.secure.parties if fixed and order.secure is not None else ())
         known = self._read(name)
         if known is None:
             known = self._keep(name, config, order)

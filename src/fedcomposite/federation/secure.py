@@ -245,7 +245,9 @@ class Vault:
         )
 
     def remember(self, secure: Secure, request: str, answer: RecordDict) -> None:
-        """Keep an answer, to be given again if it is lost on the way."""
+        """Keep an answer, to be given again if it is lost on the way; only the latest, since it may be large."""
+        for epoch in self._epochs.values():
+            epoch.last = None
         self._epochs[secure.epoch].last = request, answer
 
     # -- opening ------------------------------------------------------------------------------------------------------
