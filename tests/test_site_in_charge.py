@@ -20,6 +20,7 @@ from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.enrol import open_site
 from fedcomposite.federation.folder import FederationFolder, SiteFolder
+from fedcomposite.federation.orders import Secure
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import Site
@@ -302,7 +303,10 @@ def test_the_commands_of_a_sites_people(silos, tmp_path):
     assert "nothing was asked for" in command("pending", first)
     with pytest.raises(FederationError, match="waits for approval"):
         federate(LocalGrid(sites), text, Settings(secure=True))
-    name = digest(parse(text), silos.names)
+    sums = Secure(phase="keys", epoch="0" * 32, parties=list(silos.names))
+    name = digest(parse(text), sums)
+    others = [None, sums.model_copy(update={"recover": True}), sums.model_copy(update={"parties": ["a", "b", "c"]})]
+    assert len({name, *(digest(parse(text), one) for one in others)}) == 4
     assert name[:16] in command("pending", first)
     assert "secure sum of a, b, c, d" in command("pending", first, name[:16]).replace("\n", " ")
     assert "no experiment begins" in command("approve", first, "123456", code=2)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from fedcomposite._validation import UserError
 from fedcomposite.choice import AUTO
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation.masking import seal
-from fedcomposite.federation.orders import Order
+from fedcomposite.federation.orders import Order, Secure
 from fedcomposite.federation.policy import RefusalError
 from fedcomposite.federation.shape import write
 from fedcomposite.files import write_atomic
@@ -72,13 +71,18 @@ class Approval(BaseModel):
     allow: list[Rule] = []
 
 
-def digest(config: Config, parties: Sequence[str] = ()) -> str:
-    """The name of an experiment: a digest of its configuration, written in one way, and of the parties of its sums."""
+def digest(config: Config, secure: Secure | None = None) -> str:
+    """The name of an experiment: a digest of its configuration, written in one way, and of what its sums are over.
+
+    Two sums over different parties say more than either, and numbers that are not summed say more still: the same
+    experiment with other parties, with changing ones, or without secure sums is another experiment.
+    """
     spec = dict(config.specs[0])
     if spec["name"] != AUTO and "steps" not in spec:
         label = {"label": spec["label"]} if "label" in spec else {}
         spec = algorithms.spec(config.make_algorithm(spec, None)) | label
-    return seal("experiment", write(config.only(spec, config.seed)), *parties)
+    over = ["plain"] if secure is None else ["changing"] if secure.recover else ["sums", *secure.parties]
+    return seal("experiment", write(config.only(spec, config.seed)), *over)
 
 
 class Approvals:
@@ -96,9 +100,7 @@ class Approvals:
             return
         if order.secure is not None and order.secure.phase in ("shares", "open"):
             return  # they go on with keys that were made for an approved experiment
-        # Two sums over different parties say more than either: the same experiment with others is another one.
-        fixed = order.secure is not None and not order.secure.recover
-        name = digest(config, order.secure.parties if fixed and order.secure is not None else ())
+        name = digest(config, order.secure)
         known = self._read(name)
         if known is None:
             known = self._keep(name, config, order)
