@@ -29,7 +29,7 @@
 ``bundle``         that bundle, which holds no code, and the check of it
 ``pki``            certificate authority, server certificate, site keys, the key for orders
 ``signing``        signed requests and orders
-``folder``         the federation's and the sites' folders
+``folder``         the federation's and the sites' folders; ``templates`` their texts
 ``engine``         Flower as a program: version, environment
 ``superlink``      Flower's SuperLink in memory: nodes, runs, its own SuperNodes (uses internals; version-checked)
 ``exchange``       what the service knows: sessions, orders on their way, replies that have arrived

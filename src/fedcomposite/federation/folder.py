@@ -33,6 +33,7 @@ from fedcomposite._validation import UserError, suggest
 from fedcomposite.federation import pki
 from fedcomposite.federation.approval import Approval
 from fedcomposite.federation.site import Limits
+from fedcomposite.federation.templates import README
 from fedcomposite.files import write_atomic
 
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,62}")
@@ -152,7 +153,7 @@ class FederationFolder:
         (folder / "coordinator.pub").write_bytes(pki.public_part(self.order_key))
         if not (folder / "site.toml").exists():
             (folder / "site.toml").write_text(_SITE_TOML.format(name=name, address=address), encoding="utf-8")
-        (folder / "README.md").write_text(_README.format(name=name, address=address), encoding="utf-8")
+        (folder / "README.md").write_text(README.format(name=name, address=address), encoding="utf-8")
         write_atomic(self.public_key(name), public + b"\n")
         self._introduce()
         return folder
@@ -356,20 +357,4 @@ address = "{address}"
 # evaluations_per_day = 1000
 # max_message_mb = 100.0
 # secure = "required"          # only sums over several sites leave (peers/ says who they are)
-"""
-
-_README = """\
-# Enrolment of {name}
-
-This folder lets {name} take part in a federation. `site.key` is its private key, made by `federation enrol` on the
-site's own machine: keep it there, readable by one account only. `ca.crt` is the authority that vouches for the
-coordinator at {address}, and `coordinator.pub` is the key with which it signs its orders. `peers/` holds the public
-keys of the other sites; compare them with those sites (`fedcomposite federation peers .`), since secure sums are as
-good as these keys. `site.toml` holds your data's columns and your limits.
-
-    pip install 'fedcomposite[flower]'
-    fedcomposite federation join . --data patients.csv --target num
-
-Nothing listens on this machine; it connects to {address} over TLS. Samples never leave. To leave the federation, stop
-the command and delete this folder.
 """
