@@ -155,16 +155,18 @@ class FederationFolder:
             (folder / "site.toml").write_text(_SITE_TOML.format(name=name, address=address), encoding="utf-8")
         (folder / "README.md").write_text(README.format(name=name, address=address), encoding="utf-8")
         write_atomic(self.public_key(name), public + b"\n")
-        self._introduce()
+        self._introduce(name)
         return folder
 
-    def _introduce(self) -> None:
-        """Put every site's public key into the others' folders: with these they know each other."""
-        known = {p.stem: p.read_bytes() for p in sorted((self.path / "keys").glob("*.pub"))}
-        for name in known:
-            for other, key in known.items():
-                if other != name:
-                    write_atomic(self.path / "sites" / name / "peers" / f"{other}.pub", key)
+    def _introduce(self, name: str) -> None:
+        """Put a site's public key into the others' folders, and theirs into its: with these they know each other."""
+        own = self.public_key(name).read_bytes()
+        for other in sorted((self.path / "keys").glob("*.pub")):
+            if other.stem != name:
+                for site, peer, key in ((name, other.stem, other.read_bytes()), (other.stem, name, own)):
+                    folder = self.path / "sites" / site / "peers"
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / f"{peer}.pub").write_bytes(key)
 
     def admit(self, name: str, public: bytes, replace: bool = False) -> Path:
         """A site by the public key of its request; returns the folder to be carried to it."""
