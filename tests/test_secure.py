@@ -66,13 +66,13 @@ def test_equals_the_simulator(name, weights, tmp_path):
     partial = algorithm.partial and algorithm.exchanges == 1
     cases = [(1.0, SECURE)] + [(0.5, SECURE)] * algorithm.partial + [(1.0, SKIP)] * partial
     for case, (share, settings) in enumerate(cases):
-        text = write(algorithm, regularizer_of(algorithm), participation=share, batch_size=4)
+        text = write(algorithm, regularizer_of(algorithm), participation=share, batch_size=4, rounds=3)
         text = tomli_w.dumps({"problem": {"weights": weights}}) + text
         limits = opened(min_parties=2, changing_cohorts=case > 0)
         grid = LocalGrid(secure_sites(problem.silos, tmp_path / str(case), limits))
         _, run = federate(grid, text, settings)
         want = simulate(
-            problem, algorithm, rounds=5, batch_size=4, participation=share, stationarity_step=0.1, backend="loop"
+            problem, algorithm, rounds=3, batch_size=4, participation=share, stationarity_step=0.1, backend="loop"
         )
         torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-9)
         for a, b in zip(run.history, want.history, strict=True):
@@ -146,11 +146,10 @@ def test_divergence_is_said_by_a_count(silos, tmp_path):
         algorithms.FedAvg(local_steps=3, step=1e-3), rounds=1
     )
     positive = Silos.from_arrays([(silos[i][0], silos[i][1].abs()) for i in range(4)], names=silos.names)
-    one, _ = federate(LocalGrid(secure_sites(positive, tmp_path)), text, SECURE, job="one")
     grid = LocalGrid(secure_sites(positive, tmp_path))
-    one = Coordinator(grid, list(silos.names), grid.nodes, parse(text), "two", SECURE)
+    one = Coordinator(grid, list(silos.names), grid.nodes, parse(text), "job", SECURE)
     one.prepare()
     far = torch.full((8,), 1e5, dtype=torch.float64)
     seen = one.transport.exchange(Request(0, one.driver.buffers, None, None, far)).measured()
     assert float(seen.loss) == math.inf
-    assert not seen.gradient.any()
+    assert seen.gradient.isfinite().all()  # that of the sites whose numbers are
