@@ -4,14 +4,16 @@
 * many: as many sites as ``--sites`` says, each with a part of the same patients;
 * stock: the same with Flower's own SuperNode, which starts a process per message;
 * large: two sites with a ResNet-18 in float32 (45 MB a vector) and FedDR (two vectors of state at each site);
-* state: the same with a perceptron of 13 million weights (52 MB a vector, over 100 MB of state at each site).
+* state: the same with a perceptron of 13 million weights (52 MB a vector, over 100 MB of state at each site);
+* secure: four sites, a linear model of a million coefficients in float64, three times: plain, with ``--secure``, and
+  with ``--secure --policy skip`` (shares of the masks' seeds in every round); prints the ratios to the plain round.
 
 Every round is evaluated. The time of a round is the median difference between the history's clock readings; ``compute``
 is the part that the slowest site spent computing, by its own log, and the rest is overhead. ``cpu`` is the service's
 processor time per round, ``idle`` its share of a core while nothing happens, ``service_mb`` its largest memory, and
 ``files_mb`` what lies in its folder in the end.
 
-Run ``python benchmarks/federation.py [--cases warm,many,stock,large,state] [--sites 20] [--json FILE]``.
+Run ``python benchmarks/federation.py [--cases warm,many,stock,large,state,secure] [--sites 20] [--json FILE]``.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ import tomli_w
 from fedcomposite.federation import demo
 from fedcomposite.federation.folder import FederationFolder
 
-ROUNDS = {"warm": 12, "many": 12, "stock": 4, "large": 3, "state": 3}
+SECURE = {"secure": ["--secure"], "skip": ["--secure", "--policy", "skip"], "plain": []}
+ROUNDS = {"warm": 12, "many": 12, "stock": 4, "large": 3, "state": 3, **dict.fromkeys(SECURE, 8)}
 IDLE = 20.0  # seconds for which an idle service is watched
 MODELS = {"large": {"name": "resnet18"}, "state": {"name": "mlp", "options": {"hidden": [4096, 64]}}}
 
@@ -86,10 +89,27 @@ def images(folder: Path, rounds: int, model: dict[str, object]) -> tuple[list[st
     return sites, "npz", "label"
 
 
+def long_vectors(folder: Path, rounds: int) -> tuple[list[str], str, str]:
+    """Few samples with a million features, at four sites."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    sites = ["north", "south", "east", "west"]
+    for site in sites:
+        np.savez(folder / f"{site}.npz", X=rng.normal(size=(10, 10**6)) / 1e3, label=np.arange(10) % 2)
+    config = {
+        "algorithm": {"name": "FedAvg", "local_steps": 2, "step": 0.1},
+        "run": {"rounds": rounds, "stationarity_step": 0.1},
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    return sites, "npz", "label"
+
+
 def measure(case: str, folder: Path, count: int) -> dict[str, float]:
     rounds = ROUNDS[case]
     data = folder / "data"
-    if case in MODELS:
+    if case in SECURE:
+        sites, kind, target = long_vectors(data, rounds)
+    elif case in MODELS:
         sites, kind, target = images(data, rounds, MODELS[case])
     else:
         sites, kind, target = parts(data, rounds, count) if case == "many" else hospitals(data, rounds)
@@ -104,16 +124,17 @@ def measure(case: str, folder: Path, count: int) -> dict[str, float]:
             place = fed.path / "sites" / site
             text = (place / "site.toml").read_text()
             added = f'[data]\nfile = "{data / f"{site}.{kind}"}"\ntarget = "{target}"\n'
-            added += f"classes = {list(range(10))}\n" if kind == "npz" else ""
+            added += f"classes = {list(range(10))}\n" if case in MODELS else ""
             limits = "networks = true\nmin_batch = 1\nmin_class = 1\n"
+            limits += "parameter_share = 1e6\nchanging_cohorts = true\n" if case in SECURE else ""
             (place / "site.toml").write_text(text.replace("[data]\n", added, 1) + limits)
             joined[site] = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place), *stock))
         for site, process in joined.items():
             demo.wait_for(folder / f"{site}.log", "SuperNode ID" if stock else "waiting for work", process, 600)
         ready, before = time.perf_counter() - began, spent(server.pid)
-        time.sleep(IDLE)
+        time.sleep(IDLE if case not in SECURE else 1.0)
         idle, before = (spent(server.pid) - before) / IDLE, spent(server.pid)
-        command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run")]
+        command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run"), *SECURE.get(case, [])]
         with demo.party(folder / "run.log", *command) as run:
             if run.wait(900) != 0:
                 raise RuntimeError((folder / "run.log").read_text())
@@ -144,13 +165,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     results = {}
-    for case in chosen.cases.split(","):
+    cases = [
+        c for case in chosen.cases.split(",") for c in (["plain", "secure", "skip"] if case == "secure" else [case])
+    ]
+    for case in cases:
         with tempfile.TemporaryDirectory(prefix=f"federation-{case}-") as folder:
             results[case] = measure(case, Path(folder), chosen.sites)
         shown = "  ".join(f"{k} {v:.2f}" for k, v in results[case].items())
         print(f"{case:6s} {shown}", flush=True)
     if {"warm", "stock"} <= set(results):
         print(f"stock / warm: {results['stock']['round'] / results['warm']['round']:.1f}")
+    for case in ("secure", "skip"):
+        if {"plain", case} <= set(results):
+            print(f"{case} / plain: {results[case]['round'] / results['plain']['round']:.2f}")
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -980,7 +980,7 @@ def command(*arguments):
 
 def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path):
     fed = tmp_path / "fed"
-    assert command("init", fed, "--sites", "a,b", "--port", 0)[0] == 0
+    assert command("init", fed, "--sites", "a,b", "--port", 0, "--keys")[0] == 0
     (tmp_path / "a.csv").write_text("x,y\n" + "1.5,0\n2.5,1\n" * 10)
     (tmp_path / "bad.toml").write_text("[run]\nround = 3\n")
     (tmp_path / "good.toml").write_text(write(method("FedNMap"), L1))

@@ -137,17 +137,20 @@ def test_experiments_name_columns_and_style(tmp_path):
 def test_sites_read_their_files_alike(tmp_path):
     pytest.importorskip("flwr")
     from fedcomposite.federation.enrol import open_site
-    from fedcomposite.federation.folder import SiteFile
+    from fedcomposite.federation.folder import FederationFolder, SiteFile, SiteFolder
 
     (tmp_path / "a.csv").write_bytes("größe;id;y\n1,5;x;0\n2,5;z;1\n".encode("cp1252"))
-    section = {"file": "a.csv", "target": "y", "drop": ["id"], "encoding": "cp1252", "columns": {"size": "größe"}}
+    section = {
+        "file": str(tmp_path / "a.csv"),
+        "target": "y",
+        "drop": ["id"],
+        "encoding": "cp1252",
+        "columns": {"size": "größe"},
+    }
     limits = {"min_samples": 1, "min_batch": 1, "min_evaluation": 1}
     file = SiteFile.model_validate({"site": {"name": "s", "address": "h:1"}, "data": section, "limits": limits})
 
-    class Folder:
-        path, state, name = tmp_path, tmp_path / "state", "s"
-
-    folder = Folder()
+    folder = SiteFolder(FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["s"]).path / "sites" / "s")
     folder.file = file
     site = open_site(folder)
     assert site.silos.names == ("s",)

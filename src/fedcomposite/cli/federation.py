@@ -1,5 +1,7 @@
 """The command line of a federation: ``init | serve | join | run | status | demo``, and who may take part.
 
+What a site's people decide and read is in ``federation_site``.
+
 Exit codes: 0 done, 1 failed or stopped, 2 wrong usage, data or configuration.
 """
 
@@ -21,10 +23,11 @@ from rich.markup import escape
 
 from fedcomposite.cli.console import out, reporting
 from fedcomposite.cli.federation_jobs import begin, conduct, job_status, require_service, say, show, tell_service
+from fedcomposite.cli.federation_site import add_site_commands
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
-from fedcomposite.federation import engine
+from fedcomposite.federation import engine, pki
 from fedcomposite.federation.apps import SITE
 from fedcomposite.federation.enrol import open_site
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder, free_port
@@ -37,6 +40,7 @@ from fedcomposite.federation.supernode import Connection, RefusedError, reach
 federation_app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A real federation, over Flower."
 )
+add_site_commands(federation_app)
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 
 
@@ -59,13 +63,21 @@ def init(
     sites: Annotated[str, typer.Option(help="The sites' names, separated by commas; their order is the clients'.")],
     host: Annotated[str, typer.Option(help="Address or name under which sites reach the coordinator.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The service's port; 0 takes a free one.")] = 9443,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Also make the sites' private keys here, to be carried to them.")
+    ] = False,
 ) -> None:
-    """Make a federation: authority, server certificate, and one enrolment folder per site."""
+    """Make a federation: authority, server certificate, order key; sites make their own keys (`enrol`)."""
     with _one_line():
-        made = FederationFolder.create(folder, host, port, [s.strip() for s in sites.split(",")])
+        made = FederationFolder.create(folder, host, port, [s.strip() for s in sites.split(",")], keys)
         out.print(f"written: {escape(str(folder))} for {made.host}:{made.port}")
         for site in made.sites:
-            out.print(f"  carry to {site}: {escape(str(folder / 'sites' / site))}", highlight=False)
+            if keys:
+                out.print(f"  carry to {site}: {escape(str(folder / 'sites' / site))}", highlight=False)
+            else:
+                out.print(f"  at {site}: fedcomposite federation enrol FOLDER --name {site}", highlight=False)
+        if not keys:
+            out.print(f"then, for each request: fedcomposite federation admit {escape(str(folder))} REQUEST")
         out.print(f"next: fedcomposite federation serve {escape(str(folder))}")
 
 
@@ -85,7 +97,7 @@ def serve(
         with FolderLock(federation.state):
             if federation.renew_certificate():
                 say("the service's certificate was about to expire; a new one is in use")
-            names = ", ".join(federation.permitted())
+            names = ", ".join(federation.permitted()) or "nobody yet"
 
             def ready() -> None:
                 say(f"serving on {federation.bind} port {federation.port} for {names}; Ctrl-C stops")
@@ -162,12 +174,15 @@ def run(
     sites: Annotated[
         str | None, typer.Option(help="Who takes part, separated by commas (default: all sites of the federation).")
     ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Only sums over the sites are known here (secure aggregation).")
+    ] = False,
 ) -> None:
     """Analyst, on the coordinator's machine: run an experiment across the sites and leave a run folder."""
     with _one_line():
         _interruptible()
         try:
-            settings = Settings(policy, round_timeout, patience, give_up, min_sites)
+            settings = Settings(policy, round_timeout, patience, give_up, min_sites, secure=secure)
         except ValueError as error:
             raise FolderError(str(error)) from None
         federation = FederationFolder(folder)
@@ -245,6 +260,26 @@ def add_site(folder: Federation, site: Site) -> None:
         made = federation.add_site(site)
         tell_service(federation)
         out.print(f"  carry to {site}: {escape(str(made))}", highlight=False)
+
+
+@federation_app.command()
+def admit(
+    folder: Federation,
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="The site's request, a .csr file of `enrol`.")],
+    replace: Annotated[bool, typer.Option("--replace", help="In place of the key that the site had.")] = False,
+) -> None:
+    """Coordinator: take a site by its request, and make the folder that is carried back to it."""
+    with _one_line():
+        federation = FederationFolder(folder)
+        name, public = pki.read_request(request)
+        made = federation.admit(name, public, replace)
+        tell_service(federation)
+        shown = pki.fingerprint(pki.read_public(federation.public_key(name)))
+        out.print(f"{name} is admitted; its key is {shown}: compare it with {name}'s people", highlight=False)
+        out.print(f"  carry to {name}, beside its site.key: {escape(str(made))}", highlight=False)
+        others = [s for s in federation.permitted() if s != name]
+        if others:
+            out.print(f"  for secure sums, carry keys/{name}.pub to peers/ of {', '.join(others)}", highlight=False)
 
 
 @federation_app.command()

@@ -8,7 +8,7 @@ import json
 import signal
 import tomllib
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,8 @@ def begin(
             raise FolderError(f"--resume {resume}: no job there, so this is not a run of a federation")
         require_service(federation)
         job = Job.model_validate_json(federation.job(name_file.read_text().strip()).read_text(encoding="utf-8"))
-        job = job.model_copy(update={"out": str(place.path), "settings": asdict(settings)})
+        kept = replace(settings, secure=settings.secure or bool(job.settings.get("secure")))  # never less than it was
+        job = job.model_copy(update={"out": str(place.path), "settings": asdict(kept)})
     else:
         source = locate(str(config))
         text = read_text(source)

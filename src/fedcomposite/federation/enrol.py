@@ -14,7 +14,11 @@ from fedcomposite.data import Silos
 from fedcomposite.data.sparse import Features, tensors_only
 from fedcomposite.data.steps import Unit
 from fedcomposite.data.svmlight import is_svmlight
-from fedcomposite.federation.folder import FolderError, SiteFolder
+from fedcomposite.federation import pki
+from fedcomposite.federation.approval import Approvals
+from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.folder import FolderError, SiteFolder, check_names
+from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.site import Site
 from fedcomposite.federation.states import StateStore
 
@@ -40,7 +44,19 @@ def open_site(
         **section.model_dump(exclude={"file", "target", "test", "classes", "units"}),
     )
     silos = _in_units(silos, section.units, str(folder.path / "site.toml"))
-    return Site(folder.name, silos, StateStore(folder.state), folder.file.limits, log, section.classes)
+    limits, key = folder.file.limits, pki.read_site_key(folder.key)
+    peers = {name: pki.read_public(path) for name, path in folder.peers.items()}
+    return Site(
+        folder.name,
+        silos,
+        StateStore(folder.state),
+        limits,
+        log,
+        section.classes,
+        vault=Vault(folder.name, limits, key, peers),
+        approvals=Approvals(folder.state, folder.file.approval),
+        audit=Audit(folder.state, key, pki.fingerprint(pki.read_public(folder.coordinator))),
+    )
 
 
 def _in_units(silos: Silos, units: Mapping[str, Unit], where: str) -> Silos:
@@ -58,3 +74,13 @@ def _in_units(silos: Silos, units: Mapping[str, Unit], where: str) -> Silos:
 
     held: dict[str, Any] = {part: (converted(X), y) for part, (X, y) in silos.held_out.items()}
     return replace(silos, features=converted(silos.features), **held)
+
+
+def make_request(path: Path, name: str) -> Path:
+    """At the site: a key that never leaves it, and the request by which a coordinator admits its owner."""
+    check_names([name])
+    if not (path / "site.key").exists():
+        pki.make_site_key(path / "site.key")
+    made = path / f"{name}.csr"
+    made.write_bytes(pki.request(path / "site.key", name))
+    return made

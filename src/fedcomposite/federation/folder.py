@@ -5,13 +5,14 @@ federation.toml       host, port and the sites in their order (site i is client 
 ca/                   the authority: ``ca.crt``, ``ca.key``
 server/               ``server.pem``, ``server.key``; ``orders.key``, with which orders are signed
 keys/NAME.pub         the sites' public keys
-sites/NAME/           an enrolment folder, to be carried to the site (and its ``site.key`` then deleted here)
+sites/NAME/           an enrolment folder, to be carried to the site
 state/                the service's socket and spool, the sites' node numbers, who is revoked, jobs
 runs/                 run folders
 ====================  ===============================================================================================
 
-An enrolment folder has ``ca.crt``, ``coordinator.pub``, ``site.key``, ``site.toml`` and a README; at the site
-``state/`` is added.
+An enrolment folder has ``ca.crt``, ``coordinator.pub``, ``site.toml``, a README, and in ``peers/`` the public keys of
+the other sites. ``site.key`` is made at the site, or here if that was asked for (and then to be deleted here); at the
+site ``state/`` is added.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedcomposite._validation import UserError, suggest
 from fedcomposite.data.steps import Unit
 from fedcomposite.federation import pki
+from fedcomposite.federation.approval import Approval
 from fedcomposite.federation.site import Limits
+from fedcomposite.federation.templates import README
 from fedcomposite.files import write_atomic
 
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,62}")
@@ -89,6 +92,7 @@ class SiteFile(_Section):
     site: _Site
     data: DataSection = DataSection()
     limits: Limits = Limits()
+    approval: Approval = Approval()
 
 
 def _read(path: Path, model: type[BaseModel]) -> Any:
@@ -123,10 +127,15 @@ class FederationFolder:
         self.spool = self.state / "spool"
 
     @classmethod
-    def create(cls, path: str | Path, host: str, port: int, sites: Sequence[str]) -> FederationFolder:
-        """Make keys, certificates and one enrolment folder per site; port 0 takes a free one."""
+    def create(
+        cls, path: str | Path, host: str, port: int, sites: Sequence[str], keys: bool = True
+    ) -> FederationFolder:
+        """Make an authority, certificates, and with ``keys`` the sites' keys in their folders; port 0 takes a free one.
+
+        Without, every site makes its own and is admitted by its request.
+        """
         path = Path(path)
-        _check_names(sites)
+        check_names(sites)
         if path.exists() and any(path.iterdir()):
             raise FolderError(f"{path}: already holds files")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,27 +147,51 @@ class FederationFolder:
         _write_federation(path, host, port, sites)
         made = cls(path)
         made.state.mkdir(mode=0o700)
-        for name in sites:
+        for name in sites if keys else []:
             made._enrol(name)
         return made
 
-    def _enrol(self, name: str) -> Path:
-        """Write a site's enrolment folder with a new key; what the site's people wrote in site.toml stays."""
+    def _enrol(self, name: str, public: bytes | None = None) -> Path:
+        """Write a site's enrolment folder, with a new key unless the site has one; what is in site.toml stays."""
         folder, coordinator = self.path / "sites" / name, pki.public_part(self.order_key)
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         (folder / "site.key").unlink(missing_ok=True)
-        public = pki.make_site_key(folder / "site.key")
+        folder.mkdir(parents=True, exist_ok=True)
+        if public is None:
+            public = pki.make_site_key(folder / "site.key")
         (folder / "ca.crt").write_bytes(self.authority.read_bytes())
         (folder / "coordinator.pub").write_bytes(coordinator)
         if not (folder / "site.toml").exists():
             (folder / "site.toml").write_text(_SITE_TOML.format(name=name, address=address), encoding="utf-8")
-        (folder / "README.md").write_text(_README.format(name=name, address=address), encoding="utf-8")
+        (folder / "README.md").write_text(README.format(name=name, address=address), encoding="utf-8")
         write_atomic(self.public_key(name), public + b"\n")
+        self._introduce(name)
+        return folder
+
+    def _introduce(self, name: str) -> None:
+        """Put a site's public key into the others' folders, and theirs into its: with these they know each other."""
+        own = self.public_key(name).read_bytes()
+        for other in sorted((self.path / "keys").glob("*.pub")):
+            if other.stem != name:
+                for site, peer, key in ((name, other.stem, other.read_bytes()), (other.stem, name, own)):
+                    folder = self.path / "sites" / site / "peers"
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / f"{peer}.pub").write_bytes(key)
+
+    def admit(self, name: str, public: bytes, replace: bool = False) -> Path:
+        """A site by the public key of its request; returns the folder to be carried to it."""
+        check_names([*(s for s in self.sites if s != name), name])
+        if self.public_key(name).exists() and not replace and self.public_key(name).read_bytes().strip() != public:
+            raise FolderError(f"{name} has another key already; --replace takes this one in its place")
+        folder = self._enrol(name, public)
+        if name not in self.sites:
+            self.sites = [*self.sites, name]
+            _write_federation(self.path, self.host, self.port, self.sites)
         return folder
 
     def add_site(self, name: str) -> Path:
         """A new site, the last in the order of the clients; returns its enrolment folder."""
-        _check_names([*self.sites, name])
+        check_names([*self.sites, name])
         folder = self._enrol(name)
         self.sites = [*self.sites, name]
         _write_federation(self.path, self.host, self.port, self.sites)
@@ -185,7 +218,8 @@ class FederationFolder:
         fresh = self.path / "server" / "orders.new"
         fresh.unlink(missing_ok=True)
         pki.make_order_key(fresh)
-        made = [self.path / "sites" / name / "coordinator.pub" for name in self.sites]
+        folders = [self.path / "sites" / name for name in self.sites]
+        made = [folder / "coordinator.pub" for folder in folders if folder.is_dir()]  # others are not admitted yet
         for file in made:
             write_atomic(file, pki.public_part(fresh))
         os.replace(fresh, fresh.with_name("orders.key"))
@@ -244,7 +278,11 @@ class FederationFolder:
     def permitted(self) -> list[str]:
         """Sites that may take part."""
         out = set(self.revoked())
-        return [s for s in self.sites if s not in out]
+        return [s for s in self.sites if s not in out and self.public_key(s).exists()]
+
+    def awaited(self) -> list[str]:
+        """Sites that have not sent a request yet."""
+        return [s for s in self.sites if not self.public_key(s).exists()]
 
     def _check_known(self, site: str) -> None:
         if site not in self.sites:
@@ -280,8 +318,14 @@ class SiteFolder:
                 hint = "; ask the coordinator for it (its command is: federation rotate)" * (path == self.coordinator)
                 raise FolderError(f"{path}: missing from the enrolment folder{hint}")
 
+    @property
+    def peers(self) -> dict[str, Path]:
+        """The other sites' public keys."""
+        return {p.stem: p for p in sorted((self.path / "peers").glob("*.pub"))}
 
-def _check_names(sites: Sequence[str]) -> None:
+
+def check_names(sites: Sequence[str]) -> None:
+    """Names that can be files and addresses, all different."""
     for name in sites:
         if not _NAME.fullmatch(name):
             raise FolderError(f"site {name!r}: use small letters, digits, - and _ (at most 63)")
@@ -339,6 +383,8 @@ address = "{address}"
 
 [data.units]                   # common name = how this file's numbers become those of the common unit
 # chol = {{ scale = 38.67 }}     # mmol/L to mg/dL; also shift = ...
+[approval]                     # who decides what is computed here
+# required = true              # experiments wait for `fedcomposite federation approve`
 
 [limits]                       # whatever an experiment says
 # max_rounds = 1000
@@ -350,18 +396,5 @@ address = "{address}"
 # reproducible_batches = true  # the coordinator then knows which samples are in a minibatch
 # evaluations_per_day = 1000
 # max_message_mb = 100.0
-"""
-
-_README = """\
-# Enrolment of {name}
-
-This folder lets {name} take part in a federation. `site.key` is its private key: keep it on this machine, readable by
-one account only. `ca.crt` is the authority that vouches for the coordinator at {address}, and `coordinator.pub`
-is the key with which it signs its orders. `site.toml` holds your data's columns and your limits.
-
-    pip install 'fedcomposite[flower]'
-    fedcomposite federation join . --data patients.csv --target num
-
-Nothing listens on this machine; it connects to {address} over TLS. Samples never leave. To leave the federation, stop
-the command and delete this folder.
+# secure = "required"          # only sums over several sites leave (peers/ says who they are)
 """

@@ -21,6 +21,7 @@ from fedcomposite.files import write_atomic
 
 Kind = Literal["gradients", "evaluations"]
 _DAYS = 60  # after which an unused job is forgotten
+_SECURE = {"content": "a secure sum has one model", "sum": "a secure sum has one model and one set of parties"}
 
 
 def today() -> date:
@@ -69,24 +70,44 @@ class Ledger:
         that goes through many models may not.
         """
         book, limits = self._open(), self._limits
-        entry = book["jobs"].get(job)
-        if entry is None:
-            self._count(book["today"], "jobs", 1, limits.jobs_per_day, "new jobs a day")
-            entry = book["jobs"][job] = {"data": self._data, "round": 0, "gradients": 0, "evaluations": 0, "seen": {}}
-        if entry["data"] != self._data:
-            raise RefusalError(f"job {job} began with other data here; start the job anew")
+        entry = self._entry(book, job)
         for what, digest in asked.items():
+            most = limits.models_per_round if what in ("train", "evaluate") else 1
             seen = entry["seen"].setdefault(f"{what} {round}", [])
             if digest in seen:
                 continue
             if round < entry["round"]:
                 raise RefusalError(f"job {job} has reached round {entry['round'] + 1}; this order is for {round + 1}")
-            if len(seen) == limits.models_per_round:
-                raise RefusalError(f"another model in round {round + 1}: models_per_round = {limits.models_per_round}")
+            if len(seen) == most:
+                why = _SECURE.get(what.partition("-")[0], f"models_per_round = {most}")
+                raise RefusalError(f"another model in round {round + 1}: {why}")
+
             seen.append(digest)
         entry |= {"round": max(round, entry["round"]), "used": book["day"]}
         entry["seen"] = {k: v for k, v in entry["seen"].items() if int(k.split()[1]) >= entry["round"] - 1}
         self._spend(book, job, work)
+        self._write(book)
+
+    def _entry(self, book: dict[str, Any], job: str) -> dict[str, Any]:
+        """What is known of a job; a new one is counted."""
+        entry: dict[str, Any] | None = book["jobs"].get(job)
+        if entry is None:
+            self._count(book["today"], "jobs", 1, self._limits.jobs_per_day, "new jobs a day")
+            entry = book["jobs"][job] = {"data": self._data, "round": 0, "gradients": 0, "evaluations": 0, "seen": {}}
+        if entry["data"] != self._data:
+            raise RefusalError(f"job {job} began with other data here; start the job anew")
+        return entry
+
+    def hold(self, job: str, what: str, digest: str) -> None:
+        """Take down what must stay as it is for a whole job: the parties of its secure sums."""
+        book = self._open()
+        held = self._entry(book, job).setdefault("held", {})
+        if held.get(what) == digest:
+            return
+        if what in held:
+            raise RefusalError(f"job {job} began with other parties; start the job anew")
+        held[what] = digest
+        book["jobs"][job]["used"] = book["day"]
         self._write(book)
 
     def spend(self, job: str, **work: int) -> None:

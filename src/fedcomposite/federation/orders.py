@@ -46,6 +46,43 @@ class Shape(_Data):
     clients: int = Field(ge=1, le=2**31)
 
 
+class Key(_Data):
+    """A site's keys for one epoch of secure sums, signed with its own key."""
+
+    site: Name
+    channel: str = Field(pattern="^[0-9a-f]{64}$")
+    """X25519, for what only one other site may read."""
+    mask: str = Field(pattern="^[0-9a-f]{64}$")
+    """X25519, for masks."""
+    commitment: str = Field(pattern="^[0-9a-f]{64}$")
+    """Digest of the seed of its own mask."""
+    signature: str = Field(max_length=200)
+
+
+Parties = Annotated[list[Name], Field(max_length=1000)]
+
+
+class Secure(_Data):
+    """What an order says about secure sums: one of four phases, see ``secure``."""
+
+    phase: Literal["keys", "shares", "sum", "open"]
+    epoch: str = Field(pattern="^[0-9a-f]{32}$")
+    """The keys that are meant."""
+    recover: bool = False
+    """Whether a sum can be opened without the sites that went away meanwhile."""
+    parties: Parties = []
+    """Who is asked for keys; whose sum is asked for."""
+    trainers: Parties = []
+    """Those of them that train in this round."""
+    survivors: Parties = []
+    """Whose masked numbers have arrived."""
+    keys: Annotated[list[Key], Field(max_length=1000)] = []
+    boxes: dict[Name, Annotated[str, Field(max_length=1000)]] = {}
+    """Shares for this site, by sender; nobody else can read them."""
+    samples: int = Field(default=0, ge=0, le=2**50)
+    """Of all sites together, once they are known."""
+
+
 class Order(_Data):
     """One request to one site."""
 
@@ -64,6 +101,7 @@ class Order(_Data):
     cohort: int = Field(default=1, ge=1, le=2**31)
     train: bool = False
     evaluate: bool = False
+    secure: Secure | None = None
 
 
 class Introduction(_Data):
@@ -72,7 +110,8 @@ class Introduction(_Data):
     site: Name
     version: Name
     """Of the package."""
-    samples: int = Field(ge=1, le=2**40)
+    samples: int | None = Field(default=None, ge=1, le=2**40)
+    """Left out in secure sums, where only their sum is told."""
     weight: float | None = Field(default=None, gt=0, le=2.0**40, allow_inf_nan=False)
     """The sum of the samples' weights, where they have some: it takes the place of their number."""
     features: Extents

@@ -6,6 +6,7 @@ server, and know the coordinator's by their enrolment. Private keys are born wit
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
@@ -123,6 +124,33 @@ def make_site_key(path: Path) -> bytes:
     )
     write_private(path, private)
     return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def request(path: Path, name: str) -> bytes:
+    """A certificate request: a site's name and public key, signed with the private one."""
+    made = x509.CertificateSigningRequestBuilder().subject_name(_name(name)).sign(read_site_key(path), hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def read_request(path: Path) -> tuple[str, bytes]:
+    """The name and the public key in a request whose sender has the private key."""
+    try:
+        made = x509.load_pem_x509_csr(path.read_bytes())
+        name = str(made.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+        key = made.public_key()
+        good = made.is_signature_valid and isinstance(key, ec.EllipticCurvePublicKey)
+    except (ValueError, OSError, IndexError) as error:
+        raise UserError(f"{path}: not a readable request ({error})") from None
+    if not good or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise UserError(f"{path}: the request is not signed with the P-256 key that it names")
+    return name, key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def fingerprint(public: ec.EllipticCurvePublicKey) -> str:
+    """What two people compare on the telephone."""
+    raw = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    found = hashlib.sha256(raw).hexdigest()[:40]
+    return " ".join(found[i : i + 4] for i in range(0, 40, 4))
 
 
 def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -77,6 +78,13 @@ class Limits(BaseModel):
     jobs_per_day: int = Field(default=100, ge=1)
     models_per_round: int = Field(default=2, ge=1)
     """Different models that are answered in one round of a job; a lost answer is asked for again with the same one."""
+    # -- with whom
+    secure: Literal["allowed", "required"] = "allowed"
+    """Whether this site takes part in secure sums only."""
+    min_parties: int = Field(default=3, ge=2)
+    """Fewest sites in a secure sum."""
+    changing_cohorts: bool = False
+    """Whether a job's secure sums may be over different sites: the difference of two of them is about few."""
     # -- how large
     max_message_mb: float = Field(default=1024.0, gt=0)
     """Largest message taken from the server."""

@@ -48,6 +48,9 @@ class Settings:
     max_ratio: Positive = 1e5
     """How much larger than the others' (their median, at least 1) a site's numbers may be, with three sites or more."""
 
+    secure: bool = False
+    """Whether only sums of the sites' numbers may be known."""
+
     def __post_init__(self) -> None:
         validate(self)
 

@@ -16,10 +16,12 @@ from fedcomposite import algorithms, theory
 from fedcomposite.algorithms.base import AnyAlgorithm, amplification
 from fedcomposite.choice import AUTO, choose
 from fedcomposite.experiments.config import Config, ConfigError
-from fedcomposite.federation import wire
+from fedcomposite.federation import secure_transport, tally, wire
+from fedcomposite.federation.assembly import Assembly
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.policy import pair
 from fedcomposite.federation.post import FederationError, Policy, Post, Settings
+from fedcomposite.federation.secure_transport import SecureTransport
 from fedcomposite.federation.shape import agree, misfits, skeleton, write
 from fedcomposite.federation.transport import Sites, SiteTransport, check_refusal
 from fedcomposite.federation.wire import WireError
@@ -69,6 +71,9 @@ class Coordinator:
         self.sites, self.config, self.job, self.settings = sites, config, job, settings or Settings()
         self._log = log
         self.post = Post(grid, nodes, self.settings, log, stop)
+        self.assembly = Assembly(self.post, job)
+        self.sums: tally.Moments | None = None
+        """What is known of all sites together where only sums are."""
 
     # -- before the first round ---------------------------------------------------------------------------------------
 
@@ -99,12 +104,17 @@ class Coordinator:
             raise FederationError(
                 f"{type(self.algorithm).__name__} needs every site in every round, so the policy must be 'wait'"
             )
-        samples = [i.samples for i in self.introductions]
+        samples = [i.samples or 0 for i in self.introductions] if self.sums is None else []
         counted = [] if all(i.weight is None for i in self.introductions) else self._counted()
         parties = Sites(self.job, self.sites, samples, write(self.config), self.shape, counted)
         smooth = self.problem.smooth(getattr(torch, run.dtype))
         start = smooth.start()
-        self.transport = SiteTransport(self.post, parties, self.algorithm, self.problem, start)
+        carried = self.post, parties, self.algorithm, self.problem, start
+        self.transport = (
+            SiteTransport(*carried)
+            if self.sums is None
+            else SecureTransport(*carried, self.assembly, self.sums.samples)
+        )
         self.driver = Driver(
             self.algorithm,
             self.problem.regularizer,
@@ -117,7 +127,7 @@ class Coordinator:
                 "experiment": parties.config,
                 "sites": repr(self.sites),
                 "shape": self.shape.model_dump_json(),
-                "samples": repr(samples),
+                "samples": repr(samples if self.sums is None else self.sums.samples),
                 **({"weights": repr(counted)} if counted else {}),
             },
         )
@@ -125,6 +135,11 @@ class Coordinator:
     def _meet(self, policy: Policy) -> list[Introduction]:
         """The introductions of the sites that take part."""
         text = write(self.config)
+        if self.settings.secure:
+            met, self.sums = secure_transport.introductions(
+                self.post, self.assembly, self.sites, text, self.job, policy, self._check_introduction
+            )
+            return [met[s] for s in self.sites if s in met]
         orders = {s: Order(job=self.job, site=s, config=text) for s in self.sites}
         requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
         met = self.post.collect(requests, "introduction", self._check_introduction, policy)
@@ -147,7 +162,14 @@ class Coordinator:
         return met
 
     def _constants(self) -> tuple[list[float], list[float]]:
-        """The sites' smoothness constants and scales; empty where a site has none."""
+        """The sites' smoothness constants and scales; empty where a site has none.
+
+        Of sums only the sum is known, an upper bound of each.
+        """
+        if self.sums is not None:
+            return [v for v in (self.sums.smoothness,) if v is not None], [
+                v for v in (self.sums.scale,) if v is not None
+            ]
         found = [i.smoothness for i in self.introductions], [i.scale for i in self.introductions]
         smoothness, scale = ([v for v in one if v is not None] for one in found)
         n = len(self.sites)
@@ -166,7 +188,7 @@ class Coordinator:
 
     def _counted(self) -> list[float]:
         """What each site counts under ``weights = "samples"``: the sum of its samples' weights, or their number."""
-        return [float(i.samples) if i.weight is None else i.weight for i in self.introductions]
+        return [float(i.samples or 0) if i.weight is None else i.weight for i in self.introductions]
 
     def _known(self, needed: bool = True) -> theory.Constants | None:
         """The largest constants of the sites; None for a network, or a refusal where they are needed."""
@@ -177,7 +199,10 @@ class Coordinator:
             return None
         n, run = len(self.sites), self.config.run
         cohort = Cohorts(n, run.participation).size
-        weights = self._counted() if self.problem.weighting == "samples" else [1.0] * n
+        if self.sums is not None and self.problem.weighting == "samples" and cohort < n:
+            raise ConfigError("[algorithm] steps depend on each site's samples, which are not known; give the steps")
+        by_samples = self.problem.weighting == "samples" and self.sums is None
+        weights = self._counted() if by_samples else [1.0] * n
         return theory.Constants(
             L=max(smoothness) if smoothness else None,
             scale=max(scale),
@@ -197,6 +222,9 @@ class Coordinator:
             return given
         if self.problem.model is not None:
             return self.problem.default_step()
+        if self.sums is not None:
+            return measuring_step(self.sums.mean_constant(len(self.sites), self.problem.weighting),
+                                  self.problem.regularizer.rho)  # fmt: skip
         smoothness, scale = self._constants()
         L = float(self.transport.weights @ (smoothness or scale))
         return measuring_step(L, self.problem.regularizer.rho)

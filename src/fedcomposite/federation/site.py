@@ -20,12 +20,17 @@ from fedcomposite.data import DataError, Silos
 from fedcomposite.data.sparse import SparseRows
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import policy, wire
+from fedcomposite.federation.approval import Approvals
+from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.guard import Purse, margins_within
 from fedcomposite.federation.ledger import Ledger
+from fedcomposite.federation.masking import MaskError
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
+from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
 from fedcomposite.federation.states import LostStateError, StateStore
+from fedcomposite.federation.sums import Sums, Worked, asked_of
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Batches, Counter, Problem
 from fedcomposite.problems.linear import Linear
@@ -68,6 +73,10 @@ class Site:
         limits: Limits | None = None,
         log: Callable[[str], None] = lambda line: None,
         classes: Sequence[float] | None = None,
+        *,
+        vault: Vault | None = None,
+        approvals: Approvals | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self.name, self.silos, self.store, self.limits, self._log = name, silos, store, limits or Limits(), log
         if len(silos) != 1:
@@ -79,8 +88,10 @@ class Site:
             if size < self.limits.min_evaluation:
                 least = self.limits.min_evaluation
                 raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
+        self._approvals, self._audit = approvals, audit
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())
+        self._sums = Sums(vault or Vault(name, self.limits), self.ledger, self.limits, self.sizes["train"])
         self._parsed: tuple[str, Config] | None = None
         self._cache: tuple[tuple[str, Shape, int, str], _Job] | None = None
 
@@ -110,13 +121,26 @@ class Site:
         return files.digest(plain, {"names": repr(silos.feature_names)})
 
     def answer(self, request: RecordDict) -> RecordDict:
-        """Do what a message asks, or refuse it in one line; never raises because of what a message says."""
+        """Do what a message asks, or refuse it in one line; never raises because of what a message says.
+
+        What leaves is in the audit log before it does.
+        """
+        made = self._judged(request)
+        try:
+            if self._audit is not None:
+                self._audit.note(request, made)
+        except AuditError as error:
+            self._log(f"refused: {error}")
+            return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
+        return made
+
+    def _judged(self, request: RecordDict) -> RecordDict:
         try:
             return self._answer(request)
         except DataError as error:  # may quote samples, so its text stays here
             self._log(f"refused: {wire.clean(error)}")
             reason = "its data do not fit this experiment (see the site's log)"
-        except (RefusalError, WireError, LostStateError, ConfigError) as error:
+        except (RefusalError, WireError, LostStateError, ConfigError, MaskError) as error:
             reason = wire.clean(str(error).splitlines()[0] if str(error) else "")
             self._log(f"refused: {reason}")
         except Exception as error:
@@ -135,18 +159,35 @@ class Site:
             self._parsed = order.config, parse(policy.short(order.config))
         config = self._parsed[1]
         policy.permit(self.limits, config, order)
+        if self._approvals is not None:
+            self._approvals.check(config, order, math.prod(self.silos.features.shape[1:]))
+        if order.secure is not None:
+            return self._sums.answer(order, order.secure, config, request, self)
+        if self.limits.secure == "required":
+            raise RefusalError('this site takes part in secure sums only (secure = "required"): run with --secure')
         if order.shape is None:
-            return wire.content(introduction=self._introduce(config).model_dump_json())
-        job = self._job(order, order.shape, config)
+            return wire.content(introduction=self.introduce(config).model_dump_json())
+        done = self.work(order, order.shape, config, request)
+        return wire.content(report=done.report, vectors=done.vectors)
+
+    def _timed(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
         began = time.perf_counter()
-        report, vectors = self._work(order, job, request)
+        done = self._work(order, job, given)
         what = f"round {order.round + 1}" if order.train else f"evaluation after round {order.round}"
         self._log(f"job {order.job}: {what} in {time.perf_counter() - began:.2f} s")
-        return wire.content(report=report, vectors=vectors)
+        return done
+
+    def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
+        """Carry out a round, an evaluation, or both."""
+        job = self._job(order, shape, config)
+        given = self._given(order, job, request)
+        report, vectors = self._timed(order, job, given)
+        return Worked(given, report, vectors, job.problem.measures)
 
     # -- introduction -------------------------------------------------------------------------------------------------
 
-    def _introduce(self, config: Config) -> Introduction:
+    def introduce(self, config: Config) -> Introduction:
+        """What this site says about its data."""
         dtype = str(self.silos.features.dtype).removeprefix("torch.")
         if dtype not in wire.DTYPES:
             raise RefusalError(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
@@ -239,7 +280,9 @@ class Site:
             return config.seed
         return self.ledger.secret_seed(order.job, config.seed, order.client)
 
-    def _work(self, order: Order, job: _Job, request: RecordDict) -> tuple[dict[str, float], Vectors]:
+    @staticmethod
+    def _given(order: Order, job: _Job, request: RecordDict) -> Vectors:
+        """The vectors of an order."""
         expected = wire.form({"buffers": job.buffers})
         if order.train:
             longest = max(len(job.start), *(t.numel() for t in job.message))
@@ -249,7 +292,9 @@ class Site:
                 expected |= wire.form({"start": job.start})
         if order.evaluate:
             expected |= wire.form({"model": job.start})
-        given = wire.unpack(request, expected)
+        return wire.unpack(request, expected)
+
+    def _work(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
         self._admit(order, job, given)
         report: dict[str, float] = {"round": order.round, "samples": self.sizes["train"]}
         vectors: Vectors = {}
@@ -269,6 +314,8 @@ class Site:
         asked = {"train": files.digest(sent, {})[:16]} if order.train else {}
         if order.evaluate:
             asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, {})[:16]
+        if order.secure is not None:
+            asked = asked_of(order, order.secure, asked, given)
         work = {"gradients": job.purse.expected} if order.train else {}
         work |= {"evaluations": 1} if order.evaluate else {}
         self.ledger.admit(order.job, order.round, asked, **work)
@@ -291,6 +338,8 @@ class Site:
         if after:
             self.store.save(order.job, order.round, order.last, after)
         report |= {"gradients": counter.gradients - gradients, "proxes": counter.proxes - proxes}
+        if order.secure is not None:
+            reply = messages.decoded(client.algorithm.at(order.round), reply)
         return {**wire.named("reply", reply), "buffers": buffers}
 
     def _evaluate(self, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:

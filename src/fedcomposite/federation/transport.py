@@ -73,7 +73,7 @@ class SiteTransport:
         self.last = [-1] * n
         sizes = np.asarray(sites.weights or sites.samples, float)
         self.weights = sizes / sizes.sum() if problem.weighting == "samples" else np.full(n, 1 / n)
-        self._forms: dict[tuple[bool, int, int], dict[str, Form]] = {}
+        self._replies: dict[tuple[bool, int, int], Any] = {}
         self._measurement: dict[str, Form] = {}
         self._least = claims.least_loss(problem.loss)
         self._held: list[dict[str, float]] = [{} for _ in sites.names]
@@ -127,10 +127,15 @@ class SiteTransport:
         return order, vectors
 
     def _form(self, request: Request, cohort: int) -> dict[str, Form]:
-        """What a reply must look like: found out by rehearsing the round with zero gradients, when it may change."""
+        """What a reply must look like."""
+        reply = self.rehearsed(request, cohort)
+        return wire.form({**wire.named("reply", reply), "buffers": request.buffers})
+
+    def rehearsed(self, request: Request, cohort: int) -> Any:
+        """A reply, found out by rehearsing the round with zero gradients, when it may change."""
         assert request.message is not None
         key = request.round > 0, request.round % self.algorithm.exchanges, cohort
-        if key not in self._forms or self.algorithm.varying:
+        if key not in self._replies or self.algorithm.varying:
             h, rules = self.problem.regularizer, self.algorithm.at(request.round)
             if self._rehearsed is None:
                 early = self.algorithm.at(0)
@@ -141,8 +146,8 @@ class SiteTransport:
             else:
                 reply, _ = rounds.rehearse(rules, request.message, self._rehearsed, h, cohort)
             self.reply = type(reply)
-            self._forms[key] = wire.form({**wire.named("reply", reply), "buffers": request.buffers})
-        return self._forms[key]
+            self._replies[key] = reply
+        return self._replies[key]
 
     def _measured_forms(self) -> dict[str, Form]:
         """What a measurement must look like: a gradient, and rows of counts for the parts that a site has."""

@@ -7,6 +7,7 @@ of an array by a request of its own, so one record makes a round several times f
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from fedcomposite.runtime.messages import all_finite
 Vectors = dict[str, Tensor]
 
 RECORD = "fedcomposite"
+KINDS = ("order", "introduction", "report", "secure", "refusal")
+"""The texts that a message may carry."""
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -108,9 +111,9 @@ def _parts(message: RecordDict) -> ConfigRecord:
 
 
 def kind(message: RecordDict) -> str:
-    """What a message is: "order", "introduction", "report" or "refusal"."""
+    """What a message is: one of :data:`KINDS`."""
     found = sorted(set(_parts(message)) - {"vectors"})
-    if len(found) != 1 or found[0] not in ("order", "introduction", "report", "refusal"):
+    if len(found) != 1 or found[0] not in KINDS:
         raise WireError(f"a message with {clean(', '.join(found), 60) or 'no text'}")
     return found[0]
 
@@ -148,6 +151,16 @@ def nbytes(message: RecordDict) -> int:
 def weight(message: RecordDict) -> int:
     """Bytes and characters of all that a message holds."""
     return sum(len(v) if isinstance(v, bytes | str | list) else 8 for v in _parts(message).values())
+
+
+def digest(message: RecordDict) -> str:
+    """A digest of all that a message holds."""
+    found = hashlib.sha256()
+    for key, value in sorted(_parts(message).items()):
+        raw = value if isinstance(value, bytes) else repr(value).encode()
+        found.update(f"{key} {type(value).__name__} {len(raw)}:".encode())
+        found.update(raw)
+    return found.hexdigest()
 
 
 def unpack(message: RecordDict, expected: Mapping[str, Form]) -> Vectors:

@@ -44,6 +44,12 @@ def mean(replies: T, weights: Tensor | None = None) -> T:
     return each(replies, lambda t: torch.tensordot(weights.to(t.dtype), t, dims=1) / len(weights))
 
 
+def decoded(rules: Any, reply: T) -> T:
+    """One client's reply as a method averages it."""
+    dense: T = rules.decode(each(reply, lambda t: t[None]))
+    return each(dense, lambda t: t[0])
+
+
 def mean_buffers(buffers: Tensor, weights: Tensor | None) -> Tensor:
     """The mean of the participants' buffers ``(m, b)``; weights are brought to sum 1."""
     if weights is None:

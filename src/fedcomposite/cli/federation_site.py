@@ -1,0 +1,115 @@
+"""What the people of a site do: make its key, approve experiments, read the audit log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pandas as pd
+import typer
+from rich.markup import escape
+
+from fedcomposite.cli.console import out, reporting
+from fedcomposite.cli.federation_jobs import show
+from fedcomposite.federation import pki
+from fedcomposite.federation.approval import Approvals
+from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.enrol import make_request
+from fedcomposite.federation.folder import SiteFolder
+
+Folder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
+Digest = Annotated[str, typer.Argument(metavar="DIGEST", help="The experiment's digest, or its first characters.")]
+
+
+def add_site_commands(app: typer.Typer) -> None:
+    """Make them commands of ``federation``."""
+    for command in (enrol, peers, pending, approve, reject, audit):
+        app.command()(command)
+
+
+def enrol(folder: Folder, name: Annotated[str, typer.Option(help="The site's name in the federation.")]) -> None:
+    """Site: make its private key, which stays here, and the request for the coordinator."""
+    with reporting():
+        made = make_request(folder, name)
+        key = pki.fingerprint(pki.read_site_key(folder / "site.key").public_key())
+        out.print(f"written: {escape(str(folder / 'site.key'))} (keep it here)", highlight=False, soft_wrap=True)
+        out.print(f"send to the coordinator: {escape(str(made))}; the key is {key}", highlight=False, soft_wrap=True)
+
+
+def peers(folder: Folder) -> None:
+    """Site: show the other sites' keys, to be compared with them before secure sums."""
+    with reporting():
+        place = SiteFolder(folder)
+        out.print(f"{place.name} (this site): {pki.fingerprint(pki.read_site_key(place.key).public_key())}")
+        for name, path in place.peers.items():
+            out.print(f"{name}: {pki.fingerprint(pki.read_public(path))}", highlight=False, soft_wrap=True)
+
+
+def pending(
+    folder: Folder,
+    digest: Annotated[str | None, typer.Argument(metavar="DIGEST", help="Show this experiment as a whole.")] = None,
+) -> None:
+    """Site: list the experiments that were asked for and what was decided, or show one."""
+    with reporting():
+        place = SiteFolder(folder)
+        known = Approvals(place.state, place.file.approval).all()
+        if digest is not None:
+            for name, entry in known.items():
+                if name.startswith(digest):
+                    who = f"secure sum of {', '.join(entry['parties'])}" if entry["secure"] else "not a secure sum"
+                    out.print(
+                        f"{name} {entry['status']}, asked for {entry['asked']}, {who}", highlight=False, soft_wrap=True
+                    )
+                    out.print(entry["experiment"], markup=False, highlight=False, soft_wrap=True)
+            return
+        if not known:
+            out.print("nothing was asked for")
+            return
+        rows = [
+            {"experiment": name[:16], "status": one["status"], "asked": one["asked"], "secure": str(one["secure"])}
+            for name, one in known.items()
+        ]
+        show(pd.DataFrame(rows), "fedcomposite federation pending | approve | reject SITE DIGEST")
+
+
+def approve(folder: Folder, digest: Digest) -> None:
+    """Site: let an experiment be computed here."""
+    _decide(folder, digest, "approved")
+
+
+def reject(folder: Folder, digest: Digest) -> None:
+    """Site: do not let an experiment be computed here, or no longer."""
+    _decide(folder, digest, "rejected")
+
+
+def _decide(folder: Path, digest: str, status: Literal["approved", "rejected"]) -> None:
+    with reporting():
+        place = SiteFolder(folder)
+        name = Approvals(place.state, place.file.approval).decide(digest, status)
+        Audit(place.state, pki.read_site_key(place.key)).append(
+            {"asked by": "this site", "what": status, "experiment": name}
+        )
+        out.print(f"{name} is {status}", highlight=False, soft_wrap=True)
+
+
+def audit(
+    folder: Folder,
+    lines: Annotated[int, typer.Option(min=0, help="How many of the last lines to show; 0 shows all.")] = 20,
+    raw: Annotated[bool, typer.Option("--json", help="Print whole lines.")] = False,
+) -> None:
+    """Site: verify the audit log, and show its end."""
+    with reporting():
+        place = SiteFolder(folder)
+        found = Audit(place.state, pki.read_site_key(place.key)).verify()
+        for line in found[-lines:]:
+            if raw:
+                out.print(json.dumps(line), markup=False, highlight=False, soft_wrap=True)
+                continue
+            sent = line.get("sent", {})
+            left = f"{sent['kind']}, {sent['bytes']} bytes" if sent else ""
+            outcome = f"refused: {line['refused']}" if "refused" in line else left
+            about = f"{line['what']}, round {line['round']}" if "round" in line else line["what"]
+            out.print(f"{line['number']:6d} {line['time']} {line.get('job', '')} {about}: {outcome}", markup=False,
+                      highlight=False, soft_wrap=True)  # fmt: skip
+        out.print(f"{len(found)} lines, each as it was written")

@@ -1,0 +1,33 @@
+"""Sites with keys of their own, as an enrolment leaves them, behind the local Grid of test_federation."""
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from test_federation import alone, opened
+
+from fedcomposite.federation.secure import Vault
+from fedcomposite.federation.site import Site
+from fedcomposite.federation.states import StateStore
+
+
+def make_keys(names):
+    return {name: ec.generate_private_key(ec.SECP256R1()) for name in names}
+
+
+def vault_of(silos, i, keys, limits=None):
+    name = silos.names[i]
+    return Vault(name, limits or opened(), keys[name], {k: v.public_key() for k, v in keys.items() if k != name})
+
+
+def make_site(silos, i, folder, keys, limits=None, log=lambda line: None):
+    """Site i; a second call is the same site after a restart."""
+    name, limits = silos.names[i], limits or opened()
+    vault = vault_of(silos, i, keys, limits)
+    classes = None if silos.classes is None else silos.classes.tolist()
+    store = StateStore(Path(folder) / f"site{i}")
+    return Site(name, alone(silos, i), store, limits, log, classes, vault=vault)
+
+
+def secure_sites(silos, folder, limits=None, keys=None):
+    keys = keys or make_keys(silos.names)
+    return [make_site(silos, i, folder, keys, limits) for i in range(len(silos))]

@@ -1,0 +1,131 @@
+"""Masks and shares by themselves: exact sums, one-time pads, thresholds."""
+
+import itertools
+import math
+import secrets
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedcomposite.federation import masking, sharing
+from fedcomposite.federation.masking import Mask, MaskError, Numbers
+
+
+def parties(names):
+    """Pair seeds of some parties, from real keys."""
+    keys = {n: X25519PrivateKey.generate() for n in names}
+    return {
+        a: {b: masking.pair_seed(keys[a], masking.public(keys[b]), a, b, "epoch") for b in names if b != a}
+        for a in names
+    }
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_masks_cancel_and_the_sum_is_exact_to_half_a_digit(count):
+    rng = np.random.default_rng(0)
+    names = [f"s{i}" for i in range(count)]
+    vectors = {n: rng.normal(size=50) * 10.0 ** rng.integers(-12, 5, 50) for n in names}
+    scalars = {n: list(rng.normal(size=3) * 1e12) for n in names}
+    seeds = parties(names)
+    hidden = [masking.conceal(Numbers.of(vectors[n], scalars[n], count), n, seeds[n], None, b"context") for n in names]
+    total = masking.total(hidden)
+    np.testing.assert_allclose(total.vector(), sum(vectors.values()), rtol=1e-15, atol=count * 2.0**-41 + 1e-18)
+    assert total.scalars() == [math.fsum(column) for column in zip(*scalars.values(), strict=True)]
+
+
+def test_the_range_is_the_stated_one_and_the_error_does_not_name_the_number():
+    edge = masking.REACH / 4
+    parts = [Numbers.of(np.array([edge, -edge]), [masking.WIDE_REACH / 4], 4) for _ in range(4)]
+    assert masking.total(parts).vector().tolist() == [masking.REACH, -masking.REACH]
+    assert masking.total(parts).scalars() == [masking.WIDE_REACH]
+    for vector, scalars in [([edge * 1.01], []), ([np.nan], []), ([np.inf], []), ([], [2.0**61]), ([], [np.nan])]:
+        with pytest.raises(MaskError, match="range of a secure sum of 4 sites") as error:
+            Numbers.of(np.array(vector), scalars, 4)
+        assert "nan" not in str(error.value)
+        assert "inf" not in str(error.value)
+
+
+def test_any_smaller_sum_looks_uniform():
+    """One of three missing: the words that are left pass for random ones, though all numbers are zero."""
+    names, zero = ["a", "b", "c"], Numbers.of(np.zeros(20_000), [0.0] * 100, 3)
+    seeds = parties(names)
+    hidden = {n: masking.conceal(Numbers(zero.words.copy(), zero.wide), n, seeds[n], None, b"context") for n in names}
+    for some in (["a"], ["b"], ["c"], ["a", "b"], ["a", "c"], ["b", "c"]):
+        left = masking.total([hidden[n] for n in some])
+        octets = np.frombuffer(left.words.tobytes() + left.wide_bytes(), np.uint8)
+        seen = np.bincount(octets, minlength=256)
+        expected = len(octets) / 256
+        assert ((seen - expected) ** 2 / expected).sum() < 255 + 8 * 510**0.5  # 8 standard deviations
+        assert abs(np.unpackbits(octets).mean() - 0.5) < 8 * 0.5 / (8 * len(octets)) ** 0.5
+    assert not masking.total(list(hidden.values())).words.any()
+
+
+def test_a_stream_belongs_to_its_seed_and_context():
+    zero = Numbers.of(np.zeros(8), [0.0], 2)
+    seen = set()
+    for seed, where in itertools.product([bytes(32), b"\1" * 32], [masking.frame("a", "bc"), masking.frame("ab", "c")]):
+        seen.add(Mask(seed, where).add(Numbers(zero.words.copy(), zero.wide), 1).words.tobytes())
+    assert len(seen) == 4
+
+
+def test_a_key_of_low_order_gives_no_seed():
+    with pytest.raises(MaskError, match="cannot be used"):
+        masking.agree(X25519PrivateKey.generate(), "00" * 32, b"")
+
+
+@pytest.mark.parametrize(("count", "threshold"), [(1, 1), (3, 3), (4, 3), (7, 5)])
+def test_any_t_shares_give_the_secret_and_fewer_do_not(count, threshold):
+    secret = secrets.token_bytes(32)
+    shares = dict(enumerate(sharing.split(secret, count, threshold), 1))
+    for chosen in itertools.combinations(shares, threshold):
+        assert sharing.join({x: shares[x] for x in chosen}, threshold) == secret
+    with pytest.raises(MaskError, match="are needed"):
+        sharing.join(dict(list(shares.items())[: threshold - 1]), threshold)
+
+
+def test_fewer_shares_fit_every_secret():
+    """t - 1 shares and any other secret lie on some polynomial: they say nothing about the one that was shared."""
+    shares = dict(enumerate(sharing.split(bytes(32), 5, 3), 1))
+    known = {x: int.from_bytes(shares[x], "big") for x in (2, 5)}
+    other = int.from_bytes(secrets.token_bytes(32), "big")
+    points = {0: other, **known}
+    third = 0  # the value at 1 of the polynomial through these points, by Lagrange
+    for x, y in points.items():
+        factor = 1
+        for z in points:
+            if z != x:
+                factor = factor * (1 - z) * pow(x - z, -1, sharing.PRIME) % sharing.PRIME
+        third = (third + y * factor) % sharing.PRIME
+    made = {1: third.to_bytes(sharing.SIZE, "big"), **{x: shares[x] for x in known}}
+    assert sharing.join(made, 3) == other.to_bytes(32, "big")
+
+
+def test_a_changed_share_is_no_secret_or_another():
+    secret = secrets.token_bytes(32)
+    shares = dict(enumerate(sharing.split(secret, 4, 3), 1))
+    shares[2] = bytes([shares[2][0]]) + secrets.token_bytes(65)
+    with pytest.raises(MaskError, match="do not belong together"):
+        sharing.join(shares, 3)
+
+
+@pytest.mark.parametrize("n", range(2, 40))
+def test_two_groups_that_reach_the_threshold_share_more_than_a_third(n):
+    """So no coordinator gets both shares of a site from sites of which fewer than a third help it."""
+    t = sharing.least(n)
+    assert t <= n
+    assert 2 * t - n > (n - 1) // 3 or n < 4
+    assert 2 * t > n
+
+
+def test_all_but_one_together_open_the_last():
+    """What no sum can stop: b and c give their seeds to the coordinator."""
+    seeds, secret = parties(["a", "b", "c"]), np.array([3.25])
+    numbers = masking.conceal(Numbers.of(secret, [7.0], 3), "a", seeds["a"], None, b"context")
+    for other in ("b", "c"):
+        numbers = Mask(seeds[other]["a"], b"context").add(numbers, -masking.side("a", other))
+    assert numbers.vector() == secret
+    assert numbers.scalars() == [7.0]
