@@ -1,6 +1,18 @@
 """Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
 
-from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, schedules, theory
+from fedcomposite import (
+    aggregators,
+    algorithms,
+    data,
+    metrics,
+    models,
+    privacy,
+    problems,
+    regularizers,
+    runtime,
+    schedules,
+    theory,
+)
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
@@ -44,12 +56,14 @@ __all__ = [
     "UnnamedError",
     "UserError",
     "__version__",
+    "aggregators",
     "algorithms",
     "callbacks",
     "data",
     "export",
     "metrics",
     "models",
+    "privacy",
     "problems",
     "regularizers",
     "runtime",

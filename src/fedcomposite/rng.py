@@ -34,6 +34,8 @@ class Use(IntEnum):
     COHORT = 2
     METHOD = 3
     MODEL = 4
+    POISSON = 5
+    NOISE = 6
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcomposite import __version__
-from fedcomposite.cli import cite, data, lists, runs, solve
+from fedcomposite.cli import cite, data, lists, privacy, runs, solve
 from fedcomposite.cli.console import DEBUG, out, plain_warnings, reporting
 from fedcomposite.experiments import ConfigError
 
@@ -28,6 +28,7 @@ app.command("export")(runs.export_run)
 app.command("list")(lists.list_names)
 app.command()(runs.plot)
 app.command("cite")(cite.cite)
+app.command("privacy")(privacy.privacy_command)
 app.add_typer(data.data_app, name="data")
 
 

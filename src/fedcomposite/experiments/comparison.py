@@ -161,6 +161,8 @@ def tabulate(
         }
         if "test_accuracy" in last:
             row["test accuracy"] = last["test_accuracy"].mean()
+        if "epsilon" in last:
+            row["epsilon"] = last["epsilon"].mean()
         rows.append(row)
     return pd.DataFrame(rows)
 

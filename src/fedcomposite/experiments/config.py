@@ -12,14 +12,16 @@ import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcomposite import algorithms, data, models, regularizers, theory
+from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, theory
 from fedcomposite._validation import check_call
+from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
 from fedcomposite.experiments import toml
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
 from fedcomposite.files import write_atomic
+from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
@@ -72,6 +74,8 @@ class RunSection(_Section):
     backend: Literal["stacked", "loop"] = "stacked"
     mode: Literal["auto", "eager", "record", "compile"] = "auto"
     checkpoint_every: int = Field(default=50, ge=0)
+    aggregator: dict[str, Any] | None = None
+    """A robust mean of :mod:`fedcomposite.aggregators`: its name and fields."""
 
 
 class Config(_Section):
@@ -91,6 +95,7 @@ class Config(_Section):
     algorithm: dict[str, Any] | None = None
     algorithms: list[dict[str, Any]] = []
     callbacks: list[dict[str, Any]] = []
+    privacy: dict[str, Any] | None = None
     run: RunSection
 
     # -- reading and writing ----------------------------------------------------------------------------------------
@@ -132,7 +137,7 @@ class Config(_Section):
         checks: list[Callable[[], Any]] = [self.make_regularizer]
         checks += [functools.partial(self.make_algorithm, spec, None) for spec in self.specs]
         checks += [self._check_labels, self._check_data, self._check_partition, self._check_model]
-        checks += [functools.partial(self.make_callbacks, Path())]
+        checks += [functools.partial(self.make_callbacks, Path()), self.make_privacy, self.make_aggregator]
         found = []
         for check in checks:
             try:
@@ -200,6 +205,8 @@ class Config(_Section):
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             name = _name(spec)
+            if self.privacy is not None and (name == AUTO or spec.get("steps") is not None):
+                raise ConfigError("with [privacy] no step may be read off the data; name the method and give its steps")
             if name == AUTO:
                 check_auto(fields)
                 share = self.run.participation
@@ -217,6 +224,22 @@ class Config(_Section):
         return theory.constants(
             problem, batch=self.run.batch_size, rounds=self.run.rounds, participation=self.run.participation
         )
+
+    def make_privacy(self) -> Privacy | None:
+        """Build ``[privacy]``: its ``level`` ("sample" or "client") and the fields of that."""
+        try:
+            return None if self.privacy is None else privacy.build(self.privacy)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[privacy] {error}") from None
+
+    def make_aggregator(self) -> Aggregator | None:
+        """Build ``aggregator`` of ``[run]``."""
+        if (given := self.run.aggregator) is None:
+            return None
+        try:
+            return aggregators.build(_name(given), **{k: v for k, v in given.items() if k != "name"})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[run] aggregator: {error}") from None
 
     def make_callbacks(self, folder: Path) -> list[Callback]:
         """Build ``[[callbacks]]``; paths that are not absolute lie in the run's folder."""
@@ -343,7 +366,8 @@ class Config(_Section):
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
-        return {**chosen, "dtype": getattr(torch, chosen["dtype"]), "seed": self.seed}
+        made = {"dtype": getattr(torch, chosen["dtype"]), "seed": self.seed, "aggregator": self.make_aggregator()}
+        return {**chosen, **made, "privacy": self.make_privacy()}
 
 
 def _method(spec: Mapping[str, Any]) -> str:

@@ -272,7 +272,7 @@ class Site:
             state = client.algorithm.at(0).init(given["start"], job.problem.regularizer)[1]
         else:
             state = self.store.load(order.job, order.last, job.state)
-        reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
+        reply, after, buffers, _ = client.train(message, state, order.round, place, given["buffers"])
         if not (messages.finite(reply) and messages.finite(after) and bool(torch.isfinite(buffers).all())):
             raise RefusalError("its numbers left the finite range: the steps are probably too large")
         if after:

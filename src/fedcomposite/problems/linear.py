@@ -172,6 +172,46 @@ class Linear(Smooth):
         weight = 1.0 / rows.shape[1] if self._factors is None else self._factors[rows] / rows.shape[1]
         return self._gradient(x, self.X[rows], self.b[rows], weight)
 
+    # -- what single samples add, for privacy -------------------------------------------------------------------------
+
+    @property
+    def divisors(self) -> npt.NDArray[np.float64]:
+        """Their numbers of samples, or ones for a sum."""
+        return self._divisors
+
+    def check_private(self) -> None:
+        """Refuse weights of samples, which are relative to those of all the others."""
+        if self._importance is not None:
+            raise ValueError("privacy: weights of samples are relative to their sum, so one sample changes the others'")
+
+    def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """By the norms |phi'| ||a||, in closed form."""
+        X, slope = self.X[rows], self._slopes(x, rows)
+        size = slope.abs() if self.outputs == 1 else torch.linalg.vector_norm(slope, dim=2)
+        factor = mask * _shrink(size * torch.linalg.vector_norm(X, dim=2), clip)
+        return combine(X, slope * factor.view(*factor.shape, *(1,) * (slope.ndim - 2))).flatten(1)
+
+    def clipped_losses(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Values, cut off at ``clip``."""
+        value = self.loss.value(self._margins(x, self.X[rows]), self.b[rows])
+        return (torch.nan_to_num(value, clip).clamp(-clip, clip) * mask).sum(1, keepdim=True)
+
+    def clipped_hessians(self, x: Tensor, rows: Tensor, mask: Tensor, at: Tensor, clip: float) -> Tensor:
+        """By the norms ||phi''|| ||a||^2 of the whole Hessians."""
+        X = self.X[rows]
+        second = torch.nan_to_num(self.loss.second(self._margins(x, X), self.b[rows]), 0.0, 0.0, 0.0)
+        size = second.abs() if self.outputs == 1 else torch.linalg.matrix_norm(second)
+        weight = mask * _shrink(size * X.square().sum(2), clip)
+        return hessians(X, second, weight if self.outputs == 1 else weight.unsqueeze(2), at, self.outputs)
+
+    def curvature(self) -> float:
+        """That of the loss."""
+        return self.loss.curvature
+
+    def _slopes(self, x: Tensor, rows: Tensor) -> Tensor:
+        slopes = self.loss.derivative(self._margins(x, self.X[rows]), self.b[rows])
+        return torch.nan_to_num(slopes, 0.0, 0.0, 0.0)  # a sample that overflows adds nothing
+
     def _gradient(self, x: Tensor, X: Tensor, b: Tensor, weight: Tensor | float) -> Tensor:
         if self.outputs == 1:
             return combine(X, self.loss.derivative(margins(X, x), b).mul_(weight))
@@ -284,3 +324,8 @@ class Linear(Smooth):
 
     def _owners(self) -> Tensor:
         return torch.from_numpy(np.repeat(np.arange(len(self.sizes)), self.sizes.astype(np.int64))).to(self.device)
+
+
+def _shrink(norms: Tensor, clip: float) -> Tensor:
+    """Factors that bring norms down to ``clip`` where they are above it, and to 0 where they overflow."""
+    return torch.nan_to_num(clip / norms.clamp(min=clip), 0.0)

@@ -116,6 +116,18 @@ class Network(Smooth):
         sizes, first = self.sizes[clients].astype(np.int64), self.offsets[clients].astype(np.int64)
         return lambda x: self.gradients.full(x, sizes, first, self._state_of(clients))
 
+    def check_private(self) -> None:
+        """Refuse layers through which samples change each other's gradients, and random ones."""
+        flat = self.flat
+        if flat.batch_norm or self.buffers().numel():
+            raise ValueError("privacy: batch norm mixes the samples of a batch; use group norm, or none")
+        if flat.random or self.options.augment is not None:
+            raise ValueError("privacy: random layers and augmentation have no clipped gradients; leave them out")
+
+    def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Vectorised over the samples."""
+        return self.gradients.clipped(x, rows, mask, clip)
+
     def _state_of(self, clients: rng.Ints) -> Local:
         """The round's state, or a fresh one outside rounds."""
         return self._local or Local(self.buffers().repeat(len(clients), 1), clients)
