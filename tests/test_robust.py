@@ -146,8 +146,10 @@ def test_without_correction_a_method_rests_where_the_robust_mean_of_gradients_do
 
 def test_liars_spoil_the_mean_and_not_the_robust_means():
     """Two of nine clients with flipped labels and huge features: the objective over the honest ones."""
-    X, y = fc.data.load("synthetic", clients=1, features=5, samples=270, seed=3)[0]
-    parts = list(zip(X.split(30), y.split(30), strict=True))
+    make = np.random.default_rng(0)
+    X = make.normal(size=(270, 5))
+    y = np.where(X.sum(1) + make.normal(size=270) > 0, 1.0, -1.0)
+    parts = list(zip(np.split(X, 9), np.split(y, 9), strict=True))
     lying = [(100 * X, -y) if i < 2 else (X, y) for i, (X, y) in enumerate(parts)]
     problem = fc.Problem(fc.Silos.from_arrays(lying), loss="logistic")
     judge = fc.Problem(fc.Silos.from_arrays(parts[2:]), loss="logistic")
