@@ -364,7 +364,7 @@ def test_a_resumed_run_goes_on_spending(tmp_path):
         ({"batch_size": 4}, "leave batch_size out and set rate"),
         ({"tolerance": 1e-3}, "when to stop must not depend"),
         ({"callbacks": [fc.callbacks.EarlyStopping("objective", patience=2)]}, "when to stop must not depend"),
-        ({"privacy": SampleLevel(clip=1.0, noise=1.0, share=0.5)}, "not linear in its gradients"),
+        ({"privacy": SampleLevel(clip=1.0, noise=1.0, share=0.5)}, "use weights='samples'"),
         ({"privacy": 3.0}, "must be a privacy.SampleLevel"),
         ({"replace": True, "participation": 0.5}, "drawn twice"),
     ],
@@ -374,6 +374,23 @@ def test_what_the_accountant_does_not_know_is_refused(given, words):
     method = fc.algorithms.FedAvg(local_steps=2, step=0.1)
     with pytest.raises(ValueError, match=words):
         fc.simulate(problem, method, rounds=2, **{"privacy": LOUD, **given})
+
+
+def test_shares_of_noise_need_replies_that_add_up():
+    """The sum's noise is the whole for every sample only if samples count alike and replies are linear."""
+    problem = fc.Problem(silos(), loss="logistic", weights="samples")
+    third = SampleLevel(clip=1.0, noise=2.0, share=1 / 3)
+    with pytest.raises(ValueError, match="not linear in its gradients"):
+        fc.simulate(problem, fc.algorithms.FedAvg(2, 0.1), rounds=1, privacy=third)
+    run = fc.simulate(problem, fc.algorithms.ProximalGradient(1.0), rounds=3, privacy=third)
+    assert run.history[-1]["epsilon"] == pytest.approx(compose({Query(2.0): 3}, 1e-5))
+    plain = SampleLevel(clip=1.0, noise=1e-3)  # the noise of the mean is noise * clip / all samples
+    exact = fc.simulate(problem, fc.algorithms.ProximalGradient(1.0), rounds=1, privacy=plain).solution
+    runs = [
+        fc.simulate(problem, fc.algorithms.ProximalGradient(1.0), rounds=1, privacy=third, seed=s).solution - exact
+        for s in range(150)
+    ]
+    assert float(torch.stack(runs).std()) == pytest.approx(2.0 / 55, rel=0.1)
 
 
 def test_layers_and_weights_that_mix_samples_are_refused():

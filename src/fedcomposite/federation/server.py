@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
@@ -23,6 +24,7 @@ from fedcomposite.federation.post import FederationError, Policy, Post, Settings
 from fedcomposite.federation.shape import agree, misfits, skeleton, write
 from fedcomposite.federation.transport import Sites, SiteTransport, check_refusal
 from fedcomposite.federation.wire import WireError
+from fedcomposite.privacy import SampleLevel
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
 from fedcomposite.runtime import Cohorts, Driver, Plan, check_fit
@@ -30,6 +32,7 @@ from fedcomposite.runtime.callbacks import Callback, OnRecord
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.checkpoint import identity_of
 from fedcomposite.runtime.history import Record, Run
+from fedcomposite.runtime.protection import Spending, check_aggregator, check_shares
 from fedcomposite.runtime.transports import StoppedError
 
 
@@ -103,7 +106,13 @@ class Coordinator:
         parties = Sites(self.job, self.sites, samples, write(self.config), self.shape)
         smooth = self.problem.smooth(getattr(torch, run.dtype))
         start = smooth.start()
-        self.transport = SiteTransport(self.post, parties, self.algorithm, self.problem, start)
+        privacy, aggregator = self.config.make_privacy(), self.config.make_aggregator()
+        self.transport = SiteTransport(
+            self.post, parties, self.algorithm, self.problem, start, aggregator=aggregator, private=privacy is not None
+        )
+        check_aggregator(aggregator, privacy, self.algorithm, cohorts.size, self.problem.weighting)
+        if isinstance(privacy, SampleLevel) and privacy.share < 1:
+            check_shares(privacy, self.algorithm, self.transport.weights / np.asarray(samples, float))
         self.driver = Driver(
             self.algorithm,
             self.problem.regularizer,
@@ -118,6 +127,7 @@ class Coordinator:
                 "shape": self.shape.model_dump_json(),
                 "samples": repr(samples),
             },
+            spending=None if privacy is None else Spending(privacy, cohorts, self.algorithm.exchanges, everybody=True),
         )
 
     def _meet(self, policy: Policy) -> list[Introduction]:
@@ -191,6 +201,8 @@ class Coordinator:
             return given
         if self.problem.model is not None:
             return self.problem.default_step()
+        if self.config.privacy is not None:  # the sites do not tell their constants
+            return measuring_step(1.0, self.problem.regularizer.rho)
         smoothness, scale = self._constants()
         L = float(self.transport.weights @ (smoothness or scale))
         return measuring_step(L, self.problem.regularizer.rho)
@@ -220,7 +232,8 @@ class Coordinator:
         )
         try:
             done = self.driver.run(plan)
-            return self._certified(done) if self.algorithm.info.second_order else done
+            certain = self.algorithm.info.second_order and self.config.privacy is None
+            return self._certified(done) if certain else done
         except StoppedError:
             raise FederationError("stopped before the first model was measured") from None
 

@@ -161,9 +161,13 @@ class Smooth(ABC):
         ``rows`` and ``mask`` are ``(m, b)``; samples where the mask is 0 are padding.
         """
 
+    @abstractmethod
     def clipped_losses(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
-        """Sums of the samples' losses, each at most ``clip`` in size, ``(m, 1)``; refused by networks."""
-        raise TypeError(_FIRST_ORDER)
+        """Sums of the samples' losses, each at most ``clip`` in size, ``(m, 1)``."""
+
+    @abstractmethod
+    def seen(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs at one model and targets of some training samples, as metrics see them."""
 
     def clipped_hessians(self, x: Tensor, rows: Tensor, mask: Tensor, at: Tensor, clip: float) -> Tensor:
         """Sums of the samples' Hessians on the coordinates ``at``, ``(m, k, k)``, each of norm at most ``clip``."""

@@ -204,6 +204,11 @@ class Linear(Smooth):
         weight = mask * _shrink(size * X.square().sum(2), clip)
         return hessians(X, second, weight if self.outputs == 1 else weight.unsqueeze(2), at, self.outputs)
 
+    def seen(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Responses to margins, and class numbers or targets."""
+        w = x if self.outputs == 1 else x.reshape(-1, self.outputs)
+        return self.loss.response(self.X[rows] @ w), self._targets[rows]
+
     def curvature(self) -> float:
         """That of the loss."""
         return self.loss.curvature

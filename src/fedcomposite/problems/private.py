@@ -10,7 +10,7 @@ number of samples, rate * m: the number m of a client's samples is taken as know
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from fedcomposite import rng
 from fedcomposite.privacy import Privacy, SampleLevel, Source
-from fedcomposite.problems.base import Batches, ClientGradients, Counter, Smooth
+from fedcomposite.problems.base import Batches, ClientGradients, Counter, Evaluation, Smooth
+from fedcomposite.problems.measures import Counts, Measures
+from fedcomposite.problems.metrics import Accuracy
 
 
 class Mechanism:
@@ -49,6 +51,15 @@ class Mechanism:
         noise = torch.zeros_like(summed)
         noise[:, i, j] = noise[:, j, i] = drawn
         return self._divided(summed + self._deviation(norm) * noise)
+
+    def ask_jointly(self, parts: Sequence[tuple[Callable[[Tensor, Tensor], Tensor], float]]) -> list[Tensor]:
+        """Several sums of the same samples in one query: p of them need noise sqrt(p) times as large."""
+        sample = self._sample()
+        sums = [total(*sample) for total, _ in parts]
+        noise = self._normal(sum(s[0].numel() for s in sums)).split_with_sizes([s[0].numel() for s in sums], dim=1)
+        scales = [math.sqrt(len(parts)) * self._deviation(norm) for _, norm in parts]
+        noised = [s + scale * one.view(s.shape).to(s) for s, scale, one in zip(sums, scales, noise, strict=True)]
+        return [self._divided(s) for s in noised]
 
     def _sample(self) -> tuple[Tensor, Tensor]:
         """Rows and mask ``(m, b)`` of the samples that take part in this query."""
@@ -120,6 +131,55 @@ class PrivateGradients(ClientGradients):
     def _asked(self, answer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         self._counter.gradients += len(self._clients)
         return self._shaped(answer, x)
+
+
+def evaluate(
+    smooth: Smooth,
+    x: Tensor,
+    privacy: SampleLevel,
+    source: Source,
+    held: Mapping[Any, tuple[Tensor, Tensor]],
+    measures: Measures,
+    least: float = -math.inf,
+) -> Evaluation:
+    """Gradient, loss and accuracy of one client at a model, as one query; held-out samples are asked beside it.
+
+    A sample is either for training or held out, so the held-out counts cost nothing more. Counts are brought back
+    to what counts can be, and the loss to at least ``least``.
+    """
+    client, scored = np.zeros(1, np.uint64), bool([m for m in measures.metrics if isinstance(m, Accuracy)])
+
+    def hits(rows: Tensor, mask: Tensor) -> Tensor:
+        return _hits(*smooth.seen(x, rows[0][mask[0] > 0])).to(smooth.dtype)
+
+    asked: list[tuple[Callable[[Tensor, Tensor], Tensor], float]] = [
+        (lambda r, w: smooth.clipped(x[None], r, w, privacy.clip), privacy.clip),
+        (lambda r, w: smooth.clipped_losses(x[None], r, w, privacy.loss_clip), privacy.loss_clip),
+    ]
+    mechanism = Mechanism(smooth, client, 0, privacy, source)
+    found = mechanism.ask_jointly([*asked, *([(hits, 1.0)] if scored else [])])
+    sizes = {"train": int(smooth.sizes[0])} | {part: len(y) for part, (_, y) in held.items()}
+    counts: Counts = {f"{part}/samples": torch.tensor([[m, m]], dtype=torch.float64) for part, m in sizes.items()}
+    if scored:
+        counts["train/accuracy"] = _counted(float(found[2] * smooth.divisors[0] / sizes["train"]), sizes["train"])
+        for part, (X, y) in held.items():
+            chosen = source.chosen(client, np.asarray([len(y)], np.uint64), 0, 0, privacy.rate)[0].astype(np.int64)
+            right = float(_hits(*smooth.scored(x, X[chosen], y[chosen]))) if len(chosen) else 0.0
+            noise = privacy.noise * math.sqrt(privacy.share) * float(source.normal(client, 0, 0, 1)[0, 0])
+            counts[f"{part}/accuracy"] = _counted((right + noise) / (privacy.rate * len(y)), len(y))
+    return Evaluation(found[1].squeeze().clamp(min=least), found[0][0], counts, measures)
+
+
+def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """How many are right, ``(1, 1)``."""
+    return Accuracy().counts(outputs, targets, torch.zeros(len(targets), dtype=torch.long, device=targets.device), 1)[
+        :, :1
+    ]
+
+
+def _counted(share: float, of: int) -> Tensor:
+    """A noised share of samples as a count that can be."""
+    return torch.tensor([[min(max(share, 0.0), 1.0) * of, of]], dtype=torch.float64)
 
 
 def gradients(

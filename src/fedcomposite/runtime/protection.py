@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedcomposite.aggregators import Aggregator
@@ -17,7 +18,12 @@ T = TypeVar("T", bound=NamedTuple)
 
 
 def check_privacy(
-    privacy: Privacy | None, algorithm: AnyAlgorithm, smooth: Smooth, batches: Batches, cohorts: Cohorts, weighting: str
+    privacy: Privacy | None,
+    algorithm: AnyAlgorithm,
+    smooth: Smooth,
+    batches: Batches,
+    cohorts: Cohorts,
+    weights: npt.NDArray[np.float64],
 ) -> None:
     """Refuse what the accountant does not know about."""
     if privacy is None:
@@ -27,7 +33,7 @@ def check_privacy(
     if cohorts.replace:
         raise ValueError("privacy: a client must not be drawn twice in a round; use replace=False")
     if isinstance(privacy, ClientLevel):
-        if weighting != "uniform" or smooth.buffers().numel():
+        if weights.max() > (1 + 1e-12) * weights.min() or smooth.buffers().numel():
             raise ValueError("ClientLevel: clients must weigh the same, and the model must have no running statistics")
         return
     smooth.check_private()
@@ -35,7 +41,18 @@ def check_privacy(
         raise ValueError(
             f"batch_size = {batches.size} and privacy: samples are drawn one by one; leave batch_size out and set rate"
         )
-    if privacy.share < 1 and not algorithm.linear_replies:
+    if privacy.share < 1:
+        check_shares(privacy, algorithm, weights / smooth.divisors)
+
+
+def check_shares(privacy: SampleLevel, algorithm: AnyAlgorithm, worths: npt.NDArray[np.float64]) -> None:
+    """Refuse shares of noise that do not add up to the whole; ``worths`` are what a sample of each client counts."""
+    if worths.max() > (1 + 1e-9) * worths.min():
+        raise ValueError(
+            f"SampleLevel: share = {privacy.share:g}, but samples of small clients count more than the others' noise "
+            "hides; use weights='samples', or clients of the same size"
+        )
+    if not algorithm.linear_replies:
         raise ValueError(
             f"SampleLevel: share = {privacy.share:g}, but the replies of {type(algorithm).__name__} are not linear in "
             "its gradients, so shares of noise do not add up to the whole; use ProximalGradient or ChordNewton"
@@ -77,19 +94,21 @@ def noised_mean(replies: T, privacy: ClientLevel, source: Source, round: int) ->
 class Spending:
     """What the client that was asked most has spent after some rounds."""
 
-    def __init__(self, privacy: Privacy, cohorts: Cohorts, exchanges: int) -> None:
+    def __init__(self, privacy: Privacy, cohorts: Cohorts, exchanges: int, *, everybody: bool = False) -> None:
+        """``everybody``: whether clients are asked in rounds that they sit out as well, for evaluations."""
+        self._everybody = everybody
         self._privacy, self._cohorts, self._exchanges = privacy, cohorts, exchanges
         self._done, self._counts = 0, np.zeros(cohorts.clients, np.int64)
 
     def epsilon(self, rounds: int, counter: Counter) -> float:
         """At most what this many queries cost: those of all rounds, or the most in a round times the client's."""
-        queries = min(counter.queries, counter.most_queries * self._participations(rounds))
+        queries = counter.queries
+        if not (self._everybody or self._cohorts.everyone):
+            queries = min(queries, counter.most_queries * self._participations(rounds))
         return self._privacy.epsilon(queries, self._cohorts.size)
 
     def _participations(self, rounds: int) -> int:
         """Rounds with the client that had the most."""
-        if self._cohorts.everyone:
-            return rounds
         for r in range(self._done, rounds):
             self._counts[self._cohorts.draw(r // self._exchanges).astype(np.int64)] += 1
         self._done = rounds

@@ -84,7 +84,7 @@ class Simulator(Driver):
             if backend == "stacked"
             else Loop(problem, algorithm, **shared)
         )
-        check_privacy(privacy, algorithm, transport.smooth, batches, cohorts, problem.weighting)
+        check_privacy(privacy, algorithm, transport.smooth, batches, cohorts, problem.weights)
         check_aggregator(aggregator, privacy, algorithm, cohorts.size, problem.weighting)
         start = _start(transport.smooth, x0)
         super().__init__(

@@ -128,6 +128,16 @@ class Network(Smooth):
         """Vectorised over the samples."""
         return self.gradients.clipped(x, rows, mask, clip)
 
+    def clipped_losses(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Values in evaluation mode, cut off at ``clip``."""
+        each = zip(x, rows, mask, strict=True)
+        sums = [w @ self.loss.of_rows(self.predict(one, self.X[r]), self.b[r]).clamp(-clip, clip) for one, r, w in each]
+        return torch.stack(sums).unsqueeze(1)
+
+    def seen(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The module's outputs, and class numbers or targets."""
+        return single_output(self.predict(x, self.X[rows])), self.b[rows]
+
     def _state_of(self, clients: rng.Ints) -> Local:
         """The round's state, or a fresh one outside rounds."""
         return self._local or Local(self.buffers().repeat(len(clients), 1), clients)
