@@ -144,6 +144,42 @@ def test_without_correction_a_method_rests_where_the_robust_mean_of_gradients_do
         assert problem.optimality(x) > 1e-3  # and that is another point than the optimum
 
 
+def regression(offsets, seed=0):
+    """Clients with the same features and models of their own: their gradients differ by constants."""
+    make = np.random.default_rng(seed)
+    X = make.normal(size=(40, 4))
+    common = make.normal(size=4)
+    return fc.Problem(fc.Silos.from_arrays([(X, X @ (common + o)) for o in offsets]), loss="least_squares")
+
+
+CORRECTED = ["FedNMap", "Zhang", "Scaffnew", "ProxScaffnew", "FedPD", "FedSplit"]
+ADDING = ["Scaffold", "FedDyn", "FedDC", "FedDR", "FedADMM"]
+
+
+def rest(name, problem, rule):
+    method = METHODS[name].auto(problem.smoothness(), local_steps=3)
+    return fc.simulate(problem, method, rounds=250, evaluate_every=250, aggregator=rule).solution
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_corrected_methods_rest_where_the_robust_mean_of_gradients_does(name):
+    """The server takes the whole of the replies anew each round: the same point as ProximalGradient's."""
+    problem = regression(np.random.default_rng(1).normal(size=(7, 4)) ** 3)
+    rule = TrimmedMean(2)
+    x = rest(name, problem, rule)
+    torch.testing.assert_close(x, rest("ProximalGradient", problem, rule), rtol=0, atol=1e-4)
+    assert problem.optimality(x) > 1e-2
+
+
+@pytest.mark.parametrize("name", [*CORRECTED, *ADDING])
+@pytest.mark.parametrize("rule", [CoordinateMedian(), TrimmedMean(2)], ids=repr)
+def test_exactness_is_kept_where_gradients_lie_evenly_around_their_mean(name, rule):
+    """Then the robust mean of them is the mean."""
+    offsets = np.random.default_rng(2).normal(size=(3, 4))
+    problem = regression([*offsets, np.zeros(4), *-offsets])
+    assert problem.optimality(rest(name, problem, rule)) < 1e-4
+
+
 def test_liars_spoil_the_mean_and_not_the_robust_means():
     """Two of nine clients with flipped labels and huge features: the objective over the honest ones."""
     make = np.random.default_rng(0)

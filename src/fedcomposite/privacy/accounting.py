@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedcomposite._validation import UserError
 
-ORDERS = (1.5, 1.75, 2, 2.25, 2.5, 2.75, *range(3, 64), 80, 96, 128, 192, 256, 512, 1024)
+ORDERS = (2, 2.25, 2.5, 2.75, *range(3, 64), 80, 96, 128, 192, 256, 512, 1024)
 """Orders of the Rényi divergences among which the best bound is taken."""
 _LEAST, _MOST = 1e-3, 1e6  # noise multipliers among which one is looked for; less is none at all
 

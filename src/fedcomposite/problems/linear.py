@@ -185,8 +185,9 @@ class Linear(Smooth):
             raise ValueError("privacy: weights of samples are relative to their sum, so one sample changes the others'")
 
     def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
-        """By the norms |phi'| ||a||, in closed form."""
-        X, slope = self.X[rows], self._slopes(x, rows)
+        """By the norms |phi'| ||a||, in closed form; a sample that overflows adds nothing."""
+        X = self.X[rows]
+        slope = torch.nan_to_num(self.loss.derivative(self._margins(x, X), self.b[rows]), 0.0, 0.0, 0.0)
         size = slope.abs() if self.outputs == 1 else torch.linalg.vector_norm(slope, dim=2)
         factor = mask * _shrink(size * torch.linalg.vector_norm(X, dim=2), clip)
         return combine(X, slope * factor.view(*factor.shape, *(1,) * (slope.ndim - 2))).flatten(1)
@@ -212,10 +213,6 @@ class Linear(Smooth):
     def curvature(self) -> float:
         """That of the loss."""
         return self.loss.curvature
-
-    def _slopes(self, x: Tensor, rows: Tensor) -> Tensor:
-        slopes = self.loss.derivative(self._margins(x, self.X[rows]), self.b[rows])
-        return torch.nan_to_num(slopes, 0.0, 0.0, 0.0)  # a sample that overflows adds nothing
 
     def _gradient(self, x: Tensor, X: Tensor, b: Tensor, weight: Tensor | float) -> Tensor:
         if self.outputs == 1:
