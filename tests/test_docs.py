@@ -15,7 +15,10 @@ def blocks(name):
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.S)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/add-a-method.md", "docs/callbacks.md", "docs/metrics.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "docs/add-a-method.md", "docs/callbacks.md", "docs/metrics.md", "docs/privacy.md", "docs/robust.md"],
+)
 def test_python_blocks_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = {"__name__": "shown"}
