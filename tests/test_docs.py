@@ -24,6 +24,8 @@ def blocks(name):
         "docs/estimators.md",
         "docs/metrics.md",
         "docs/preparation.md",
+        "docs/privacy.md",
+        "docs/robust.md",
     ],
 )
 def test_python_blocks_run(name, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ FILES = sorted(HOME.rglob("*.py"))
 FLOORS = [  # from the ground up; rooms of one floor may use each other only where a line says so
     ["_version", "_validation", "fields", "rng", "files", "plots"],
     ["registry", "schedules"],
-    ["regularizers", "compressors", "data"],
+    ["regularizers", "compressors", "data", "aggregators", "privacy"],
     ["models", "algorithms"],
     ["problems"],
     ["theory", "metrics"],

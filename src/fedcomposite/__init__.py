@@ -1,6 +1,18 @@
 """Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
 
-from fedcomposite import algorithms, data, metrics, models, problems, regularizers, runtime, schedules, theory
+from fedcomposite import (
+    aggregators,
+    algorithms,
+    data,
+    metrics,
+    models,
+    privacy,
+    problems,
+    regularizers,
+    runtime,
+    schedules,
+    theory,
+)
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
@@ -69,6 +81,7 @@ __all__ = [
     "UnnamedError",
     "UserError",
     "__version__",
+    "aggregators",
     "algorithms",
     "bootstrap",
     "callbacks",
@@ -80,6 +93,7 @@ __all__ = [
     "metrics",
     "models",
     "path",
+    "privacy",
     "problems",
     "quality",
     "refit",

@@ -35,6 +35,8 @@ class Use(IntEnum):
     METHOD = 3
     MODEL = 4
     FOLD = 5
+    POISSON = 6
+    NOISE = 7
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:

@@ -132,6 +132,8 @@ class Algorithm(ABC, Generic[S, C, M, R]):
 
     varying: ClassVar[bool] = False
     """Whether the sizes of replies follow from the message, and so change from round to round."""
+    linear_replies: ClassVar[bool] = False
+    """Whether replies are linear in what a client computes on its data, so that shares of noise add up in their sum."""
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):  # type: ignore[arg-type]

@@ -44,6 +44,7 @@ class ProximalGradient(Algorithm[Model, Empty, Model, Reply]):
     )
 
     schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+    linear_replies: ClassVar[bool] = True
 
     step: Positive
 

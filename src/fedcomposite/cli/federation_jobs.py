@@ -157,7 +157,7 @@ def conduct(federation: FederationFolder, place: RunFolder) -> None:
     out.print(
         f"{summary['message']}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
         f"{last['nonzeros']} nonzero, {(last['bytes_up'] + last['bytes_down']) / 1e6:.3g} MB sent, "
-        f"{last['seconds']:.1f} s"
+        f"{last['seconds']:.1f} s" + (f", epsilon {last['epsilon']:.3g}" if "epsilon" in last else "")
     )
     if (place.path / "coefficients.csv").is_file():  # a linear model
         found = pd.read_csv(place.path / "coefficients.csv")
@@ -180,6 +180,7 @@ class _Shown:
         now = record["round"]
         if now in (0, self._rounds) or now - max(self._shown, 0) >= max(1, self._rounds // 10):
             seen = f"F {record['objective']:.6g}  ‖G‖ {record['stationarity']:.1e}  nnz {record['nonzeros']}"
+            seen += f"  ε {record['epsilon']:.3g}" if "epsilon" in record else ""
             out.print(f"round {now}/{self._rounds}  {seen}  {record['seconds']:.1f} s", highlight=False)
             self._shown = now
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 import typer
 
-from fedcomposite import algorithms, callbacks, data, models, problems, regularizers
+from fedcomposite import aggregators, algorithms, callbacks, data, models, problems, regularizers
 from fedcomposite.cli.console import err, first_sentence, print_frame
 from fedcomposite.cli.papers import paper_table
 from fedcomposite.experiments.config import shipped
@@ -24,6 +24,7 @@ _KNOWN: dict[str, Registry[Any]] = {
     "models": models.MODELS,
     "metrics": problems.METRICS,
     "callbacks": callbacks.REGISTRY,
+    "aggregators": aggregators.REGISTRY,
 }
 
 
@@ -31,7 +32,7 @@ def list_names(
     what: Annotated[
         Literal[
             "algorithms", "regularizers", "datasets", "partitions", "losses", "models", "metrics", "callbacks",
-            "experiments", "papers",
+            "aggregators", "experiments", "papers",
         ],
         typer.Argument(help="What to list."),
     ],

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcomposite import __version__
-from fedcomposite.cli import cite, data, lists, papers, runs, solve
+from fedcomposite.cli import cite, data, lists, papers, privacy, runs, solve
 from fedcomposite.cli.console import DEBUG, out, plain_warnings, reporting
 from fedcomposite.experiments import ConfigError
 
@@ -29,6 +29,7 @@ app.command("export")(runs.export_run)
 app.command("list")(lists.list_names)
 app.command()(runs.plot)
 app.command("cite")(cite.cite)
+app.command("privacy")(privacy.privacy_command)
 app.add_typer(data.data_app, name="data")
 
 

@@ -68,7 +68,8 @@ def run(
     out.print(
         f"{result.message}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
         f"{last['nonzeros']} of {problem.dimension} nonzero, {_megabytes(last):.3g} MB sent, {last['seconds']:.2f} s"
-        + (f", test accuracy {last['test_accuracy']:.4f}" if "test_accuracy" in last else ""),
+        + (f", test accuracy {last['test_accuracy']:.4f}" if "test_accuracy" in last else "")
+        + (f", epsilon {last['epsilon']:.3g}" if "epsilon" in last else ""),
         soft_wrap=True,
     )
     if problem.model is None:
@@ -248,6 +249,7 @@ def _progress(rounds: int) -> Iterator[Callable[[str], Callable[[Record], None]]
                     f"F {record['objective']:.6g}  ‖G‖ {record['stationarity']:.1e}  "
                     f"nnz {record['nonzeros']}  {_megabytes(record):.3g} MB"
                     + (f"  test {record['test_accuracy']:.4f}" if "test_accuracy" in record else "")
+                    + (f"  ε {record['epsilon']:.3g}" if "epsilon" in record else "")
                 )
                 bar.update(task, completed=record["round"], seen=seen)
                 if not err.is_terminal and record["round"] % max(1, rounds // 10) == 0:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from fedcomposite.choice import AUTO
 from fedcomposite.cli.console import FailedError, out, print_frame, written
 from fedcomposite.estimators import solve
-from fedcomposite.experiments import Config, FolderLock, RunFolder
+from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.store import Journal, coefficients
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Interrupted, Run
@@ -43,7 +43,9 @@ def solve_command(
 ) -> None:
     """Solve a problem: the method and its steps are chosen, and a certificate says how good the answer is."""
     experiment = Config.read(config, overrides or ())
-    experiment.settings()  # refuses a missing device before any work
+    chosen = experiment.settings()  # refuses a missing device before any work
+    if chosen["privacy"] is not None or chosen["aggregator"] is not None:
+        raise ConfigError("solve takes exact means of exact gradients; for [privacy] or an aggregator use `run`")
     if destination is None:
         found, problem = _solved(experiment, tolerance, rounds)
     else:

@@ -7,87 +7,41 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import tomli_w
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from fedcomposite import algorithms, data, models, regularizers, theory
+from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, theory
 from fedcomposite._validation import check_call
+from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
 from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.experiments import grids, preparation, toml
+from fedcomposite.experiments.sections import ModelSection, ProblemSection, RunSection, Section, Seed, TrialsSection
 from fedcomposite.experiments.toml import ConfigError, locate, shipped
 from fedcomposite.files import write_atomic
+from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
 
-__all__ = ["Config", "ConfigError", "ModelSection", "ProblemSection", "RunSection", "locate", "shipped"]
-
-Seed = Annotated[int, Field(ge=0)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ProblemSection(_Section):
-    """``[problem]``: the loss and how clients are weighted."""
-
-    loss: str | None = None
-    loss_options: dict[str, Any] = {}
-    bias: bool = False
-    weights: Literal["uniform", "samples"] = "uniform"
-    metrics: list[str] = []
+__all__ = [
+    "Config",
+    "ConfigError",
+    "ModelSection",
+    "ProblemSection",
+    "RunSection",
+    "TrialsSection",
+    "locate",
+    "shipped",
+]
 
 
-class ModelSection(_Section):
-    """``[model]``: a network of :mod:`fedcomposite.models` instead of a linear model, and how it is evaluated."""
-
-    name: str
-    options: dict[str, Any] = {}
-    seed: int | None = None
-    gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
-    chunk: int | None = Field(default=None, ge=1)
-    precision: Literal["full", "bf16"] = "full"
-    evaluation_samples: int = Field(default=2000, ge=0)
-    """Training samples used for loss, gradient and accuracy, and the most test samples; 0 takes all."""
-
-
-class RunSection(_Section):
-    """``[run]``: the settings of :func:`fedcomposite.simulate`."""
-
-    rounds: int = Field(ge=0)
-    batch_size: int | None = Field(default=None, ge=1)
-    sampling: Literal["replacement", "epoch"] = "replacement"
-    participation: float = Field(default=1.0, gt=0, le=1)
-    replace: bool = False
-    dtype: Literal["float32", "float64"] = "float64"
-    device: str = "cpu"
-    evaluate_every: int = Field(default=1, ge=1)
-    tolerance: float | None = Field(default=None, gt=0)
-    stationarity_step: float | None = Field(default=None, gt=0)
-    backend: Literal["stacked", "loop"] = "stacked"
-    mode: Literal["auto", "eager", "record", "compile"] = "auto"
-    checkpoint_every: int = Field(default=50, ge=0)
-
-
-class TrialsSection(_Section):
-    """``[trials]``: how values are chosen for the fields that say ``{tune = [...]}``."""
-
-    seed: Seed = 1000
-    """The seed they are chosen with, none of those that are reported."""
-    criterion: str = "objective"
-    """What the last record is judged by: the lowest wins, of accuracies the highest."""
-    rounds: int | None = Field(default=None, ge=1)
-    """Rounds of a trial; as many as a run has if left out."""
-
-
-class Config(_Section):
+class Config(Section):
     """A whole experiment; one ``[algorithm]`` to run, or several ``[[algorithms]]`` to compare.
 
     ``seed`` is used wherever a section does not set its own; ``seeds`` repeats a comparison for each.
@@ -95,17 +49,18 @@ class Config(_Section):
 
     name: str = "run"
     seed: Seed = 0
-    seeds: list[Seed] = []
+    seeds: list[Seed] = Field(default_factory=list)
     data: dict[str, Any]
     recipe: dict[str, Any] | None = None
     partition: dict[str, Any] | None = None
     problem: ProblemSection = ProblemSection()
     model: ModelSection | None = None
-    regularizer: dict[str, Any] | list[dict[str, Any]] = {"name": "Zero"}
+    regularizer: dict[str, Any] | list[dict[str, Any]] = Field(default_factory=lambda: {"name": "Zero"})
     algorithm: dict[str, Any] | None = None
-    algorithms: list[dict[str, Any]] = []
-    callbacks: list[dict[str, Any]] = []
+    algorithms: list[dict[str, Any]] = Field(default_factory=list)
+    callbacks: list[dict[str, Any]] = Field(default_factory=list)
     trials: TrialsSection | None = None
+    privacy: dict[str, Any] | None = None
     run: RunSection
 
     # -- reading and writing ----------------------------------------------------------------------------------------
@@ -145,7 +100,7 @@ class Config(_Section):
         checks: list[Callable[[], Any]] = [self.make_regularizer]
         checks += [functools.partial(self.make_algorithm, spec, None) for spec in self.specs]
         checks += [self._check_labels, self._check_data, self._check_partition, self._check_model]
-        checks += [functools.partial(self.make_callbacks, Path())]
+        checks += [functools.partial(self.make_callbacks, Path()), self.make_privacy, self.make_aggregator]
         found = []
         for check in checks:
             try:
@@ -217,6 +172,8 @@ class Config(_Section):
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             name = _name(spec)
+            if self.privacy is not None and (name == AUTO or spec.get("steps") is not None):
+                raise ConfigError("with [privacy] no step may be read off the data; name the method and give its steps")
             if name == AUTO:
                 check_auto(fields)
                 share = self.run.participation
@@ -234,6 +191,22 @@ class Config(_Section):
         return theory.constants(
             problem, batch=self.run.batch_size, rounds=self.run.rounds, participation=self.run.participation
         )
+
+    def make_privacy(self) -> Privacy | None:
+        """Build ``[privacy]``: its ``level`` ("sample" or "client") and the fields of that."""
+        try:
+            return None if self.privacy is None else privacy.build(self.privacy)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[privacy] {error}") from None
+
+    def make_aggregator(self) -> Aggregator | None:
+        """Build ``aggregator`` of ``[run]``."""
+        if (given := self.run.aggregator) is None:
+            return None
+        try:
+            return aggregators.build(_name(given), **{k: v for k, v in given.items() if k != "name"})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[run] aggregator: {error}") from None
 
     def make_callbacks(self, folder: Path) -> list[Callback]:
         """Build ``[[callbacks]]``; paths that are not absolute lie in the run's folder."""
@@ -372,7 +345,8 @@ class Config(_Section):
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
-        return {**chosen, "dtype": getattr(torch, chosen["dtype"]), "seed": self.seed}
+        made = {"dtype": getattr(torch, chosen["dtype"]), "seed": self.seed, "aggregator": self.make_aggregator()}
+        return {**chosen, **made, "privacy": self.make_privacy()}
 
 
 def _term(fields: Mapping[str, Any], where: str) -> regularizers.Regularizer:

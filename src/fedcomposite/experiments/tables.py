@@ -44,6 +44,8 @@ def tabulate(
         }
         if all("test_accuracy" in run[-1] for run in runs):
             columns["test accuracy"] = [run[-1]["test_accuracy"] for run in runs]
+        if all("epsilon" in run[-1] for run in runs):
+            columns["epsilon"] = [run[-1]["epsilon"] for run in runs]
         row: dict[str, Any] = {"method": label, **dict((points or {}).get(label, {}))}
         for name, values in columns.items():
             row[name], row[f"{name} ±"] = spread(values)

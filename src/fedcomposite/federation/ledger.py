@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.files import write_atomic
+from fedcomposite.privacy import Query, compose
 
 Kind = Literal["gradients", "evaluations"]
 _DAYS = 60  # after which an unused job is forgotten
@@ -41,9 +42,11 @@ class Ledger:
     def _read(self) -> dict[str, Any]:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])}
+            return {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])} | {
+                "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])]
+            }
         except FileNotFoundError:
-            return {"day": "", "today": {}, "jobs": {}}
+            return {"day": "", "today": {}, "jobs": {}, "privacy": []}
         except (ValueError, KeyError, TypeError, OSError):
             raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
 
@@ -135,6 +138,44 @@ class Ledger:
         if place[kind] + count > most:
             raise RefusalError(f"over {what} = {most}")
         place[kind] += count
+
+    # -- the privacy budget -------------------------------------------------------------------------------------------
+
+    def spent(self) -> float:
+        """Epsilon of all noised answers so far, whatever job they were for."""
+        return self._cost(self._read()["privacy"])
+
+    def afford(self, job: str, query: Query, count: int) -> None:
+        """Refuse a job whose ``count`` queries, less those it has had, would exceed the budget."""
+        book = self._read()
+        left = count - book["jobs"].get(job, {}).get("queries", 0)
+        self._within(book["privacy"], query, max(0, left), "this experiment needs")
+
+    def charge(self, job: str, query: Query, count: int = 1) -> None:
+        """Take noised answers down, before they are computed; the budget has no day on which it begins anew."""
+        book = self._open()
+        book["privacy"] = self._within(book["privacy"], query, count, "this answer needs")
+        entry = book["jobs"].get(job)
+        if entry is not None:
+            entry["queries"] = entry.get("queries", 0) + count
+        self._write(book)
+
+    def _within(self, past: list[list[float]], query: Query, count: int, what: str) -> list[list[float]]:
+        """The past with these queries, if the budget is large enough."""
+        counts = {(n, r): c for n, r, c in past}
+        counts[query] = counts.get(query, 0) + count
+        after: list[list[float]] = [[n, r, c] for (n, r), c in counts.items()]
+        budget = self._limits.epsilon
+        if budget is not None and (total := self._cost(after)) > budget:
+            before = self._cost(past)
+            raise RefusalError(
+                f"{what} epsilon = {total:.3g} in all, over this site's {budget:g} at delta = {self._limits.delta:g}: "
+                f"{before:.3g} is spent, {max(0.0, budget - before):.3g} left"
+            )
+        return after
+
+    def _cost(self, past: list[list[float]]) -> float:
+        return compose({Query(n, r): int(c) for n, r, c in past}, self._limits.delta)
 
     # -- the secret ---------------------------------------------------------------------------------------------------
 

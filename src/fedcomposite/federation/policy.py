@@ -18,6 +18,7 @@ from fedcomposite.choice import AUTO
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.shape import blank
+from fedcomposite.privacy import SampleLevel
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import LOSSES, LeastSquares, Multinomial, get_loss
 from fedcomposite.problems.metrics import METRICS
@@ -70,6 +71,10 @@ class Limits(BaseModel):
     """Largest a'x of a sample at which a gradient is given, where the loss is not quadratic."""
     reproducible_batches: bool = False
     """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows."""
+    epsilon: float | None = Field(default=None, gt=0)
+    """Privacy budget of this site's samples, over all jobs there will ever be; experiments then need ``[privacy]``."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Delta at which the budget is meant."""
     # -- how often
     gradients_per_job: int = Field(default=100_000, ge=1)
     gradients_per_day: int = Field(default=200_000, ge=1)
@@ -111,6 +116,7 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
         raise RefusalError(f"batch_size = {size} is below this site's min_batch = {limits.min_batch}")
     if isinstance(steps, int) and steps > limits.max_local_steps:
         raise RefusalError(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
+    private(limits, config)
     for metric in config.problem.metrics:
         _listed(METRICS.canonical(metric), limits.metrics, "metrics")
     if config.model is None:
@@ -127,6 +133,21 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
             raise RefusalError(f"{shape.clients} clients are over this site's max_clients = {limits.max_clients}")
         if not (order.client < shape.clients and order.position < order.cohort <= shape.clients):
             raise RefusalError("the numbers of this client, its place and its cohort do not fit together")
+
+
+def private(limits: Limits, config: Config) -> None:
+    """Refuse an experiment without noise where there is a budget, and with noise what cannot be noised."""
+    privacy = config.make_privacy()
+    if privacy is None:
+        if limits.epsilon is not None:
+            raise RefusalError(f"this site has a privacy budget (epsilon = {limits.epsilon:g}): [privacy] is needed")
+        return
+    if not isinstance(privacy, SampleLevel):
+        raise RefusalError("[privacy] level = 'client' is for simulations; sites protect their samples")
+    if config.run.batch_size is not None:
+        raise RefusalError("with [privacy] samples are drawn one by one; leave batch_size out and set rate")
+    if config.problem.metrics:
+        raise RefusalError(f"with [privacy] only loss and accuracy are told, not {config.problem.metrics[0]}")
 
 
 def _listed(name: str, allowed: Sequence[str], kind: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
@@ -25,6 +26,7 @@ from fedcomposite.federation.secure_transport import SecureTransport
 from fedcomposite.federation.shape import agree, misfits, skeleton, write
 from fedcomposite.federation.transport import Sites, SiteTransport, check_refusal
 from fedcomposite.federation.wire import WireError
+from fedcomposite.privacy import SampleLevel
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
 from fedcomposite.runtime import Cohorts, Driver, Plan, check_fit
@@ -32,6 +34,7 @@ from fedcomposite.runtime.callbacks import Callback, OnRecord
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.checkpoint import identity_of
 from fedcomposite.runtime.history import Record, Run
+from fedcomposite.runtime.protection import Spending, check_aggregator, check_shares
 from fedcomposite.runtime.transports import StoppedError
 
 
@@ -83,6 +86,8 @@ class Coordinator:
         With "skip", sites that do not come, or do not fit to most others, take no part in the run. A run that has a
         checkpoint goes on with the sites it began with, and waits for them.
         """
+        if self.settings.secure and (self.config.privacy is not None or self.config.run.aggregator is not None):
+            raise ConfigError("--secure: [privacy] and [run] aggregator need single replies; run without --secure")
         again = checkpoint is not None and checkpoint.exists()
         if again and checkpoint is not None:
             began = ast.literal_eval(identity_of(checkpoint).get("sites", "[]"))
@@ -109,12 +114,16 @@ class Coordinator:
         parties = Sites(self.job, self.sites, samples, write(self.config), self.shape, counted)
         smooth = self.problem.smooth(getattr(torch, run.dtype))
         start = smooth.start()
+        privacy, aggregator = self.config.make_privacy(), self.config.make_aggregator()
         carried = self.post, parties, self.algorithm, self.problem, start
         self.transport = (
-            SiteTransport(*carried)
+            SiteTransport(*carried, aggregator=aggregator, private=privacy is not None)
             if self.sums is None
             else SecureTransport(*carried, self.assembly, self.sums.samples)
         )
+        check_aggregator(aggregator, privacy, self.algorithm, cohorts.size, self.problem.weighting)
+        if isinstance(privacy, SampleLevel) and privacy.share < 1:
+            check_shares(privacy, self.algorithm, self.transport.weights / np.asarray(samples, float))
         self.driver = Driver(
             self.algorithm,
             self.problem.regularizer,
@@ -130,6 +139,7 @@ class Coordinator:
                 "samples": repr(samples if self.sums is None else self.sums.samples),
                 **({"weights": repr(counted)} if counted else {}),
             },
+            spending=None if privacy is None else Spending(privacy, cohorts, self.algorithm.exchanges, everybody=True),
         )
 
     def _meet(self, policy: Policy) -> list[Introduction]:
@@ -225,6 +235,8 @@ class Coordinator:
         if self.sums is not None:
             return measuring_step(self.sums.mean_constant(len(self.sites), self.problem.weighting),
                                   self.problem.regularizer.rho)  # fmt: skip
+        if self.config.privacy is not None:  # the sites do not tell their constants
+            return measuring_step(1.0, self.problem.regularizer.rho)
         smoothness, scale = self._constants()
         L = float(self.transport.weights @ (smoothness or scale))
         return measuring_step(L, self.problem.regularizer.rho)
@@ -254,7 +266,8 @@ class Coordinator:
         )
         try:
             done = self.driver.run(plan)
-            return self._certified(done) if self.algorithm.info.second_order else done
+            certain = self.algorithm.info.second_order and self.config.privacy is None
+            return self._certified(done) if certain else done
         except StoppedError:
             raise FederationError("stopped before the first model was measured") from None
 

@@ -19,7 +19,7 @@ from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
 from fedcomposite.data.sparse import SparseRows
 from fedcomposite.experiments.config import Config, ConfigError
-from fedcomposite.federation import policy, wire
+from fedcomposite.federation import claims, policy, wire
 from fedcomposite.federation.approval import Approvals
 from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.guard import Purse, margins_within
@@ -32,13 +32,15 @@ from fedcomposite.federation.shape import arrange, local_problem, parse, skeleto
 from fedcomposite.federation.states import LostStateError, StateStore
 from fedcomposite.federation.sums import Sums, Worked, asked_of
 from fedcomposite.federation.wire import Vectors, WireError
-from fedcomposite.problems import Batches, Counter, Problem
+from fedcomposite.privacy import SampleLevel, System
+from fedcomposite.problems import Batches, Counter, Problem, private
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.process import fitting_threads
+from fedcomposite.runtime.rounds import planned_queries
 
 __all__ = ["Limits", "RefusalError", "Site"]
 
@@ -56,6 +58,7 @@ class _Job:
     buffers: Tensor
     state: Any  # a client's state at the start
     message: NamedTuple  # a message, for its form
+    privacy: SampleLevel | None
 
 
 class Site:
@@ -166,7 +169,7 @@ class Site:
         if self.limits.secure == "required":
             raise RefusalError('this site takes part in secure sums only (secure = "required"): run with --secure')
         if order.shape is None:
-            return wire.content(introduction=self.introduce(config).model_dump_json())
+            return wire.content(introduction=self.introduce(order, config).model_dump_json())
         done = self.work(order, order.shape, config, request)
         return wire.content(report=done.report, vectors=done.vectors)
 
@@ -186,7 +189,7 @@ class Site:
 
     # -- introduction -------------------------------------------------------------------------------------------------
 
-    def introduce(self, config: Config) -> Introduction:
+    def introduce(self, order: Order, config: Config) -> Introduction:
         """What this site says about its data."""
         dtype = str(self.silos.features.dtype).removeprefix("torch.")
         if dtype not in wire.DTYPES:
@@ -202,7 +205,9 @@ class Site:
         policy.judge(self.limits, config, shape, self.sizes)
         problem = self._problem(config, shape, self.silos)
         smooth = problem.smooth()
-        scale = smooth.scale() if isinstance(smooth, Linear) else None
+        if (privacy := self._privacy(config)) is not None:
+            self._afford(order, config, privacy, problem)
+        scale = smooth.scale() if isinstance(smooth, Linear) and privacy is None else None
         curvature = problem.loss.curvature if isinstance(problem.loss, Loss) else math.inf
         return Introduction(
             site=self.name,
@@ -216,6 +221,21 @@ class Site:
             smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
             scale=scale,
         )
+
+    @staticmethod
+    def _privacy(config: Config) -> SampleLevel | None:
+        found = config.make_privacy()
+        return found if isinstance(found, SampleLevel) else None
+
+    def _afford(self, order: Order, config: Config, privacy: SampleLevel, problem: Problem) -> None:
+        """Refuse an experiment that this site's privacy budget would not last for."""
+        if self.limits.epsilon is None:
+            return
+        run, h = config.run, problem.regularizer
+        method = config.make_algorithm(config.specs[0], None)
+        asked = planned_queries(method, problem.smooth().start(), h, run.rounds, order.cohort)
+        asked += run.rounds // run.evaluate_every + 1 + (run.rounds % run.evaluate_every > 0)
+        self.ledger.afford(order.job, privacy.query(), asked)
 
     def _told(self, config: Config) -> list[float]:
         """The labels of a classifier, as this site tells them; refuses one for targets that are no declared classes."""
@@ -263,13 +283,24 @@ class Site:
         if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
             torch.set_num_threads(count)
         batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling)
-        look = functools.partial(margins_within, smooth, most=self.limits.max_margin)
+        look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, most=self.limits.max_margin)
+        if (privacy := self._privacy(config)) is not None:
+            smooth.check_private()
+            self._afford(order, config, privacy, problem)
+            look = functools.partial(self._charge, order.job, privacy)  # a refused margin would tell on a sample
         purse = Purse(self.ledger, order.job, steps, look)
-        client = Client(algorithm, smooth, problem.regularizer, batches, Counter(), guard=purse.guard)
+        client = Client(
+            algorithm, smooth, problem.regularizer, batches, Counter(), guard=purse.guard,
+            privacy=privacy, source=System(),
+        )  # fmt: skip
         start = smooth.start()
         rules = algorithm.at(0)
         server, state = rules.init(start, problem.regularizer)
-        return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server))
+        return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy)
+
+    def _charge(self, job: str, privacy: SampleLevel, x: Tensor) -> None:
+        """Take a noised answer down before it is computed."""
+        self.ledger.charge(job, privacy.query())
 
     def _seed(self, order: Order, config: Config) -> int:
         """The seed of minibatches and random layers: nobody else's business, unless this site says so.
@@ -300,7 +331,7 @@ class Site:
         vectors: Vectors = {}
         try:
             if order.evaluate:
-                vectors |= self._evaluate(job, given, report)
+                vectors |= self._evaluate(order.job, job, given, report)
             if order.train:
                 vectors |= self._train(order, job, given, report)
         finally:
@@ -330,7 +361,7 @@ class Site:
         else:
             state = self.store.load(order.job, order.last, job.state)
         try:
-            reply, after, buffers = client.train(message, state, order.round, place, given["buffers"])
+            reply, after, buffers, _ = client.train(message, state, order.round, place, given["buffers"])
         except StepError as error:
             raise RefusalError(f"round {order.round + 1}: {error}") from None
         if not (messages.finite(reply) and messages.finite(after) and messages.all_finite(buffers)):
@@ -342,9 +373,17 @@ class Site:
             reply = messages.decoded(client.algorithm.at(order.round), reply)
         return {**wire.named("reply", reply), "buffers": buffers}
 
-    def _evaluate(self, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
-        margins_within(job.client.smooth, given["model"], self.limits.max_margin)
-        seen = job.client.evaluate(given["model"], given["buffers"])
+    def _evaluate(self, name: str, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
+        model = given["model"]
+        if job.privacy is None:
+            margins_within(job.client.smooth, model, self.limits.max_margin)
+            seen = job.client.evaluate(model, given["buffers"])
+        else:
+            self._charge(name, job.privacy, model)
+            seen = private.evaluate(
+                job.client.smooth, model, job.privacy, System(), job.problem.silos.held_out, job.problem.measures,
+                claims.least_loss(job.problem.loss),
+            )  # fmt: skip
         gradient = seen.gradient
         report["loss"] = float(seen.loss)
         if not (messages.all_finite(gradient) and messages.all_finite(seen.loss)):

@@ -31,7 +31,7 @@ class Worked(NamedTuple):
 class Computing(Protocol):
     """A site, as far as it is needed here."""
 
-    def introduce(self, config: Config) -> Introduction:
+    def introduce(self, order: Order, config: Config) -> Introduction:
         """What it says about its data."""
 
     def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
@@ -81,9 +81,9 @@ class Sums:
 
     def _introduce(self, order: Order, secure: Secure, config: Config, site: Computing) -> RecordDict:
         """The introduction, without the numbers that are only told as sums."""
-        whole = site.introduce(config)
+        whole = site.introduce(order, config)
         if whole.weight is not None:
-            raise RefusalError("weights of samples are not told as secure sums; run without --secure or without weights")
+            raise RefusalError("weights of samples are not told as secure sums; leave them out, or --secure")
         hidden = whole.model_copy(update={"samples": None, "smoothness": None, "scale": None})
         masked = self._masked(order, secure, {"introduce": tally.of_introduction(whole)}, {"introduce": ""})
         return wire.content(introduction=hidden.model_dump_json(), vectors=masked)

@@ -20,6 +20,7 @@ from flwr.app import RecordDict
 from safetensors import safe_open
 from torch import Tensor
 
+from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.federation import claims, wire
 from fedcomposite.federation.orders import Order, Shape
@@ -66,7 +67,18 @@ class SiteTransport:
     leads = True
     remark = ""
 
-    def __init__(self, post: Post, sites: Sites, algorithm: AnyAlgorithm, problem: Problem, start: Tensor) -> None:
+    def __init__(
+        self,
+        post: Post,
+        sites: Sites,
+        algorithm: AnyAlgorithm,
+        problem: Problem,
+        start: Tensor,
+        *,
+        aggregator: Aggregator | None = None,
+        private: bool = False,
+    ) -> None:
+        self.aggregator, self._private = aggregator, private
         self.post, self.sites, self.algorithm, self.problem, self._start = post, sites, algorithm, problem, start
         self.clients = n = len(sites.names)
         self.counter = Counter()
@@ -101,6 +113,12 @@ class SiteTransport:
         )
         answers = self._familiar(answers)
         return SiteExchange(self, request, answers, [i for i in who if self.sites.names[i] in answers])
+
+    def asked(self, queries: int) -> None:
+        """Count what every site was asked for, where answers are noised."""
+        if self._private:
+            self.counter.queries += queries
+            self.counter.most_queries = max(self.counter.most_queries, queries)
 
     def _order(self, i: int, who: list[int], request: Request) -> tuple[Order, Vectors]:
         train = i in who
@@ -232,6 +250,7 @@ class SiteExchange:
     def measured(self) -> Evaluation:
         """The weighted means of the sites' losses and gradients, and their rows of counts."""
         got, weights = self._there()
+        self._transport.asked(1)
         stacked = torch.stack([a.vectors["gradient"] for a in got])
         gradient = torch.tensordot(torch.from_numpy(weights).to(stacked), stacked, dims=1)
         loss = torch.tensor(sum(w * a.numbers["loss"] for w, a in zip(weights, got, strict=True)))
@@ -266,8 +285,12 @@ class SiteExchange:
         carried.counter.bytes_up += messages.nbytes(replies) + buffers.nbytes
         for i in who:
             carried.last[i] = self._request.round
-        mean = messages.mean(carried.algorithm.at(self._request.round).decode(replies), weights)
-        return Gathered(mean, messages.mean_buffers(buffers, weights), len(who), False)
+        carried.asked(max(int(answer.numbers["gradients"]) for answer in got))
+        decoded = carried.algorithm.at(self._request.round).decode(replies)
+        if (robust := carried.aggregator) is not None:
+            together = robust.rule(buffers) if buffers.numel() else buffers[0]
+            return Gathered(robust.combine(decoded), together, len(who), False)
+        return Gathered(messages.mean(decoded, weights), messages.mean_buffers(buffers, weights), len(who), False)
 
 
 def check_refusal(content: RecordDict) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -79,6 +80,10 @@ class Counter:
     proxes: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    queries: int = 0
+    """Noised queries of a client that takes part in every round."""
+    most_queries: int = 0
+    """The most of them in one round."""
 
 
 class Slot(NamedTuple):
@@ -147,6 +152,39 @@ class Smooth(ABC):
 
     def hessians(self, clients: rng.Ints, x: Tensor, at: Tensor) -> Tensor:
         """The clients' Hessians at ``x`` ``(m, d)`` on the coordinates ``at``, ``(m, k, k)``; refused by networks."""
+        raise TypeError(_FIRST_ORDER)
+
+    # -- what single samples add, for privacy -------------------------------------------------------------------------
+
+    @property
+    def divisors(self) -> npt.NDArray[np.float64]:
+        """What each client's sum over samples is divided by in f_i: its samples, or 1; taken as no secret."""
+        return self.sizes.astype(np.float64)
+
+    def check_private(self) -> None:  # noqa: B027
+        """Refuse what lets one sample change the gradients of others."""
+
+    @abstractmethod
+    def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Sums of the samples' gradients, each with norm at most ``clip``, ``(m, d)``.
+
+        ``rows`` and ``mask`` are ``(m, b)``; samples where the mask is 0 are padding.
+        """
+
+    @abstractmethod
+    def clipped_losses(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Sums of the samples' losses, each at most ``clip`` in size, ``(m, 1)``."""
+
+    @abstractmethod
+    def seen(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs at one model and targets of some training samples, as metrics see them."""
+
+    def clipped_hessians(self, x: Tensor, rows: Tensor, mask: Tensor, at: Tensor, clip: float) -> Tensor:
+        """Sums of the samples' Hessians on the coordinates ``at``, ``(m, k, k)``, each of norm at most ``clip``."""
+        raise TypeError(_FIRST_ORDER)
+
+    def curvature(self) -> float:
+        """The most that one sample's second derivative can be, where it does not depend on the sample."""
         raise TypeError(_FIRST_ORDER)
 
     @abstractmethod
@@ -220,6 +258,11 @@ class ClientGradients:
     def steps_used(self) -> int:
         """How many local steps have drawn a minibatch: a hint for the next round."""
         return self._expect
+
+    @property
+    def queries(self) -> int:
+        """Noised answers of each client: none here."""
+        return 0
 
     @property
     def buffers(self) -> Tensor:

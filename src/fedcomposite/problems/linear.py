@@ -201,6 +201,59 @@ class Linear(Smooth):
     ) -> Tensor:
         return combine(X, self.loss.derivative(self._margins(x, X, offset), b).mul_(weight)).flatten(1)
 
+    # -- what single samples add, for privacy -------------------------------------------------------------------------
+
+    @property
+    def divisors(self) -> npt.NDArray[np.float64]:
+        """Their numbers of samples, or ones for a sum."""
+        return self._divisors
+
+    def check_private(self) -> None:
+        """Refuse weights of samples, which are relative to those of all the others, and sparse features."""
+        if self._importance is not None:
+            raise ValueError("privacy: weights of samples are relative to their sum, so one sample changes the others'")
+        if isinstance(self.X, Design):
+            raise ValueError("privacy needs dense features, these are sparse; make them dense with silos.dense()")
+
+    def _samples(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, margins and targets of some rows."""
+        assert isinstance(self.X, Tensor)
+        X = self.X[rows]
+        return X, self._margins(x, X, None if self._offset is None else self._offset[rows]), self.b[rows]
+
+    def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """By the norms |phi'| ||a||, in closed form; a sample that overflows adds nothing."""
+        X, z, b = self._samples(x, rows)
+        slope = torch.nan_to_num(self.loss.derivative(z, b), 0.0, 0.0, 0.0)
+        size = slope.abs() if self.outputs == 1 else torch.linalg.vector_norm(slope, dim=2)
+        factor = mask * _shrink(size * torch.linalg.vector_norm(X, dim=2), clip)
+        return combine(X, slope * factor.view(*factor.shape, *(1,) * (slope.ndim - 2))).flatten(1)
+
+    def clipped_losses(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Values, cut off at ``clip``."""
+        _, z, b = self._samples(x, rows)
+        value = self.loss.value(z, b)
+        return (torch.nan_to_num(value, clip).clamp(-clip, clip) * mask).sum(1, keepdim=True)
+
+    def clipped_hessians(self, x: Tensor, rows: Tensor, mask: Tensor, at: Tensor, clip: float) -> Tensor:
+        """By the norms ||phi''|| ||a||^2 of the whole Hessians."""
+        X, z, b = self._samples(x, rows)
+        second = torch.nan_to_num(self.loss.second(z, b), 0.0, 0.0, 0.0)
+        size = second.abs() if self.outputs == 1 else torch.linalg.matrix_norm(second)
+        weight = mask * _shrink(size * X.square().sum(2), clip)
+        return hessians(X, second, weight if self.outputs == 1 else weight.unsqueeze(2), at, self.outputs)
+
+    def seen(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Responses to margins, and class numbers or targets."""
+        w = x if self.outputs == 1 else x.reshape(-1, self.outputs)
+        assert isinstance(self.X, Tensor)
+        z = self.X[rows] @ w
+        return self.loss.response(z if self._offset is None else z + self._offset[rows]), self._targets[rows]
+
+    def curvature(self) -> float:
+        """That of the loss."""
+        return self.loss.curvature
+
     def _blocks(self, clients: rng.Ints) -> list[_Block]:
         """Pad the cohort's samples; the last cohort is kept, so full participation pads once."""
         key = clients.tobytes()
@@ -322,3 +375,8 @@ class Linear(Smooth):
 
     def _owners(self) -> Tensor:
         return torch.from_numpy(np.repeat(np.arange(len(self.sizes)), self.sizes.astype(np.int64))).to(self.device)
+
+
+def _shrink(norms: Tensor, clip: float) -> Tensor:
+    """Factors that bring norms down to ``clip`` where they are above it, and to 0 where they overflow."""
+    return torch.nan_to_num(clip / norms.clamp(min=clip), 0.0)

@@ -1,7 +1,8 @@
 """Runtimes: where the rules of a method are carried out."""
 
 from fedcomposite.runtime.checkpoint import CheckpointError
-from fedcomposite.runtime.driver import Cohorts, Driver, Plan
+from fedcomposite.runtime.cohorts import Cohorts
+from fedcomposite.runtime.driver import Driver, Plan
 from fedcomposite.runtime.fit import NonSmoothWarning, check_fit
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import UnnamedError

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,41 +26,13 @@ from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.callbacks.base import AnyCallback, View, attach
+from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.history import Record, Run, Status
 from fedcomposite.runtime.identity import Identity
+from fedcomposite.runtime.protection import Spending
 from fedcomposite.runtime.rounds import growth, make_record, verdict
 from fedcomposite.runtime.transports.base import Exchange, Gathered, Request, StoppedError, Transport
 from fedcomposite.runtime.wrapped import Counted
-
-
-@dataclass(frozen=True)
-class Cohorts:
-    """Who takes part in which round: ``size`` of ``clients``, drawn by the counters of ``seed``."""
-
-    clients: int
-    participation: float = 1.0
-    replace: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation = {self.participation}, must be in (0, 1]")
-
-    @property
-    def size(self) -> int:
-        """How many take part in a round."""
-        return max(1, round(self.participation * self.clients))
-
-    @property
-    def everyone(self) -> bool:
-        """Whether all take part in every round."""
-        return self.size == self.clients and not self.replace
-
-    def draw(self, number: int) -> rng.Ints:
-        """The participants of draw ``number``, sorted."""
-        if self.everyone:
-            return np.arange(self.clients, dtype=np.uint64)
-        return rng.choose(self.seed, number, self.clients, self.size, self.replace).astype(np.uint64)
 
 
 @dataclass
@@ -99,10 +70,12 @@ class Driver:
         buffers: Tensor,
         stationarity_step: float = 1.0,
         identity: Identity | None = None,
+        spending: Spending | None = None,
     ) -> None:
         self.algorithm, self.regularizer, self.transport, self.x0 = algorithm, h, transport, x0
         self.cohorts, self.buffers, self.stationarity_step = cohorts, buffers, stationarity_step
         self.identity = identity or {}
+        self.spending = spending
         self.round = 0
         self.server = algorithm.at(0).init(x0, h)[0]
         self.history: list[Record] = []
@@ -163,9 +136,12 @@ class Driver:
 
     def _record(self, seen: Evaluation, step: float, seconds: float) -> Record:
         counter = self.transport.totals()
-        return make_record(
+        made = make_record(
             self.solution, seen, self.regularizer, round=self.round, step=step, counter=counter, seconds=seconds
         )
+        if self.spending is not None:
+            made["epsilon"] = self.spending.epsilon(self.round, counter)
+        return made
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 

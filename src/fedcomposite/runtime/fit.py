@@ -10,7 +10,7 @@ from fedcomposite.algorithms import REGISTRY, fields
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Zero
-from fedcomposite.runtime.driver import Cohorts
+from fedcomposite.runtime.cohorts import Cohorts
 
 
 class NonSmoothWarning(UserWarning):

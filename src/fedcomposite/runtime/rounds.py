@@ -69,17 +69,22 @@ class _Still:
 
     def __init__(self, cohort: int) -> None:
         self._cohort = cohort
+        self.asked = 0
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
+        self.asked += 1
         return torch.zeros_like(x)
 
     def full(self, x: Tensor) -> Tensor:
+        self.asked += 1
         return torch.zeros_like(x)
 
     def loss(self, x: Tensor) -> Tensor:
+        self.asked += 1
         return x.new_zeros(1)
 
     def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        self.asked += 1
         return x.new_zeros(2 * (int(where.sum()),))
 
     def uniform(self, k: int, count: int = 1) -> Tensor:
@@ -100,3 +105,19 @@ def rehearse(
     """The reply and state of a client with zero gradients: a server learns what form a reply must have."""
     reply, state = algorithm.local_round(message, client, _Still(cohort), h)
     return reply, state
+
+
+def planned_queries(algorithm: AnyAlgorithm, x0: Tensor, h: Regularizer, rounds: int, cohort: int) -> int:
+    """How often a client is asked for something about its data in so many rounds, from rehearsing the first few.
+
+    A method that tosses coins for its steps may ask more, or less.
+    """
+    server, client = algorithm.at(0).init(x0, h)
+    asked: list[int] = []
+    e = algorithm.exchanges
+    for r in range(min(rounds, 2 * e)):
+        rules, still = algorithm.at(r), _Still(cohort)
+        reply, client = rules.local_round(rules.broadcast(server), client, still, h)
+        server = rules.aggregate(server, rules.decode(reply), 1.0, h)
+        asked.append(still.asked)
+    return sum(asked) + sum(asked[e + r % e] for r in range(rounds - len(asked)))

@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import distributed as processes
 from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
 from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
-from fedcomposite.runtime.driver import Cohorts, Driver, Plan
+from fedcomposite.runtime.callbacks.stopping import EarlyStopping
+from fedcomposite.runtime.cohorts import Cohorts
+from fedcomposite.runtime.driver import Driver, Plan
 from fedcomposite.runtime.fit import check_fit
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import identify
 from fedcomposite.runtime.program import Mode
+from fedcomposite.runtime.protection import Spending, check_aggregator, check_privacy
 from fedcomposite.runtime.rounds import growth
 from fedcomposite.runtime.states import ClientStates
 from fedcomposite.runtime.transports import LocalTransport, Loop, Stacked
@@ -59,6 +64,8 @@ class Simulator(Driver):
         memory_limit: float | None = None,
         group: processes.Group | processes.Alone | None = None,
         stationarity_step: float | None = None,
+        privacy: Privacy | None = None,
+        aggregator: Aggregator | None = None,
     ) -> None:
         if backend not in ("stacked", "loop"):
             raise ValueError(f"backend = {backend!r}, must be 'stacked' or 'loop'")
@@ -70,16 +77,20 @@ class Simulator(Driver):
         shared: dict[str, Any] = {
             "batches": batches, "dtype": dtype, "device": torch.device(device), "cohort": cohorts.size,
             "replace": replace, "state_dir": state_dir, "memory_limit": memory_limit, "group": group,
+            "privacy": privacy, "aggregator": aggregator,
         }  # fmt: skip
         transport = (
             Stacked(problem, algorithm, mode=mode, **shared)
             if backend == "stacked"
             else Loop(problem, algorithm, **shared)
         )
+        check_privacy(privacy, algorithm, transport.smooth, batches, cohorts, problem.weights)
+        check_aggregator(aggregator, privacy, algorithm, cohorts.size, problem.weighting)
         start = _start(transport.smooth, x0)
         super().__init__(
             algorithm, problem.regularizer, transport, start, cohorts=cohorts, buffers=transport.smooth.buffers(),
             stationarity_step=problem.default_step() if stationarity_step is None else stationarity_step,
+            spending=None if privacy is None else Spending(privacy, cohorts, algorithm.exchanges),
         )  # fmt: skip
         transport.begin(algorithm.at(0).init(start, problem.regularizer)[1])
 
@@ -159,6 +170,8 @@ def simulate(
     memory_limit: float | None = None,
     distributed: bool | None = None,
     process_settings: bool = True,
+    privacy: Privacy | None = None,
+    aggregator: Aggregator | None = None,
 ) -> Run:
     """Run a method on a problem and measure it.
 
@@ -215,6 +228,11 @@ def simulate(
         is there; True initialises one under ``torchrun``. Local rounds are then carried out eagerly. Process 0 calls
         ``on_record`` and writes the checkpoint, and each process the states of its own clients beside it, in a folder
         that all must see in order to resume.
+    privacy : privacy.SampleLevel or privacy.ClientLevel, optional
+        Clip and noise what clients compute, or what they reply; records then tell the epsilon that the run has cost so
+        far. The records themselves are exact: a simulator's own look, which no site would give away.
+    aggregator : aggregators.Aggregator, optional
+        A robust mean of the replies in place of the mean.
 
     Returns
     -------
@@ -244,19 +262,22 @@ def simulate(
     group = processes.join(distributed, torch.device(device))
     if group.size > 1 and mode in ("record", "compile"):
         raise ValueError(f"mode = {mode!r} is for one process; several carry out local rounds eagerly")
+    _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)
     old = path if resume and path is not None and path.exists() else None
     sim = Simulator(
         problem, algorithm, batches=Batches(seed, batch_size, sampling), participation=participation, replace=replace,
         seed=seed, dtype=dtype, device=device, backend=backend, x0=x0, stationarity_step=stationarity_step,
-        mode=_mode(mode, device, backend, rounds if group.size == 1 else 0, old),
-        state_dir=state_dir, memory_limit=memory_limit, group=group,
+        mode=_mode(mode, device, backend, rounds if group.size == 1 and privacy is None else 0, old),
+        state_dir=state_dir, memory_limit=memory_limit, group=group, privacy=privacy, aggregator=aggregator,
     )  # fmt: skip
     if path is not None:
         sim.identity = identify(
             problem, sim.x0, method=algorithm, batches=sim.batches, participants=sim.cohorts.size, replace=replace,
             seed=seed, dtype=str(dtype), device=torch.device(device).type, mode=sim.mode, backend=backend,
             evaluate_every=evaluate_every, stationarity_step=sim.stationarity_step,
+            **({} if privacy is None else {"privacy": privacy}),
+            **({} if aggregator is None else {"aggregator": aggregator}),
         )  # fmt: skip
     if old is not None:
         sim.resume(old)
@@ -275,6 +296,27 @@ def simulate(
     if run.status == "interrupted":
         raise Interrupted(run)
     return run
+
+
+def _check_protected(
+    privacy: Privacy | None,
+    aggregator: Aggregator | None,
+    processes: int,
+    mode: str,
+    tolerance: float | None,
+    callbacks: Sequence[AnyCallback],
+) -> None:
+    """Refuse settings that go with neither noise nor robust means."""
+    if processes > 1 and not (privacy is None and aggregator is None):
+        raise ValueError("privacy and aggregator are for runs in one process")
+    if privacy is None:
+        return
+    if mode in ("record", "compile"):
+        raise ValueError(f"mode = {mode!r}: a private round draws new samples and noise, so it is carried out eagerly")
+    if tolerance is not None or any(isinstance(c, EarlyStopping) for c in callbacks):
+        raise ValueError(
+            "privacy: when to stop must not depend on exact measurements; leave tolerance and EarlyStopping out"
+        )
 
 
 def _check_counts(**given: tuple[Any, int]) -> None:

@@ -261,6 +261,24 @@ class Gradients:
         per = self.options.chunk or max(1, room // each)
         return [slice(a, a + per) for a in range(0, clients, per)]
 
+    def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Sums of the samples' gradients, each with norm at most ``clip``; as many samples at once as memory allows."""
+        out, empty = torch.zeros_like(x), self.flat.buffers()
+
+        def one(x: Tensor, inputs: Tensor, b: Tensor) -> Tensor:
+            return self._objective(x, empty, inputs[None], b[None], inputs.new_ones(1))[0]
+
+        each = vmap(grad(one), in_dims=(None, 0, 0))
+        per = max(1, (1 << 25) // (self.flat.dimension + _ACTIVATIONS * self.X[0].numel()))
+        for i, client in enumerate(x):
+            real = rows[i][mask[i] > 0]
+            for part in real.split_with_sizes(_sizes(len(real), per)):
+                inputs = self.options.inputs(self.X[part], self.flat.dtype, self._constants)
+                found = torch.nan_to_num(each(client, inputs, self.b[part]), 0.0, 0.0, 0.0)
+                norms = torch.linalg.vector_norm(found, dim=1)
+                out[i] += torch.nan_to_num(clip / norms.clamp(min=clip), 0.0) @ found
+        return out
+
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def _listed_if_repeated(self, function: Pass, *given: Tensor) -> tuple[Tensor, Tensor]:
@@ -365,6 +383,11 @@ class Gradients:
     def _loss(self, state: dict[str, Tensor], inputs: Tensor, b: Tensor, weight: Tensor) -> Tensor:
         values = self.loss.function(self.flat.forward(state, inputs, train=True), b)
         return (values * weight).sum() if self.loss.per_sample else values * weight.sum()
+
+
+def _sizes(count: int, most: int) -> list[int]:
+    """``count`` in parts of at most ``most``."""
+    return [min(most, count - a) for a in range(0, count, most)]
 
 
 def _as_list(function: Pass, given: tuple[Tensor, ...]) -> Pass:

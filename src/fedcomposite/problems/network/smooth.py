@@ -118,6 +118,28 @@ class Network(Smooth):
         sizes, first = self.sizes[clients].astype(np.int64), self.offsets[clients].astype(np.int64)
         return lambda x: self.gradients.full(x, sizes, first, self._state_of(clients))
 
+    def check_private(self) -> None:
+        """Refuse layers through which samples change each other's gradients, and random ones."""
+        flat = self.flat
+        if flat.batch_norm or self.buffers().numel():
+            raise ValueError("privacy: batch norm mixes the samples of a batch; use group norm, or none")
+        if flat.random or self.options.augment is not None:
+            raise ValueError("privacy: random layers and augmentation have no clipped gradients; leave them out")
+
+    def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Vectorised over the samples."""
+        return self.gradients.clipped(x, rows, mask, clip)
+
+    def clipped_losses(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
+        """Values in evaluation mode, cut off at ``clip``."""
+        each = zip(x, rows, mask, strict=True)
+        sums = [w @ self.loss.of_rows(self.predict(one, self.X[r]), self.b[r]).clamp(-clip, clip) for one, r, w in each]
+        return torch.stack(sums).unsqueeze(1)
+
+    def seen(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The module's outputs, and class numbers or targets."""
+        return single_output(self.predict(x, self.X[rows])), self.b[rows]
+
     def _state_of(self, clients: rng.Ints) -> Local:
         """The round's state, or a fresh one outside rounds."""
         return self._local or Local(self.buffers().repeat(len(clients), 1), clients)

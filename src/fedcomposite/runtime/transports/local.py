@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.privacy import ClientLevel, Counters, Privacy
 from fedcomposite.problems import Batches, ClientGradients, Counter, Evaluation, Problem, Smooth
 from fedcomposite.problems.base import Local
+from fedcomposite.problems.private import gradients
 from fedcomposite.runtime import memory, messages, process, states
 from fedcomposite.runtime.distributed import Alone, Group
+from fedcomposite.runtime.protection import noised_mean
 from fedcomposite.runtime.transports.base import Gathered, Request
 from fedcomposite.runtime.wrapped import Counted
 
@@ -42,6 +46,8 @@ class LocalTransport(ABC):
         state_dir: str | Path | None = None,
         memory_limit: float | None = None,
         group: Group | Alone | None = None,
+        privacy: Privacy | None = None,
+        aggregator: Aggregator | None = None,
     ) -> None:
         self.problem, self.algorithm, self.batches = problem, algorithm, batches
         self.group = group or Alone()
@@ -57,6 +63,8 @@ class LocalTransport(ABC):
         weights = problem.weights * n
         self._weights = None if problem.weighting == "uniform" else torch.from_numpy(weights).to(self.smooth.device)
         self._expect = 1
+        self.privacy, self.aggregator, self.source = privacy, aggregator, Counters(batches.seed)
+        self._asked = 0  # queries of each participant in the round of now
         self.rows: states.ClientStates
 
     def begin(self, client: NamedTuple) -> None:
@@ -81,6 +89,7 @@ class LocalTransport(ABC):
         assert message is not None
         first, last = np.searchsorted(who, np.asarray(self.span, np.uint64)).tolist()
         mine, place = who[first:last] - np.uint64(self.span.start), (first, len(who))
+        self._asked = 1 if isinstance(self.privacy, ClientLevel) else 0
         if len(mine):
             replies, buffers = self._carry_out(mine, message, request, place)
             decoded = self.algorithm.at(request.round).decode(replies)
@@ -88,7 +97,15 @@ class LocalTransport(ABC):
         else:
             decoded, buffers = self._nothing(message, request, len(who))
         weights = None if self._weights is None else self._weights[torch.from_numpy(who.astype(np.int64))]
-        mean, together, stop = self.group.mean(decoded, buffers, weights, place, request.stop)
+        self.counter.queries += self._asked
+        self.counter.most_queries = max(self.counter.most_queries, self._asked)
+        if self.aggregator is not None:
+            together = self.aggregator.rule(buffers) if buffers.numel() else buffers[0]
+            mean, stop = self.aggregator.combine(decoded), request.stop
+        else:
+            mean, together, stop = self.group.mean(decoded, buffers, weights, place, request.stop)
+        if isinstance(self.privacy, ClientLevel):
+            mean = noised_mean(decoded, self.privacy, self.source, request.round)
         self.counter.bytes_down += len(mine) * (messages.nbytes(message) + together.nbytes)
         return Gathered(mean, together, len(who), stop)
 
@@ -117,8 +134,8 @@ class LocalTransport(ABC):
         stacked: bool = True,
     ) -> ClientGradients:
         """The gradient oracle of some of this process's clients in one round."""
-        return ClientGradients(
-            self.smooth, who, round, self.batches, counter or self.counter,
+        return gradients(
+            self.smooth, who, round, self.batches, counter or self.counter, self.privacy, self.source,
             stacked=stacked, expect=self._expect, place=place, buffers=buffers,
         )  # fmt: skip
 

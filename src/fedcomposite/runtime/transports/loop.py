@@ -31,7 +31,8 @@ class Loop(LocalTransport):
     def _client(self, i: int) -> Client:
         if i not in self._clients:
             h = self.problem.regularizer
-            self._clients[i] = Client(self.algorithm, self.smooth, h, self.batches, self.counter, number=i)
+            self._clients[i] = Client(self.algorithm, self.smooth, h, self.batches, self.counter, number=i,
+                                       privacy=self.privacy, source=self.source)  # fmt: skip
         return self._clients[i]
 
     def _carry_out(
@@ -39,6 +40,7 @@ class Loop(LocalTransport):
     ) -> tuple[NamedTuple, Tensor]:
         done = [self._one(int(i), message, request, (at, place[1])) for at, i in enumerate(who, place[0])]
         states = [outcome.state for outcome in done]
+        self._asked = max(self._asked, *(outcome.queries for outcome in done))
         new = type(states[0])(*map(torch.stack, zip(*states, strict=True)))
         self.rows.put(None if self._everyone else who, new)
         replies: list[Any] = [outcome.reply for outcome in done]

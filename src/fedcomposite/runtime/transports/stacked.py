@@ -62,6 +62,7 @@ class Stacked(LocalTransport):
         rules = self.algorithm.at(request.round)
         replies, new = rules.local_round(messages.stack(message, len(who)), states, grad, self.h)
         self._expect = grad.steps_used
+        self._asked = max(self._asked, grad.queries)
         return replies, new, grad.buffers
 
     def _recorded(self, message: NamedTuple, mine: NamedTuple, request: Request, who: rng.Ints) -> Program | None:

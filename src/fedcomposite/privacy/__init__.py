@@ -1,0 +1,19 @@
+"""Differential privacy: what is clipped and noised, what that is worth, and where the noise comes from."""
+
+from fedcomposite.privacy.accounting import MissingPackageError, Query, compose, noise_for
+from fedcomposite.privacy.levels import ClientLevel, Privacy, SampleLevel, build
+from fedcomposite.privacy.sources import Counters, Source, System
+
+__all__ = [
+    "ClientLevel",
+    "Counters",
+    "MissingPackageError",
+    "Privacy",
+    "Query",
+    "SampleLevel",
+    "Source",
+    "System",
+    "build",
+    "compose",
+    "noise_for",
+]
