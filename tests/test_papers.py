@@ -12,7 +12,20 @@ from fedcomposite.papers.base import HOLDS, Claim, digest_of, first_at, judged, 
 from fedcomposite.papers.reproduce import read_state
 
 TINY = {  # a fraction of the reduced form
+    "fedcanon-fig1": ["data.name=breast_cancer", "run.rounds=2", "settings.rounds=2"],
+    "fedcanon-table1": ["settings.sizes={MLP=1000, CNN=2000}"],
+    "fedcanon-table3": ["run.rounds=2"],
+    "fedmls-fig1": ["settings.rounds=6", "settings.seeds=2"],
+    "fedprox-rates": ["settings.rounds=[2, 4, 6]", "settings.clients=[1, 2]"],
+    "shootout": [
+        "settings.data=[{name='synthetic', clients=4, features=5, samples=10}]",
+        "settings.regularizers=[{name='L1', lam=0.001}]",
+        "algorithms.0.constants.L={tune=[0.25, 1.0]}",
+        "run.rounds=5",
+        "trials.rounds=2",
+    ],
     "zhang-fig2": ["run.rounds=4", "run.evaluate_every=2"],
+    "zhang-fig3": ["run.rounds=4", "run.evaluate_every=2", "data.samples=30"],
 }
 HOME = Path(papers.__file__).parent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedcomposite.papers.base import HOLDS, NOT_RUN, Claim, judged, only, slope
 from fedcomposite.papers.study import Study
 from fedcomposite.plots import Scatter, draw_scatter
 from fedcomposite.problems import Problem
-from fedcomposite.runtime import simulate
+from fedcomposite.runtime import NonSmoothWarning, simulate
 
 CLIENTS, RADIUS = 10, 1.0
 THEOREMS = {
@@ -53,9 +54,10 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
         lookup(name), "theory", known, {} if loss == "logistic" else {"inner_steps": 100}
     )
     options: dict[str, Any] = {"batch_size": batch, "participation": cell["I"] / CLIENTS, "seed": cell["seed"]}
-    made = simulate(
-        problem, method, rounds=cell["T"], evaluate_every=cell["T"], keep_solutions=True, progress=False, **options
-    )
+    options |= {"evaluate_every": cell["T"], "keep_solutions": True, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonSmoothWarning)  # Theorem 2 is about that
+        made = simulate(problem, method, rounds=cell["T"], **options)
     assert made.solutions is not None
     models = made.solutions[:: max(1, cell["T"] // 32)]  # 32 of them tell the mean
     return pd.DataFrame({"squared": [float(np.mean([_size(problem, x) ** 2 for x in models]))]})
