@@ -38,13 +38,14 @@ def draw_bars(
     path: str | Path | None = None,
     *,
     y: str = "",
-    log: bool = True,
+    log: bool | None = None,
     width: Width | float = "page",
     methods: Mapping[str, str] | None = None,
     caption: str = "",
 ) -> Figure:
     """Grouped bars, a panel for each title; whiskers are the spread.
 
+    Unless ``log`` says it, a panel has a logarithmic axis where its values differ by a factor of ten.
     ``methods`` gives series the colours of methods; others are coloured in order.
     """
     inches = WIDTHS[width] if isinstance(width, str) else float(width)
@@ -61,8 +62,11 @@ def draw_bars(
             hatch = "//" if chosen is not None and chosen[name].linestyle != "-" else None
             place.bar(at, values[:, 0], wide, yerr=error, label=name, color=color, hatch=hatch, error_kw={"lw": 0.6})
         place.set_xticks(range(len(bars)), list(bars), fontsize=6, rotation=20 if len(bars) > 4 else 0)
-        place.set_yscale("log" if log else "linear")
+        heights = [v for group in bars.values() for v, _ in group.values() if v > 0]
+        wide_range = bool(heights) and max(heights) > 10 * min(heights)
+        place.set_yscale("log" if (wide_range if log is None else log) else "linear")
         _dress(place, "", y, title)
+        place.grid(False, axis="x")
     if len(series) > 1:
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(
