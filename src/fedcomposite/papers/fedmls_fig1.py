@@ -143,21 +143,26 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     gap = {m: only(ends, method=m)["gap"] for m in CLASSES}
     chosen = data.groupby("method")["first"].first()
     ours = only(data, method="FedMLS")
-    late = ours[ours["round"] >= max(4, most // 8)].groupby("round")["gap"].mean()
+    late = ours[ours["round"] >= max(4, most // 2)].groupby("round")["gap"].mean()
     rate, half = slope(late.index, late)
     shown = ", ".join(f"{m} {told(g)} (first step {chosen[m]:g})" for m, g in gap.items())
+    path = only(data, method="FedAvg").groupby("round")["gap"].mean()
     best = min(gap, key=lambda m: float(gap[m].mean()))
     return [
-        Claim(f"FedMLS ends closest to the optimum (here after {most} rounds)", shown, judged(best == "FedMLS")),
+        Claim(
+            f"FedMLS ends closest to the optimum (here after {most} rounds, in the paper after 10000)",
+            shown,
+            judged(best == "FedMLS"),
+        ),
         Claim(
             "FedMLS converges to the optimum at a rate of at least 1/k",
-            f"slope of log gap against log k: {rate:.2f} ± {half:.2f} (95 %)",
+            f"slope of log gap against log k in the second half: {rate:.2f} ± {half:.2f} (95 %)",
             judged(rate - half <= -1),
         ),
         Claim(
             "FedAvg drifts and does not converge to the optimum",
-            f"gap {told(gap['FedAvg'])}, {gap['FedAvg'].mean() / gap['FedMLS'].mean():.1f} times that of FedMLS",
-            judged(gap["FedAvg"].mean() > 2 * gap["FedMLS"].mean()),
+            f"its mean gap is lowest in round {path.idxmin()} ({path.min():.2g}) and ends at {path.iloc[-1]:.2g}",
+            judged(bool(path.iloc[-1] > 1.1 * path.min())),
         ),
         Claim(
             "Scaffnew does worse than FedMLS (the paper's curve is that of the uncorrected code)",

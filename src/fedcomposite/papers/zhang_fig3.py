@@ -21,18 +21,20 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         return only(late, method=method, batch_size=batch).groupby("seed")["relative"].mean()
 
     ends = {b: ", ".join(f"{m} {told(floor(m, b))}" for m in METHODS) for b in (1, 20)}
+    before = data[(data["round"] < 0.75 * data["round"].max()) & (data["round"] >= 0.5 * data["round"].max())]
+    flat = floor("Zhang", 1).mean() > 0.8 * only(before, method="Zhang", batch_size=1)["relative"].mean()
     gain = floor("Zhang", 1).mean() / floor("Zhang", 20).mean()
     return [
         Claim(
             "with minibatches Zhang converges to a neighbourhood, not to zero",
             f"relative stationarity over the last quarter: {told(floor('Zhang', 1))} (b = 1), "
             f"{told(floor('Zhang', 20))} (b = 20)",
-            judged(floor("Zhang", 20).min() > 1e-8, floor("Zhang", 20)),
+            judged(True, floor("Zhang", 20)) if flat else "not seen: it is still falling at the end",
         ),
         Claim(
             "a batch of 20 in place of 1 makes Zhang more precise",
-            f"{gain:.1f} times smaller",
-            judged(gain > 1, floor("Zhang", 20)),
+            f"{gain:.2f} times smaller" + ("" if flat else "; noise is not what limits it yet: both are still falling"),
+            judged(gain > 1.1, floor("Zhang", 20)),
         ),
         *(
             Claim(

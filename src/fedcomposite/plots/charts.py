@@ -23,8 +23,8 @@ Bars = Mapping[str, Mapping[str, tuple[float, float]]]
 class Scatter(NamedTuple):
     """Points of several labels in one panel."""
 
-    points: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]
-    """For each label x, y and the spread of y."""
+    points: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[Any]]]
+    """For each label x, y and the spread of y: a number for each, or those below and those above."""
     x: str
     y: str
     title: str = ""
@@ -115,7 +115,7 @@ def _dress(axes: Any, x: str, y: str, title: str) -> None:
     axes.set_xlabel(x, fontsize=7)
     axes.set_ylabel(y, fontsize=7)
     axes.set_title(title, fontsize=8)
-    axes.tick_params(labelsize=6)
+    axes.tick_params(which="both", labelsize=6)
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -154,7 +154,7 @@ def _draw(axes: Axes, panel: Panel, chosen: Any, labels: list[str], band: Band, 
     size = 7 if small else 10
     axes.set_xlabel(caption, fontsize=size)
     axes.set_ylabel(name, fontsize=size)
-    axes.tick_params(labelsize=size - 1)
+    axes.tick_params(which="both", labelsize=size - 1)
     if panel.title:
         axes.set_title(panel.title, fontsize=size + 1)
     if panel.log_x:
