@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedcomposite.experiments import grids
-from fedcomposite.papers.base import Claim, classes, first_at, histories, relative
+from fedcomposite.papers.base import Claim, classes, first_at, histories, last, relative
 from fedcomposite.papers.study import Study
 from fedcomposite.plots import Panel, draw_panels
 
@@ -19,6 +19,7 @@ METHODS = [
 ]  # fmt: skip
 COSTS = {"round": "rounds", "bytes": "MB", "prox_evaluations": "proxes", "seconds": "seconds"}
 TARGET = 1e-4
+NOBODY = "nobody"
 
 
 def measure(study: Study) -> pd.DataFrame:
@@ -33,7 +34,20 @@ def measure(study: Study) -> pd.DataFrame:
             rows = study.sweep(part, data=data, regularizer=h, algorithms=[*specs, {"name": "ProxNewton"}])
             found.append(rows.assign(data=data["name"], h=h["name"]))
     whole = pd.concat(found, ignore_index=True)
-    return whole.assign(run=whole["part"] + ": " + whole["run"]) if len(whole) else whole
+    return _brief(whole.assign(run=whole["part"] + ": " + whole["run"])) if len(whole) else whole
+
+
+def _brief(data: pd.DataFrame) -> pd.DataFrame:
+    """A few points of every curve, and at its last one what it cost to reach the target; inf if it was not."""
+    data = data.assign(relative=relative(data), bytes=(data["bytes_up"] + data["bytes_down"]) / 1e6)
+    costs = {name: first_at(data, data["relative"], TARGET, key).fillna(np.inf) for key, name in COSTS.items()}
+    kept = ["round", "stationarity", "status", "method", "class", "seed", "run", "part", "data", "h"]
+    rows = []
+    for run, part in data.groupby("run", sort=False):
+        few = part.iloc[np.unique(np.linspace(0, len(part) - 1, 10).round().astype(int))][kept]
+        empty = [np.nan] * (len(few) - 1)
+        rows.append(few.assign(**{name: [*empty, float(series.loc[str(run)])] for name, series in costs.items()}))
+    return pd.concat(rows, ignore_index=True)
 
 
 def _spec(pattern: dict[str, Any], name: str) -> dict[str, Any]:
@@ -46,11 +60,9 @@ def _spec(pattern: dict[str, Any], name: str) -> dict[str, Any]:
 
 def ranking(data: pd.DataFrame) -> pd.DataFrame:
     """For each problem and method the median over seeds of every cost of reaching the target; inf if it is not."""
-    data = data.assign(relative=relative(data), bytes=(data["bytes_up"] + data["bytes_down"]) / 1e6)
-    heads = data.groupby("run")[["part", "method"]].first()
-    table = {name: first_at(data, data["relative"], TARGET, key) for key, name in COSTS.items()}
-    each = heads.join(pd.DataFrame(table).fillna(np.inf))
-    return each.groupby(["part", "method"]).median().reset_index()
+    ends = last(data.assign(relative=relative(data)))
+    ends = ends.fillna({cost: np.inf for cost in COSTS.values()})
+    return ends.groupby(["part", "method"], sort=False)[[*COSTS.values(), "relative"]].median().reset_index()
 
 
 def claims(data: pd.DataFrame) -> list[Claim]:
@@ -59,6 +71,10 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     first_order = table[table["method"] != "ProxNewton"]
     for part, rows in first_order.groupby("part", sort=False):
         best = {name: _best(rows, name) for name in COSTS.values()}
+        if best["rounds"] == NOBODY:
+            low = rows.sort_values("relative").head(3)
+            names = ", ".join(f"{m} {v:.2g}" for m, v in zip(low["method"], low["relative"], strict=True))
+            best = {"nobody gets there; lowest at the end": names}
         newton = table[(table["part"] == part) & (table["method"] == "ProxNewton")]["rounds"].iloc[0]
         found.append(
             Claim(
@@ -79,7 +95,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
 
 def _best(rows: pd.DataFrame, cost: str, most: int = 3) -> str:
     there = rows[np.isfinite(rows[cost])].sort_values(cost).head(most)
-    return ", ".join(f"{m} {v:.3g}" for m, v in zip(there["method"], there[cost], strict=True)) or "nobody"
+    return ", ".join(f"{m} {v:.3g}" for m, v in zip(there["method"], there[cost], strict=True)) or NOBODY
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
