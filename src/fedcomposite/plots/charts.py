@@ -61,7 +61,7 @@ def draw_bars(
             error = values[:, 1] if (values[:, 1] > 0).any() else None
             hatch = "//" if chosen is not None and chosen[name].linestyle != "-" else None
             place.bar(at, values[:, 0], wide, yerr=error, label=name, color=color, hatch=hatch, error_kw={"lw": 0.6})
-        place.set_xticks(range(len(bars)), list(bars), fontsize=6, rotation=20 if len(bars) > 4 else 0)
+        place.set_xticks(range(len(bars)), list(bars), fontsize=6, rotation=20 if sum(map(len, bars)) > 20 else 0)
         heights = [v for group in bars.values() for v, _ in group.values() if v > 0]
         wide_range = bool(heights) and max(heights) > 10 * min(heights)
         place.set_yscale("log" if (wide_range if log is None else log) else "linear")
