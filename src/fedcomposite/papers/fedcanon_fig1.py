@@ -62,7 +62,9 @@ def claims(data: pd.DataFrame) -> list[Claim]:
             f"started at the solution (stationarity {left['start'].max():.0e}), FedCanon leaves it for "
             + ", ".join(f"{v:.2g} (beta = {b:g})" for b, v in zip(left["step"], left["stationarity"], strict=True))
             + f": proportional to beta to the power {exponent:.2f}",
-            "holds only if beta is small: the residual is proportional to it",
+            "holds only if beta is small: the residual grows with it"
+            if exponent > 0.5 and left["stationarity"].min() > 100 * left["start"].max()
+            else "holds",
         ),
     ]
 
