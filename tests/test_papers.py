@@ -3,16 +3,32 @@
 import tomllib
 from pathlib import Path
 
+import cvxpy as cp
 import pandas as pd
 import pytest
+import torch
 
 from fedcomposite import papers
 from fedcomposite.experiments import Sweep
+from fedcomposite.papers import fedcanon_table1, fedmls_fig1
 from fedcomposite.papers.base import HOLDS, Claim, digest_of, first_at, judged, relative, slope, split
 from fedcomposite.papers.reproduce import read_state
 
 TINY = {  # a fraction of the reduced form
+    "fedcanon-fig1": ["data.name=breast_cancer", "run.rounds=2", "settings.rounds=2"],
+    "fedcanon-table1": ["settings.sizes={MLP=1000, CNN=2000}"],
+    "fedcanon-table3": ["run.rounds=2"],
+    "fedmls-fig1": ["settings.rounds=6", "settings.seeds=2"],
+    "fedprox-rates": ["settings.rounds=[2, 4, 6]", "settings.clients=[1, 2]"],
+    "shootout": [
+        "settings.data=[{name='synthetic', clients=4, features=5, samples=10}]",
+        "settings.regularizers=[{name='L1', lam=0.001}]",
+        "algorithms.0.constants.L={tune=[0.25, 1.0]}",
+        "run.rounds=5",
+        "trials.rounds=2",
+    ],
     "zhang-fig2": ["run.rounds=4", "run.evaluate_every=2"],
+    "zhang-fig3": ["run.rounds=4", "run.evaluate_every=2", "data.samples=30"],
 }
 HOME = Path(papers.__file__).parent
 
@@ -94,3 +110,28 @@ def test_functions_of_the_data():
     assert judged(True, []) == "not run"
     one = tomllib.loads("[run]\nrounds = 2\ndevice = 'cuda'")
     assert digest_of(one) == digest_of({"run": {"rounds": 2}})
+
+
+def test_the_optimum_of_the_svm_is_that_of_cvxpy():
+    A, counts, real, lowest = fedmls_fig1.samples()
+    w = cp.Variable(A.shape[2])
+    rows = A[real].numpy()
+    best = cp.Problem(cp.Minimize(cp.sum(cp.pos(1 - rows @ w)))).solve(solver=cp.CLARABEL)
+    assert lowest == pytest.approx(best, rel=1e-7)
+    assert int(counts.sum()) == len(rows)
+    assert fedmls_fig1.objective(torch.from_numpy(w.value)) == pytest.approx(best, rel=1e-6)
+
+
+def test_the_uncorrected_scaffnew_is_fedavg_at_random_times():
+    """As long as every iteration communicates, both are subgradient steps on the mean."""
+    made = {c: next(iter(fedmls_fig1.scaffnew(0.01, 1, fedmls_fig1.Oracle(0), corrected=c))) for c in (True, False)}
+    assert torch.equal(made[True], made[False])
+    oracle = fedmls_fig1.Oracle(0)
+    start = torch.zeros(oracle.cohort, oracle.A.shape[2], dtype=torch.float64)
+    torch.testing.assert_close(made[True], -0.01 * oracle(start, 0).mean(0))
+
+
+def test_usual_formulas_of_the_proxes_are_the_proxes():
+    v = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    for name, h in fedcanon_table1.PENALTIES.items():
+        torch.testing.assert_close(fedcanon_table1.usual(name, v, 0.7), h.prox(v, 0.7))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 import fedcomposite as fc
 from fedcomposite import plots
@@ -154,3 +155,13 @@ def test_stationarity_on_a_sample_is_drawn_only_if_asked_for():
     assert [a.get_ylabel() for a in draw_histories(runs).axes] == ["objective", "nonzeros"]
     asked = draw_histories(runs, panels=["stationarity"])
     assert asked.axes[0].get_ylabel() == "stationarity on 200 samples / initial"
+
+
+def test_charts_have_the_colours_of_methods_and_an_axis_that_fits():
+    panels = {f"{t:g}": {"g": {"FedAvg": (1.0, 0.1), "Zhang": (t, 0.1)}} for t in (2.0, 99.0)}
+    figure = plots.draw_bars(panels, methods={})
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log"]
+    assert to_hex(figure.axes[0].patches[0].get_facecolor()) == looks(["FedAvg"])["FedAvg"].color.lower()
+    points = {"FedAvg": ([1, 10], [1.0, 0.1], [0.0, 0.0])}
+    figure = plots.draw_scatter([plots.Scatter(points, "x", "y", lines={"FedAvg": (-1.0, 0.0)})])
+    np.testing.assert_allclose(figure.axes[0].get_lines()[-1].get_ydata(), [1.0, 0.1])

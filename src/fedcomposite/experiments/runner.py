@@ -118,7 +118,9 @@ def collect(paths: list[Path]) -> tuple[dict[str, list[list[Record]]], dict[str,
         runs = (
             [path]
             if (path / "history.jsonl").exists()
-            else sorted(p.parent for p in path.glob("**/seed-*/history.jsonl") if TUNING not in p.parts)
+            else sorted(
+                p.parent for p in path.glob("**/seed-*/history.jsonl") if TUNING not in p.relative_to(path).parts
+            )
         )
         if not runs:
             raise StoreError(f"{path}: neither a run folder nor a comparison (no history.jsonl in it)")

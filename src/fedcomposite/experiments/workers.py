@@ -65,11 +65,13 @@ def carry_out(
 def problem_of(config: Config) -> Problem:
     """The problem of an experiment; the last few are kept."""
     sections = config.model_dump(include={"seed", "data", "partition", "problem", "model", "regularizer"})
-    return _problem(json.dumps(sections, sort_keys=True))
+    files = [Path(f) for f in (*config.data.get("files", ()), config.data.get("test")) if isinstance(f, str)]
+    written = tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.is_file())  # they may have changed
+    return _problem(json.dumps(sections, sort_keys=True), written)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _problem(sections: str) -> Problem:
+def _problem(sections: str, written: tuple[tuple[int, int], ...]) -> Problem:
     return Config.model_validate({**json.loads(sections), "run": {"rounds": 0}}).make_problem()
 
 

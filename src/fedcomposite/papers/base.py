@@ -107,11 +107,20 @@ def only(data: pd.DataFrame, **where: Any) -> pd.DataFrame:
 
 
 def histories(data: pd.DataFrame, label: str = "method", **where: Any) -> dict[str, list[list[dict[str, Any]]]]:
-    """The runs of each label as records, for :func:`fedcomposite.plots.draw_panels`."""
+    """The runs of each label as records, for :func:`fedcomposite.plots.draw_panels`.
+
+    A run that converged keeps its last values for the rounds that other seeds still took.
+    """
     found: dict[str, list[list[dict[str, Any]]]] = {}
     rows = only(data, **where)
     for (name, _), run in rows.groupby([label, "seed"], sort=False):
-        found.setdefault(str(name), []).append(run.sort_values("round").to_dict("records"))  # type: ignore[arg-type]
+        records: list[dict[str, Any]] = run.sort_values("round").to_dict("records")  # type: ignore[assignment]
+        found.setdefault(str(name), []).append(records)
+    for runs in found.values():
+        every = sorted({r["round"] for one in runs for r in one})
+        for one in runs:
+            if one[-1].get("status") == "converged":
+                one += [{**one[-1], "round": r} for r in every if r > one[-1]["round"]]
     return found
 
 

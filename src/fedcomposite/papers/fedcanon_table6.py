@@ -70,6 +70,6 @@ def draw(data: pd.DataFrame, path: Path) -> None:
         axis.set_xlabel("local steps K")
         axis.set_ylabel("time / FedCanon's")
         axis.set_title(title)
-        axis.set_ylim(bottom=0)
-    axes[0].legend()
+        axis.set_ylim(0, 11)
+    axes[1].legend()
     canvas.finish(figure, path)

@@ -76,16 +76,23 @@ class Study:
         found = pd.concat([self._rows(e) for e in entries], ignore_index=True) if entries else pd.DataFrame()
         return found if not part else found.assign(part=part)
 
-    def each(self, function: Callable[[dict[str, Any]], pd.DataFrame], cells: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    def each(
+        self,
+        function: Callable[[dict[str, Any]], pd.DataFrame],
+        cells: Sequence[dict[str, Any]],
+        *,
+        alone: bool = False,
+    ) -> pd.DataFrame:
         """Rows of ``function(cell)`` for every cell; a cell that is done is not repeated.
 
-        The function is one of a module, so that it can be called in another process.
+        The function is one of a module, so that it can be called in another process. ``alone`` does one cell at a time,
+        whatever the number of jobs, as clocks need it.
         """
         places = {digest_of({"cell": cell, "of": function.__qualname__}): cell for cell in cells}
         todo = {k: c for k, c in places.items() if not self._cell(k).is_file()}
         if not self.partial:
             self.runs.mkdir(parents=True, exist_ok=True)
-            if self.jobs > 1 and len(todo) > 1:
+            if self.jobs > 1 and len(todo) > 1 and not alone:
                 context = multiprocessing.get_context("spawn")
                 with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=_one_thread) as pool:
                     made = zip(todo, pool.map(function, todo.values()), strict=True)
@@ -124,7 +131,7 @@ class Study:
         head: dict[str, Any] = {k: resolved[k] for k in _FIELDS if isinstance(resolved.get(k), int | float)}
         head |= {k: grids.shown(v) if isinstance(v, Mapping | list) else v for k, v in entry.point.items()}
         head["method"] = re.sub(r" \([^()]*=[^()]*\)$", "", own) if "label" in spec else entry.config.methods[own]
-        head |= {"class": entry.config.methods[own], "label": own, "seed": entry.seed}
+        head |= {"class": entry.config.methods[own], "seed": entry.seed}
         head |= {"status": entry.folder.summary()["status"], "run": f"{entry.label}, seed {entry.seed}"}
         return table[kept].assign(**{k: v for k, v in head.items() if k not in kept})
 

@@ -4,12 +4,13 @@ This room imports nothing of the package: it draws what it is given, records as 
 """
 
 from fedcomposite.plots.canvas import check_kind
+from fedcomposite.plots.charts import Scatter, draw_bars, draw_scatter
 from fedcomposite.plots.histories import draw_histories
 from fedcomposite.plots.looks import Look, looks
 from fedcomposite.plots.panels import AXES, Axis, Band, Panel, Width, draw_panels
 from fedcomposite.plots.silos import draw_silos
 
 __all__ = [
-    "AXES", "Axis", "Band", "Look", "Panel", "Width", "check_kind", "draw_histories", "draw_panels", "draw_silos",
-    "looks",
+    "AXES", "Axis", "Band", "Look", "Panel", "Scatter", "Width", "check_kind", "draw_bars", "draw_histories",
+    "draw_panels", "draw_scatter", "draw_silos", "looks",
 ]  # fmt: skip

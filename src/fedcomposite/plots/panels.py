@@ -113,6 +113,9 @@ def draw_panels(
         place.set_visible(False)
     shown = {text: line for place in axes for line, text in zip(*place.get_legend_handles_labels(), strict=True)}
     size = 7 if small else 10
+    seeds = max((len(runs) for panel in panels for runs in panel.histories.values()), default=1)
+    told = [caption] if caption else []
+    told += [f"bands: {BANDS[band]} ({seeds})"] if seeds > 1 else []
     if len(shown) > 1:
         figure.legend(
             [shown[k] for k in labels if k in shown],
@@ -121,11 +124,10 @@ def draw_panels(
             ncols=min(6 if inches > 6 else 3, len(shown)),
             frameon=False,
             fontsize=size,
+            title="; ".join(told) or None,
+            title_fontproperties={"size": size - 1},
         )
-    seeds = max((len(runs) for panel in panels for runs in panel.histories.values()), default=1)
-    told = [caption] if caption else []
-    told += [f"bands: {BANDS[band]} ({seeds})"] if seeds > 1 else []
-    if told:
+    elif told:
         figure.supxlabel("; ".join(told), fontsize=size - 1, color="0.35")
     if title:
         figure.suptitle(title, fontsize=9 if small else None)
@@ -152,7 +154,7 @@ def _draw(axes: Axes, panel: Panel, chosen: Any, labels: list[str], band: Band, 
     size = 7 if small else 10
     axes.set_xlabel(caption, fontsize=size)
     axes.set_ylabel(name, fontsize=size)
-    axes.tick_params(labelsize=size - 1)
+    axes.tick_params(which="both", labelsize=size - 1)
     if panel.title:
         axes.set_title(panel.title, fontsize=size + 1)
     if panel.log_x:

@@ -1,0 +1,121 @@
+"""Charts that are not curves over rounds: grouped bars, and points with fitted lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedcomposite.plots.canvas import finish, make
+from fedcomposite.plots.looks import COLORS, looks
+from fedcomposite.plots.panels import WIDTHS, Width
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Bars = Mapping[str, Mapping[str, tuple[float, float]]]
+"""For each group the value and the spread of each series; a nan is left out."""
+
+
+class Scatter(NamedTuple):
+    """Points of several labels in one panel."""
+
+    points: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[Any]]]
+    """For each label x, y and the spread of y: a number for each, or those below and those above."""
+    x: str
+    y: str
+    title: str = ""
+    lines: Mapping[str, tuple[float, float]] = {}
+    """For a label the slope and the intercept of log y against log x, drawn as a line."""
+    log: bool = True
+
+
+def draw_bars(
+    panels: Mapping[str, Bars],
+    path: str | Path | None = None,
+    *,
+    y: str = "",
+    log: bool | None = None,
+    width: Width | float = "page",
+    methods: Mapping[str, str] | None = None,
+    caption: str = "",
+) -> Figure:
+    """Grouped bars, a panel for each title; whiskers are the spread.
+
+    Unless ``log`` says it, a panel has a logarithmic axis where its values differ by a factor of ten.
+    ``methods`` gives series the colours of methods; others are coloured in order.
+    """
+    inches = WIDTHS[width] if isinstance(width, str) else float(width)
+    figure, axes = make(inches, 2.9, len(panels))
+    series = list(dict.fromkeys(s for bars in panels.values() for group in bars.values() for s in group))
+    chosen = looks(series, methods) if methods is not None else None
+    for place, (title, bars) in zip(axes, panels.items(), strict=True):
+        wide = 0.8 / max(1, len(series))
+        for i, name in enumerate(series):
+            at = np.arange(len(bars)) + (i - (len(series) - 1) / 2) * wide
+            values = np.asarray([group.get(name, (math.nan, 0.0)) for group in bars.values()], float)
+            color = chosen[name].color if chosen is not None else COLORS[i % len(COLORS)]
+            error = values[:, 1] if (values[:, 1] > 0).any() else None
+            hatch = "//" if chosen is not None and chosen[name].linestyle != "-" else None
+            place.bar(at, values[:, 0], wide, yerr=error, label=name, color=color, hatch=hatch, error_kw={"lw": 0.6})
+        place.set_xticks(range(len(bars)), list(bars), fontsize=6, rotation=20 if sum(map(len, bars)) > 20 else 0)
+        heights = [v for group in bars.values() for v, _ in group.values() if v > 0]
+        wide_range = bool(heights) and max(heights) > 10 * min(heights)
+        place.set_yscale("log" if (wide_range if log is None else log) else "linear")
+        _dress(place, "", y, title)
+        place.grid(False, axis="x")
+    if len(series) > 1:
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=min(6, len(names)), frameon=False, fontsize=7,
+            title=caption or None, title_fontproperties={"size": 6},
+        )  # fmt: skip
+    return finish(figure, path)
+
+
+def draw_scatter(
+    panels: Sequence[Scatter],
+    path: str | Path | None = None,
+    *,
+    width: Width | float = "page",
+    methods: Mapping[str, str] | None = None,
+    caption: str = "",
+) -> Figure:
+    """Points with the spread of each, and fitted lines."""
+    inches = WIDTHS[width] if isinstance(width, str) else float(width)
+    figure, axes = make(inches, 2.7, len(panels))
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.points))
+    chosen = looks(labels, methods)
+    for place, panel in zip(axes, panels, strict=True):
+        for label, (x, y, spread) in panel.points.items():
+            look = chosen[label]
+            fit = panel.lines.get(label)
+            style: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4, "label": label}
+            dashes = "none" if fit else look.linestyle
+            place.errorbar(x, y, yerr=spread, linestyle=dashes, linewidth=1.0, elinewidth=0.6, **style)
+            if fit:
+                ends = np.asarray([min(x), max(x)], float)
+                place.plot(ends, np.exp(fit[1]) * ends ** fit[0], color=look.color, linewidth=0.9)
+        if panel.log:
+            place.set_xscale("log")
+            place.set_yscale("log")
+        _dress(place, panel.x, panel.y, panel.title)
+    shown = {text: line for place in axes for line, text in zip(*place.get_legend_handles_labels(), strict=True)}
+    if len(shown) > 1:
+        options: dict[str, Any] = {"ncols": min(5, len(shown)), "frameon": False, "fontsize": 7}
+        options |= {"title": caption or None, "title_fontproperties": {"size": 6}}
+        figure.legend(list(shown.values()), list(shown), loc="outside lower center", **options)
+    return finish(figure, path)
+
+
+def _dress(axes: Any, x: str, y: str, title: str) -> None:
+    axes.set_xlabel(x, fontsize=7)
+    axes.set_ylabel(y, fontsize=7)
+    axes.set_title(title, fontsize=8)
+    axes.tick_params(which="both", labelsize=6)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
