@@ -61,8 +61,8 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         ),
         Claim(
             "with the same eta and eta_g, ten local steps need about a tenth of the rounds of one",
-            f"rounds to 0.011: {one:.0f} with tau = 1, {ten:.0f} with tau = 10, a factor of {one / ten:.1f}; to 0.05, where "
-            f"records every 100 rounds are too coarse, {early:.1f}",
+            f"rounds to 0.011: {one:.0f} with tau = 1, {ten:.0f} with tau = 10, a factor of {one / ten:.1f}; "
+            f"to 0.05, where records every 100 rounds are too coarse, {early:.1f}",
             judged(5 < one / ten < 20),
         ),
     ]
