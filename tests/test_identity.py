@@ -142,6 +142,13 @@ def test_growth_is_told():
     assert "grew" in run.message
 
 
+def test_vectors_without_entries_are_packed_whatever_their_stride():
+    """NumPy's empty arrays may have a stride of zero: a secure introduction of a real site failed on it."""
+    odd, usual = torch.empty(0, dtype=torch.int64).as_strided((0,), (0,)), torch.empty(0, dtype=torch.int64)
+    assert files.pack({"a": odd}) == files.pack({"a": usual})
+    assert files.digest({"a": odd}, {}) == files.digest({"a": usual}, {})
+
+
 def test_packed_tensors_are_the_librarys_to_the_byte():
     """Every type of numbers, empty vectors, single numbers, views and names in any order; metadata in one order."""
     kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,

@@ -61,6 +61,11 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def _raw(flat: Tensor) -> Any:
+    """The bytes of a vector, as a buffer; one without entries may have any stride, and then has no view as bytes."""
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
+
+
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file: the same content gives the same bytes (the library orders metadata at random).
 
@@ -75,7 +80,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    blocks: list[Any] = [whole[name].view(torch.uint8).numpy() for name in names]
+    blocks = [_raw(whole[name]) for name in names]
     return b"".join([len(text).to_bytes(8, "little"), text, *blocks])
 
 
@@ -86,6 +91,6 @@ def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         found.update(repr((key, value)).encode())
     for key, tensor in sorted(tensors.items()):
         found.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
-        content: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        content = _raw(tensor.detach().cpu().contiguous().view(-1))
         found.update(content)
     return found.hexdigest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.federation.masking import seal
 from fedcomposite.federation.orders import Order, Secure
 from fedcomposite.federation.policy import RefusalError
-from fedcomposite.federation.shape import write
+from fedcomposite.federation.shape import parse, write
 from fedcomposite.files import write_atomic
 from fedcomposite.problems.losses import LOSSES
 from fedcomposite.registry import fold
@@ -43,11 +44,13 @@ class Rule(BaseModel):
     max_evaluations: int = Field(ge=1)
     """Evaluated rounds of the experiment."""
     max_features: int | None = Field(default=None, ge=1)
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """What a whole experiment may cost of the privacy budget; those without noise are then not meant."""
     secure: bool = True
     """Whether only secure sums are meant."""
 
-    def fits(self, config: Config, order: Order, features: int) -> bool:
-        """Whether an experiment is one of these."""
+    def fits(self, config: Config, order: Order, features: int, cost: Callable[[], float | None]) -> bool:
+        """Whether an experiment is one of these; ``cost()`` is its epsilon."""
         chosen, run = config.specs[0]["name"], config.run
         if config.model is not None or chosen == AUTO or (self.secure and order.secure is None):
             return False
@@ -58,6 +61,7 @@ class Rule(BaseModel):
             and run.rounds <= self.max_rounds
             and run.rounds // run.evaluate_every + 2 <= self.max_evaluations
             and (self.max_features is None or features <= self.max_features)
+            and (self.max_epsilon is None or ((spent := cost()) is not None and spent <= self.max_epsilon))
         )
 
 
@@ -91,23 +95,43 @@ class Approvals:
     def __init__(self, state: Path, approval: Approval) -> None:
         self._folder, self._approval = state / "approvals", approval
 
-    def check(self, config: Config, order: Order, features: int) -> None:
+    def check(
+        self, config: Config, order: Order, features: int, cost: Callable[[], float | None] = lambda: None
+    ) -> None:
         """Refuse an experiment that is not approved, and put it among those that wait.
 
-        ``features`` are those of the site's samples.
+        ``features`` are those of the site's samples; ``cost()`` is what the experiment would cost of its budget.
         """
-        if not self._approval.required or any(rule.fits(config, order, features) for rule in self._approval.allow):
+        if not self._approval.required:
+            return
+        if any(rule.fits(config, order, features, cost) for rule in self._approval.allow):
             return
         if order.secure is not None and order.secure.phase in ("shares", "open"):
             return  # they go on with keys that were made for an approved experiment
         name = digest(config, order.secure)
         known = self._read(name)
+        if known is None and self._filled_in(config, order):
+            return
         if known is None:
             known = self._keep(name, config, order)
         if known["status"] == "rejected":
             raise RefusalError(f"experiment {name[:16]} was rejected by the site's people")
         if known["status"] != "approved":
             raise RefusalError(f"experiment {name[:16]} waits for approval at the site; go on when it is approved")
+
+    def _filled_in(self, config: Config, order: Order) -> bool:
+        """Whether this is an approved experiment whose steps were left to the coordinator, with these filled in."""
+        spec = config.specs[0]
+        for name, entry in self.all().items():
+            if entry["status"] != "approved":
+                continue
+            before = parse(entry["experiment"])
+            open_spec = before.specs[0]
+            given = {k: v for k, v in open_spec.items() if k != "steps"}
+            same = {k: spec[k] for k in given if k in spec} == given
+            if "steps" in open_spec and same and digest(config.only(open_spec, config.seed), order.secure) == name:
+                return True
+        return False
 
     def _keep(self, name: str, config: Config, order: Order) -> dict[str, Any]:
         if len(self.all()) >= _MOST:

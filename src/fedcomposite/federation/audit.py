@@ -45,14 +45,14 @@ class Audit:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(self, request: RecordDict, answer: RecordDict) -> None:
-        """Take down an order and what it was answered."""
+    def note(self, request: RecordDict, answer: RecordDict, epsilon: float | None = None) -> None:
+        """Take down an order, what it was answered, and what all noised answers have cost if this was one."""
         entry: dict[str, Any] = {"asked by": self._coordinator, **_asked(request)}
         kind = wire.kind(answer)
         if kind == "refusal":
             entry["refused"] = wire.text(answer, "refusal")
-        elif kind == "report" and "epsilon" in (said := wire.numbers(answer)):
-            entry["epsilon"] = said["epsilon"]
+        if epsilon is not None:
+            entry["epsilon"] = epsilon
         self.append({**entry, "sent": {"kind": kind, "bytes": wire.weight(answer), "sha256": wire.digest(answer)}})
 
     def append(self, entry: dict[str, Any]) -> None:

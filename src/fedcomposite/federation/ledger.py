@@ -145,6 +145,10 @@ class Ledger:
         """Epsilon of all noised answers so far, whatever job they were for."""
         return self._cost(self._read()["privacy"])
 
+    def price(self, query: Query, count: int) -> float:
+        """Epsilon of so many answers, had there been none before."""
+        return self._cost([[*query, count]])
+
     def afford(self, job: str, query: Query, count: int) -> None:
         """Refuse a job whose ``count`` queries, less those it has had, would exceed the budget."""
         book = self._read()

@@ -120,5 +120,7 @@ class Introduction(_Data):
     labels: Labels = []
     smoothness: Constant | None = None
     """Smoothness constant of the site's loss; left out where it has none."""
+    honest: int | None = Field(default=None, ge=1, le=2**31)
+    """How many parties of a secure sum the site assumes to be honest, where noise is shared."""
     scale: Constant | None = None
     """What it would be for a loss of curvature 1; left out for networks."""

@@ -88,6 +88,11 @@ class Limits(BaseModel):
     """Whether this site takes part in secure sums only."""
     min_parties: int = Field(default=3, ge=2)
     """Fewest sites in a secure sum."""
+    honest_parties: int | None = Field(default=None, ge=1)
+    """How many sites of a secure sum, this one included, are assumed to keep their shares of the noise to themselves.
+
+    Sums with shared noise are refused where this is not said.
+    """
     changing_cohorts: bool = False
     """Whether a job's secure sums may be over different sites: the difference of two of them is about few."""
     # -- how large

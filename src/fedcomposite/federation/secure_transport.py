@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
@@ -42,8 +43,10 @@ class SecureTransport(SiteTransport):
         start: Tensor,
         assembly: Assembly,
         samples: int,
+        *,
+        private: bool = False,
     ) -> None:
-        super().__init__(post, sites, algorithm, problem, start)
+        super().__init__(post, sites, algorithm, problem, start, private=private)
         self.assembly, self.samples = assembly, samples
 
     def exchange(self, request: Request) -> SecureExchange:  # type: ignore[override]
@@ -174,6 +177,10 @@ class SecureExchange:
             loss, gradient, counts = tally.evaluation_of(
                 self._sums["evaluate"], len(self._counted["evaluate"]), model, carried.widths()
             )
+        carried.asked(1)
+        if carried.private:  # sums of noised numbers may lie beyond what these can be
+            loss = loss.clamp(min=carried.least)
+            counts = {k: _within(v) if k.endswith("/accuracy") else v for k, v in counts.items()}
         if float(loss) < carried.least - 1e-9:
             raise FederationError(f"the mean loss is {float(loss):.3g}, less than it can be: a site lies")
         measures = replace(carried.problem.measures, clients=False)
@@ -193,12 +200,19 @@ class SecureExchange:
         with _void():
             found = tally.round_of(self._sums["train"], len(who), self._like, request.buffers)
         carried.counter.gradients += found.gradients
+        each, rest = divmod(found.gradients, len(who))
+        carried.asked(found.gradients if rest else each)  # sites ask alike; if not, none asked more than all together
         carried.counter.proxes += found.proxes
         carried.counter.bytes_down += len(who) * (messages.nbytes(message) + request.buffers.nbytes)
         carried.counter.bytes_up += len(who) * self._sums["train"].words.nbytes
         for site in who:
             carried.last[list(carried.sites.names).index(site)] = request.round
         return Gathered(found.mean, found.buffers, len(who), False)
+
+
+def _within(counts: Tensor) -> Tensor:
+    """Rows (right, all) with a number of right ones that can be."""
+    return torch.stack([counts[:, 0].clamp(min=0.0).minimum(counts[:, 1]), counts[:, 1]], dim=1)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
@@ -86,8 +87,8 @@ class Coordinator:
         With "skip", sites that do not come, or do not fit to most others, take no part in the run. A run that has a
         checkpoint goes on with the sites it began with, and waits for them.
         """
-        if self.settings.secure and (self.config.privacy is not None or self.config.run.aggregator is not None):
-            raise ConfigError("--secure: [privacy] and [run] aggregator need single replies; run without --secure")
+        if self.settings.secure and self.config.run.aggregator is not None:
+            raise ConfigError("--secure: [run] aggregator needs single replies; run without --secure")
         again = checkpoint is not None and checkpoint.exists()
         if again and checkpoint is not None:
             began = ast.literal_eval(identity_of(checkpoint).get("sites", "[]"))
@@ -119,11 +120,11 @@ class Coordinator:
         self.transport = (
             SiteTransport(*carried, aggregator=aggregator, private=privacy is not None)
             if self.sums is None
-            else SecureTransport(*carried, self.assembly, self.sums.samples)
+            else SecureTransport(*carried, self.assembly, self.sums.samples, private=privacy is not None)
         )
         check_aggregator(aggregator, privacy, self.algorithm, cohorts.size, self.problem.weighting)
         if isinstance(privacy, SampleLevel) and privacy.share < 1:
-            check_shares(privacy, self.algorithm, self.transport.weights / np.asarray(samples, float))
+            check_shares(privacy, self.algorithm, self._worths(samples))
         self.driver = Driver(
             self.algorithm,
             self.problem.regularizer,
@@ -139,7 +140,9 @@ class Coordinator:
                 "samples": repr(samples if self.sums is None else self.sums.samples),
                 **({"weights": repr(counted)} if counted else {}),
             },
-            spending=None if privacy is None else Spending(privacy, cohorts, self.algorithm.exchanges, everybody=True),
+            spending=None
+            if privacy is None
+            else Spending(privacy, cohorts, self.algorithm.exchanges, everybody=True, parties=self._honest()),
         )
 
     def _meet(self, policy: Policy) -> list[Introduction]:
@@ -196,6 +199,20 @@ class Coordinator:
             return self.config.make_algorithm(spec, None)
         return theory.choose(algorithms.lookup(spec["name"]), steps, self._known(), fields)
 
+    def _worths(self, samples: list[int]) -> npt.NDArray[np.float64]:
+        """What a sample of each site counts in a mean."""
+        if self.sums is None:
+            worths: npt.NDArray[np.float64] = self.transport.weights / np.asarray(samples, float)
+            return worths
+        if self.problem.weighting != "samples":
+            raise ConfigError("[privacy] share: sites' sizes are not known here, so samples must count alike: "
+                              "[problem] weights = 'samples'")  # fmt: skip
+        return np.ones(len(self.sites))
+
+    def _honest(self) -> int:
+        """How many shares of noise protect a sample from whoever sees this run: one, unless only sums are seen."""
+        return 1 if self.sums is None else min(i.honest or 1 for i in self.introductions)
+
     def _counted(self) -> list[float]:
         """What each site counts under ``weights = "samples"``: the sum of its samples' weights, or their number."""
         return [float(i.samples or 0) if i.weight is None else i.weight for i in self.introductions]
@@ -232,11 +249,11 @@ class Coordinator:
             return given
         if self.problem.model is not None:
             return self.problem.default_step()
+        if self.config.privacy is not None:  # the sites do not tell their constants
+            return measuring_step(1.0, self.problem.regularizer.rho)
         if self.sums is not None:
             return measuring_step(self.sums.mean_constant(len(self.sites), self.problem.weighting),
                                   self.problem.regularizer.rho)  # fmt: skip
-        if self.config.privacy is not None:  # the sites do not tell their constants
-            return measuring_step(1.0, self.problem.regularizer.rho)
         smoothness, scale = self._constants()
         L = float(self.transport.weights @ (smoothness or scale))
         return measuring_step(L, self.problem.regularizer.rho)

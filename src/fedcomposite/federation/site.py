@@ -20,6 +20,7 @@ from fedcomposite.data import DataError, Silos
 from fedcomposite.data.sparse import SparseRows
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import claims, policy, wire
+from fedcomposite.federation.account import Account, level
 from fedcomposite.federation.approval import Approvals
 from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.guard import Purse, margins_within
@@ -32,7 +33,7 @@ from fedcomposite.federation.shape import arrange, local_problem, parse, skeleto
 from fedcomposite.federation.states import LostStateError, StateStore
 from fedcomposite.federation.sums import Sums, Worked, asked_of
 from fedcomposite.federation.wire import Vectors, WireError
-from fedcomposite.privacy import SampleLevel, System
+from fedcomposite.privacy import Query, SampleLevel, System
 from fedcomposite.problems import Batches, Counter, Problem, private
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
@@ -40,7 +41,6 @@ from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.process import fitting_threads
-from fedcomposite.runtime.rounds import planned_queries
 
 __all__ = ["Limits", "RefusalError", "Site"]
 
@@ -59,6 +59,7 @@ class _Job:
     state: Any  # a client's state at the start
     message: NamedTuple  # a message, for its form
     privacy: SampleLevel | None
+    query: Query | None  # as the accountant sees an answer
 
 
 class Site:
@@ -94,9 +95,10 @@ class Site:
         self._approvals, self._audit = approvals, audit
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())
+        self._account = Account(self.ledger, self.limits)
         self._sums = Sums(vault or Vault(name, self.limits), self.ledger, self.limits, self.sizes["train"])
         self._parsed: tuple[str, Config] | None = None
-        self._cache: tuple[tuple[str, Shape, int, str], _Job] | None = None
+        self._cache: tuple[tuple[object, ...], _Job] | None = None
 
     def _declared(self, classes: Sequence[float] | None) -> list[float] | None:
         """The labels that may be told: those of the site's own file, or a pair that everybody uses."""
@@ -131,7 +133,7 @@ class Site:
         made = self._judged(request)
         try:
             if self._audit is not None:
-                self._audit.note(request, made)
+                self._audit.note(request, made, self._account.told())
         except AuditError as error:
             self._log(f"refused: {error}")
             return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
@@ -163,7 +165,8 @@ class Site:
         config = self._parsed[1]
         policy.permit(self.limits, config, order)
         if self._approvals is not None:
-            self._approvals.check(config, order, math.prod(self.silos.features.shape[1:]))
+            features = math.prod(self.silos.features.shape[1:])
+            self._approvals.check(config, order, features, lambda: self._cost(order, config))
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
         if self.limits.secure == "required":
@@ -191,22 +194,12 @@ class Site:
 
     def introduce(self, order: Order, config: Config) -> Introduction:
         """What this site says about its data."""
-        dtype = str(self.silos.features.dtype).removeprefix("torch.")
-        if dtype not in wire.DTYPES:
-            raise RefusalError(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
-        labels = self._told(config)
-        shape = Shape(
-            features=list(self.silos.features.shape[1:]),
-            dtype=dtype,  # type: ignore[arg-type]
-            names=list(self.silos.feature_names),
-            labels=labels or ([0.0, 1.0] if policy.classifies(config) else []),
-            clients=1,
-        )
+        labels, shape = self._told(config), self._shape(config)
         policy.judge(self.limits, config, shape, self.sizes)
         problem = self._problem(config, shape, self.silos)
         smooth = problem.smooth()
-        if (privacy := self._privacy(config)) is not None:
-            self._afford(order, config, privacy, problem)
+        self._account.afford(order, config, problem)
+        privacy = level(config)
         scale = smooth.scale() if isinstance(smooth, Linear) and privacy is None else None
         curvature = problem.loss.curvature if isinstance(problem.loss, Loss) else math.inf
         return Introduction(
@@ -220,22 +213,24 @@ class Site:
             labels=labels,
             smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
             scale=scale,
+            honest=None if privacy is None else self.limits.honest_parties,
         )
 
-    @staticmethod
-    def _privacy(config: Config) -> SampleLevel | None:
-        found = config.make_privacy()
-        return found if isinstance(found, SampleLevel) else None
+    def _shape(self, config: Config) -> Shape:
+        """The form of this site's samples."""
+        dtype = str(self.silos.features.dtype).removeprefix("torch.")
+        if dtype not in wire.DTYPES:
+            raise RefusalError(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
+        return Shape(
+            features=list(self.silos.features.shape[1:]),
+            dtype=dtype,  # type: ignore[arg-type]
+            names=list(self.silos.feature_names),
+            labels=self._told(config) or ([0.0, 1.0] if policy.classifies(config) else []),
+            clients=1,
+        )
 
-    def _afford(self, order: Order, config: Config, privacy: SampleLevel, problem: Problem) -> None:
-        """Refuse an experiment that this site's privacy budget would not last for."""
-        if self.limits.epsilon is None:
-            return
-        run, h = config.run, problem.regularizer
-        method = config.make_algorithm(config.specs[0], None)
-        asked = planned_queries(method, problem.smooth().start(), h, run.rounds, order.cohort)
-        asked += run.rounds // run.evaluate_every + 1 + (run.rounds % run.evaluate_every > 0)
-        self.ledger.afford(order.job, privacy.query(), asked)
+    def _cost(self, order: Order, config: Config) -> float | None:
+        return self._account.cost(order, config, skeleton(config, self._shape(config)))
 
     def _told(self, config: Config) -> list[float]:
         """The labels of a classifier, as this site tells them; refuses one for targets that are no declared classes."""
@@ -261,7 +256,7 @@ class Site:
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def _job(self, order: Order, shape: Shape, config: Config) -> _Job:
-        key = order.config, shape, order.client, order.job
+        key = order.config, shape, order.client, order.job, self._account.query(order, config)
         if self._cache is None or self._cache[0] != key:
             self._cache = None  # two of them might not fit
             self._cache = key, self._build(order, shape, config)
@@ -284,10 +279,11 @@ class Site:
             torch.set_num_threads(count)
         batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling)
         look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, most=self.limits.max_margin)
-        if (privacy := self._privacy(config)) is not None:
+        privacy, query = level(config), self._account.query(order, config)
+        if query is not None:
             smooth.check_private()
-            self._afford(order, config, privacy, problem)
-            look = functools.partial(self._charge, order.job, privacy)  # a refused margin would tell on a sample
+            self._account.afford(order, config, problem)
+            look = functools.partial(self._charge, order.job, query)  # a refused margin would tell on a sample
         purse = Purse(self.ledger, order.job, steps, look)
         client = Client(
             algorithm, smooth, problem.regularizer, batches, Counter(), guard=purse.guard,
@@ -296,11 +292,10 @@ class Site:
         start = smooth.start()
         rules = algorithm.at(0)
         server, state = rules.init(start, problem.regularizer)
-        return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy)
+        return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy, query)
 
-    def _charge(self, job: str, privacy: SampleLevel, x: Tensor) -> None:
-        """Take a noised answer down before it is computed."""
-        self.ledger.charge(job, privacy.query())
+    def _charge(self, job: str, query: Query, x: Tensor) -> None:
+        self._account.charge(job, query)
 
     def _seed(self, order: Order, config: Config) -> int:
         """The seed of minibatches and random layers: nobody else's business, unless this site says so.
@@ -331,7 +326,7 @@ class Site:
         vectors: Vectors = {}
         try:
             if order.evaluate:
-                vectors |= self._evaluate(order.job, job, given, report)
+                vectors |= self._evaluate(order, job, given, report)
             if order.train:
                 vectors |= self._train(order, job, given, report)
         finally:
@@ -373,16 +368,17 @@ class Site:
             reply = messages.decoded(client.algorithm.at(order.round), reply)
         return {**wire.named("reply", reply), "buffers": buffers}
 
-    def _evaluate(self, name: str, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
+    def _evaluate(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         model = given["model"]
-        if job.privacy is None:
+        if job.privacy is None or job.query is None:
             margins_within(job.client.smooth, model, self.limits.max_margin)
             seen = job.client.evaluate(model, given["buffers"])
         else:
-            self._charge(name, job.privacy, model)
+            self._account.charge(order.job, job.query)
+            summed = order.secure is not None and job.privacy.share < 1
             seen = private.evaluate(
                 job.client.smooth, model, job.privacy, System(), job.problem.silos.held_out, job.problem.measures,
-                claims.least_loss(job.problem.loss),
+                claims.least_loss(job.problem.loss), bounded=not summed,
             )  # fmt: skip
         gradient = seen.gradient
         report["loss"] = float(seen.loss)

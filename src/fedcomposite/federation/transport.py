@@ -78,7 +78,7 @@ class SiteTransport:
         aggregator: Aggregator | None = None,
         private: bool = False,
     ) -> None:
-        self.aggregator, self._private = aggregator, private
+        self.aggregator, self.private = aggregator, private
         self.post, self.sites, self.algorithm, self.problem, self._start = post, sites, algorithm, problem, start
         self.clients = n = len(sites.names)
         self.counter = Counter()
@@ -116,7 +116,7 @@ class SiteTransport:
 
     def asked(self, queries: int) -> None:
         """Count what every site was asked for, where answers are noised."""
-        if self._private:
+        if self.private:
             self.counter.queries += queries
             self.counter.most_queries = max(self.counter.most_queries, queries)
 

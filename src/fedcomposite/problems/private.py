@@ -142,11 +142,14 @@ def evaluate(
     held: Mapping[Any, tuple[Features, Tensor]],
     measures: Measures,
     least: float = -math.inf,
+    *,
+    bounded: bool = True,
 ) -> Evaluation:
     """Gradient, loss and accuracy of one client at a model, as one query; held-out samples are asked beside it.
 
     A sample is either for training or held out, so the held-out counts cost nothing more. Counts are brought back
-    to what counts can be, and the loss to at least ``least``.
+    to what counts can be, and the loss to at least ``least``; unless ``bounded`` is false, where noise is shared:
+    bounds are not linear, so shares of noise behind them would not add up to the whole.
     """
     client, scored = np.zeros(1, np.uint64), bool([m for m in measures.metrics if isinstance(m, Accuracy)])
 
@@ -162,13 +165,16 @@ def evaluate(
     sizes = {"train": int(smooth.sizes[0])} | {part: len(y) for part, (_, y) in held.items()}
     counts: Counts = {f"{part}/samples": torch.tensor([[m, m]], dtype=torch.float64) for part, m in sizes.items()}
     if scored:
-        counts["train/accuracy"] = _counted(float(found[2] * smooth.divisors[0] / sizes["train"]), sizes["train"])
+        counts["train/accuracy"] = _counted(
+            float(found[2] * smooth.divisors[0] / sizes["train"]), sizes["train"], bounded
+        )
         for part, (X, y) in held.items():
             chosen = source.chosen(client, np.asarray([len(y)], np.uint64), 0, 0, privacy.rate)[0].astype(np.int64)
             right = float(_hits(*smooth.scored(x, X[chosen], y[chosen]))) if len(chosen) else 0.0
             noise = privacy.noise * math.sqrt(privacy.share) * float(source.normal(client, 0, 0, 1)[0, 0])
-            counts[f"{part}/accuracy"] = _counted((right + noise) / (privacy.rate * len(y)), len(y))
-    return Evaluation(found[1].squeeze().clamp(min=least), found[0][0], counts, measures)
+            counts[f"{part}/accuracy"] = _counted((right + noise) / (privacy.rate * len(y)), len(y), bounded)
+    loss = found[1].squeeze()
+    return Evaluation(loss.clamp(min=least) if bounded else loss, found[0][0], counts, measures)
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -178,9 +184,9 @@ def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
     ]
 
 
-def _counted(share: float, of: int) -> Tensor:
-    """A noised share of samples as a count that can be."""
-    return torch.tensor([[min(max(share, 0.0), 1.0) * of, of]], dtype=torch.float64)
+def _counted(share: float, of: int, bounded: bool) -> Tensor:
+    """A noised share of samples as a count; if it is ``bounded``, as one that can be."""
+    return torch.tensor([[(min(max(share, 0.0), 1.0) if bounded else share) * of, of]], dtype=torch.float64)
 
 
 def gradients(

@@ -94,9 +94,20 @@ def noised_mean(replies: T, privacy: ClientLevel, source: Source, round: int) ->
 class Spending:
     """What the client that was asked most has spent after some rounds."""
 
-    def __init__(self, privacy: Privacy, cohorts: Cohorts, exchanges: int, *, everybody: bool = False) -> None:
-        """``everybody``: whether clients are asked in rounds that they sit out as well, for evaluations."""
-        self._everybody = everybody
+    def __init__(
+        self,
+        privacy: Privacy,
+        cohorts: Cohorts,
+        exchanges: int,
+        *,
+        everybody: bool = False,
+        parties: int | None = None,
+    ) -> None:
+        """``everybody``: whether clients are asked in rounds that they sit out as well, for evaluations.
+
+        ``parties`` are those whose shares of noise nobody can take away; the whole cohort if left out.
+        """
+        self._everybody, self._parties = everybody, parties or cohorts.size
         self._privacy, self._cohorts, self._exchanges = privacy, cohorts, exchanges
         self._done, self._counts = 0, np.zeros(cohorts.clients, np.int64)
 
@@ -105,7 +116,7 @@ class Spending:
         queries = counter.queries
         if not (self._everybody or self._cohorts.everyone):
             queries = min(queries, counter.most_queries * self._participations(rounds))
-        return self._privacy.epsilon(queries, self._cohorts.size)
+        return self._privacy.epsilon(queries, self._parties)
 
     def _participations(self, rounds: int) -> int:
         """Rounds with the client that had the most."""
