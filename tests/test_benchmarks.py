@@ -200,5 +200,5 @@ def test_newton_is_right_where_it_is_compared(capsys):
     assert newton.wide_path(features=1200, samples=15, count=4, least=0.5)
     newton.against("synthetic, l1", newton.PROBLEMS["synthetic, l1"](), rounds=3)
     text = capsys.readouterr().out
-    for expected in ("F - skglm", "same support", "4 strengths, 1200 features", "FISTA", ">   3 rounds"):
+    for expected in ("F - skglm", "same support", "4 strengths, 1200 features", "FISTA", " >3 "):
         assert expected in text

@@ -23,8 +23,10 @@ METHODS = ["FedNMap", "Zhang", "FedCanon"]
 
 def measure(study: Study) -> pd.DataFrame:
     """A run for each method and seed, with Hoyer's measure at every record."""
-    seeds = study.content["seeds"]
-    cells = [{**study.settings, "method": m, "seed": s, "device": study.device} for m in METHODS for s in seeds]
+    settings = {k: v for k, v in study.settings.items() if k != "seeds"}
+    cells = [
+        {**settings, "method": m, "seed": s, "device": study.device} for m in METHODS for s in study.settings["seeds"]
+    ]
     data = study.each(run, cells)
     return data.assign(run=data["method"] + ", seed " + data["seed"].astype(str)) if len(data) else data
 
