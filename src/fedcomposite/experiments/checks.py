@@ -15,6 +15,7 @@ from fedcomposite._validation import UserError
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.experiments.toml import ConfigError
 from fedcomposite.problems import Problem
+from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import Cohorts, simulate
 from fedcomposite.runtime.callbacks import AnyCallback, Callback, EarlyStopping, View
 from fedcomposite.runtime.rounds import rehearse
@@ -50,6 +51,8 @@ def check_run(
             with contextlib.suppress(_Accepted):
                 simulate(problem, algorithm, **quiet, callbacks=watchers, progress=False)
             _try_rules(problem, algorithm, settings["participation"])
+    except StepError as error:
+        raise ConfigError(str(error)) from error
     except UserError:
         raise
     except ValueError as error:
