@@ -29,7 +29,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation import audit, lifetimes, logs, monitor, page, pki, supernode, units
+from fedcomposite.federation import audit, lifetimes, logs, monitor, page, pki, service, supernode, units
 from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.exchange import Exchange
 from fedcomposite.federation.folder import FederationFolder, SiteFolder
@@ -73,6 +73,22 @@ def test_what_ends_soon_is_said_in_time(fed, monkeypatch):
     place.authority.write_bytes(fed.authority.read_bytes())
     (line,) = lifetimes.warnings(place)
     assert "ask the coordinator for a new ca.crt" in line
+    code, said = cli("join", place.path, "--data", "nowhere.csv", "--target", "num")
+    assert code == 2
+    assert "ask the coordinator for a new ca.crt" in said
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own use of pathspec
+def test_a_service_renews_its_certificate_in_time(fed, monkeypatch):
+    running = service.Service(fed)
+    said = []
+    running.keep_certificate(said.append)
+    assert said == []
+    shortened(monkeypatch, fed, DAYS_AUTHORITY=100, DAYS_SERVER=10)
+    running.keep_certificate(said.append)
+    assert "a new one is in use" in said[0]
+    assert "authority expires in 100 days" in said[1]
+    assert 90 < lifetimes.days(fed)["service"] <= 100
 
 
 @pytest.mark.parametrize(("left", "said"), [(-3.0, "has expired"), (0.4, "expires today"), (29.6, "in 30 days")])
@@ -153,16 +169,16 @@ def test_a_site_as_a_service(form, tmp_path, monkeypatch):
         "--target", "num", "--log", str(Path("l/x.log").absolute()), "--log-mb", "5",
     ]  # fmt: skip
     accepts(words[4:])
-    service = unit["Service"]
-    assert service["NoNewPrivileges"] == "yes"
-    assert service["Restart"] == "on-failure"
-    assert service["RestartPreventExitStatus"] == "2"
+    section = unit["Service"]
+    assert section["NoNewPrivileges"] == "yes"
+    assert section["Restart"] == "on-failure"
+    assert section["RestartPreventExitStatus"] == "2"
     assert "HTTPS_PROXY=http://me:50%%25@proxy:3128" in path.read_text()
     if form == "system":
-        assert service["User"] == "fedcomposite"
-        assert service["ProtectSystem"] == "strict"
-        assert service["CapabilityBoundingSet"] == ""
-        written = [w.replace("%%", "%") for w in shlex.split(service["ReadWritePaths"])]
+        assert section["User"] == "fedcomposite"
+        assert section["ProtectSystem"] == "strict"
+        assert section["CapabilityBoundingSet"] == ""
+        written = [w.replace("%%", "%") for w in shlex.split(section["ReadWritePaths"])]
         assert written == [str(place), str(Path("l").absolute())]
         assert "/etc/systemd/system/" in said
     else:
@@ -395,7 +411,7 @@ def live(watched):
     running.stop()
 
 
-def test_the_service_is_watched_from_its_own_machine_only(live):
+def test_the_service_is_watched_from_its_own_machine_only(live, monkeypatch):
     fed, url, _ = live
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     assert parse_metrics(httpx.get(f"{url}/metrics").text)["fedcomposite_round"] == 2
@@ -420,6 +436,10 @@ def test_the_service_is_watched_from_its_own_machine_only(live):
     code, said = cli("renew", fed.path)  # a running service uses it at once
     assert (code, "the service uses it" in said) == (0, True), said
     assert ssl.get_server_certificate(("127.0.0.1", fed.port)) != before
+    pki.extend_authority(fed.path / "ca")
+    monkeypatch.setattr(lifetimes, "WARN", {"service": 1e4, "authority": 1e4})
+    code, said = cli("status", fed.path)
+    assert (code, said.count("the certificate of the")) == (0, 2), said
     with joined(fed, "north"):
         assert "x" in str(ask(fed, {"north": vectors(3)}))
     assert "serving on" in (fed.path / "serve-own.log").read_text()
@@ -494,8 +514,8 @@ def test_a_part_of_the_audit_log_that_was_changed_is_found(parted):
 class ConnectProxy:
     """A small proxy that knows CONNECT and nothing else; it takes down whom it connected to, and what passed."""
 
-    def __init__(self):
-        self.asked, self.passed = [], bytearray()
+    def __init__(self, impostor=None):
+        self.asked, self.passed, self._impostor = [], bytearray(), impostor
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._sockets = [self._server]
@@ -517,6 +537,10 @@ class ConnectProxy:
             self.asked.append(head.decode())
             if method != b"CONNECT":
                 one.sendall(b"HTTP/1.1 405 no\r\n\r\n")
+                return
+            if self._impostor is not None:  # as proxies do that want to read along
+                one.sendall(b"HTTP/1.1 200 ok\r\n\r\n")
+                self._impostor.wrap_socket(one, server_side=True).close()
                 return
             host, _, port = target.decode().rpartition(":")
             other = socket.create_connection((host, int(port)))
@@ -559,6 +583,20 @@ def test_a_site_behind_a_proxy(live, monkeypatch):
     assert supernode.reach(place.address, place.authority)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     assert supernode.reach(place.address, place.authority) == ""
+
+
+def test_a_proxy_that_reads_along_is_an_impostor(fed, tmp_path, monkeypatch):
+    other = FederationFolder.create(tmp_path / "other", "127.0.0.1", 0, ["a"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(other.path / "server" / "server.pem", other.path / "server" / "server.key")
+    proxy = ConnectProxy(context)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    try:
+        with pytest.raises(supernode.RefusedError, match="may be an impostor"):
+            supernode.reach(fed.address, fed.authority)
+    finally:
+        proxy.close()
 
 
 @pytest.mark.parametrize(

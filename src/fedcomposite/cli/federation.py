@@ -108,7 +108,7 @@ def serve(
         typer.Option("--stock", help="Also take sites that run Flower's own SuperNode; their signatures are weaker."),
     ] = False,
     monitor: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of a live page and metrics, for this machine only.")
+        int | None, typer.Option(min=1, max=65535, help="Port of a live page and metrics, for this machine only.")
     ] = None,
     service: UnitForm = None,
     log: LogFile = None,
@@ -129,6 +129,8 @@ def serve(
 
             def ready() -> None:
                 say(f"serving on {federation.bind} port {federation.port} for {names}; Ctrl-C stops")
+                if monitor is not None:
+                    say(f"live page: http://127.0.0.1:{monitor}")
 
             serve_sites(federation, ready, stock, monitor=monitor, log=say)
             say("stopping")

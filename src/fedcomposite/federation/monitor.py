@@ -45,8 +45,8 @@ def snapshot(federation: FederationFolder, exchange: Exchange) -> dict[str, Any]
 
 def newest_job(federation: FederationFolder) -> dict[str, Any]:
     """What the newest job says about itself; nothing if there is none."""
-    files = sorted((federation.state / "jobs").glob("*.json"), key=lambda p: p.stat().st_mtime)
     try:
+        files = sorted((federation.state / "jobs").glob("*.json"), key=lambda p: p.stat().st_mtime)
         job = Job.model_validate_json(files[-1].read_text(encoding="utf-8"))
         folder = Path(job.out)
         said = json.loads((folder / "status.json").read_text(encoding="utf-8"))
