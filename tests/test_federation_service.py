@@ -27,7 +27,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation import demo, door, gate, office, pki, service, signing, supernode, wire
+from fedcomposite.federation import demo, door, gate, lifetimes, office, pki, service, signing, supernode, wire
 from fedcomposite.federation.engine import EngineError
 from fedcomposite.federation.exchange import Exchange, RefusedRequestError, Ticket
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
@@ -660,13 +660,13 @@ def test_without_a_service(tmp_path):
 
 def test_an_expired_certificate_is_renewed_and_called_expired(tmp_path, monkeypatch):
     fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a"])
-    assert not fed.renew_certificate()
-    monkeypatch.setattr(pki, "_DAYS_SERVER", 0)
+    assert not lifetimes.keep(fed)
+    monkeypatch.setattr(pki, "DAYS_SERVER", 0)
     for name in ("server.key", "server.pem"):
         (fed.path / "server" / name).unlink()
     pki.make_server_certificate(fed.path / "ca", fed.path / "server", "127.0.0.1")
     monkeypatch.undo()
-    assert fed.renew_certificate()
+    assert lifetimes.keep(fed)
     assert pki.days_left(fed.path / "server" / "server.pem") > 700
     said = supernode._explain("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "h:1", fed.authority)
     assert "has expired" in said

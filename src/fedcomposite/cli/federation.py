@@ -22,12 +22,30 @@ import typer
 from rich.markup import escape
 
 from fedcomposite.cli.console import out, reporting
-from fedcomposite.cli.federation_jobs import begin, conduct, job_status, require_service, say, show, tell_service
+from fedcomposite.cli.federation_jobs import (
+    begin,
+    conduct,
+    job_status,
+    log_to,
+    require_service,
+    say,
+    show,
+    tell_service,
+)
+from fedcomposite.cli.federation_ops import (
+    LogFile,
+    LogSize,
+    UnitForm,
+    install,
+    join_arguments,
+    renew,
+    serve_arguments,
+)
 from fedcomposite.cli.federation_site import add_site_commands
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
-from fedcomposite.federation import engine, pki
+from fedcomposite.federation import engine, lifetimes, pki
 from fedcomposite.federation.apps import SITE
 from fedcomposite.federation.enrol import open_site
 from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder, free_port
@@ -41,6 +59,7 @@ federation_app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A real federation, over Flower."
 )
 add_site_commands(federation_app)
+federation_app.command()(renew)
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 
 
@@ -88,21 +107,32 @@ def serve(
         bool,
         typer.Option("--stock", help="Also take sites that run Flower's own SuperNode; their signatures are weaker."),
     ] = False,
+    monitor: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of a live page and metrics, for this machine only.")
+    ] = None,
+    service: UnitForm = None,
+    log: LogFile = None,
+    log_mb: LogSize = 5.0,
 ) -> None:
     """Coordinator: run the service (TLS, signed requests) until Ctrl-C."""
     with _one_line():
         federation = FederationFolder(folder)
+        if service is not None:
+            arguments = serve_arguments(federation.path, stock, monitor, log, log_mb)
+            install(service, "coordinator", federation.path, arguments, log)
+            return
+        log_to(log, log_mb)
         engine.check_version()
         assert federation.order_key  # refused here, not when somebody waits for the first order
         with FolderLock(federation.state):
-            if federation.renew_certificate():
-                say("the service's certificate was about to expire; a new one is in use")
             names = ", ".join(federation.permitted()) or "nobody yet"
 
             def ready() -> None:
                 say(f"serving on {federation.bind} port {federation.port} for {names}; Ctrl-C stops")
+                if monitor is not None:
+                    say(f"live page: http://127.0.0.1:{monitor}")
 
-            serve_sites(federation, ready, stock)
+            serve_sites(federation, ready, stock, monitor=monitor, log=say)
             say("stopping")
 
 
@@ -114,11 +144,21 @@ def join(
     stock: Annotated[
         bool, typer.Option("--stock", help="Use Flower's own SuperNode: slower, and it runs code that bundles bring.")
     ] = False,
+    service: UnitForm = None,
+    log: LogFile = None,
+    log_mb: LogSize = 5.0,
 ) -> None:
     """Site: check the data, print a summary of it, connect and wait for work until Ctrl-C."""
     with _one_line():
         _interruptible()
         place = SiteFolder(folder)
+        if service is not None:
+            arguments = join_arguments(place.path, data, target, stock, log, log_mb)
+            install(service, place.name, place.path, arguments, log)
+            return
+        log_to(log, log_mb)
+        for line in lifetimes.warnings(place):
+            say(line)
         site = open_site(place, data, target, say)
         show(
             site.silos.summary(), f"{place.name}: {math.prod(site.silos.features.shape[1:])} features; this stays here"
@@ -198,6 +238,8 @@ def status(folder: Federation) -> None:
         seen = {s["site"]: s for s in require_service(federation)["sites"]}
         rows = [_site_row(name, seen.get(name), name in federation.revoked()) for name in federation.sites]
         show(pd.DataFrame(rows), f"service at {federation.address}")
+        for line in lifetimes.warnings(federation):
+            out.print(line, style="red", highlight=False, soft_wrap=True)
         for name, one in seen.items():
             for at, old, new in one["taken_over"][-3:]:
                 out.print(

@@ -8,6 +8,7 @@ import json
 import signal
 import tomllib
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,15 +25,26 @@ from fedcomposite.experiments.toml import locate, read_text
 from fedcomposite.federation.folder import FederationFolder, FolderError
 from fedcomposite.federation.grid import ServiceGrid
 from fedcomposite.federation.jobs import Job, carry_out
+from fedcomposite.federation.logs import Rotating
 from fedcomposite.federation.office import Counter, OfficeError
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime.history import Record
 
+_also: list[Callable[[str], None]] = []
+
+
+def log_to(path: Path | None, megabytes: float) -> None:
+    """Have what is said from now on taken down in a file, too."""
+    if path is not None:
+        _also.append(Rotating(path, megabytes))
+
 
 def say(line: str) -> None:
     """Print a line with the time."""
+    for write_down in _also:
+        write_down(line)
     out.print(f"{datetime.now():%H:%M:%S} {line}", markup=False, highlight=False, soft_wrap=True)
 
 

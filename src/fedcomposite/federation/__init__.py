@@ -9,6 +9,7 @@
 ``site``           the client side: one round, evaluation
 ``policy``         what a site agrees to, judged from an order's numbers
 ``ledger``         a site's account of what it was asked for
+``account``        a site's account of its privacy: what an answer is worth, what was spent
 ``guard``          a site's gradients, counted and at bounded margins
 ``enrol``          from a site's folder to a site; the request by which it is admitted
 ``approval``       experiments that wait for a site's people
@@ -37,6 +38,10 @@
 ``gate``           what the network may ask of it
 ``office``         what its owner may ask of it
 ``service``        both as one process
+``monitor``        what the coordinator's machine may see of it: ``page``, health, metrics
+``lifetimes``      certificates that end: warnings and renewal
+``units``          units of systemd for a party
+``logs``           a party's log that does not grow without end
 ``grid``           a run's way to its sites
 ``supernode``      a site's long-lived connection
 ``demo``           a whole federation on one machine

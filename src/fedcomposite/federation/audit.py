@@ -3,6 +3,9 @@
 Every line holds the digest of the one before it and is signed with the site's key, and ``audit.head`` holds the number
 and the digest of the last line, signed as well. So a line that was changed, removed or put in is found, and so is a log
 that lost its end. The head is renewed after the line: a crash may leave the log one line ahead of it, never behind.
+
+A file that has grown large is put aside as ``audit-NUMBER.jsonl``, named by its last line, and the chain goes on in the
+next one. Nothing is ever removed, and a part that somebody removes is a gap in the chain.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
@@ -25,6 +28,8 @@ from fedcomposite.federation.wire import WireError
 from fedcomposite.files import write_atomic
 
 START = "0" * 64
+PART = 64 << 20
+"""Bytes after which a file of the log is put aside."""
 
 
 class AuditError(UserError):
@@ -59,20 +64,29 @@ class Audit:
         """Add a line, then renew the head; several processes may, one after another."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with self._opened(self.path.with_name("audit.lock")) as lock:  # the log's own file may be put aside
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 count, previous = self._end()
+                self._put_aside(count)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 line = {"number": count + 1, "time": now, **entry, "previous": previous}
                 line["signature"] = signing.sign(self._key, "audit", _digest(line))
-                file.write(json.dumps(line).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+                with self._opened(self.path) as file:
+                    file.write(json.dumps(line).encode() + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
                 self._last = count + 1, _digest(line)
                 self._seal(*self._last)
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be written ({error.strerror})") from None
+
+    @staticmethod
+    def _opened(path: Path) -> IO[bytes]:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+    def _put_aside(self, count: int) -> None:
+        if self.path.exists() and self.path.stat().st_size >= PART:
+            os.replace(self.path, self.path.with_name(f"audit-{count:012d}.jsonl"))
 
     def _end(self) -> tuple[int, str]:
         """Number and digest of the last line; the log is verified unless this process wrote it."""
@@ -92,8 +106,8 @@ class Audit:
         public, lines = self._key.public_key(), self._lines()
         count, digest = self._sealed(public)
         previous, found = START, []
-        for number, raw in enumerate(lines, 1):
-            where = f"{self.path}, line {number}"
+        for number, (path, raw) in enumerate(lines, 1):
+            where = f"{path}, line {number}"
             try:
                 line = json.loads(raw)
                 signed = {k: v for k, v in line.items() if k != "signature"}
@@ -114,16 +128,20 @@ class Audit:
             raise AuditError(f"{self.path}: has {len(found)} lines, audit.head says {count}; the head was replaced")
         return found
 
-    def _lines(self) -> list[bytes]:
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise AuditError(f"{self.path}: cannot be read ({error.strerror})") from None
-        if content and not content.endswith(b"\n"):
-            raise AuditError(f"{self.path}: its last line is not complete; the log was changed, or a disk was full")
-        return content.splitlines()
+    def _lines(self) -> list[tuple[Path, bytes]]:
+        """All lines of all files, and where each is from; lines are numbered through."""
+        found = []
+        for path in [*sorted(self.path.parent.glob("audit-*.jsonl")), self.path]:
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise AuditError(f"{path}: cannot be read ({error.strerror})") from None
+            if content and not content.endswith(b"\n"):
+                raise AuditError(f"{path}: its last line is not complete; the log was changed, or a disk was full")
+            found += [(path, line) for line in content.splitlines()]
+        return found
 
     def _sealed(self, public: ec.EllipticCurvePublicKey) -> tuple[int, str]:
         """Number and digest of the last line that was sealed."""

@@ -225,15 +225,6 @@ class FederationFolder:
         os.replace(fresh, fresh.with_name("orders.key"))
         return made
 
-    def renew_certificate(self, days: int = 30) -> bool:
-        """A new certificate for the service where the old one has not this long to live."""
-        if pki.days_left(self.path / "server" / "server.pem") > days:
-            return False
-        for old in ("server.key", "server.pem"):
-            (self.path / "server" / old).unlink(missing_ok=True)
-        pki.make_server_certificate(self.path / "ca", self.path / "server", self.host)
-        return True
-
     @property
     def address(self) -> str:
         """Where this machine reaches the service."""

@@ -18,8 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcomposite._validation import UserError
+from fedcomposite.files import write_atomic
 
-_DAYS_AUTHORITY, _DAYS_SERVER = 3650, 825
+DAYS_AUTHORITY, DAYS_SERVER = 3650, 825
+"""For how long certificates are good."""
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -79,26 +81,39 @@ def _usage(*, sign: bool) -> x509.KeyUsage:
 def make_authority(folder: Path, name: str = "fedcomposite federation") -> None:
     """Write ``ca.crt`` and ``ca.key``."""
     key = _key()
+    write_private(folder / "ca.key", _pem(key))
+    (folder / "ca.crt").write_bytes(_vouch(key, name))
+
+
+def _vouch(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    """An authority's certificate of itself."""
     certificate = (
-        _start(name, name, key.public_key(), key.public_key(), _DAYS_AUTHORITY)
+        _start(name, name, key.public_key(), key.public_key(), DAYS_AUTHORITY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    write_private(folder / "ca.key", _pem(key))
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def make_server_certificate(authority: Path, folder: Path, host: str) -> None:
+def extend_authority(folder: Path) -> None:
+    """A new ``ca.crt`` with the same name and key; what the old one vouches for, the new one does as well."""
+    old = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    write_atomic(folder / "ca.crt", _vouch(read_order_key(folder / "ca.key"), _common(old)))
+
+
+def _common(certificate: x509.Certificate) -> str:
+    return certificate.subject.rfc4514_string().removeprefix("CN=")
+
+
+def make_server_certificate(authority: Path, folder: Path, host: str, days: int | None = None) -> None:
     """Write ``server.pem`` and ``server.key`` for a host, an address or a name, and for the machine itself."""
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
-    signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    signer = read_order_key(authority / "ca.key")
     names = list(dict.fromkeys([host, "localhost", "127.0.0.1", "::1"]))
     key = _key()
     certificate = (
-        _start(host, issuer.subject.rfc4514_string().removeprefix("CN="), key.public_key(), signer.public_key(),
-               _DAYS_SERVER)
+        _start(host, _common(issuer), key.public_key(), signer.public_key(), DAYS_SERVER if days is None else days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -12,6 +12,7 @@ import contextlib
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,14 +22,16 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from fedcomposite.federation import engine, office, pki
+from fedcomposite.federation import engine, lifetimes, office, pki
 from fedcomposite.federation.door import Door, Guarded
 from fedcomposite.federation.exchange import Exchange, Ticket
 from fedcomposite.federation.folder import FederationFolder
 from fedcomposite.federation.gate import App, Gate
+from fedcomposite.federation.monitor import Monitor
 from fedcomposite.federation.superlink import SuperLink
 
 _IDLE = 75.0  # seconds between two requests
+_DAY = 86400.0  # seconds between two looks at the certificates
 _REFUSED = ["/", "/docs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/put", "/reload", "/v1/sites/next"]
 
 
@@ -53,13 +56,17 @@ class Service:
         self._keys: dict[str, tuple[ec.EllipticCurvePublicKey, int]] = {}
         self._runs: dict[str, int] = {}
         self._fleet = fleet
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.reload()
         self.gate = Gate(self.exchange, self.link.app if fleet else None)
         self.office = office.Office(self.exchange, self.reload, self._begin)
 
     def reload(self) -> None:
-        """Read the list of sites and their keys, as it is in the folder now."""
+        """Read the list of sites, their keys and the certificate, as they are in the folder now."""
         federation = FederationFolder(self._federation.path)
+        server = federation.path / "server"
+        self.context.load_cert_chain(server / "server.pem", server / "server.key")  # for connections from now on
         wanted: dict[str, tuple[ec.EllipticCurvePublicKey, int]] = {}
         for name in federation.permitted():
             key = pki.read_public(federation.public_key(name))
@@ -87,11 +94,23 @@ class Service:
         self.link.send(self._keys[ticket.site][1], self._runs[ticket.job], ticket.id, payload)
         return True
 
-    async def housekeeping(self) -> None:
+    def keep_certificate(self, log: Callable[[str], None]) -> None:
+        """Renew the certificate in time, and say what else is about to end."""
+        if lifetimes.keep(self._federation):
+            self.reload()
+            log("the service's certificate was about to expire; a new one is in use")
+        for line in lifetimes.warnings(self._federation):
+            log(line)
+
+    async def housekeeping(self, log: Callable[[str], None]) -> None:
         """End what nobody waits for any more, and bring replies over from Flower's own protocol."""
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(0.2 if self._fleet else 5.0)
             self.exchange.sweep()
+            if time.monotonic() - looked > _DAY:
+                looked = time.monotonic()
+                self.keep_certificate(log)
             if self._fleet:
                 for order, payload in await asyncio.to_thread(self.link.replies):
                     self.exchange.bring(order, payload)
@@ -127,21 +146,28 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def _serve(
-    service: Service, listening: socket.socket, folder: FederationFolder, ready: Callable[[], None]
+    service: Service,
+    listening: socket.socket,
+    folder: FederationFolder,
+    ready: Callable[[], None],
+    monitor: socket.socket | None,
+    log: Callable[[str], None],
 ) -> None:
     loop, state, own = asyncio.get_running_loop(), ServerState(), ServerState()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    server = folder.path / "server"
-    context.load_cert_chain(server / "server.pem", server / "server.key")
     outside, inside = _config(service.gate), _config(service.office)
     door = Door()
-    public = asyncio.create_task(door.open(listening, context, lambda guest: Guarded(outside, state, door, guest)))
+    public = asyncio.create_task(
+        door.open(listening, service.context, lambda guest: Guarded(outside, state, door, guest))
+    )
     private = await loop.create_unix_server(lambda: OwnersOnly(inside, own, {}), sock=office.listen(folder.state))
-    keeper = asyncio.create_task(service.housekeeping())
+    watching = _config(Monitor(folder, service.exchange))
+    live = None
+    if monitor is not None:
+        live = await loop.create_server(lambda: H11Protocol(watching, own, {}), sock=monitor)
+    keeper = asyncio.create_task(service.housekeeping(log))
     try:
         await asyncio.to_thread(probe, folder)
         ready()
@@ -153,6 +179,8 @@ async def _serve(
         keeper.cancel()
         public.cancel()
         private.close()
+        if live is not None:
+            live.close()
         for connection in [*state.connections, *own.connections]:
             cast(H11Protocol, connection).transport.abort()
         for task in [*state.tasks, *own.tasks]:
@@ -161,12 +189,25 @@ async def _serve(
             office.place(folder.state).unlink()
 
 
-def serve(federation: FederationFolder, ready: Callable[[], None], fleet: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM; ``ready`` is called when sites can connect."""
+def serve(
+    federation: FederationFolder,
+    ready: Callable[[], None],
+    fleet: bool = False,
+    *,
+    monitor: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; ``ready`` is called when sites can connect.
+
+    ``monitor`` is the port of a live page on this machine's loopback; ``log`` is told what ends soon.
+    """
     engine.check_version()
-    listening = bind(federation.bind, federation.port)
-    with listening:
-        asyncio.run(_serve(Service(federation, fleet), listening, federation, ready))
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(bind(federation.bind, federation.port))
+        watched = None if monitor is None else stack.enter_context(bind("127.0.0.1", monitor))
+        service = Service(federation, fleet)
+        service.keep_certificate(log)
+        asyncio.run(_serve(service, listening, federation, ready, watched, log))
 
 
 def probe(federation: FederationFolder) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx
 
@@ -52,12 +53,33 @@ def reach(address: str, authority: Path, timeout: float = 5.0) -> str:
     """
     context = _context(authority)
     try:
-        httpx.get(f"https://{address}/health", verify=context, timeout=timeout, trust_env=False)
+        httpx.get(
+            f"https://{address}/health", verify=context, timeout=timeout, trust_env=False, proxy=proxy_for(address)
+        )
+    except httpx.ProxyError as error:
+        return f"the proxy of HTTPS_PROXY does not let through to {address} ({wire.clean(error, 80)})"
     except httpx.ConnectError as error:
         return _explain(str(error), address, authority)
     except httpx.HTTPError as error:
         return f"{address} does not answer ({type(error).__name__})"
     return ""
+
+
+def proxy_for(address: str) -> str | None:
+    """The proxy of the environment (HTTPS_PROXY, unless NO_PROXY names the host); TLS goes through it end to end."""
+    host = address.rsplit(":", 1)[0].strip("[]")
+    known = getproxies_environment()
+    if "https" not in known or proxy_bypass(host, known):
+        return None
+    proxy = known["https"]
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        good = httpx.URL(proxy).scheme in ("http", "https") and bool(httpx.URL(proxy).host)
+    except httpx.InvalidURL:
+        good = False
+    if not good:
+        raise RefusedError("HTTPS_PROXY is not of the form http://host:port")
+    return proxy
 
 
 def _context(authority: Path) -> ssl.SSLContext:
@@ -105,7 +127,7 @@ class Connection:
         # Seconds of silence, on either way, after which a connection counts as broken.
         self._client = httpx.Client(
             base_url=f"https://{address}", verify=_context(authority), timeout=httpx.Timeout(silence, connect=10.0),
-            trust_env=False,
+            trust_env=False, proxy=proxy_for(address),
         )  # fmt: skip
         self._session, self._numbers = "", itertools.count(1)
         self._lost = 0.0  # since when the coordinator is silent
