@@ -61,12 +61,18 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    """All numbers in a row; a single one may have a stride of 0, which torch calls contiguous and cannot view."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat if flat.stride() == (1,) else flat.clone(memory_format=torch.contiguous_format)
+
+
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file: the same content gives the same bytes (the library orders metadata at random).
 
     The numbers are copied once, where the library does it three times.
     """
-    whole = {k: v.detach().cpu().contiguous().reshape(-1) for k, v in tensors.items()}
+    whole = {k: _flat(v) for k, v in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     names, at = sorted(whole, key=lambda k: (_RANK[whole[k].dtype], k)), 0
     for name in names:
@@ -86,6 +92,6 @@ def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         found.update(repr((key, value)).encode())
     for key, tensor in sorted(tensors.items()):
         found.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
-        content: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        content: Any = _flat(tensor).view(torch.uint8).numpy()
         found.update(content)
     return found.hexdigest()

@@ -40,7 +40,7 @@ def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     if "recipe" in content and not recipe:
-        raise ConfigError(f"{where}: a [recipe] is learned by `federation fit`, `path` and `cv`, not by rounds")
+        raise ConfigError(f"{where}: a [recipe] is not learned over a federation by `run`; use `fit`, `path` or `cv`")
     given = content.get("data")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
     for option in ("weight", "offset", "class_weights"):
