@@ -13,6 +13,7 @@ from fedcomposite.estimators.models import (
     QuantileRegression,
 )
 from fedcomposite.estimators.paths import Path, path
+from fedcomposite.estimators.predicting import Scored, predict
 from fedcomposite.estimators.quality import Quality, Report, quality
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.solve import solve
@@ -36,6 +37,7 @@ __all__ = [
     "Report",
     "Request",
     "Rows",
+    "Scored",
     "Sites",
     "Stability",
     "adjusted",
@@ -47,6 +49,7 @@ __all__ = [
     "cross_validate",
     "fold_of_samples",
     "path",
+    "predict",
     "quality",
     "refit",
     "solve",

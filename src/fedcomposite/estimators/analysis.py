@@ -10,13 +10,16 @@ summary.json           status, message, versions
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import pathlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import tomli_w
 import torch
 from torch import Tensor
 
@@ -31,7 +34,7 @@ from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
-from fedcomposite.problems.losses import LeastSquares, Logistic
+from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic
 from fedcomposite.problems.requests import ALL, newton
 from fedcomposite.regularizers import Blocks, On
 from fedcomposite.runtime.certificate import Certificate, certify
@@ -104,8 +107,17 @@ class Analysis:
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found
 
-    def write(self, folder: RunFolder, config: str, description: list[dict[str, Any]], seconds: float) -> None:
-        """Leave a run folder; ``description`` has a row per feature and site."""
+    def save(self, folder: str | pathlib.Path, description: pd.DataFrame | None = None) -> None:
+        """Leave a run folder, for ``fc.write_report`` and ``fc.predict``; ``description`` is of ``fc.describe``."""
+        place = RunFolder(folder)
+        place.create()
+        rows = [] if description is None else description.to_dict("records")
+        self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
+
+    def write(
+        self, folder: RunFolder, config: str, description: list[dict[str, Any]], seconds: float | None = None
+    ) -> None:
+        """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site."""
         folder.path.mkdir(parents=True, exist_ok=True)
         write_atomic(folder.config, config.encode())
         content = {**self.content(), "description": description, "seconds": seconds}
@@ -114,6 +126,16 @@ class Analysis:
         folder.keep_model(self.problem, self.x)
         status = "converged" if self.converged else "not converged"
         folder.conclude({"status": status, "message": self.message, "label": self.kind, "rounds": self.exchanges})
+
+
+def _written(problem: Problem) -> str:
+    """What a problem is, as an experiment says it; its regularizer in words."""
+    loss = problem.loss
+    names = [name for name, one in LOSSES.items() if type(one) is type(loss)]
+    fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}  # type: ignore[arg-type]
+    numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
+    section = {"loss": names[0], "loss_options": numbers, "bias": problem.bias, "weights": problem.weighting}
+    return f"# regularizer: {problem.regularizer}\n" + tomli_w.dumps({"problem": section})
 
 
 def _measured(one: Quality) -> dict[str, Any]:

@@ -104,7 +104,8 @@ def facts(found: Found) -> dict[str, str]:
         made["sites"] = ", ".join(found.analysis["sites"])
         made["exchanges"] = one["exchanges"]
         made["sent"] = f"{one['bytes_up'] / 1e6:.3g} MB by the sites, {one['bytes_down'] / 1e6:.3g} MB to them"
-        made["time"] = f"{found.analysis['seconds']:.1f} s"
+        if found.analysis.get("seconds") is not None:
+            made["time"] = f"{found.analysis['seconds']:.1f} s"
     elif found.history:
         last = found.history[-1]
         made["rounds"] = last.get("round")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,19 @@ def read_run(path: str | Path) -> Found:
         raise StoreError(f"{folder.path}: no config.toml, so this is not a run folder") from None
     coefficients = pd.read_csv(table) if table.is_file() else None
     recipe = (folder.path / "recipe.json").is_file()
-    found = Found(folder.path.resolve().name, summary, config, coefficients, history, analysis, recipe)
+    title = _title(config) or folder.path.resolve().name
+    found = Found(title, summary, config, coefficients, history, analysis, recipe)
     found.tables.update(_tables(found))
     return found
+
+
+def _title(config: str) -> str:
+    """What the experiment is called, unless it has no name of its own."""
+    try:
+        named = tomllib.loads(config).get("name")
+    except ValueError:
+        return ""
+    return named if isinstance(named, str) and named != "run" else ""
 
 
 def _json(path: Path) -> dict[str, Any]:
