@@ -17,7 +17,6 @@ from fedcomposite.data import DataError
 from fedcomposite.estimators.predicting import predict
 from fedcomposite.experiments import Config
 from fedcomposite.experiments.store import StoreError
-from fedcomposite.files import pack
 from fedcomposite.reports import read_run, write_report
 from fedcomposite.reports.drawing import Axes, ticks
 
@@ -214,9 +213,3 @@ def test_axes_and_ticks():
     assert left < middle < right
     assert middle - left == pytest.approx(right - middle)
     assert "0.01" in axes.svg("t")
-
-
-def test_a_single_number_with_a_stride_of_zero_is_packed():
-    assert pack({"a": torch.zeros(1, dtype=torch.int64).as_strided((1,), (0,))}) == pack(
-        {"a": torch.zeros(1, dtype=torch.int64)}
-    )

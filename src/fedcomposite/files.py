@@ -61,10 +61,9 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """All numbers in a row; a single one may have a stride of 0, which torch calls contiguous and cannot view."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat if flat.stride() == (1,) else flat.clone(memory_format=torch.contiguous_format)
+def _raw(flat: Tensor) -> Any:
+    """The bytes of a vector, as a buffer; one without entries may have any stride, and then has no view as bytes."""
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -72,7 +71,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
 
     The numbers are copied once, where the library does it three times.
     """
-    whole = {k: _flat(v) for k, v in tensors.items()}
+    whole = {k: v.detach().cpu().contiguous().reshape(-1) for k, v in tensors.items()}
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     names, at = sorted(whole, key=lambda k: (_RANK[whole[k].dtype], k)), 0
     for name in names:
@@ -81,7 +80,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    blocks: list[Any] = [whole[name].view(torch.uint8).numpy() for name in names]
+    blocks = [_raw(whole[name]) for name in names]
     return b"".join([len(text).to_bytes(8, "little"), text, *blocks])
 
 
@@ -92,6 +91,6 @@ def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         found.update(repr((key, value)).encode())
     for key, tensor in sorted(tensors.items()):
         found.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
-        content: Any = _flat(tensor).view(torch.uint8).numpy()
+        content = _raw(tensor.detach().cpu().contiguous().view(-1))
         found.update(content)
     return found.hexdigest()
