@@ -20,6 +20,7 @@ def blocks(name):
     [
         "README.md",
         "docs/add-a-method.md",
+        "docs/analyst.md",
         "docs/callbacks.md",
         "docs/estimators.md",
         "docs/metrics.md",

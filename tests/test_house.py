@@ -23,7 +23,7 @@ FLOORS = [  # from the ground up; rooms of one floor may use each other only whe
     ["experiments"],
     ["federation"],
     ["estimators", "papers"],
-    ["testing"],
+    ["testing", "reports"],
     ["cli"],
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}

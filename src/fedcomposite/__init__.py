@@ -25,10 +25,12 @@ from fedcomposite.estimators import (
     MultinomialRegression,
     PoissonRegression,
     QuantileRegression,
+    analyse,
     bootstrap,
     confidence,
     cross_validate,
     path,
+    predict,
     quality,
     refit,
     solve,
@@ -37,6 +39,7 @@ from fedcomposite.estimators import (
 from fedcomposite.exporting import ExportError, export
 from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.network import LoopWarning
+from fedcomposite.reports import write_report
 from fedcomposite.runtime import (
     CheckpointError,
     ClientError,
@@ -83,6 +86,7 @@ __all__ = [
     "__version__",
     "aggregators",
     "algorithms",
+    "analyse",
     "bootstrap",
     "callbacks",
     "confidence",
@@ -93,6 +97,7 @@ __all__ = [
     "metrics",
     "models",
     "path",
+    "predict",
     "privacy",
     "problems",
     "quality",
@@ -104,4 +109,5 @@ __all__ = [
     "solve",
     "stability",
     "theory",
+    "write_report",
 ]

@@ -22,6 +22,7 @@ import typer
 from rich.markup import escape
 
 from fedcomposite.cli.console import out, reporting
+from fedcomposite.cli.federation_analysis import add_analysis_commands
 from fedcomposite.cli.federation_jobs import (
     begin,
     conduct,
@@ -54,12 +55,14 @@ from fedcomposite.federation.office import OfficeError
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.service import serve as serve_sites
 from fedcomposite.federation.supernode import Connection, RefusedError, reach
+from fedcomposite.federation.tables import TableSite
 
 federation_app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A real federation, over Flower."
 )
 add_site_commands(federation_app)
 federation_app.command()(renew)
+add_analysis_commands(federation_app)
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 
 
@@ -160,9 +163,11 @@ def join(
         for line in lifetimes.warnings(place):
             say(line)
         site = open_site(place, data, target, say)
-        show(
-            site.silos.summary(), f"{place.name}: {math.prod(site.silos.features.shape[1:])} features; this stays here"
-        )
+        if isinstance(site, TableSite):
+            show(site.summary(), f"{place.name}: a table that recipes prepare; this stays here")
+        else:
+            count = math.prod(site.silos.features.shape[1:])
+            show(site.silos.summary(), f"{place.name}: {count} features; this stays here")
         told = ""
         while reason := reach(place.address, place.authority):
             if reason != told:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcomposite import __version__
-from fedcomposite.cli import cite, data, lists, papers, privacy, runs, solve
+from fedcomposite.cli import analysis, cite, data, lists, papers, privacy, reports, runs, solve
 from fedcomposite.cli.console import DEBUG, out, plain_warnings, reporting
 from fedcomposite.experiments import ConfigError
 
@@ -25,6 +25,11 @@ app.command()(runs.run)
 app.command()(runs.compare)
 app.command()(papers.reproduce)
 app.command("solve")(solve.solve_command)
+app.command("fit")(analysis.fit)
+app.command("path")(analysis.path)
+app.command("cv")(analysis.cv)
+app.command("report")(reports.report)
+app.command("predict")(reports.predict_command)
 app.command("export")(runs.export_run)
 app.command("list")(lists.list_names)
 app.command()(runs.plot)

@@ -1,5 +1,6 @@
 """What an analyst calls: the answer to a problem, with a certificate, and everything around it."""
 
+from fedcomposite.estimators.analysis import Analysis, analyse
 from fedcomposite.estimators.crossvalidate import CrossValidation, cross_validate, fold_of_samples, refit
 from fedcomposite.estimators.inference import adjusted, bootstrap, confidence
 from fedcomposite.estimators.models import (
@@ -12,14 +13,16 @@ from fedcomposite.estimators.models import (
     QuantileRegression,
 )
 from fedcomposite.estimators.paths import Path, path
+from fedcomposite.estimators.predicting import Scored, predict
 from fedcomposite.estimators.quality import Quality, Report, quality
-from fedcomposite.estimators.requests import Request, Rows, answer
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.solve import solve
 from fedcomposite.estimators.stability import Stability, stability
+from fedcomposite.problems.requests import Request, Rows, answer
 from fedcomposite.runtime.certificate import certify
 
 __all__ = [
+    "Analysis",
     "CrossValidation",
     "HuberRegression",
     "LinearRegression",
@@ -34,9 +37,11 @@ __all__ = [
     "Report",
     "Request",
     "Rows",
+    "Scored",
     "Sites",
     "Stability",
     "adjusted",
+    "analyse",
     "answer",
     "bootstrap",
     "certify",
@@ -44,6 +49,7 @@ __all__ = [
     "cross_validate",
     "fold_of_samples",
     "path",
+    "predict",
     "quality",
     "refit",
     "solve",

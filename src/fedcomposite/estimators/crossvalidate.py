@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedcomposite.estimators.newton import Plan, on_support, outputs_of
 from fedcomposite.estimators.paths import Floats, Path, along, beginning, collected, falling
-from fedcomposite.estimators.requests import Rows, Sums, folds_of, losses
-from fedcomposite.estimators.sites import Local, Sites, silos_of, together
+from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import AUC
+from fedcomposite.problems.requests import Rows, Sums, folds_of, losses, silos_of
 
 Score = Literal["deviance", "auc", "error"]
 
@@ -149,8 +149,8 @@ def cross_validate(
         raise ValueError(f"score = {score!r}, must be 'deviance', 'auc' or 'error'")
     if score == "auc" and "binary" not in problem.loss.kinds:
         raise ValueError(f"score = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
-    parts = _parts(problem, folds, seed)
     sites = Local(problem) if sites is None else sites
+    parts = _parts(sites.ids, folds, seed)
     start = beginning(problem, tolerance, rounds, sites)
     strengths = falling(problem, start, count, ratio, lambdas)
     plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
@@ -164,14 +164,14 @@ def cross_validate(
     return CrossValidation(found, score, mean, se, table, weights, models, parts, *sent, sites)
 
 
-def _parts(problem: Problem, folds: int | str, seed: int) -> tuple[Rows, ...]:
-    n = len(problem.silos)
+def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:
+    n = len(ids)
     if folds == "sites":
         if n < 3:
             raise ValueError(
                 f"folds = 'sites' leaves one site out at a time, and there are {n}: take a number of folds"
             )
-        return tuple(Rows("site", id) for id in problem.silos.ids)
+        return tuple(Rows("site", id) for id in ids)
     if not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds = {folds!r}, must be 'sites' or an integer >= 2")
     return tuple(Rows("fold", k, folds, seed=seed) for k in range(folds))

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from fedcomposite.estimators.newton import Plan, fit, outputs_of
-from fedcomposite.estimators.requests import Rows, Sums, information
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic
+from fedcomposite.problems.requests import Rows, Sums, information
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.proxnewton import Reply
-from fedcomposite.estimators.requests import ALL, Rows, Sums, newton
 from fedcomposite.estimators.sites import Task
 from fedcomposite.estimators.strengths import only, regularized
 from fedcomposite.problems import Problem
+from fedcomposite.problems.requests import ALL, Rows, Sums, newton
 from fedcomposite.regularizers import Regularizer, Zero
 
 _LEVELS = 7  # of rounding off: the last width is a millionth of the residuals

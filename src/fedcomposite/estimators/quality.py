@@ -21,10 +21,10 @@ from torch import Tensor
 
 from fedcomposite.estimators.crossvalidate import CrossValidation
 from fedcomposite.estimators.curves import average_precision, integrated_error, recalibrated
-from fedcomposite.estimators.requests import ALL, Request, Rows, Sums, scores
 from fedcomposite.estimators.sites import Local, Sites
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Logistic
+from fedcomposite.problems.requests import ALL, Request, Rows, Sums, scores
 
 Floats = npt.NDArray[np.float64]
 
@@ -221,8 +221,7 @@ def quality(
     edges = _every_margin(where, pairs, part) if exact and isinstance(where, Local) else edges_of(bins)
     asked: list[Request] = [scores(model, edges, part, rows) for model, rows in pairs]
     answers = [_summed(one) for one in where.each(asked)]
-    names = [*problem.silos.names, "(held by nobody)"][: len(answers)]
-    each = {n: Quality(a, edges) for n, a in zip(names, answers, strict=True) if float(a[..., 0].sum()) > 0}
+    each = {n: Quality(a, edges) for n, a in zip(where.names, answers, strict=True) if float(a[..., 0].sum()) > 0}
     if not each:
         raise ValueError(f"there are no samples in the part {part!r}")
     return Report(Quality(torch.stack(answers).sum(0), edges), each)

@@ -6,12 +6,9 @@ from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from fedcomposite import rng
-from fedcomposite.data.sparse import tensors_only
-from fedcomposite.estimators.requests import Request, Silo, Sums, answer
-from fedcomposite.problems import Linear, Problem
+from fedcomposite.problems import Problem
+from fedcomposite.problems.requests import Request, Sums, answer, silos_of
 
 T = TypeVar("T")
 Task = Generator[list[Request], list[Sums], T]
@@ -21,6 +18,9 @@ Task = Generator[list[Request], list[Sums], T]
 class Sites(Protocol):
     """The parties of an analysis; one call is one exchange with all of them."""
 
+    names: list[str]
+    ids: list[int]
+    """The numbers of those with samples."""
     exchanges: int
     bytes_up: int
     bytes_down: int
@@ -37,6 +37,8 @@ class Local:
 
     def __init__(self, problem: Problem) -> None:
         self.silos = silos_of(problem)
+        self.ids = list(problem.silos.ids)
+        self.names = [*problem.silos.names, "(held by nobody)"][: len(self.silos)]
         self.exchanges = self.bytes_up = self.bytes_down = 0
 
     def each(self, requests: Sequence[Request]) -> list[list[Sums]]:
@@ -51,38 +53,6 @@ class Local:
         """The sums over silos, in their order."""
         made = self.each(requests)
         return [{k: torch.stack([one[i][k] for one in made]).sum(0) for k in made[0][i]} for i in range(len(requests))]
-
-
-def silos_of(problem: Problem) -> list[Silo]:
-    """The silos of a problem, as they answer requests."""
-    smooth = problem.smooth()
-    if not isinstance(smooth, Linear):
-        raise ValueError("this needs a linear model; a network has no Hessian to send")
-    if smooth.loss.reduction != "mean":
-        raise ValueError(f"{smooth.loss}: a sum over samples; take the loss that is their mean")
-    silos, nobody = problem.silos, len(problem.silos)
-    tensors_only(silos.features, "an analysis by requests")
-    if silos.margin_offsets is not None:
-        raise ValueError("these silos have offsets of margins, which only fc.solve and fc.simulate take into account")
-    X_all, held = smooth.X, {}
-    assert isinstance(X_all, Tensor)
-    for part, (X, y) in silos.held_out.items():
-        owner = silos.held_by.get(part, torch.full((len(y),), nobody))
-        design = smooth._design(X)
-        assert isinstance(design, Tensor)
-        held[part] = design, smooth.loss.prepare(silos, y), owner
-    weights = torch.ones(len(silos.targets), dtype=torch.float64) if silos.weights is None else silos.weights
-    made, ids = [], list(silos.ids)
-    if any(bool((owner == nobody).any()) for _, _, owner in held.values()):
-        ids.append(rng.SERVER)  # a party with held-out samples only
-    for i, id in enumerate(ids):
-        rows = slice(*(silos.offsets[i : i + 2] if i < nobody else (0, 0)))
-        parts: dict[str, tuple[Tensor, Tensor]] = {
-            part: (X[owner == i], b[owner == i]) for part, (X, b, owner) in held.items()
-        }
-        by_samples = problem.weighting == "samples"
-        made.append(Silo(X_all[rows], smooth.b[rows], weights[rows], smooth.loss, id, by_samples, parts))
-    return made
 
 
 def together(tasks: Sequence[Task[T]], sites: Sites) -> list[T]:

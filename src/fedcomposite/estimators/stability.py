@@ -23,10 +23,10 @@ from torch import Tensor
 
 from fedcomposite.estimators.newton import Fit, Plan, fit
 from fedcomposite.estimators.paths import Start, beginning, falling
-from fedcomposite.estimators.requests import Rows
 from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import regularized, strength, varied
 from fedcomposite.problems import Problem
+from fedcomposite.problems.requests import Rows
 from fedcomposite.regularizers import Regularizer
 
 
@@ -96,12 +96,12 @@ def stability(
         raise ValueError(f"threshold = {threshold}, must be above 0.5 and at most 1")
     if draws < 2 or draws % 2:
         raise ValueError(f"draws = {draws}, must be even: halves come in pairs")
-    n = len(problem.silos)
+    sites = Local(problem) if sites is None else sites
+    n = len(sites.ids)
     if over not in ("samples", "sites") or (over == "sites" and n < 4):
         raise ValueError(f"over = {over!r}, must be 'samples', or 'sites' where there are four or more (here {n})")
     kind: Literal["half", "sites"] = "half" if over == "samples" else "sites"
     h, d = problem.regularizer, problem.dimension
-    sites = Local(problem) if sites is None else sites
     acted_on = regularized(h, d)
     p = int(acted_on.sum())
     q = max(1, math.floor(math.sqrt(errors * (2 * threshold - 1) * p)))

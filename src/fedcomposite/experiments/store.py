@@ -163,20 +163,7 @@ class RunFolder:
         """Write the model, the coefficient table, the plot and the summary (last: it marks a finished run)."""
         from fedcomposite.plots import draw_histories  # brings matplotlib
 
-        tensors = {"x": run.solution}
-        metadata = {"format": "pt"}
-        if problem.model is None:
-            metadata["coordinates"] = json.dumps(problem.coordinate_names)
-            table = coefficients(problem, run.solution).to_csv(index=False)
-            write_atomic(self.path / "coefficients.csv", table.encode())
-        else:
-            metadata["layout"] = json.dumps([tuple(slot) for slot in problem.layout])
-            if run.buffers is not None and run.buffers.numel():
-                tensors["buffers"] = run.buffers
-        if problem.silos.recipe is not None:
-            metadata["recipe"] = problem.silos.recipe.text
-            problem.silos.recipe.write(self.path / "recipe.json")
-        write_atomic(self.path / "model.safetensors", pack(tensors, metadata))
+        self.keep_model(problem, run.solution, run.buffers)
         if draw:
             methods = {label: self.method or label}
             draw_histories({label: [run.history]}, self.path / "plot.png", title=label, methods=methods)
@@ -188,10 +175,33 @@ class RunFolder:
             "last": run.history[-1],
             "initial_stationarity": run.history[0]["stationarity"],
             "identity": run.identity,
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
-        write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        if run.certificate is not None:
+            summary["certificate"] = {"kind": run.certificate.kind, "value": run.certificate.value}
+        self.conclude(summary)
+
+    def keep_model(self, problem: Problem, x: torch.Tensor, buffers: torch.Tensor | None = None) -> None:
+        """Write the model, a linear one's coefficient table, and the recipe that made its features."""
+        tensors = {"x": x}
+        metadata = {"format": "pt"}
+        if problem.model is None:
+            metadata["coordinates"] = json.dumps(problem.coordinate_names)
+            table = coefficients(problem, x).to_csv(index=False)
+            write_atomic(self.path / "coefficients.csv", table.encode())
+        else:
+            metadata["layout"] = json.dumps([tuple(slot) for slot in problem.layout])
+            if buffers is not None and buffers.numel():
+                tensors["buffers"] = buffers
+        if problem.silos.recipe is not None:
+            metadata["recipe"] = problem.silos.recipe.text
+            problem.silos.recipe.write(self.path / "recipe.json")
+        write_atomic(self.path / "model.safetensors", pack(tensors, metadata))
+
+    def conclude(self, summary: dict[str, Any]) -> None:
+        """Write the summary, with the time and the versions: the run is finished."""
+        versions = {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        made = {**summary, "finished": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
+        write_atomic(self.path / "summary.json", (json.dumps(made, indent=2) + "\n").encode())
 
 
 def coefficients(problem: Problem, x: torch.Tensor) -> pd.DataFrame:

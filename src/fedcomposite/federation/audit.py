@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
 
 from fedcomposite._validation import UserError
-from fedcomposite.federation import signing, wire
+from fedcomposite.federation import desk, signing, wire
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.wire import WireError
 from fedcomposite.files import write_atomic
@@ -174,6 +174,8 @@ def _asked(request: RecordDict) -> dict[str, Any]:
     what = "introduction" if order.shape is None and not phase.endswith(("keys", "shares", "open")) else "masks"
     if order.train or order.evaluate:
         what = " and ".join(["round"] * order.train + ["evaluation"] * order.evaluate)
+    if order.analysis is not None:
+        what = f"analysis: {desk.asked(order.analysis)}"
     found = {"job": order.job, "what": what + phase, "round": order.round + 1}
     found["experiment"] = hashlib.sha256(order.config.encode()).hexdigest()
     if order.secure is not None and order.secure.parties:

@@ -12,7 +12,7 @@ import torch
 from fedcomposite._validation import suggest
 from fedcomposite.data import Silos
 from fedcomposite.data.sparse import Features, tensors_only
-from fedcomposite.data.steps import Unit
+from fedcomposite.data.steps import Local, Unit
 from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.federation import pki
 from fedcomposite.federation.approval import Approvals
@@ -21,6 +21,7 @@ from fedcomposite.federation.folder import FolderError, SiteFolder, check_names
 from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.site import Site
 from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.tables import Source, TableSite
 
 
 def open_site(
@@ -33,6 +34,8 @@ def open_site(
     section = folder.file.data
     path = data or (folder.path / section.file if section.file else None)
     wanted = target or section.target
+    if section.recipe and path is not None:
+        return TableSite(*_common(folder, log), source=_source(folder, path), **_own(folder))
     if path is None or (wanted is None and not is_svmlight([path])):
         missing = "--data FILE" if path is None else "--target COLUMN"
         raise FolderError(f"{folder.path / 'site.toml'}: [data] is not complete; fill it in or give {missing}")
@@ -41,22 +44,38 @@ def open_site(
         target=wanted,
         names=[folder.name],
         test=folder.path / section.test if section.test else None,
-        **section.model_dump(exclude={"file", "target", "test", "classes", "units"}),
+        **section.model_dump(exclude={"file", "target", "test", "classes", "units", "recipe"}),
     )
     silos = _in_units(silos, section.units, str(folder.path / "site.toml"))
+    name, *rest = _common(folder, log)
+    return Site(name, silos, *rest, **_own(folder))
+
+
+def _common(folder: SiteFolder, log: Callable[[str], None]) -> tuple[Any, ...]:
+    """What every site has, whatever its data are: name, memory, limits, log, classes."""
+    return folder.name, StateStore(folder.state), folder.file.limits, log, folder.file.data.classes
+
+
+def _own(folder: SiteFolder) -> dict[str, Any]:
+    """What its people decide: keys, approvals, the audit log."""
     limits, key = folder.file.limits, pki.read_site_key(folder.key)
     peers = {name: pki.read_public(path) for name, path in folder.peers.items()}
-    return Site(
-        folder.name,
-        silos,
-        StateStore(folder.state),
-        limits,
-        log,
-        section.classes,
-        vault=Vault(folder.name, limits, key, peers),
-        approvals=Approvals(folder.state, folder.file.approval),
-        audit=Audit(folder.state, key, pki.fingerprint(pki.read_public(folder.coordinator))),
-    )
+    return {
+        "vault": Vault(folder.name, limits, key, peers),
+        "approvals": Approvals(folder.state, folder.file.approval),
+        "audit": Audit(folder.state, key, pki.fingerprint(pki.read_public(folder.coordinator))),
+    }
+
+
+def _source(folder: SiteFolder, path: Path) -> Source:
+    """A site's table, as site.toml says that it is written."""
+    section, where = folder.file.data, folder.path / "site.toml"
+    for option in ("weight", "offset", "features", "test"):
+        if getattr(section, option) is not None:
+            raise FolderError(f"{where}: [data] {option} does not go with recipe = true")
+    style = section.model_dump(include={"separator", "decimal", "encoding", "thousands"}, exclude_none=True)
+    local = Local(rename=section.columns, units=section.units, drop=section.drop)
+    return Source(folder.name, path, local, {**style, "missing": section.missing})
 
 
 def _in_units(silos: Silos, units: Mapping[str, Unit], where: str) -> Silos:

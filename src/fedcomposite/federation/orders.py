@@ -83,6 +83,40 @@ class Secure(_Data):
     """Of all sites together, once they are known."""
 
 
+class Samples(_Data):
+    """Which of a site's samples count: ``problems.requests.Rows``."""
+
+    kind: Literal["all", "fold", "site", "half", "sites", "bootstrap"] = "all"
+    number: Number = 0
+    of: int = Field(default=1, ge=1, le=10_000)
+    held: bool = False
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
+class Question(_Data):
+    """One request for sums over samples; its arrays travel as vectors ``i.NAME``."""
+
+    name: Literal["newton", "losses", "information", "scores"]
+    width: Constant = 0.0
+    """Over which a kink of the loss is rounded off."""
+    bins: int = Field(default=0, ge=0, le=4096)
+    """Of the histograms behind an AUC."""
+    count: int = Field(default=0, ge=0, le=10_000)
+    """Models of ``losses``, edges of ``scores``."""
+    rows: Samples = Samples()
+    part: Literal["train", "validation", "test"] = "train"
+
+
+class Analysis(_Data):
+    """What an analysis asks in one exchange: queries about a table, or questions about samples."""
+
+    number: Number = 0
+    """Of the exchange."""
+    queries: Annotated[list[Annotated[str, Field(max_length=8 << 20)]], Field(max_length=64)] = []
+    """As JSON, see ``data.queries``."""
+    questions: Annotated[list[Question], Field(max_length=200)] = []
+
+
 class Order(_Data):
     """One request to one site."""
 
@@ -102,6 +136,9 @@ class Order(_Data):
     train: bool = False
     evaluate: bool = False
     secure: Secure | None = None
+    recipe: str = Field(default="", max_length=8 << 20)
+    """How the site's table becomes features, once it has been learned, as JSON."""
+    analysis: Analysis | None = None
 
 
 class Introduction(_Data):

@@ -61,6 +61,8 @@ class Limits(BaseModel):
     """Fewest samples with which this site takes part."""
     min_class: int = Field(default=5, ge=1)
     """Fewest samples of a class that occurs here."""
+    min_count: int = Field(default=5, ge=1)
+    """Fewest rows behind a count: of a description, a recipe, a bin of scores."""
     min_batch: int = Field(default=10, ge=1)
     """Smallest minibatch: a gradient is a mean over at least so many samples."""
     min_evaluation: int = Field(default=10, ge=1)

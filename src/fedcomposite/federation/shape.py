@@ -30,14 +30,17 @@ class AgreementError(UserError):
     """Sites whose data do not fit together; the message names the site and the column."""
 
 
-def parse(text: str, where: str = "config") -> Config:
-    """Read an experiment from TOML, whose data are at the sites; one ``[algorithm]`` is needed."""
+def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
+    """Read an experiment from TOML, whose data are at the sites; one ``[algorithm]`` is needed.
+
+    A ``[recipe]`` is for analyses, which learn it first.
+    """
     try:
         content = tomllib.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
-    if "recipe" in content:
-        raise ConfigError(f"{where}: a [recipe] is not learned over a federation; sites prepare their own files")
+    if "recipe" in content and not recipe:
+        raise ConfigError(f"{where}: a [recipe] is not learned over a federation by `run`; use `fit`, `path` or `cv`")
     given = content.get("data")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
     for option in ("weight", "offset", "class_weights"):
@@ -47,7 +50,9 @@ def parse(text: str, where: str = "config") -> Config:
                 "name columns of weights and offsets in each site.toml, and leave this out"
             )
     named = section.get("name")
-    here = _NO_DATA if named is None else {"name": named}  # a name says how images are normalised
+    here = (
+        _NO_DATA if named is None or "recipe" in content else {"name": named}
+    )  # a name says how images are normalised
     config = Config.check({**content, "data": here, "partition": None}, where)
     if not config.algorithm or config.algorithms:
         raise ConfigError(f"{where}: a federation runs one [algorithm]")

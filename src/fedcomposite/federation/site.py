@@ -23,6 +23,7 @@ from fedcomposite.federation import claims, policy, wire
 from fedcomposite.federation.account import Account, level
 from fedcomposite.federation.approval import Approvals
 from fedcomposite.federation.audit import Audit, AuditError
+from fedcomposite.federation.desk import Desk, check_prepared
 from fedcomposite.federation.guard import Purse, margins_within
 from fedcomposite.federation.ledger import Ledger
 from fedcomposite.federation.masking import MaskError
@@ -97,6 +98,7 @@ class Site:
         self.ledger = Ledger(store.folder, self.limits, self._digest())
         self._account = Account(self.ledger, self.limits)
         self._sums = Sums(vault or Vault(name, self.limits), self.ledger, self.limits, self.sizes["train"])
+        self._desk = Desk(self)
         self._parsed: tuple[str, Config] | None = None
         self._cache: tuple[tuple[object, ...], _Job] | None = None
 
@@ -161,12 +163,15 @@ class Site:
         if order.site != self.name:
             raise RefusalError(f"the order is for {order.site!r}")
         if self._parsed is None or self._parsed[0] != order.config:
-            self._parsed = order.config, parse(policy.short(order.config))
+            self._parsed = order.config, parse(policy.short(order.config), recipe=True)
         config = self._parsed[1]
         policy.permit(self.limits, config, order)
+        check_prepared(self.silos, config)
         if self._approvals is not None:
             features = math.prod(self.silos.features.shape[1:])
             self._approvals.check(config, order, features, lambda: self._cost(order, config))
+        if order.analysis is not None:
+            return self._desk.answer(order, order.analysis, config, request)
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
         if self.limits.secure == "required":

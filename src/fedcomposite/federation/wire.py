@@ -25,7 +25,7 @@ from fedcomposite.runtime.messages import all_finite
 Vectors = dict[str, Tensor]
 
 RECORD = "fedcomposite"
-KINDS = ("order", "introduction", "report", "secure", "refusal")
+KINDS = ("order", "introduction", "report", "secure", "answers", "refusal")
 """The texts that a message may carry."""
 DTYPES = {
     "float32": torch.float32,

@@ -20,9 +20,12 @@ from fedcomposite import rng
 from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.algorithms.proxnewton import Message
-from fedcomposite.estimators.smoothing import Smoothed
+from fedcomposite.data.sparse import tensors_only
 from fedcomposite.problems.curvature import hessians
+from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.problem import Problem
+from fedcomposite.problems.rounded import Rounded
 from fedcomposite.regularizers import Zero
 
 Sums = dict[str, Tensor]
@@ -166,6 +169,38 @@ class Silo:
         return self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
 
 
+def silos_of(problem: Problem) -> list[Silo]:
+    """The silos of a problem, as they answer requests."""
+    smooth = problem.smooth()
+    if not isinstance(smooth, Linear):
+        raise ValueError("this needs a linear model; a network has no Hessian to send")
+    if smooth.loss.reduction != "mean":
+        raise ValueError(f"{smooth.loss}: a sum over samples; take the loss that is their mean")
+    silos, nobody = problem.silos, len(problem.silos)
+    tensors_only(silos.features, "an analysis by requests")
+    if silos.margin_offsets is not None:
+        raise ValueError("these silos have offsets of margins, which only fc.solve and fc.simulate take into account")
+    X_all, held = smooth.X, {}
+    assert isinstance(X_all, Tensor)
+    for part, (X, y) in silos.held_out.items():
+        owner = silos.held_by.get(part, torch.full((len(y),), nobody))
+        design = smooth._design(X)
+        assert isinstance(design, Tensor)
+        held[part] = design, smooth.loss.prepare(silos, y), owner
+    weights = torch.ones(len(silos.targets), dtype=torch.float64) if silos.weights is None else silos.weights
+    made, ids = [], list(silos.ids)
+    if any(bool((owner == nobody).any()) for _, _, owner in held.values()):
+        ids.append(rng.SERVER)  # a party with held-out samples only
+    for i, id in enumerate(ids):
+        rows = slice(*(silos.offsets[i : i + 2] if i < nobody else (0, 0)))
+        parts: dict[str, tuple[Tensor, Tensor]] = {
+            part: (X[owner == i], b[owner == i]) for part, (X, b, owner) in held.items()
+        }
+        by_samples = problem.weighting == "samples"
+        made.append(Silo(X_all[rows], smooth.b[rows], weights[rows], smooth.loss, id, by_samples, parts))
+    return made
+
+
 class _Oracle:
     """Loss, gradient and Hessian of a site's mean loss over weighted samples: what a method's client asks for."""
 
@@ -203,7 +238,7 @@ def answer(silo: Silo, request: Request) -> Sums:
     """What a site says to a request."""
     width = request.numbers.get("width", 0.0)
     if width > 0:
-        silo = replace(silo, loss=Smoothed(silo.loss, width))
+        silo = replace(silo, loss=Rounded(silo.loss, width))
     silo = silo.of_part(request.part)
     weights = silo.weights(request.rows)
     return _ANSWERS[request.name](silo, weights, request)
@@ -307,6 +342,30 @@ def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
     each = torch.stack([torch.ones_like(z), z, p, p * p], 1) * weights.unsqueeze(1)
     made = torch.zeros(2 * (len(edges) + 1), 4, dtype=torch.float64).index_add_(0, at, each)
     return {"counts": made.view(2, -1, 4)}
+
+
+def joined(counts: Tensor, least: int) -> Tensor:
+    """Bins ``(classes, bins, sums)``, those with a weight below ``least`` joined with their neighbours.
+
+    From left to right, in each class by itself, until a group is large enough; what remains at the end joins the last.
+    A group's sums are told in its bin in the middle of the weight. A class below ``least`` in all is left out.
+    """
+    made = torch.zeros_like(counts)
+    for kind, (bins, out) in enumerate(zip(counts, made, strict=True)):
+        weight = bins[:, 0].tolist()
+        groups, group = list[list[int]](), list[int]()
+        for at in [i for i, w in enumerate(weight) if w > 0]:
+            group.append(at)
+            if sum(weight[i] for i in group) >= least:
+                groups.append(group)
+                group = []
+        if group and groups:
+            groups[-1] += group
+        for group in groups:
+            before = torch.tensor([weight[i] for i in group]).cumsum(0)
+            middle = group[int((before < before[-1] / 2).sum())]
+            out[middle] = counts[kind, group].sum(0)
+    return made
 
 
 _ANSWERS = {"newton": _newton, "losses": _losses, "information": _information, "scores": _scores}

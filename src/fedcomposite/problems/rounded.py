@@ -16,7 +16,7 @@ from fedcomposite.problems.losses import Absolute, Hinge, Quantile
 
 
 @dataclass(frozen=True)
-class Smoothed(Loss):
+class Rounded(Loss):
     """A piecewise linear loss (hinge, absolute, quantile) with its kink rounded off."""
 
     loss: Loss

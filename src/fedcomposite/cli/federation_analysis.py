@@ -1,0 +1,150 @@
+"""``federation describe | fit | path | cv``: the analyses of files at hand, across the sites of a federation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+import typer
+
+from fedcomposite.choice import AUTO
+from fedcomposite.cli.analysis import (
+    Count,
+    CVChoice,
+    Folds,
+    Out,
+    PathChoice,
+    Ratio,
+    Score,
+    checked,
+    finish,
+    folds_of,
+    records,
+    tried,
+)
+from fedcomposite.cli.console import out, reporting
+from fedcomposite.cli.federation_jobs import require_service, say
+from fedcomposite.cli.tables import page
+from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.estimators.analysis import Kind
+from fedcomposite.experiments.config import Config, ConfigError
+from fedcomposite.experiments.store import RunFolder
+from fedcomposite.experiments.toml import load
+from fedcomposite.federation.asking import Inquiry
+from fedcomposite.federation.folder import FederationFolder
+from fedcomposite.federation.grid import ServiceGrid
+from fedcomposite.federation.office import OfficeError
+from fedcomposite.federation.post import FederationError, Settings
+from fedcomposite.federation.shape import parse, write
+
+Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
+ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; the data are the sites'.")]
+GiveUp = Annotated[float, typer.Option(help="Seconds that are waited for a site.")]
+
+
+def add_analysis_commands(app: typer.Typer) -> None:
+    """Register the commands."""
+    for command in (describe, fit, path, cv):
+        app.command()(command)
+
+
+def read(source: str) -> tuple[Config, str]:
+    """An experiment whose data are at sites, and its target's name."""
+    content, where = load(source, ())
+    content = {**content, "algorithm": {"name": "ProxNewton"}}
+    for key in ("algorithms", "trials", "partition", "callbacks"):
+        content.pop(key, None)
+    target = content.get("data", {}).get("target")
+    if "recipe" in content and not isinstance(target, str):
+        raise ConfigError(f"{where}: [data] a recipe needs a target: the name of the column to predict")
+    return checked(parse(tomli_w.dumps(content), where, recipe=True)), str(target or "target")
+
+
+@contextlib.contextmanager
+def inquiry(folder: Path, config: Config, give_up: float) -> Iterator[Inquiry]:
+    """The sites of a federation, asked in one job."""
+    federation = FederationFolder(folder)
+    require_service(federation)
+    job = uuid.uuid4().hex[:16]
+    with contextlib.closing(ServiceGrid(federation, job)) as grid:
+        yield Inquiry(grid, federation.sites, federation.nodes, config, job, Settings(give_up=give_up), log=say)
+
+
+def describe(
+    folder: Federation,
+    config: ConfigFile,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table of features as JSON.")] = False,
+    give_up: GiveUp = 86400.0,
+) -> None:
+    """Analyst: what every site has of every feature, and what differs between them."""
+    with reporting(failures=(FederationError, OfficeError)):
+        experiment, target = read(config)
+        with inquiry(folder, experiment, give_up) as asking:
+            found = table_of(look_at(asking, asking.names), target)
+        if as_json:
+            rows = json.loads(found.to_json(orient="records", double_precision=15))
+            print(json.dumps(rows, indent=2, ensure_ascii=False))
+            return
+        for line in page(found):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def fit(folder: Federation, config: ConfigFile, destination: Out = None, give_up: GiveUp = 86400.0) -> None:
+    """Analyst: fit a linear model across the sites, with confidence intervals and its quality at every site."""
+    _conduct(folder, config, "fit", destination, give_up)
+
+
+def path(
+    folder: Federation,
+    config: ConfigFile,
+    count: Count = 100,
+    ratio: Ratio = None,
+    choice: PathChoice = "bic",
+    destination: Out = None,
+    give_up: GiveUp = 86400.0,
+) -> None:
+    """Analyst: fit a model for every strength of the regularizer across the sites."""
+    _conduct(folder, config, "path", destination, give_up, count=count, ratio=ratio, choice=choice)
+
+
+def cv(
+    folder: Federation,
+    config: ConfigFile,
+    folds: Folds = "10",
+    score: Score = "deviance",
+    count: Count = 100,
+    ratio: Ratio = None,
+    choice: CVChoice = "1se",
+    destination: Out = None,
+    give_up: GiveUp = 86400.0,
+) -> None:
+    """Analyst: choose the strength of the regularizer by cross-validation within the sites, or over them."""
+    with reporting():
+        number = folds_of(folds)
+    options = {"folds": number, "score": score, "count": count, "ratio": ratio, "choice": choice}
+    _conduct(folder, config, "cv", destination, give_up, **options)
+
+
+def _conduct(folder: Path, config: str, kind: Kind, destination: Path | None, give_up: float, **options: Any) -> None:
+    with reporting(failures=(FederationError, OfficeError)):
+        experiment, target = read(config)
+        runs = FederationFolder(folder).runs
+        place = RunFolder((destination or runs / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}").absolute())
+        place.check_new()
+        began = time.monotonic()
+        with inquiry(folder, experiment, give_up) as asking:
+            described = table_of(look_at(asking, asking.names), target)
+            if asking.learn(target) is not None:
+                say(f"the recipe is learned, in {asking.exchanges} exchanges so far")
+            problem = asking.meet()
+            made = tried(problem, kind, experiment.seed, sites=asking, **options)
+        text = write(experiment.only({"name": AUTO}, experiment.seed))
+        made.write(place, text, records(described), time.monotonic() - began)
+        finish(made, place)

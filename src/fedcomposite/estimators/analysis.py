@@ -1,0 +1,251 @@
+"""A whole analysis: the model, which strength and why, how sure, how good; and what it leaves in a run folder.
+
+=====================  =====================================================================================
+config.toml            the experiment
+analysis.json          everything that was found: path, cross-validation, intervals, quality, communication
+model.safetensors      the chosen model; coefficients.csv, recipe.json as for every run
+summary.json           status, message, versions
+=====================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import tomli_w
+import torch
+from torch import Tensor
+
+from fedcomposite.estimators.crossvalidate import CrossValidation, Score, cross_validate
+from fedcomposite.estimators.inference import confidence
+from fedcomposite.estimators.newton import Plan, fit, outputs_of
+from fedcomposite.estimators.paths import Path, path
+from fedcomposite.estimators.quality import Quality, Report, quality
+from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.estimators.strengths import strength
+from fedcomposite.experiments.store import RunFolder
+from fedcomposite.files import write_atomic
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.base import Evaluation
+from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic
+from fedcomposite.problems.requests import ALL, newton
+from fedcomposite.regularizers import Blocks, On
+from fedcomposite.runtime.certificate import Certificate, certify
+
+Kind = Literal["fit", "path", "cv"]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What an analysis found."""
+
+    kind: Kind
+    problem: Problem
+    x: Tensor
+    """The chosen model."""
+    lam: float
+    """Its strength of the regularizer."""
+    choice: str
+    """How it was chosen."""
+    sites: list[str]
+    converged: bool
+    path: Path | None
+    cv: CrossValidation | None
+    intervals: pd.DataFrame | None
+    """Of linear and logistic models."""
+    quality: Report | None
+    """Of logistic models: on the folds held out, or on the samples the model was made from."""
+    certificate: Certificate | None
+    exchanges: int
+    bytes_up: int
+    bytes_down: int
+
+    @property
+    def message(self) -> str:
+        """In one line: what was done and how good the answer is."""
+        kept = int((self.x != 0).sum())
+        said = f"{self.kind}: lambda = {self.lam:.4g} ({self.choice}), {kept} of {len(self.x)} coordinates nonzero"
+        said += f", {self.exchanges} exchanges with {len(self.sites)} sites"
+        return said + (f"; {self.certificate}" if self.certificate is not None else "")
+
+    def content(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        found: dict[str, Any] = {
+            "kind": self.kind,
+            "sites": self.sites,
+            "coordinates": self.problem.coordinate_names,
+            "features": int(np.prod(self.problem.layout[0].shape)),
+            "model": self.x.tolist(),
+            "lambda": self.lam,
+            "choice": self.choice,
+            "communication": {"exchanges": self.exchanges, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down},
+        }
+        if self.certificate is not None:
+            found["certificate"] = {"kind": self.certificate.kind, "value": self.certificate.value}
+        if self.path is not None:
+            table = self.path.table().to_dict("list")
+            converged = self.path.converged.tolist()
+            found["path"] = {**table, "solutions": self.path.solutions.tolist(), "converged": converged}
+        if self.cv is not None:
+            one = self.cv
+            found["cv"] = {
+                "score": one.score, "mean": one.mean.tolist(), "se": one.se.tolist(), "folds": len(one.rows),
+                "lambda_min": one.lambda_min, "lambda_1se": one.lambda_1se,
+            }  # fmt: skip
+        if self.intervals is not None:
+            found["intervals"] = self.intervals.reset_index(names="name").to_dict("records")
+        if self.quality is not None:
+            each = {**self.quality.by_site, "all": self.quality.overall}
+            found["quality"] = {name: _measured(one) for name, one in each.items()}
+            found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
+        return found
+
+    def save(self, folder: str | pathlib.Path, description: pd.DataFrame | None = None) -> None:
+        """Leave a run folder, for ``fc.write_report`` and ``fc.predict``; ``description`` is of ``fc.describe``."""
+        place = RunFolder(folder)
+        place.create()
+        rows = [] if description is None else description.to_dict("records")
+        self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
+
+    def write(
+        self, folder: RunFolder, config: str, description: list[dict[str, Any]], seconds: float | None = None
+    ) -> None:
+        """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site."""
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder.config, config.encode())
+        content = {**self.content(), "description": description, "seconds": seconds}
+        text = json.dumps(plain(content), indent=1, allow_nan=False)
+        write_atomic(folder.path / "analysis.json", text.encode())
+        folder.keep_model(self.problem, self.x)
+        status = "converged" if self.converged else "not converged"
+        folder.conclude({"status": status, "message": self.message, "label": self.kind, "rounds": self.exchanges})
+
+
+def _written(problem: Problem) -> str:
+    """What a problem is, as an experiment says it; its regularizer in words."""
+    loss = problem.loss
+    names = [name for name, one in LOSSES.items() if type(one) is type(loss)]
+    fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}  # type: ignore[arg-type]
+    numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
+    section = {"loss": names[0], "loss_options": numbers, "bias": problem.bias, "weights": problem.weighting}
+    return f"# regularizer: {problem.regularizer}\n" + tomli_w.dumps({"problem": section})
+
+
+def _measured(one: Quality) -> dict[str, Any]:
+    """A site's measures, its curves among them."""
+    both = one.positives and one.positives < one.samples
+    roc = one.roc().drop_duplicates().to_numpy().tolist() if both else []
+    return {**one.summary(), "roc": roc, "calibration": one.calibration().to_dict("records")}
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON has them: what is not a number is None."""
+    match value:
+        case dict():
+            return {str(k): plain(v) for k, v in value.items()}
+        case list() | tuple():
+            return [plain(v) for v in value]
+        case np.generic():
+            return plain(value.item())
+        case float():
+            return value if math.isfinite(value) else None
+    return value
+
+
+def analyse(
+    problem: Problem,
+    kind: Kind = "cv",
+    *,
+    folds: int | Literal["sites"] = 10,
+    seed: int = 0,
+    score: Score = "deviance",
+    choice: str | None = None,
+    count: int = 100,
+    ratio: float | None = None,
+    tolerance: float = 1e-8,
+    sites: Sites | None = None,
+) -> Analysis:
+    """Fit a linear model to sites' samples, and measure how sure and how good it is.
+
+    Parameters
+    ----------
+    problem : Problem
+        A linear model with a smooth loss.
+    kind : {"fit", "path", "cv"}
+        The problem as it is; a path of strengths; a path and cross-validation.
+    folds, seed, score, count, ratio, tolerance
+        As in :func:`fedcomposite.cross_validate`.
+    choice : str, optional
+        Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
+        default) and ``"min"``.
+    sites : Sites, optional
+        Who answers; the problem's own silos if left out.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=40)
+    >>> problem = fc.Problem(silos, regularizer=fc.regularizers.L1(1.0), bias=True, weights="samples")
+    >>> found = fc.estimators.analyse(problem, "cv", folds=3, count=10)
+    >>> found.kind, found.choice, len(found.intervals)
+    ('cv', '1se', 7)
+    """
+    sites = Local(problem) if sites is None else sites
+    along = cv = None
+    options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "sites": sites}
+    if kind == "cv":
+        cv = cross_validate(problem, folds=folds, seed=seed, score=score, **options)
+        along, choice = cv.path, choice or "1se"
+        place = cv.index(choice)
+    elif kind == "path":
+        along, choice = path(problem, **options), choice or "bic"
+        if choice not in ("aic", "bic", "ebic"):
+            raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
+        place = int(np.argmin(getattr(along, choice)))
+    if along is not None:
+        x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())
+    else:
+        if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
+            raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
+        plan = Plan(tolerance=tolerance, outputs=outputs_of(problem))
+        start = torch.zeros(problem.dimension, dtype=torch.float64)
+        [made] = together([fit(problem.regularizer, start, plan)], sites)
+        h = problem.regularizer
+        lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
+        x, converged, choice = made.x, made.converged, "as given"
+    return _measure(problem, kind, x, lam, str(choice), converged, along, cv, sites)
+
+
+def _measure(
+    problem: Problem,
+    kind: Kind,
+    x: Tensor,
+    lam: float,
+    choice: str,
+    converged: bool,
+    along: Path | None,
+    cv: CrossValidation | None,
+    sites: Sites,
+) -> Analysis:
+    """How sure and how good a model is."""
+    intervals = confidence(problem, x, sites=sites) if isinstance(problem.loss, LeastSquares | Logistic) else None
+    seen = None
+    if isinstance(problem.loss, Logistic):
+        seen = quality(problem, x if cv is None else cv, choice=lam, sites=sites)
+
+    def look(at: Tensor) -> Evaluation:
+        [sums] = sites.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])
+        weight = sums["weight"][0]
+        return Evaluation((sums["loss"] / weight)[0], sums["gradient"] / weight)
+
+    certificate = certify(problem, x, look) if kind == "fit" else None
+    sent = sites.exchanges, sites.bytes_up, sites.bytes_down
+    names = [name for name in sites.names if name != "(held by nobody)"]
+    return Analysis(kind, problem, x, lam, choice, names, converged, along, cv, intervals, seen, certificate, *sent)

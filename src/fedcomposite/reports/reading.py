@@ -1,0 +1,132 @@
+"""What a run folder has to report, as tables: the same for a page, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedcomposite.experiments.store import RunFolder, StoreError
+
+_QUALITY = {
+    "samples": "samples", "positives": "positives", "auroc": "AUROC", "auprc": "AUPRC", "brier": "Brier",
+    "calibration_slope": "calibration slope", "calibration_intercept": "calibration intercept", "ici": "ICI",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run, read back."""
+
+    name: str
+    summary: dict[str, Any]
+    config: str
+    coefficients: pd.DataFrame | None
+    history: list[dict[str, Any]]
+    analysis: dict[str, Any]
+    """What ``analysis.json`` says; empty for a run of rounds."""
+    recipe: bool
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """Named tables, in the order of the page."""
+
+    @property
+    def flags(self) -> list[str]:
+        """What was odd in the data."""
+        rows = self.analysis.get("description", [])
+        return [f"{r['feature']}, {r['site']}: {r['flags']}" for r in rows if r.get("flags")]
+
+
+def read_run(path: str | Path) -> Found:
+    """Read a folder of ``solve``, ``run``, ``fit``, ``path`` or ``cv``, here or of a federation."""
+    folder = RunFolder(path)
+    summary = folder.summary()
+    analysis = _json(folder.path / "analysis.json")
+    table = folder.path / "coefficients.csv"
+    history = [dict(r) for r in folder.history()] if (folder.path / "history.jsonl").is_file() else []
+    try:
+        config = folder.config.read_text(encoding="utf-8")
+    except OSError:
+        raise StoreError(f"{folder.path}: no config.toml, so this is not a run folder") from None
+    coefficients = pd.read_csv(table) if table.is_file() else None
+    recipe = (folder.path / "recipe.json").is_file()
+    title = _title(config) or folder.path.resolve().name
+    found = Found(title, summary, config, coefficients, history, analysis, recipe)
+    found.tables.update(_tables(found))
+    return found
+
+
+def _title(config: str) -> str:
+    """What the experiment is called, unless it has no name of its own."""
+    try:
+        named = tomllib.loads(config).get("name")
+    except ValueError:
+        return ""
+    return named if isinstance(named, str) and named != "run" else ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise StoreError(f"{path}: unreadable") from None
+    return made
+
+
+def _tables(found: Found) -> dict[str, pd.DataFrame]:
+    """All tables that this run has."""
+    made: dict[str, pd.DataFrame] = {}
+    if rows := found.analysis.get("description"):
+        made["Data"] = _described(pd.DataFrame(rows))
+    if found.coefficients is not None:
+        made["Coefficients"] = _coefficients(found)
+    if measured := found.analysis.get("quality"):
+        rows = [{"site": k, **{label: v[name] for name, label in _QUALITY.items()}} for k, v in measured.items()]
+        made["Quality"] = pd.DataFrame(rows)
+    if (along := found.analysis.get("path")) is not None:
+        columns = {k: along[k] for k in ("lambda", "nonzeros", "deviance", "rounds", "aic", "bic", "ebic")}
+        if cv := found.analysis.get("cv"):
+            columns |= {f"cv {cv['score']}": cv["mean"], "standard error": cv["se"]}
+        made["Path"] = pd.DataFrame(columns)
+    return made
+
+
+def _described(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per feature and a column per site: mean (deviation) or levels, and the gaps."""
+    if "feature" not in rows:
+        return rows
+    cells = rows.assign(text=[_cell(row) for row in rows.to_dict("records")])
+    order = list(dict.fromkeys(rows["feature"])), list(dict.fromkeys(rows["site"]))
+    wide = cells.pivot(index="feature", columns="site", values="text").reindex(index=order[0], columns=order[1])
+    return wide.reset_index().rename_axis(columns=None)
+
+
+def _cell(row: dict[Any, Any]) -> str:
+    if not row["n"]:
+        return "none" if row["missing"] else "absent"
+    gaps = f"; {row['missing']} missing" if row["missing"] else ""
+    if row["levels"]:
+        return f"{row['levels']}{gaps}"
+    if row["mean"] is None or row["mean"] != row["mean"]:
+        return f"{row['n']} values{gaps}"
+    return f"{row['mean']:.4g} ({row['sd']:.3g}){gaps}"
+
+
+def _coefficients(found: Found) -> pd.DataFrame:
+    """The coefficients, with intervals where there are some; the kept ones first, the largest ahead."""
+    kept = found.coefficients
+    assert kept is not None
+    if not (rows := found.analysis.get("intervals")):
+        return kept
+    table = pd.DataFrame(rows).rename(columns={"estimate": "debiased", "lower": "from", "upper": "to"})
+    wanted = ["name", "coefficient", "debiased", "from", "to", "p", "odds_ratio", "odds_lower", "odds_upper"]
+    table = table[[c for c in wanted if c in table]]
+    if "original" in kept:
+        table.insert(2, "original", table["name"].map(kept.set_index("name")["original"]))
+    size = table["coefficient"].abs().sort_values(ascending=False, kind="stable").index
+    return table.loc[size].reset_index(drop=True)

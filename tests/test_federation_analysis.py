@@ -1,0 +1,288 @@
+"""Analyses across sites: the numbers of tables and silos at hand, and nothing that a site's minimum counts forbid."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import tomli_w
+import torch
+
+import fedcomposite as fc
+from fedcomposite.data import Recipe, describe
+from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.experiments import Config
+from fedcomposite.problems.requests import joined
+
+pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+
+from test_federation import LocalGrid, make_sites, opened
+
+from fedcomposite.federation import wire
+from fedcomposite.federation.asking import Inquiry
+from fedcomposite.federation.orders import Order
+from fedcomposite.federation.post import FederationError
+from fedcomposite.federation.shape import parse
+from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.tables import Source, TableSite
+
+PLAIN = """
+seed = 3
+[problem]
+loss = "logistic"
+bias = true
+weights = "samples"
+[regularizer]
+name = "L1"
+lam = 0.02
+[algorithm]
+name = "ProxNewton"
+[run]
+rounds = 1
+"""
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def hospitals():
+    return fc.data.load("heart_disease").standardize()
+
+
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("messy") / "hospitals"
+    return fc.data.messy_consortium(folder), folder / "experiment.toml"
+
+
+def inquiry(sites, text=PLAIN, **options):
+    grid = LocalGrid(sites)
+    one = Inquiry(grid, [s.name for s in sites], grid.nodes, parse(text, recipe=True), "job", **options)
+    return one, grid
+
+
+def tables(files, folder, limits=None, log=None):
+    return [
+        TableSite(
+            n,
+            StateStore(Path(folder) / n),
+            limits or opened(min_count=5),
+            log or (lambda line: None),
+            source=Source(n, p),
+        )
+        for n, p in files.items()
+    ]
+
+
+def recipe_text(config):
+    content = tomllib.loads(config.read_text())
+    content.pop("data")
+    content["algorithm"] = {"name": "ProxNewton"}
+    return tomli_w.dumps(content)
+
+
+def on_silos(silos):
+    return Config.check({**tomllib.loads(PLAIN), "data": {"name": "heart_disease"}}).make_problem(silos)
+
+
+def same(a, b, tolerance=1e-10):
+    np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), rtol=tolerance, atol=tolerance)
+
+
+def test_a_recipe_its_path_and_cross_validation_are_those_of_files_at_hand(messy, tmp_path):
+    files, config = messy
+    here = Config.read(config)
+    problem = here.make_problem()
+    asking, _ = inquiry(tables(files, tmp_path), recipe_text(config))
+    learned = asking.learn(here.data["target"])
+    assert learned.model_dump() == problem.silos.recipe.model_dump()
+    there = asking.meet()
+    assert there.coordinate_names == problem.coordinate_names
+    options = {"count": 12, "ratio": 0.05}
+    ours, theirs = fc.path(problem, **options), fc.path(there, **options, sites=asking)
+    same(theirs.solutions, ours.solutions)
+    same(theirs.losses, ours.losses)
+    mine = fc.cross_validate(problem, folds=3, seed=here.seed, **options)
+    found = fc.cross_validate(there, folds=3, seed=here.seed, **options, sites=asking)
+    same(found.mean, mine.mean)
+    same(found.models, mine.models)
+    assert (found.lambda_min, found.lambda_1se) == pytest.approx((mine.lambda_min, mine.lambda_1se), rel=1e-12)
+    by_site = fc.cross_validate(there, folds="sites", **options, sites=asking)
+    same(by_site.mean, fc.cross_validate(problem, folds="sites", **options).mean)
+
+
+def test_a_description_of_sites_is_that_of_their_files(messy, tmp_path):
+    files, config = messy
+    here = Config.read(config)
+    asking, _ = inquiry(tables(files, tmp_path), recipe_text(config))
+    found = table_of(look_at(asking, asking.names), here.data["target"])
+    ours = describe(files.values(), target=here.data["target"], recipe=Recipe(**here.recipe))
+    pd.testing.assert_frame_equal(found, ours)
+
+
+def test_intervals_quality_and_stability_are_those_of_silos_at_hand(hospitals, tmp_path):
+    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(min_count=1)))
+    there, here = asking.meet(), on_silos(hospitals)
+    x = fc.path(here, count=5, ratio=0.1).solutions[-1]
+    pd.testing.assert_frame_equal(fc.confidence(there, x, sites=asking), fc.confidence(here, x), rtol=1e-10)
+    theirs, ours = fc.quality(there, x, sites=asking), fc.quality(here, x)
+    pd.testing.assert_frame_equal(theirs.table, ours.table, rtol=1e-10)
+    draws = {"draws": 4, "count": 5, "ratio": 0.1, "seed": 3}
+    stable, mine = fc.stability(there, **draws, sites=asking), fc.stability(here, **draws)
+    assert stable.selected == mine.selected
+    same(stable.bound, mine.bound)
+
+
+def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
+    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False)))
+    there = asking.meet()
+    x = torch.zeros(there.dimension, dtype=torch.float64)
+    local = fc.estimators.Local(on_silos(hospitals))
+
+    def gradient(sites, kind):
+        rows = fc.estimators.Rows(kind, 0, 2, seed=3)
+        return sites.ask([fc.estimators.Request("information", {"x": x}, {}, rows)])[0]["gradient"]
+
+    same(gradient(asking, "fold"), gradient(local, "fold"))
+    for kind in ("half", "bootstrap"):
+        assert float((gradient(asking, kind) - gradient(local, kind)).abs().max()) > 1e-6
+
+
+def question(sites, name="newton", rows=None, text=PLAIN, **arrays):
+    """Ask one question and give the answers or the refusal."""
+    asking, grid = inquiry(sites, text)
+    there = asking.meet()
+    x = torch.zeros(there.dimension, dtype=torch.float64)
+    given = {"x": x, "working": x.bool(), **arrays} if name == "newton" else {"x": x, **arrays}
+    return asking.each([fc.estimators.Request(name, given, {}, rows or fc.estimators.Rows())]), grid
+
+
+@pytest.mark.parametrize(
+    ("limits", "rows", "text", "reason"),
+    [
+        ({"min_samples": 40}, ("fold", 0, 10, False, 3), PLAIN, "fewer than min_samples = 40"),
+        ({"min_samples": 40}, ("fold", 0, 10, True, 3), PLAIN, "fewer than min_samples = 40"),
+        ({}, ("fold", 0, 10, False, 8), PLAIN, "the experiment's seed is 3"),
+        ({"secure": "required"}, (), PLAIN, "secure sums only"),
+        ({"epsilon": 1.0}, (), PLAIN, "privacy budget"),
+        ({"gradients_per_job": 5}, (), PLAIN, "gradients_per_job = 5"),
+        ({"parameter_share": 0.01}, (), PLAIN, "parameter_share"),
+    ],
+)
+def test_what_a_site_refuses(hospitals, tmp_path, limits, rows, text, reason):
+    sites = make_sites(hospitals, tmp_path, opened(**limits))
+    everything = torch.ones(len(hospitals.feature_names) + 1, dtype=torch.bool)
+    with pytest.raises(FederationError, match=re.escape(reason)):
+        question(sites, rows=fc.estimators.Rows(*rows), text=text, working=everything)
+
+
+def test_a_model_that_singles_samples_out_is_refused(hospitals, tmp_path):
+    with pytest.raises(FederationError, match="max_margin = 10"):
+        question(
+            make_sites(hospitals, tmp_path, opened(max_margin=10.0)),
+            x=torch.full((len(hospitals.feature_names) + 1,), 1e3, dtype=torch.float64),
+        )
+
+
+def test_bins_below_the_minimum_are_joined(hospitals, tmp_path):
+    edges = torch.linspace(-3, 3, 200, dtype=torch.float64)
+    x = torch.linspace(-1, 1, len(hospitals.feature_names) + 1, dtype=torch.float64)
+    fine, _ = question(make_sites(hospitals, tmp_path / "a", opened(min_count=1)), "scores", x=x, edges=edges)
+    told, _ = question(make_sites(hospitals, tmp_path / "b", opened(min_count=5)), "scores", x=x, edges=edges)
+    assert any(float(((c := one[0]["counts"][..., 0]) > 0).logical_and(c < 5).sum()) for one in fine)
+    for exact, one in zip(fine, told, strict=True):
+        counts = one[0]["counts"][..., 0]
+        assert not bool(((counts > 0) & (counts < 5)).any())
+        for kind in range(2):  # nothing is lost, but for a class that is too small
+            if float(counts[kind].sum()):
+                same(one[0]["counts"][kind].sum(0), exact[0]["counts"][kind].sum(0))
+
+
+def test_joined_bins_keep_sums_and_order():
+    counts = torch.tensor(
+        [[[1.0], [0], [2], [9], [1], [0], [1]], [[0.0], [1], [0], [0], [0], [1], [0]]], dtype=torch.float64
+    )
+    made = joined(counts, 5)
+    assert made[0, :, 0].tolist() == [0, 0, 0, 14, 0, 0, 0]
+    assert float(made[1].sum()) == 0  # two samples of a class are not told
+    assert torch.equal(joined(counts, 1), counts)
+
+
+def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals, tmp_path):
+    files, config = messy
+    asking, _ = inquiry(tables(files, tmp_path / "a"))
+    with pytest.raises(FederationError, match="needs a recipe"):
+        asking.meet()
+    asking, _ = inquiry(
+        make_sites(hospitals, tmp_path / "b"),
+        recipe_text(config)
+        .replace("south", "cleveland")
+        .replace("east", "hungary")
+        .replace("west", "va")
+        .replace("va", "switzerland"),
+    )
+    with pytest.raises(FederationError, match="not prepared by recipes"):
+        asking.meet()
+
+
+FIELDS = {
+    "schema": {"columns", "kinds", "rows"},
+    "gaps": {"n", "missing"},
+    "moments": {"n", "missing", "sum", "squares", "withheld"},
+    "below": {"low", "high", "n"},
+    "levels": {"levels", "counts", "rest", "many"},
+    "outside": {"outside"},
+    "newton": {"weight", "loss", "gradient", "hessian"},
+    "losses": {"weight", "deviance", "error", "histogram"},
+    "information": {"weight", "loss", "gradient", "hessian", "outer"},
+    "scores": {"counts"},
+}
+"""All that a site may say to a query or a question, by its name."""
+
+
+def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tmp_path):
+    files, config = messy
+    lines = []
+    here = Config.read(config)
+    asking, grid = inquiry(tables(files, tmp_path, log=lines.append), recipe_text(config))
+    look_at(asking, asking.names)
+    asking.learn(here.data["target"])
+    there = asking.meet()
+    cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, score="auc", sites=asking)
+    fc.confidence(there, cv.solution(), sites=asking)
+    fc.quality(there, cv, sites=asking)
+    told = (DOCS / "federation.md").read_text()
+    seen, sizes = set(), set()
+    for _, request, answer in grid.log:
+        order = Order.read(wire.text(request, "order"))
+        assert wire.kind(answer) in ("answers", "report", "introduction")
+        if order.analysis is None:
+            continue
+        if order.analysis.queries:
+            (one,) = json.loads(wire.text(answer, "answers"))
+            name = json.loads(order.analysis.queries[0])["name"]
+            assert {k.partition(":")[0] for k in json.loads(one)} <= FIELDS[name]
+            seen.add(name)
+            sizes |= set(json.loads(one).get("rows", []))
+            continue
+        header = wire._declared(wire._parts(answer)["vectors"])
+        for i, asked in enumerate(order.analysis.questions):
+            mine = {k.partition(".")[2]: f.shape for k, f in header.items() if k.partition(".")[0] == str(i)}
+            assert mine.keys() == FIELDS[asked.name]
+            assert all(not sizes & set(shape) for shape in mine.values())  # none is as long as a site's table
+            seen.add(asked.name)
+        assert wire.numbers(answer) == {"questions": len(order.analysis.questions)}
+    assert seen == FIELDS.keys()
+    for name, fields in FIELDS.items():
+        row = next(line for line in told.splitlines() if line.startswith(f"| `{name}`"))
+        assert all(f"`{field}" in row for field in fields), row
+    assert sum("exchange" in line and "kB sent" in line for line in lines) >= asking.exchanges - 1
+
+
+def test_rare_rows_are_not_told_of_a_table(messy, tmp_path):
+    files, config = messy
+    asking, _ = inquiry(tables(files, tmp_path, opened(min_samples=10_000)), recipe_text(config))
+    with pytest.raises(FederationError, match="fewer rows than its min_samples"):
+        look_at(asking, asking.names)

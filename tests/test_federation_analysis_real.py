@@ -1,0 +1,94 @@
+"""Analyses over TLS: four hospitals' files as people have them, a process each, compared with files at hand."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedcomposite as fc
+
+pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+
+from test_federation_real import Party
+
+from fedcomposite.cli.federation import federation_app
+from fedcomposite.cli.main import app
+from fedcomposite.federation.folder import FederationFolder
+
+pytestmark = pytest.mark.slow
+
+LIMITS = "parameter_share = 1.0\nmax_margin = 1e6\nmin_samples = 10\nmin_count = 5\n"
+
+
+def command(what, *arguments, code=0):
+    done = CliRunner().invoke(what, [str(a) for a in arguments])
+    assert done.exit_code == code, done.output + str(done.exception)
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    """A served federation of four sites that are waiting for work; its folder, and the experiment."""
+    folder = tmp_path_factory.mktemp("tls")
+    files = fc.data.messy_consortium(folder / "hospitals")
+    fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, list(files))
+    parties = []
+    try:
+        parties.append(Party(folder / "serve.log", "serve", fed.path))
+        parties[0].wait_for("serving on")
+        for name, path in files.items():
+            place = fed.path / "sites" / name
+            text = (place / "site.toml").read_text()
+            text = text.replace("[data]", f'[data]\nfile = "{path}"\nrecipe = true', 1).replace(
+                "[limits]", f"[limits]\n{LIMITS}", 1
+            )
+            (place / "site.toml").write_text(text)
+            parties.append(Party(folder / f"{name}.log", "join", place))
+        for party in parties[1:]:
+            party.wait_for("waiting for work")
+        yield folder, fed.path, folder / "hospitals" / "experiment.toml"
+    finally:
+        for party in reversed(parties):
+            party.leave()
+
+
+def read(run):
+    return json.loads((run / "analysis.json").read_text())
+
+
+def test_cross_validation_over_tls_is_that_of_files_at_hand(hospitals):
+    folder, fed, experiment = hospitals
+    options = ["--folds", 3, "--count", 10, "--ratio", 0.05]
+    command(federation_app, "cv", fed, experiment, *options, "--out", folder / "there")
+    command(app, "cv", experiment, *options, "--out", folder / "here")
+    ours, theirs = read(folder / "here"), read(folder / "there")
+    for key in ("model", "lambda"):
+        np.testing.assert_allclose(theirs[key], ours[key], rtol=1e-10, atol=1e-10)
+    for key in ("mean", "se"):
+        np.testing.assert_allclose(theirs["cv"][key], ours["cv"][key], rtol=1e-10)
+    np.testing.assert_allclose(theirs["path"]["solutions"], ours["path"]["solutions"], rtol=1e-10, atol=1e-10)
+    assert (folder / "there" / "recipe.json").read_text() == (folder / "here" / "recipe.json").read_text()
+    assert theirs["description"] == ours["description"]
+    said = (folder / "north.log").read_text()
+    assert "newton (fold)" in said
+    assert "moments" in said
+    assert "analysis: " in (fed / "sites" / "north" / "state" / "audit.jsonl").read_text()
+    command(app, "report", folder / "there")
+    command(
+        app,
+        "predict",
+        folder / "there",
+        folder / "hospitals" / "south.csv",
+        "--site",
+        "south",
+        "--out",
+        folder / "s.csv",
+    )
+
+
+def test_a_description_over_tls(hospitals):
+    _, fed, experiment = hospitals
+    assert "thing(s) to look at" in command(federation_app, "describe", fed, experiment)
+    rows = json.loads(command(federation_app, "describe", fed, experiment, "--json"))
+    assert {r["site"] for r in rows} == {"north", "south", "east", "west"}

@@ -1,0 +1,215 @@
+"""Reports and predictions: the numbers of the run, on one page that needs nothing from outside."""
+
+import json
+import tomllib
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from typer.testing import CliRunner
+
+import fedcomposite as fc
+from fedcomposite.cli.main import app
+from fedcomposite.data import DataError
+from fedcomposite.estimators.predicting import predict
+from fedcomposite.experiments import Config
+from fedcomposite.experiments.store import StoreError
+from fedcomposite.reports import read_run, write_report
+from fedcomposite.reports.drawing import Axes, ticks
+
+
+def command(*arguments, code=0):
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == code, done.output + str(done.exception)
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("consortium")
+    fc.data.messy_consortium(folder / "hospitals")
+    experiment = folder / "hospitals" / "experiment.toml"
+    command("cv", experiment, "--folds", 3, "--count", 15, "--out", folder / "run")
+    return folder / "hospitals", folder / "run"
+
+
+class Page(HTMLParser):
+    """Checks that tags match; collects them, and what they point to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.links, self.words = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.links += [v for k, v in attrs if k in ("src", "href", "action", "data", "xlink:href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_a_page_is_whole_and_asks_for_nothing(messy):
+    _, run = messy
+    command("report", run)
+    text = (run / "report.html").read_text()
+    page = Page(text)
+    assert page.links == []
+    assert "url(" not in text
+    assert "@import" not in text
+    assert text.count("http") == text.count('xmlns="http://www.w3.org/2000/svg"') + text.count("http-equiv")
+    assert sum(tag == "svg" for tag, _ in page.tags) == 6
+    said = " ".join(page.words)
+    for heading in ("Data", "Coefficients", "Quality", "Path", "Configuration"):
+        assert heading in said
+    for part in ("@media print", "data-name", "Content-Security-Policy"):
+        assert part in text
+    traces = {a["data-name"] for tag, a in page.tags if a.get("class") == "trace"}
+    names = json.loads((run / "analysis.json").read_text())["coordinates"]
+    assert traces <= set(names[:-1])
+    assert len(traces) > 3
+
+
+def test_everything_drawn_is_inside_its_picture(messy):
+    _, run = messy
+    write_report(run)
+    page = Page((run / "report.html").read_text())
+    width = height = 0.0
+    for tag, given in page.tags:
+        if tag == "svg":
+            width, height = map(float, given["viewbox"].split()[2:])
+        points = [tuple(map(float, p.split(","))) for p in given.get("points", "").split()]
+        points += [(float(given["cx"]), float(given["cy"]))] if tag == "circle" else []
+        points += [(float(given[f"x{i}"]), float(given[f"y{i}"])) for i in "12"] if tag == "line" else []
+        assert all(-0.5 <= a <= width + 0.5 and -0.5 <= b <= height + 0.5 for a, b in points), (tag, given)
+
+
+def test_the_tables_have_the_numbers_of_the_analysis(messy, tmp_path):
+    folder, run = messy
+    experiment = Config.read(folder / "experiment.toml")
+    problem = experiment.make_problem()
+    cv = fc.cross_validate(problem, folds=3, count=15, seed=experiment.seed)
+    x = cv.solution("1se")
+    found = read_run(run)
+    table = found.tables["Coefficients"].set_index("name")
+    exact = fc.confidence(problem, x)
+    for ours, theirs in {"coefficient": "coefficient", "debiased": "estimate", "from": "lower", "to": "upper"}.items():
+        np.testing.assert_allclose(table.loc[exact.index, ours], exact[theirs], rtol=1e-9, atol=1e-12)
+    measured = fc.quality(problem, cv, choice="1se").table
+    np.testing.assert_allclose(found.tables["Quality"].set_index("site")["AUROC"], measured["auroc"], rtol=1e-12)
+    np.testing.assert_allclose(found.tables["Path"]["cv deviance"], cv.mean, rtol=1e-12)
+    assert set(found.tables["Data"].columns) == {"feature", *problem.silos.names}
+    written = write_report(run, tmp_path)
+    assert {p.name for p in written} >= {"report.html", "report.md", "report.tex", "report-quality.csv"}
+    assert pd.read_csv(tmp_path / "report-quality.csv")["AUROC"].tolist() == found.tables["Quality"]["AUROC"].tolist()
+    assert (tmp_path / "report.tex").read_text().count("\\begin{tabular}") == 3
+    assert (tmp_path / "report.md").read_text().count("\n## ") == 4
+
+
+def test_names_that_are_markup_stay_names(messy, tmp_path):
+    _, run = messy
+    for path in run.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    wrong = "<script>alert(1)</script>"
+    content = json.loads(
+        (run / "analysis.json").read_text().replace("north", "NORTH").replace('"age"', json.dumps(wrong))
+    )
+    (tmp_path / "analysis.json").write_text(json.dumps(content))
+    write_report(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert wrong not in text
+    assert text.count("<script>") == 1
+
+
+@pytest.mark.parametrize("kind", ["fit", "path"])
+def test_a_fit_and_a_path_have_a_report(kind, tmp_path):
+    options = ["--count", 8, "--ratio", 0.05] if kind == "path" else []
+    command(kind, "heart-recipe", *options, "--out", tmp_path / "run")
+    command("report", tmp_path / "run")
+    page = Page((tmp_path / "run" / "report.html").read_text())
+    said = " ".join(page.words)
+    assert ("duality gap" in said) == (kind == "fit")
+    assert "switzerland" in said
+
+
+def test_a_solved_run_has_a_report(tmp_path):
+    command("solve", "heart-recipe", "--out", tmp_path / "run")
+    write_report(tmp_path / "run")
+    said = " ".join(Page((tmp_path / "run" / "report.html").read_text()).words)
+    assert "stationarity" in said
+    assert "duality gap" in said
+    with pytest.raises(StoreError, match="missing or unreadable"):
+        write_report(tmp_path)
+
+
+def test_predictions_are_those_of_the_model(messy, tmp_path):
+    folder, run = messy
+    problem = Config.read(folder / "experiment.toml").make_problem()
+    x = torch.tensor(json.loads((run / "analysis.json").read_text())["model"], dtype=torch.float64)
+    command("predict", run, folder / "south.csv", "--site", "south", "--out", tmp_path / "scored.csv")
+    scored = pd.read_csv(tmp_path / "scored.csv")
+    south = problem.silos.names.index("south")
+    X, y = problem.silos[south]
+    expected = torch.sigmoid(X @ x[:-1] + x[-1])
+    np.testing.assert_allclose(scored["prediction"], expected, rtol=1e-10)
+    made = predict(run, folder / "south.csv", site="south")
+    assert made.measures["auroc"][0] == pytest.approx(roc_auc_score(y, expected), abs=1e-12)
+    assert made.measures["brier"][0] == pytest.approx(float(((expected - (y > 0).double()) ** 2).mean()), abs=1e-12)
+
+
+def test_new_samples_without_a_target_and_with_strange_levels(messy, tmp_path):
+    folder, run = messy
+    raw = pd.read_csv(folder / "north.csv", sep=None, engine="python", dtype=str)
+    target = tomllib.loads((folder / "experiment.toml").read_text())["data"]["target"]
+    raw.drop(columns=target).to_csv(tmp_path / "new.csv", index=False)
+    made = predict(run, tmp_path / "new.csv", site="north")
+    assert made.measures is None
+    assert len(made.table) == len(raw)
+    assert "no target" in command("predict", run, tmp_path / "new.csv", "--site", "north", "--out", tmp_path / "s.csv")
+    raw.assign(sex="unheard of").to_csv(tmp_path / "odd.csv", index=False)
+    with pytest.raises(DataError, match="sex"):
+        predict(run, tmp_path / "odd.csv", site="north")
+    with pytest.raises(DataError, match="the run's sites are"):
+        predict(run, tmp_path / "new.csv", site="nowhere")
+
+
+def test_a_run_without_a_recipe_predicts_by_column_names(tmp_path):
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame(g.normal(size=(60, 3)), columns=["a", "b", "c"])
+    frame["y"] = frame["a"] * 2 - frame["b"] + g.normal(size=60) / 10
+    for name, part in (("n", frame[:30]), ("s", frame[30:])):
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "e.toml").write_text(
+        f'[data]\nfiles = ["{tmp_path}/n.csv", "{tmp_path}/s.csv"]\ntarget = "y"\n[problem]\nloss = "least_squares"\n'
+        'bias = true\n[regularizer]\nname = "L1"\nlam = 0.01\n[algorithm]\nname = "auto"\n[run]\nrounds = 10\n'
+    )
+    command("fit", tmp_path / "e.toml", "--out", tmp_path / "run")
+    shuffled = frame[["c", "y", "a", "b"]]
+    shuffled.to_csv(tmp_path / "new.csv", index=False)
+    made = predict(tmp_path / "run", tmp_path / "new.csv")
+    x = json.loads((tmp_path / "run" / "analysis.json").read_text())["model"]
+    np.testing.assert_allclose(made.table["prediction"], frame[["a", "b", "c"]] @ x[:3] + x[3], rtol=1e-12)
+    assert made.measures["r2"][0] > 0.98
+    write_report(tmp_path / "run")
+
+
+def test_axes_and_ticks():
+    assert ticks(-1.0, 1.0, 5) == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    axes = Axes((1.0, 0.01), (0.0, 1.0), labels=("a", "b"), logarithmic=(True, False))
+    left, middle, right = (axes.at(v, 0.5)[0] for v in (1.0, 0.1, 0.01))
+    assert left < middle < right
+    assert middle - left == pytest.approx(right - middle)
+    assert "0.01" in axes.svg("t")
