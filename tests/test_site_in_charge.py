@@ -6,6 +6,7 @@ import stat
 
 import pandas as pd
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
@@ -13,10 +14,13 @@ from secure_sites import make_keys
 from test_federation import L1, LocalGrid, alone, federate, method, opened, write
 from typer.testing import CliRunner
 
+from fedcomposite.algorithms import ProxNewton
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.data import Silos
+from fedcomposite.estimators import Request
 from fedcomposite.federation import pki, wire
 from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
+from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.enrol import open_site
 from fedcomposite.federation.folder import FederationFolder, SiteFolder
@@ -110,6 +114,24 @@ def test_classes_of_experiments_need_no_further_word(silos, tmp_path, key):
         approval = Approval(required=True, allow=[Rule(**{**fits, **change})])
         with pytest.raises(FederationError, match="waits for approval"):
             federate(LocalGrid(sites_of(silos, tmp_path / str(i), approval, key)), TEXT)
+
+
+def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, tmp_path, key):
+    """Neither the word for a run nor a class of runs covers what an analysis asks."""
+    text = write(ProxNewton(), L1, rounds=3)
+    runs = {"methods": ["ProxNewton"], "losses": ["logistic"], "max_rounds": 9, "max_evaluations": 9, "secure": False}
+    asked = digest(parse(text), analysis=True)
+    assert asked != digest(parse(text))
+
+    def ask(rule, place):
+        grid = LocalGrid(sites_of(silos, tmp_path / place, Approval(required=True, allow=[Rule(**rule)]), key))
+        asking = Inquiry(grid, list(silos.names), grid.nodes, parse(text, recipe=True), "job")
+        x = torch.zeros(asking.meet().dimension, dtype=torch.float64)
+        return asking.each([Request("newton", {"x": x, "working": x.bool()})])
+
+    with pytest.raises(FederationError, match=f"a: refuses: experiment {asked[:16]} waits for approval"):
+        ask(runs, "runs")
+    ask({**runs, "analyses": True}, "analyses")
 
 
 def test_without_approval_nothing_waits(silos, tmp_path, key):

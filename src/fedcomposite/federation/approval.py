@@ -48,11 +48,15 @@ class Rule(BaseModel):
     """What a whole experiment may cost of the privacy budget; those without noise are then not meant."""
     secure: bool = True
     """Whether only secure sums are meant."""
+    analyses: bool = False
+    """Whether describing, paths, cross-validation and the like are meant too; they are never secure sums."""
 
     def fits(self, config: Config, order: Order, features: int, cost: Callable[[], float | None]) -> bool:
         """Whether an experiment is one of these; ``cost()`` is its epsilon."""
         chosen, run = config.specs[0]["name"], config.run
         if config.model is not None or chosen == AUTO or (self.secure and order.secure is None):
+            return False
+        if order.analysis is not None and not self.analyses:
             return False
         names = {fold(algorithms.lookup(chosen).__name__)}, {fold(LOSSES.canonical(config.problem.loss or "logistic"))}
         return (
@@ -75,17 +79,19 @@ class Approval(BaseModel):
     allow: list[Rule] = []
 
 
-def digest(config: Config, secure: Secure | None = None) -> str:
+def digest(config: Config, secure: Secure | None = None, analysis: bool = False) -> str:
     """The name of an experiment: a digest of its configuration, written in one way, and of what its sums are over.
 
     Two sums over different parties say more than either, and numbers that are not summed say more still: the same
-    experiment with other parties, with changing ones, or without secure sums is another experiment.
+    experiment with other parties, with changing ones, or without secure sums is another experiment, and so is an
+    analysis of the same data, which asks for more than a run does.
     """
     spec = dict(config.specs[0])
     if spec["name"] != AUTO and "steps" not in spec:
         label = {"label": spec["label"]} if "label" in spec else {}
         spec = algorithms.spec(config.make_algorithm(spec, None)) | label
-    over = ["plain"] if secure is None else ["changing"] if secure.recover else ["sums", *secure.parties]
+    plain = "analysis" if analysis else "plain"
+    over = [plain] if secure is None else ["changing"] if secure.recover else ["sums", *secure.parties]
     return seal("experiment", write(config.only(spec, config.seed)), *over)
 
 
@@ -108,7 +114,7 @@ class Approvals:
             return
         if order.secure is not None and order.secure.phase in ("shares", "open"):
             return  # they go on with keys that were made for an approved experiment
-        name = digest(config, order.secure)
+        name = digest(config, order.secure, order.analysis is not None)
         known = self._read(name)
         if known is None and self._filled_in(config, order):
             return
@@ -125,11 +131,12 @@ class Approvals:
         for name, entry in self.all().items():
             if entry["status"] != "approved":
                 continue
-            before = parse(entry["experiment"])
+            before = parse(entry["experiment"], recipe=True)
             open_spec = before.specs[0]
             given = {k: v for k, v in open_spec.items() if k != "steps"}
             same = {k: spec[k] for k in given if k in spec} == given
-            if "steps" in open_spec and same and digest(config.only(open_spec, config.seed), order.secure) == name:
+            as_asked = config.only(open_spec, config.seed)
+            if "steps" in open_spec and same and digest(as_asked, order.secure, order.analysis is not None) == name:
                 return True
         return False
 
