@@ -246,3 +246,22 @@ def test_an_experiment_whose_steps_are_left_open_is_approved_once(silos, tmp_pat
         assert "waits for approval" in introduced(site, tomli_w.dumps(other)), other
     approvals.decide(name, "rejected")
     assert introduced(site, tomli_w.dumps(filled))
+
+
+def test_a_run_whose_steps_are_left_open_needs_one_approval_per_site(silos, tmp_path):
+    content = tomli_w.dumps({
+        "algorithm": {"name": "FedNMap", "local_steps": 2, "steps": "auto"}, "run": {"rounds": 3},
+        "regularizer": {"name": "L1", "lam": 0.01},
+    })  # fmt: skip
+    sites = make_sites(silos, tmp_path)
+    for site in sites:
+        site._approvals = Approvals(site.store.folder, Approval(required=True))
+    for site in sites:  # the first that refuses ends the run
+        with pytest.raises(FederationError, match="waits for approval"):
+            federate(LocalGrid(sites), content)
+        for name, entry in site._approvals.all().items():
+            assert entry["status"] == "pending"
+            site._approvals.decide(name, "approved")
+    _, run = federate(LocalGrid(sites), content)
+    assert len(run.history) == 4
+    assert all(len(site._approvals.all()) == 1 for site in sites)
