@@ -94,7 +94,6 @@ class Approvals:
 
     def __init__(self, state: Path, approval: Approval) -> None:
         self._folder, self._approval = state / "approvals", approval
-        self._sources: dict[str, str] = {}  # experiments whose steps were filled in: the one that was approved
 
     def check(
         self, config: Config, order: Order, features: int, cost: Callable[[], float | None] = lambda: None
@@ -111,7 +110,7 @@ class Approvals:
             return  # they go on with keys that were made for an approved experiment
         name = digest(config, order.secure)
         known = self._read(name)
-        if known is None and self._filled_in(name, config, order):
+        if known is None and self._filled_in(config, order):
             return
         if known is None:
             known = self._keep(name, config, order)
@@ -120,18 +119,17 @@ class Approvals:
         if known["status"] != "approved":
             raise RefusalError(f"experiment {name[:16]} waits for approval at the site; go on when it is approved")
 
-    def _filled_in(self, name: str, config: Config, order: Order) -> bool:
+    def _filled_in(self, config: Config, order: Order) -> bool:
         """Whether this is an approved experiment whose steps were left to the coordinator, with these filled in."""
-        spec, before = config.specs[0], self._sources.pop(name, None)
-        for source in [before] if before is not None else self.all():
-            entry = self._read(source)
-            if entry is None or entry["status"] != "approved":
+        spec = config.specs[0]
+        for name, entry in self.all().items():
+            if entry["status"] != "approved":
                 continue
-            left = parse(entry["experiment"]).specs[0]
-            given = {k: v for k, v in left.items() if k != "steps"}
+            before = parse(entry["experiment"])
+            open_spec = before.specs[0]
+            given = {k: v for k, v in open_spec.items() if k != "steps"}
             same = {k: spec[k] for k in given if k in spec} == given
-            if "steps" in left and same and digest(config.only(left, config.seed), order.secure) == source:
-                self._sources[name] = source
+            if "steps" in open_spec and same and digest(config.only(open_spec, config.seed), order.secure) == name:
                 return True
         return False
 
