@@ -406,7 +406,9 @@ def test_the_pages_script_shows_text_as_text(watched):
     assert shown["when"]["textContent"].startswith("as of ")
 
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome", "chrome"))), None
+)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Noise under secure sums: each site's own, or a share each; what a site accounts for, and what it refuses."""
 
+import dataclasses
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from fedcomposite.federation.orders import Order
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.site import Site
 from fedcomposite.federation.states import StateStore
-from fedcomposite.privacy import Counters, Query, SampleLevel, compose
+from fedcomposite.privacy import Counters, Query, SampleLevel, System, compose
 
 SECURE = Settings(secure=True)
 N, ROUNDS = 4, 3
@@ -166,6 +167,38 @@ def test_what_a_secure_run_was_worth_does_not_carry_over_to_a_plain_order(silos,
     assert wire.kind(answer) == "report", wire.text(answer, "refusal")
     book = json.loads((sites[0].store.folder / "ledger.json").read_text())
     assert [2.0, 1.0, 1] in book["privacy"]
+
+
+def test_held_out_samples_have_the_whole_noise_of_their_site(silos):
+    """Other sites may have no such part, and then add no share to the sum."""
+    X = silos[0][0]
+    y = torch.where(torch.arange(len(X)) % 3 == 0, 1.0, -1.0).double()
+    smooth = fc.Problem(fc.Silos.from_arrays([(X, y)], test=(X, y)), loss="logistic").smooth()
+    x = torch.tensor([0.5, 0.0, -0.2, 0.1], dtype=torch.float64)
+    level = SampleLevel(clip=1.0, noise=2.0, share=1 / 16)
+    right = float(smooth.evaluate(x).counts["test/accuracy"][0, 0])
+    seen = [
+        fc.problems.private.evaluate(smooth, x, level, System(), {"test": (X, y)}, smooth.measures, bounded=False)
+        for _ in range(300)
+    ]
+    noise = np.array([float(e.counts["test/accuracy"][0, 0]) for e in seen]) - right
+    assert stats.kstest(noise / 2.0, "norm").pvalue > 1e-5
+    train = np.array([float(e.counts["train/accuracy"][0, 0]) for e in seen]) - right
+    assert stats.kstest(train / (2.0 * math.sqrt(3 / 16)), "norm").pvalue > 1e-5  # a share, of three in one query
+
+
+def test_a_site_does_not_leave_its_noise_out_where_a_model_overflows(silos, tmp_path, monkeypatch):
+    """Zeros in place of what is not finite would be zeros without noise: the site refuses, and no sum is opened."""
+    method = fc.algorithms.ProximalGradient(step=0.2)
+    sites = secure_sites(silos, tmp_path, opened(honest_parties=4))
+    exact = site_module.private.evaluate
+
+    def overflowing(*given, **named):
+        return dataclasses.replace(exact(*given, **named), gradient=torch.full((4,), math.nan, dtype=torch.float64))
+
+    monkeypatch.setattr(site_module.private, "evaluate", overflowing)
+    with pytest.raises(FederationError, match="left the finite range"):
+        federate(LocalGrid(sites), text(method, {"clip": 1.0, "noise": 4.0, "share": 1 / N}), SECURE)
 
 
 def test_records_of_a_plain_run_count_a_sites_own_share_only(silos, tmp_path):
