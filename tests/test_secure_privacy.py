@@ -1,5 +1,6 @@
 """Noise under secure sums: each site's own, or a share each; what a site accounts for, and what it refuses."""
 
+import dataclasses
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from fedcomposite.federation.orders import Order
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.site import Site
 from fedcomposite.federation.states import StateStore
-from fedcomposite.privacy import Counters, Query, SampleLevel, compose
+from fedcomposite.privacy import Counters, Query, SampleLevel, System, compose
 
 SECURE = Settings(secure=True)
 N, ROUNDS = 4, 3
@@ -168,6 +169,38 @@ def test_what_a_secure_run_was_worth_does_not_carry_over_to_a_plain_order(silos,
     assert [2.0, 1.0, 1] in book["privacy"]
 
 
+def test_held_out_samples_have_the_whole_noise_of_their_site(silos):
+    """Other sites may have no such part, and then add no share to the sum."""
+    X = silos[0][0]
+    y = torch.where(torch.arange(len(X)) % 3 == 0, 1.0, -1.0).double()
+    smooth = fc.Problem(fc.Silos.from_arrays([(X, y)], test=(X, y)), loss="logistic").smooth()
+    x = torch.tensor([0.5, 0.0, -0.2, 0.1], dtype=torch.float64)
+    level = SampleLevel(clip=1.0, noise=2.0, share=1 / 16)
+    right = float(smooth.evaluate(x).counts["test/accuracy"][0, 0])
+    seen = [
+        fc.problems.private.evaluate(smooth, x, level, System(), {"test": (X, y)}, smooth.measures, bounded=False)
+        for _ in range(300)
+    ]
+    noise = np.array([float(e.counts["test/accuracy"][0, 0]) for e in seen]) - right
+    assert stats.kstest(noise / 2.0, "norm").pvalue > 1e-5
+    train = np.array([float(e.counts["train/accuracy"][0, 0]) for e in seen]) - right
+    assert stats.kstest(train / (2.0 * math.sqrt(3 / 16)), "norm").pvalue > 1e-5  # a share, of three in one query
+
+
+def test_a_site_does_not_leave_its_noise_out_where_a_model_overflows(silos, tmp_path, monkeypatch):
+    """Zeros in place of what is not finite would be zeros without noise: the site refuses, and no sum is opened."""
+    method = fc.algorithms.ProximalGradient(step=0.2)
+    sites = secure_sites(silos, tmp_path, opened(honest_parties=4))
+    exact = site_module.private.evaluate
+
+    def overflowing(*given, **named):
+        return dataclasses.replace(exact(*given, **named), gradient=torch.full((4,), math.nan, dtype=torch.float64))
+
+    monkeypatch.setattr(site_module.private, "evaluate", overflowing)
+    with pytest.raises(FederationError, match="left the finite range"):
+        federate(LocalGrid(sites), text(method, {"clip": 1.0, "noise": 4.0, "share": 1 / N}), SECURE)
+
+
 def test_records_of_a_plain_run_count_a_sites_own_share_only(silos, tmp_path):
     """Whoever sees single replies sees them with a share of the noise."""
     method = fc.algorithms.ProximalGradient(step=0.2)
@@ -246,3 +279,22 @@ def test_an_experiment_whose_steps_are_left_open_is_approved_once(silos, tmp_pat
         assert "waits for approval" in introduced(site, tomli_w.dumps(other)), other
     approvals.decide(name, "rejected")
     assert introduced(site, tomli_w.dumps(filled))
+
+
+def test_a_run_whose_steps_are_left_open_needs_one_approval_per_site(silos, tmp_path):
+    content = tomli_w.dumps({
+        "algorithm": {"name": "FedNMap", "local_steps": 2, "steps": "auto"}, "run": {"rounds": 3},
+        "regularizer": {"name": "L1", "lam": 0.01},
+    })  # fmt: skip
+    sites = make_sites(silos, tmp_path)
+    for site in sites:
+        site._approvals = Approvals(site.store.folder, Approval(required=True))
+    for site in sites:  # the first that refuses ends the run
+        with pytest.raises(FederationError, match="waits for approval"):
+            federate(LocalGrid(sites), content)
+        for name, entry in site._approvals.all().items():
+            assert entry["status"] == "pending"
+            site._approvals.decide(name, "approved")
+    _, run = federate(LocalGrid(sites), content)
+    assert len(run.history) == 4
+    assert all(len(site._approvals.all()) == 1 for site in sites)

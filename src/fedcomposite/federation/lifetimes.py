@@ -7,6 +7,7 @@ and the new one: sites can be given the new ``ca.crt`` one after another, while 
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,11 +50,20 @@ def _lines(left: Mapping[str, float], federation: Path | None) -> list[str]:
 
 
 def keep(federation: FederationFolder) -> bool:
-    """Renew the service's certificate where it ends soon; whether that was so."""
-    ending = days(federation).get("service", 0.0) <= WARN["service"]
+    """Renew the service's certificate where it ends soon, or cannot be used; whether that was so."""
+    ending = days(federation).get("service", 0.0) <= WARN["service"] or not _fit(federation.path / "server")
     if ending:
         renew(federation)
     return ending
+
+
+def _fit(server: Path) -> bool:
+    """Whether key and certificate belong together: a crash may have replaced one of them only."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server / "server.pem", server / "server.key")
+    except (OSError, ssl.SSLError):
+        return False
+    return True
 
 
 def renew(federation: FederationFolder, lasting: int | None = None, *, authority: bool = False) -> list[Path]:

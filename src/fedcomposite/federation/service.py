@@ -96,9 +96,8 @@ class Service:
 
     def keep_certificate(self, log: Callable[[str], None]) -> None:
         """Renew the certificate in time, and say what else is about to end."""
-        if lifetimes.keep(self._federation):
+        if _kept(self._federation, log):
             self.reload()
-            log("the service's certificate was about to expire; a new one is in use")
         for line in lifetimes.warnings(self._federation):
             log(line)
 
@@ -114,6 +113,13 @@ class Service:
             if self._fleet:
                 for order, payload in await asyncio.to_thread(self.link.replies):
                     self.exchange.bring(order, payload)
+
+
+def _kept(federation: FederationFolder, log: Callable[[str], None]) -> bool:
+    renewed = lifetimes.keep(federation)
+    if renewed:
+        log("the service's certificate was about to expire, or could not be used; a new one is in use")
+    return renewed
 
 
 def _config(app: App) -> Config:
@@ -205,6 +211,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bind(federation.bind, federation.port))
         watched = None if monitor is None else stack.enter_context(bind("127.0.0.1", monitor))
+        _kept(federation, log)
         service = Service(federation, fleet)
         service.keep_certificate(log)
         asyncio.run(_serve(service, listening, federation, ready, watched, log))

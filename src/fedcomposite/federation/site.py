@@ -388,6 +388,8 @@ class Site:
         gradient = seen.gradient
         report["loss"] = float(seen.loss)
         if not (messages.all_finite(gradient) and messages.all_finite(seen.loss)):
+            if job.query is not None and order.secure is not None:
+                raise RefusalError("its numbers left the finite range")  # zeros would lack its share of the noise
             # The model has diverged: say so in a scalar, since vectors must be finite.
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
         counts = {f"counts.{k}": v for k, v in seen.counts.items() if messages.all_finite(v)}

@@ -171,7 +171,9 @@ def evaluate(
         for part, (X, y) in held.items():
             chosen = source.chosen(client, np.asarray([len(y)], np.uint64), 0, 0, privacy.rate)[0].astype(np.int64)
             right = float(_hits(*smooth.scored(x, X[chosen], y[chosen]))) if len(chosen) else 0.0
-            noise = privacy.noise * math.sqrt(privacy.share) * float(source.normal(client, 0, 0, 1)[0, 0])
+            # Not every client has such a part, so in a sum nobody can count on the others' shares.
+            own = math.sqrt(privacy.share) if bounded else 1.0
+            noise = privacy.noise * own * float(source.normal(client, 0, 0, 1)[0, 0])
             counts[f"{part}/accuracy"] = _counted((right + noise) / (privacy.rate * len(y)), len(y), bounded)
     loss = found[1].squeeze()
     return Evaluation(loss.clamp(min=least) if bounded else loss, found[0][0], counts, measures)
