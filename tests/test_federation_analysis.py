@@ -22,6 +22,7 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 from test_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.federation import wire
+from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.post import FederationError
@@ -258,7 +259,8 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     for _, request, answer in grid.log:
         order = Order.read(wire.text(request, "order"))
         assert wire.kind(answer) in ("answers", "report", "introduction")
-        if order.analysis is None:
+        assert order.analysis is not None
+        if wire.kind(answer) == "introduction":
             continue
         if order.analysis.queries:
             (one,) = json.loads(wire.text(answer, "answers"))
@@ -286,3 +288,33 @@ def test_rare_rows_are_not_told_of_a_table(messy, tmp_path):
     asking, _ = inquiry(tables(files, tmp_path, opened(min_samples=10_000)), recipe_text(config))
     with pytest.raises(FederationError, match="fewer rows than its min_samples"):
         look_at(asking, asking.names)
+
+
+def test_an_analysis_has_its_own_approval(messy, tmp_path):
+    """A rule for runs of few rounds does not let an analysis through, and nor does an approved run."""
+    files, config = messy
+    few = {
+        "methods": ["ProxNewton"],
+        "losses": ["logistic"],
+        "max_rounds": 1000,
+        "max_evaluations": 1000,
+        "secure": False,
+    }
+    approvals = [Approvals(tmp_path / n, Approval(required=True, allow=[Rule(**few)])) for n in files]
+    sites = tables(files, tmp_path)
+    for site, own in zip(sites, approvals, strict=True):
+        site._approvals = own
+    asking, _ = inquiry(sites, recipe_text(config))
+    with pytest.raises(FederationError, match="waits for approval"):
+        look_at(asking, asking.names)
+    assert digest(asking.config) not in approvals[0].all()
+    (name,) = approvals[0].all()
+    assert approvals[0].all()[name]["analysis"]
+    for own, site in zip(approvals, sites, strict=True):
+        if not own.all():
+            order = Order(job="job", site=site.name, config=asking._text, analysis={"queries": ["{}"]})
+            site.answer(wire.content(order=order.model_dump_json()))
+        own.decide(name[:16], "approved")
+    target = Config.read(config).data["target"]
+    asking.learn(target)
+    assert asking.meet().dimension > 3

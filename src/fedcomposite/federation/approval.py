@@ -51,6 +51,8 @@ class Rule(BaseModel):
         chosen, run = config.specs[0]["name"], config.run
         if config.model is not None or chosen == AUTO or (self.secure and order.secure is None):
             return False
+        if order.analysis is not None:  # it has no rounds that could be counted
+            return False
         names = {fold(algorithms.lookup(chosen).__name__)}, {fold(LOSSES.canonical(config.problem.loss or "logistic"))}
         return (
             names[0] <= set(map(fold, self.methods))
@@ -71,17 +73,18 @@ class Approval(BaseModel):
     allow: list[Rule] = []
 
 
-def digest(config: Config, secure: Secure | None = None) -> str:
+def digest(config: Config, secure: Secure | None = None, *, analysis: bool = False) -> str:
     """The name of an experiment: a digest of its configuration, written in one way, and of what its sums are over.
 
     Two sums over different parties say more than either, and numbers that are not summed say more still: the same
-    experiment with other parties, with changing ones, or without secure sums is another experiment.
+    experiment with other parties, with changing ones, or without secure sums is another experiment. So is an analysis.
     """
     spec = dict(config.specs[0])
     if spec["name"] != AUTO and "steps" not in spec:
         label = {"label": spec["label"]} if "label" in spec else {}
         spec = algorithms.spec(config.make_algorithm(spec, None)) | label
     over = ["plain"] if secure is None else ["changing"] if secure.recover else ["sums", *secure.parties]
+    over = ["analysis"] if analysis else over
     return seal("experiment", write(config.only(spec, config.seed)), *over)
 
 
@@ -100,7 +103,7 @@ class Approvals:
             return
         if order.secure is not None and order.secure.phase in ("shares", "open"):
             return  # they go on with keys that were made for an approved experiment
-        name = digest(config, order.secure)
+        name = digest(config, order.secure, analysis=order.analysis is not None)
         known = self._read(name)
         if known is None:
             known = self._keep(name, config, order)
@@ -118,6 +121,7 @@ class Approvals:
             "job": order.job,
             "secure": order.secure is not None,
             "parties": [] if order.secure is None else order.secure.parties,
+            "analysis": order.analysis is not None,
             "experiment": write(config),
         }
         self._write(name, made)
