@@ -19,11 +19,13 @@ from fedcomposite.problems.requests import joined
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from test_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
+from fedcomposite.federation.audit import Audit
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import parse
@@ -318,3 +320,18 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
     target = Config.read(config).data["target"]
     asking.learn(target)
     assert asking.meet().dimension > 3
+
+
+def test_what_a_table_tells_is_in_its_audit_log(messy, tmp_path):
+    files, config = messy
+    sites = tables(files, tmp_path)
+    key = ec.generate_private_key(ec.SECP384R1())
+    sites[0]._audit = Audit(tmp_path / "audit", key)
+    asking, _ = inquiry(sites, recipe_text(config))
+    asking.learn(Config.read(config).data["target"])
+    there = asking.meet()
+    asking.ask([fc.estimators.Request("information", {"x": torch.zeros(there.dimension, dtype=torch.float64)}, {})])
+    said = [line["what"] for line in sites[0]._audit.verify()]
+    assert len(said) == asking.exchanges
+    assert said[0] == "analysis: 1 schema"
+    assert said[-2:] == ["analysis: introduction", "analysis: 1 information"]
