@@ -27,6 +27,7 @@ from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.audit import Audit
 from fedcomposite.federation.orders import Order
+from fedcomposite.federation.policy import RefusalError
 from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.states import StateStore
@@ -320,6 +321,9 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
     target = Config.read(config).data["target"]
     asking.learn(target)
     assert asking.meet().dimension > 3
+    other = PLAIN.replace('"ProxNewton"', '"FedAvg"\nstep = 0.1\nlocal_steps = 1')  # an approved recipe does not stand in its way
+    with pytest.raises(RefusalError, match="waits for approval"):
+        approvals[0].check(parse(other), Order(job="other", site=sites[0].name, config=other), 3)
 
 
 def test_what_a_table_tells_is_in_its_audit_log(messy, tmp_path):
