@@ -321,7 +321,8 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
     target = Config.read(config).data["target"]
     asking.learn(target)
     assert asking.meet().dimension > 3
-    other = PLAIN.replace('"ProxNewton"', '"FedAvg"\nstep = 0.1\nlocal_steps = 1')  # an approved recipe does not stand in its way
+    other = PLAIN.replace('"ProxNewton"', '"FedAvg"\nstep = 0.1\nlocal_steps = 1')
+    # an approved recipe does not stand in its way
     with pytest.raises(RefusalError, match="waits for approval"):
         approvals[0].check(parse(other), Order(job="other", site=sites[0].name, config=other), 3)
 
