@@ -19,11 +19,15 @@ from fedcomposite.problems.requests import joined
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from test_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.federation import wire
+from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
+from fedcomposite.federation.audit import Audit
 from fedcomposite.federation.orders import Order
+from fedcomposite.federation.policy import RefusalError
 from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.states import StateStore
@@ -258,7 +262,8 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     for _, request, answer in grid.log:
         order = Order.read(wire.text(request, "order"))
         assert wire.kind(answer) in ("answers", "report", "introduction")
-        if order.analysis is None:
+        assert order.analysis is not None
+        if wire.kind(answer) == "introduction":
             continue
         if order.analysis.queries:
             (one,) = json.loads(wire.text(answer, "answers"))
@@ -286,3 +291,52 @@ def test_rare_rows_are_not_told_of_a_table(messy, tmp_path):
     asking, _ = inquiry(tables(files, tmp_path, opened(min_samples=10_000)), recipe_text(config))
     with pytest.raises(FederationError, match="fewer rows than its min_samples"):
         look_at(asking, asking.names)
+
+
+def test_an_analysis_has_its_own_approval(messy, tmp_path):
+    """A rule for runs of few rounds does not let an analysis through, and nor does an approved run."""
+    files, config = messy
+    few = {
+        "methods": ["ProxNewton"],
+        "losses": ["logistic"],
+        "max_rounds": 1000,
+        "max_evaluations": 1000,
+        "secure": False,
+    }
+    approvals = [Approvals(tmp_path / n, Approval(required=True, allow=[Rule(**few)])) for n in files]
+    sites = tables(files, tmp_path)
+    for site, own in zip(sites, approvals, strict=True):
+        site._approvals = own
+    asking, _ = inquiry(sites, recipe_text(config))
+    with pytest.raises(FederationError, match="waits for approval"):
+        look_at(asking, asking.names)
+    assert digest(asking.config) not in approvals[0].all()
+    (name,) = approvals[0].all()
+    assert approvals[0].all()[name]["analysis"]
+    for own, site in zip(approvals, sites, strict=True):
+        if not own.all():
+            order = Order(job="job", site=site.name, config=asking._text, analysis={"queries": ["{}"]})
+            site.answer(wire.content(order=order.model_dump_json()))
+        own.decide(name[:16], "approved")
+    target = Config.read(config).data["target"]
+    asking.learn(target)
+    assert asking.meet().dimension > 3
+    other = PLAIN.replace('"ProxNewton"', '"FedAvg"\nstep = 0.1\nlocal_steps = 1')
+    # an approved recipe does not stand in its way
+    with pytest.raises(RefusalError, match="waits for approval"):
+        approvals[0].check(parse(other), Order(job="other", site=sites[0].name, config=other), 3)
+
+
+def test_what_a_table_tells_is_in_its_audit_log(messy, tmp_path):
+    files, config = messy
+    sites = tables(files, tmp_path)
+    key = ec.generate_private_key(ec.SECP384R1())
+    sites[0]._audit = Audit(tmp_path / "audit", key)
+    asking, _ = inquiry(sites, recipe_text(config))
+    asking.learn(Config.read(config).data["target"])
+    there = asking.meet()
+    asking.ask([fc.estimators.Request("information", {"x": torch.zeros(there.dimension, dtype=torch.float64)}, {})])
+    said = [line["what"] for line in sites[0]._audit.verify()]
+    assert len(said) == asking.exchanges
+    assert said[0] == "analysis: 1 schema"
+    assert said[-2:] == ["analysis: introduction", "analysis: 1 information"]

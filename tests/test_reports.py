@@ -1,8 +1,11 @@
 """Reports and predictions: the numbers of the run, on one page that needs nothing from outside."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -94,6 +97,23 @@ def test_everything_drawn_is_inside_its_picture(messy):
         points += [(float(given["cx"]), float(given["cy"]))] if tag == "circle" else []
         points += [(float(given[f"x{i}"]), float(given[f"y{i}"])) for i in "12"] if tag == "line" else []
         assert all(-0.5 <= a <= width + 0.5 and -0.5 <= b <= height + 0.5 for a, b in points), (tag, given)
+
+
+def test_a_page_in_chromium(messy):
+    """No line on the console, no request but for the page itself, a name where one points, nothing wider than it."""
+    pytest.importorskip("PyQt6.QtWebEngineCore", reason="no browser: PyQt6-WebEngine is not installed")
+    _, run = messy
+    write_report(run)
+    script = Path(__file__).parent / "browser_page.py"
+    done = subprocess.run([sys.executable, script, run / "report.html"], capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["console"] == []
+    assert said["requests"] == [(run / "report.html").resolve().as_uri()]
+    name, faded, wide, window, pictures = said["pointed"]
+    assert name in json.loads((run / "analysis.json").read_text())["coordinates"]
+    assert faded > 2
+    assert wide <= window
+    assert all(0 < width <= window for width in pictures)
 
 
 def test_the_tables_have_the_numbers_of_the_analysis(messy, tmp_path):

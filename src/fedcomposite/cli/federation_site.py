@@ -58,6 +58,7 @@ def pending(
             for name, entry in known.items():
                 if name.startswith(digest):
                     who = f"secure sum of {', '.join(entry['parties'])}" if entry["secure"] else "not a secure sum"
+                    who = "an analysis: plain sums, as many as the ledger allows" if entry.get("analysis") else who
                     out.print(
                         f"{name} {entry['status']}, asked for {entry['asked']}, {who}", highlight=False, soft_wrap=True
                     )

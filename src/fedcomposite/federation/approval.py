@@ -79,19 +79,18 @@ class Approval(BaseModel):
     allow: list[Rule] = []
 
 
-def digest(config: Config, secure: Secure | None = None, analysis: bool = False) -> str:
+def digest(config: Config, secure: Secure | None = None, *, analysis: bool = False) -> str:
     """The name of an experiment: a digest of its configuration, written in one way, and of what its sums are over.
 
     Two sums over different parties say more than either, and numbers that are not summed say more still: the same
-    experiment with other parties, with changing ones, or without secure sums is another experiment, and so is an
-    analysis of the same data, which asks for more than a run does.
+    experiment with other parties, with changing ones, or without secure sums is another experiment. So is an analysis.
     """
     spec = dict(config.specs[0])
     if spec["name"] != AUTO and "steps" not in spec:
         label = {"label": spec["label"]} if "label" in spec else {}
         spec = algorithms.spec(config.make_algorithm(spec, None)) | label
-    plain = "analysis" if analysis else "plain"
-    over = [plain] if secure is None else ["changing"] if secure.recover else ["sums", *secure.parties]
+    over = ["plain"] if secure is None else ["changing"] if secure.recover else ["sums", *secure.parties]
+    over = ["analysis"] if analysis else over
     return seal("experiment", write(config.only(spec, config.seed)), *over)
 
 
@@ -114,7 +113,7 @@ class Approvals:
             return
         if order.secure is not None and order.secure.phase in ("shares", "open"):
             return  # they go on with keys that were made for an approved experiment
-        name = digest(config, order.secure, order.analysis is not None)
+        name = digest(config, order.secure, analysis=order.analysis is not None)
         known = self._read(name)
         if known is None and self._filled_in(config, order):
             return
@@ -136,7 +135,11 @@ class Approvals:
             given = {k: v for k, v in open_spec.items() if k != "steps"}
             same = {k: spec[k] for k in given if k in spec} == given
             as_asked = config.only(open_spec, config.seed)
-            if "steps" in open_spec and same and digest(as_asked, order.secure, order.analysis is not None) == name:
+            if (
+                "steps" in open_spec
+                and same
+                and digest(as_asked, order.secure, analysis=order.analysis is not None) == name
+            ):
                 return True
         return False
 
@@ -149,6 +152,7 @@ class Approvals:
             "job": order.job,
             "secure": order.secure is not None,
             "parties": [] if order.secure is None else order.secure.parties,
+            "analysis": order.analysis is not None,
             "experiment": write(config),
         }
         self._write(name, made)

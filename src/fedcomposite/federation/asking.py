@@ -105,7 +105,7 @@ class Inquiry:
 
     def meet(self) -> Problem:
         """Hear the sites' introductions; returns the problem without their samples, but with their names."""
-        met = self._send(self._orders(), None, self._introduction)
+        met = self._send(self._orders(analysis=Analysis(number=self.exchanges + 1)), None, self._introduction)
         self._shape = agree(met)
         problem = skeleton(self.config, self._shape)
         if not (isinstance(problem.loss, Loss) and problem.loss.nonnegative):

@@ -41,7 +41,9 @@ def asked(analysis: Analysis) -> str:
     """What an exchange of an analysis is about, in a few words: ``11 newton``."""
     names = [q.name if q.rows.kind == "all" else f"{q.name} ({q.rows.kind})" for q in analysis.questions]
     names += [_name(text) for text in analysis.queries]
-    return wire.clean(", ".join(f"{count} {name}" for name, count in collections.Counter(names).items())) or "nothing"
+    return (
+        wire.clean(", ".join(f"{count} {name}" for name, count in collections.Counter(names).items())) or "introduction"
+    )
 
 
 def _name(query: str) -> str:
@@ -103,6 +105,8 @@ class Desk:
         """Do what is asked, or refuse it."""
         site = self._site
         check_allowed(site.limits, config)
+        if not analysis.queries and not analysis.questions:
+            return wire.content(introduction=site.introduce(order, config).model_dump_json())
         if analysis.queries:
             made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis)
         else:

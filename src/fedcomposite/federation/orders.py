@@ -108,7 +108,7 @@ class Question(_Data):
 
 
 class Analysis(_Data):
-    """What an analysis asks in one exchange: queries about a table, or questions about samples."""
+    """What an analysis asks in one exchange: queries about a table, questions about samples, or an introduction."""
 
     number: Number = 0
     """Of the exchange."""

@@ -17,7 +17,7 @@ from fedcomposite.data.steps import Local
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import desk, policy, wire
 from fedcomposite.federation.approval import Approvals
-from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.ledger import Ledger
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.policy import Limits, RefusalError
@@ -46,6 +46,17 @@ class Source:
     def digest(self) -> str:
         """Of the file."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+class _Prepared(Site):
+    """A site with the features of a learned recipe; in the ledger its data are the table's file."""
+
+    def __init__(self, digest: str, *given: Any, **more: Any) -> None:
+        self._file = digest
+        super().__init__(*given, **more)
+
+    def _digest(self) -> str:
+        return self._file
 
 
 class TableSite(Site):
@@ -81,6 +92,17 @@ class TableSite(Site):
         gaps = [int(sheet.missing(c).sum()) for c in sheet.columns]
         kinds = [sheet.kind(c) for c in sheet.columns]
         return pd.DataFrame({"column": list(sheet.columns), "kind": kinds, "rows": sheet.rows, "missing": gaps})
+
+    def answer(self, request: RecordDict) -> RecordDict:
+        """As every site; nothing here has noise that would have to be accounted for."""
+        made = self._judged(request)
+        try:
+            if self._audit is not None:
+                self._audit.note(request, made)
+        except AuditError as error:
+            self._log(f"refused: {error}")
+            return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
+        return made
 
     def _answer(self, request: RecordDict) -> RecordDict:
         if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
@@ -120,10 +142,9 @@ class TableSite(Site):
             if learned.recipe.model_dump() != Recipe(**config.recipe).model_dump():
                 raise RefusalError("the learned recipe is not the one of the experiment")
             silos = learned.silos([self._source.sheet(Recipe(**config.recipe))])
-            made = Site(
-                self.name, silos, self.store, self.limits, self._log, self._classes,
+            made = _Prepared(
+                self._source.digest, self.name, silos, self.store, self.limits, self._log, self._classes,
                 vault=self._vault, approvals=self._approvals,
             )  # fmt: skip
-            made.ledger = self.ledger
             self._prepared = order.recipe, made
         return self._prepared[1]
