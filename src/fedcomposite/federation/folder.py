@@ -368,6 +368,7 @@ address = "{address}"
 # weight = "visits"            # the column that says what each sample counts; its sum is sent
 # offset = "log_exposure"      # the column that is added to each sample's margin
 # classes = [0, 1, 2]          # for a classifier, unless they are -1 and 1 or 0 and 1; these numbers are sent
+# recipe = true                # a table with gaps and text: recipes of experiments prepare it, no target is needed
 
 [data.columns]                 # common name = name in this file
 # age = "alter"
