@@ -80,7 +80,7 @@ def test_a_site_reads_an_experiment_once(problem, tmp_path, monkeypatch):
     from fedcomposite.federation import site as module
 
     read, real = [], module.parse
-    monkeypatch.setattr(module, "parse", lambda text: read.append(text) or real(text))
+    monkeypatch.setattr(module, "parse", lambda text, **options: read.append(text) or real(text, **options))
     sites = make_sites(problem.silos, tmp_path)
     assert isinstance(sites[0], Site)
     method = algorithms.FedNMap(2, 0.5, gamma=1.0)
