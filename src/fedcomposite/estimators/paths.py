@@ -149,7 +149,7 @@ def path(
     >>> import fedcomposite as fc
     >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=20)
     >>> found = fc.path(fc.Problem(silos, regularizer=fc.regularizers.L1(1.0), bias=True), count=20)
-    >>> found.nonzeros[0], found.coefficients.shape, bool(found.converged.all())
+    >>> int(found.nonzeros[0]), found.coefficients.shape, bool(found.converged.all())
     (0, (20, 6), True)
     """
     sites = Local(problem) if sites is None else sites

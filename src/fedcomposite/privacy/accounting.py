@@ -35,7 +35,7 @@ def compose(queries: Mapping[Query, int], delta: float) -> float:
     """The epsilon of so many queries of each kind, at this delta.
 
     >>> round(compose({Query(noise=1.0): 1}, delta=1e-5), 4)
-    4.3774
+    4.3772
     """
     asked = tuple(sorted((Query(*query), count) for query, count in queries.items() if count > 0))
     return _epsilon(asked, delta) if asked else 0.0
