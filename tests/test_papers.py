@@ -1,5 +1,6 @@
 """Reproductions: every name works in its reduced form, goes on where it was interrupted, and is not repeated."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ from fedcomposite import papers
 from fedcomposite.experiments import Sweep
 from fedcomposite.papers import fedcanon_table1, fedmls_fig1
 from fedcomposite.papers.base import HOLDS, Claim, digest_of, first_at, judged, relative, slope, split
-from fedcomposite.papers.reproduce import read_state
+from fedcomposite.papers.reproduce import judge, read_state
 
 TINY = {  # a fraction of the reduced form
     "fedcanon-fig1": ["data.name=breast_cancer", "run.rounds=2", "settings.rounds=2"],
@@ -141,3 +142,16 @@ def test_usual_formulas_of_the_proxes_are_the_proxes():
     v = torch.linspace(-3, 3, 601, dtype=torch.float64)
     for name, h in fedcanon_table1.PENALTIES.items():
         torch.testing.assert_close(fedcanon_table1.usual(name, v, 0.7), h.prox(v, 0.7))
+
+
+DONE = sorted(p.parent for p in Path(__file__).parent.parent.glob("docs/reproductions/*/state.json"))
+
+
+@pytest.mark.parametrize("folder", DONE, ids=lambda f: f.name)
+def test_verdicts_in_the_docs_are_those_of_their_data(folder):
+    paper, state = papers.load(folder.name), json.loads((folder / "state.json").read_text())
+    claims = judge(paper, pd.read_csv(folder / "data.csv"))
+    text = " ".join((folder / "verdict.md").read_text().split())
+    for claim in claims:
+        assert " ".join(claim.measured.replace("|", "\\|").split()) in text
+        assert claim.verdict != "not run" or not state["complete"], claim.says

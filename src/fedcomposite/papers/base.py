@@ -106,6 +106,13 @@ def only(data: pd.DataFrame, **where: Any) -> pd.DataFrame:
     return data
 
 
+def skewed(data: pd.DataFrame, alpha: float | None) -> pd.DataFrame:
+    """The rows of the Dirichlet partition with this alpha, of the iid one for None."""
+    return data[
+        data["partition"].str.contains(r"^iid " if alpha is None else rf"^dirichlet \S+ {alpha:g} ", regex=True)
+    ]
+
+
 def histories(data: pd.DataFrame, label: str = "method", **where: Any) -> dict[str, list[list[dict[str, Any]]]]:
     """The runs of each label as records, for :func:`fedcomposite.plots.draw_panels`.
 
@@ -155,7 +162,7 @@ def told(values: Any, digits: int = 2, factor: float = 1.0) -> str:
     if not len(numbers):
         return NOT_RUN
     mean = f"{numbers.mean():.{digits}g}"
-    return mean if len(numbers) < 2 else f"{mean} ± {numbers.std(ddof=1):.1g}"
+    return mean if len(numbers) < 2 else f"{mean} ± {float(f'{numbers.std(ddof=1):.1g}'):g}"
 
 
 def slope(x: Any, y: Any) -> tuple[float, float]:

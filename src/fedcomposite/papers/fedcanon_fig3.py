@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, told
+from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, skewed, told
 from fedcomposite.papers.study import Study
 from fedcomposite.plots import Panel, draw_panels
 
 METHODS = ["FedCanon", "FedMid", "FedDA", "Zhang"]
-SKEWS = (("iid", "iid"), ("Dir(1)", r"alpha=1(?![0-9.])|alpha=1\.0"), ("Dir(0.2)", r"alpha=0\.2"))
+SKEWS = (("iid", None), ("Dir(1)", 1.0), ("Dir(0.2)", 0.2))
 
 
 def measure(study: Study) -> pd.DataFrame:
@@ -21,15 +21,11 @@ def measure(study: Study) -> pd.DataFrame:
     return pd.concat([study.sweep("scad"), convex], ignore_index=True)
 
 
-def _part(data: pd.DataFrame, pattern: str) -> pd.DataFrame:
-    return data[data["partition"].str.contains(pattern, regex=True)]
-
-
 def claims(data: pd.DataFrame) -> list[Claim]:
     """Accuracy after the same rounds, and the time they took."""
     ends, found = last(data), []
-    for title, pattern in SKEWS:
-        rows = _part(ends, pattern)
+    for title, alpha in SKEWS:
+        rows = skewed(ends, alpha)
         accuracy = {m: only(rows, method=m)["test_accuracy"] for m in METHODS}
         best = max(v.mean() for m, v in accuracy.items() if m != "FedCanon" and len(v)) if len(rows) else 0.0
         found.append(
@@ -54,5 +50,5 @@ def claims(data: pd.DataFrame) -> list[Claim]:
 
 def draw(data: pd.DataFrame, path: Path) -> None:
     """Test accuracy over seconds, a panel for each partition."""
-    panels = [Panel(histories(_part(data, p)), y="test_accuracy", x="seconds", title=t) for t, p in SKEWS]
+    panels = [Panel(histories(skewed(data, a)), y="test_accuracy", x="seconds", title=t) for t, a in SKEWS]
     draw_panels([p for p in panels if p.histories], path, methods=classes(data))

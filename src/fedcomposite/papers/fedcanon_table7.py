@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import Claim, judged
+from fedcomposite.papers.base import Claim, judged, skewed
 from fedcomposite.papers.fedcanon_fig3 import SKEWS
 from fedcomposite.papers.study import Study
 from fedcomposite.plots import canvas
@@ -36,8 +36,8 @@ def best(data: pd.DataFrame) -> pd.DataFrame:
     """The highest test accuracy of each method, a row for each data set, model and partition."""
     rows = {}
     for what, group in data.groupby("what", sort=False):
-        for title, pattern in SKEWS:
-            part = group[group["partition"].str.contains(pattern, regex=True)]
+        for title, alpha in SKEWS:
+            part = skewed(group, alpha)
             if len(part):
                 rows[what, title] = part.groupby("method")["test_accuracy"].max()
     return pd.DataFrame(rows).T.reindex(columns=METHODS)
