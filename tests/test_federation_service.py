@@ -98,7 +98,7 @@ class Caller:
 
     def __init__(self, fed, name, key=None):
         self.fed, self.name = fed, name
-        self.key = key or pki.read_site_key(fed.path / "sites" / name / "site.key")
+        self.key = key or pki.read_private(fed.path / "sites" / name / "site.key")
         context = ssl.create_default_context(cafile=str(fed.authority))
         self.client = httpx.Client(base_url=f"https://{fed.address}", verify=context, timeout=PATIENCE, trust_env=False)
         self.numbers = itertools.count(1)
@@ -362,8 +362,8 @@ def test_an_order_counts_only_with_the_coordinators_signature(running, fed):
         assert len(site.asked) == 1
         counter = Counter(fed.state)
         payload = pack(vectors(5))
-        good = pki.read_order_key(fed.order_key)
-        rogue = pki.read_site_key(fed.path / "sites" / "north" / "site.key")
+        good = pki.read_private(fed.order_key)
+        rogue = pki.read_private(fed.path / "sites" / "north" / "site.key")
         for i, ticket in enumerate(
             [
                 Ticket(id=f"{1:032x}", site="south", job="j", size=len(payload), digest=signing.digest(payload)).sealed(

@@ -271,7 +271,7 @@ def test_keys_are_made_at_the_site(tmp_path):
     for name in ("a", "b", "late"):
         command("enrol", tmp_path / name, "--name", name)
         said = command("admit", fed, tmp_path / name / f"{name}.csr")
-        shown = pki.fingerprint(pki.read_site_key(tmp_path / name / "site.key").public_key())
+        shown = pki.fingerprint(pki.read_private(tmp_path / name / "site.key").public_key())
         assert shown in said.replace("\n", " ")
     made = FederationFolder(fed)
     assert made.sites == made.permitted() == ["a", "b", "late"]
@@ -284,7 +284,7 @@ def test_keys_are_made_at_the_site(tmp_path):
             there.write_bytes(path.read_bytes())
     place = SiteFolder(tmp_path / "a")
     assert list(place.peers) == ["b", "late"]
-    assert pki.read_public(place.peers["b"]) == pki.read_site_key(tmp_path / "b" / "site.key").public_key()
+    assert pki.read_public(place.peers["b"]) == pki.read_private(tmp_path / "b" / "site.key").public_key()
     said = command("peers", tmp_path / "a").replace("\n", " ")
     assert pki.fingerprint(pki.read_public(place.peers["late"])) in said
     # A second key under the same name is somebody else, unless the coordinator says so.

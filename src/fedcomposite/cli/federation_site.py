@@ -32,7 +32,7 @@ def enrol(folder: Folder, name: Annotated[str, typer.Option(help="The site's nam
     """Site: make its private key, which stays here, and the request for the coordinator."""
     with reporting():
         made = make_request(folder, name)
-        key = pki.fingerprint(pki.read_site_key(folder / "site.key").public_key())
+        key = pki.fingerprint(pki.read_private(folder / "site.key").public_key())
         out.print(f"written: {escape(str(folder / 'site.key'))} (keep it here)", highlight=False, soft_wrap=True)
         out.print(f"send to the coordinator: {escape(str(made))}; the key is {key}", highlight=False, soft_wrap=True)
 
@@ -41,7 +41,7 @@ def peers(folder: Folder) -> None:
     """Site: show the other sites' keys, to be compared with them before secure sums."""
     with reporting():
         place = SiteFolder(folder)
-        out.print(f"{place.name} (this site): {pki.fingerprint(pki.read_site_key(place.key).public_key())}")
+        out.print(f"{place.name} (this site): {pki.fingerprint(pki.read_private(place.key).public_key())}")
         for name, path in place.peers.items():
             out.print(f"{name}: {pki.fingerprint(pki.read_public(path))}", highlight=False, soft_wrap=True)
 
@@ -88,7 +88,7 @@ def _decide(folder: Path, digest: str, status: Literal["approved", "rejected"]) 
     with reporting():
         place = SiteFolder(folder)
         name = Approvals(place.state, place.file.approval).decide(digest, status)
-        Audit(place.state, pki.read_site_key(place.key)).append(
+        Audit(place.state, pki.read_private(place.key)).append(
             {"asked by": "this site", "what": status, "experiment": name}
         )
         out.print(f"{name} is {status}", highlight=False, soft_wrap=True)
@@ -102,7 +102,7 @@ def audit(
     """Site: verify the audit log, and show its end."""
     with reporting():
         place = SiteFolder(folder)
-        found = Audit(place.state, pki.read_site_key(place.key)).verify()
+        found = Audit(place.state, pki.read_private(place.key)).verify()
         for line in found[-lines:]:
             if raw:
                 out.print(json.dumps(line), markup=False, highlight=False, soft_wrap=True)

@@ -58,7 +58,7 @@ def _common(folder: SiteFolder, log: Callable[[str], None]) -> tuple[Any, ...]:
 
 def _own(folder: SiteFolder) -> dict[str, Any]:
     """What its people decide: keys, approvals, the audit log."""
-    limits, key = folder.file.limits, pki.read_site_key(folder.key)
+    limits, key = folder.file.limits, pki.read_private(folder.key)
     peers = {name: pki.read_public(path) for name, path in folder.peers.items()}
     return {
         "vault": Vault(folder.name, limits, key, peers),

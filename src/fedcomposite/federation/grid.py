@@ -35,7 +35,7 @@ class ServiceGrid(Grid):
 
     def __init__(self, federation: FederationFolder, job: str) -> None:
         self._job, self._spool = job, federation.spool
-        self._key = pki.read_order_key(federation.order_key)
+        self._key = pki.read_private(federation.order_key)
         self._names = {node: name for name, node in federation.nodes().items()}
         self._counter = Counter(federation.state)
         begun = self._counter.ask("begin", job=job)

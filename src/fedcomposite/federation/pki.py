@@ -99,7 +99,7 @@ def _vouch(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
 def extend_authority(folder: Path) -> None:
     """A new ``ca.crt`` with the same name and key; what the old one vouches for, the new one does as well."""
     old = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    write_atomic(folder / "ca.crt", _vouch(read_order_key(folder / "ca.key"), _common(old)))
+    write_atomic(folder / "ca.crt", _vouch(read_private(folder / "ca.key"), _common(old)))
 
 
 def _common(certificate: x509.Certificate) -> str:
@@ -109,7 +109,7 @@ def _common(certificate: x509.Certificate) -> str:
 def make_server_certificate(authority: Path, folder: Path, host: str, days: int | None = None) -> None:
     """Write ``server.pem`` and ``server.key`` for a host, an address or a name, and for the machine itself."""
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
-    signer = read_order_key(authority / "ca.key")
+    signer = read_private(authority / "ca.key")
     names = list(dict.fromkeys([host, "localhost", "127.0.0.1", "::1"]))
     key = _key()
     certificate = (
@@ -143,7 +143,7 @@ def make_site_key(path: Path) -> bytes:
 
 def request(path: Path, name: str) -> bytes:
     """A certificate request: a site's name and public key, signed with the private one."""
-    made = x509.CertificateSigningRequestBuilder().subject_name(_name(name)).sign(read_site_key(path), hashes.SHA256())
+    made = x509.CertificateSigningRequestBuilder().subject_name(_name(name)).sign(read_private(path), hashes.SHA256())
     return made.public_bytes(serialization.Encoding.PEM)
 
 
@@ -168,12 +168,14 @@ def fingerprint(public: ec.EllipticCurvePublicKey) -> str:
     return " ".join(found[i : i + 4] for i in range(0, 40, 4))
 
 
-def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a site's private key."""
+def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a private key, a site's or the one of the orders."""
     try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        content = path.read_bytes()
+        ssh = content.startswith(b"-----BEGIN OPENSSH")
+        key = (serialization.load_ssh_private_key if ssh else serialization.load_pem_private_key)(content, None)
     except (ValueError, OSError) as error:
-        raise UserError(f"{path}: not a readable site key ({error})") from None
+        raise UserError(f"{path}: not a readable private key ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{path}: not an elliptic-curve key")
     return key
@@ -184,20 +186,9 @@ def make_order_key(path: Path) -> None:
     write_private(path, _pem(_key()))
 
 
-def read_order_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read that key."""
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: not a readable key ({error})") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path}: not an elliptic-curve key")
-    return key
-
-
 def public_part(path: Path) -> bytes:
     """The public part of that key, for the sites."""
-    public = read_order_key(path).public_key()
+    public = read_private(path).public_key()
     return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 

@@ -122,7 +122,7 @@ class Connection:
     ) -> None:
         engine.check_version()
         self._site, self._address, self._authority, self._log = site, address, authority, log
-        self._key, self._coordinator = pki.read_site_key(key), coordinator
+        self._key, self._coordinator = pki.read_private(key), coordinator
         self._trusted = pki.read_public(coordinator)
         # Seconds of silence, on either way, after which a connection counts as broken.
         self._client = httpx.Client(

@@ -40,16 +40,9 @@ class _Zhang(Theorem):
         return found
 
 
-class Zhang35(_Zhang):
-    """mean ||G||^2 <= Omega / (0.3 eta~ R) + 20 sigma^2 / (n tau b) + 187 L^2 eta~^2 B^2 / eta_g^2.
+class _General(_Zhang):
+    """Conditions (13) of Theorems 3.5 and 3.6: eta~ <= 1 / (10 L) and eta_g >= max(1.5, sqrt(n / 8))."""
 
-    Conditions (13): eta~ = eta_g eta tau <= 1 / (10 L) and eta_g >= max(1.5, sqrt(n / 8)). G is taken at eta~, the mean
-    over R models. Omega = F(x) - min F + ||Lambda - mean Lambda||^2 / (n eta~), (10); at the start the corrections are
-    zero, so the second term is eta~ drift / eta_g^2.
-    """
-
-    paper = "Zhang, Hu & Johansson (2025), Theorem 3.5"
-    bounds = "stationarity"
     formula = "1 / (10 L)"
 
     def limit(self, c: Constants) -> float:
@@ -65,6 +58,18 @@ class Zhang35(_Zhang):
         least = below("server_step", method.server_step, self.server(c), "max(1.5, sqrt(n / 8))")
         return [*super().violations(method, c), *least]
 
+
+class Zhang35(_General):
+    """mean ||G||^2 <= Omega / (0.3 eta~ R) + 20 sigma^2 / (n tau b) + 187 L^2 eta~^2 B^2 / eta_g^2.
+
+    Conditions (13): eta~ = eta_g eta tau <= 1 / (10 L) and eta_g >= max(1.5, sqrt(n / 8)). G is taken at eta~, the mean
+    over R models. Omega = F(x) - min F + ||Lambda - mean Lambda||^2 / (n eta~), (10); at the start the corrections are
+    zero, so the second term is eta~ drift / eta_g^2.
+    """
+
+    paper = "Zhang, Hu & Johansson (2025), Theorem 3.5"
+    bounds = "stationarity"
+
     def measured_at(self, method: Any) -> float | None:
         """Eta~."""
         return float(method.round_step)
@@ -78,7 +83,7 @@ class Zhang35(_Zhang):
         return values
 
 
-class Zhang36(_Zhang):
+class Zhang36(_General):
     """F - min F <= (1 - mu eta~ / 3)^R Omega + 18 sigma^2 / (mu n tau b) + 168 L^2 eta~^2 B^2 / (mu eta_g^2).
 
     The conditions of Theorem 3.5, and the proximal Polyak-Lojasiewicz inequality with mu, which strong convexity of f
@@ -87,20 +92,10 @@ class Zhang36(_Zhang):
 
     paper = "Zhang, Hu & Johansson (2025), Theorem 3.6"
     bounds = "objective"
-    formula = "1 / (10 L)"
-
-    def limit(self, c: Constants) -> float:
-        """1 / (10 L)."""
-        return 1 / (10 * c.need("L")[0])
-
-    def server(self, c: Constants) -> float:
-        """max(1.5, sqrt(n / 8)), the least eta_g."""
-        return max(1.5, math.sqrt(c.n / 8))
 
     def violations(self, method: Any, c: Constants) -> list[str]:
         """Those of Theorem 3.5, and mu > 0."""
-        least = below("server_step", method.server_step, self.server(c), "max(1.5, sqrt(n / 8))")
-        return [*super().violations(method, c), *least, *curved(c)]
+        return [*super().violations(method, c), *curved(c)]
 
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
         """As stated."""
