@@ -45,7 +45,13 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         text += "".join(f", {m} diverged with {k} seed{'s' if k > 1 else ''}" for m, k in lost.items())
         says = f"{title}: FedAvg is about {points} points below the others" if points else f"{title}: all perform alike"
         right = points / 2 < 100 * drop < 2 * points if points else abs(drop) < 0.01
-        found.append(Claim(says, f"{text}: FedAvg {100 * drop:.1f} points below", judged(right, rows)))
+        found.append(
+            Claim(
+                says,
+                f"{text}: FedAvg {abs(100 * drop):.1f} points {'below' if drop > 0 else 'above'}",
+                judged(right, rows),
+            )
+        )
         means = [each[m].mean() for m in CORRECTED]
         found.append(
             Claim(
