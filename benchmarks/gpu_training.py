@@ -1,7 +1,6 @@
-"""Training on a GPU: the MNIST experiment against the same on a CPU, and ResNet-18 on CIFAR-10.
+"""Training on a GPU: the MNIST experiment against the same on a CPU.
 
-``python benchmarks/gpu_training.py [--rounds 25] [--cifar-rounds 500]``. Data sets are found as ``fedcomposite.data``
-finds them.
+``python benchmarks/gpu_training.py [--rounds 25]``. Data sets are found as ``fedcomposite.data`` finds them.
 """
 
 from __future__ import annotations
@@ -67,37 +66,14 @@ def mnist(rounds: int) -> None:
     torch.backends.cudnn.allow_tf32 = True
 
 
-def cifar(rounds: int) -> None:
-    """ResNet-18 with batch norm, ten clients, Dirichlet(0.5), l1."""
-    pooled = fc.data.load("cifar10")
-    silos = pooled.partition("dirichlet", clients=10, alpha=0.5, minimum=64)
-    print(silos)
-    problem = fc.Problem(
-        silos, model=fc.models.build("resnet18", "cifar10"), regularizer=L1(1e-5),
-        normalization=fc.data.normalization("cifar10"), evaluation_samples=10_000,
-    )  # fmt: skip
-    began = time.perf_counter()
-    run = fc.simulate(
-        problem, FedNMap(10, 0.05, gamma=0.5), rounds=rounds, batch_size=32, dtype=torch.float32, device="cuda",
-        evaluate_every=max(1, rounds // 10),
-    )  # fmt: skip
-    print(f"ResNet-18, {rounds} rounds of 10 steps: {time.perf_counter() - began:.1f} s")
-    for r in run.history:
-        print(f"  round {r.round}: loss {r.loss:.3f}, test accuracy {r.test_accuracy:.3f}, zeros {r.sparsity:.1%}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=25, help="rounds of the MNIST comparison; 0 skips it")
-    parser.add_argument("--cifar-rounds", type=int, default=500, help="0 skips it")
+    parser.add_argument("--rounds", type=int, default=25, help="rounds of each run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu_training.py needs a CUDA GPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    if arguments.rounds:
-        mnist(arguments.rounds)
-    if arguments.cifar_rounds:
-        cifar(arguments.cifar_rounds)
+    mnist(arguments.rounds)
 
 
 if __name__ == "__main__":

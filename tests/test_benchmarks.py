@@ -17,7 +17,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import newton, prox, sparse, table6, workloads
+from benchmarks import cifar, newton, prox, sparse, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -123,11 +123,27 @@ def test_naive_proxes_beat_a_grid():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: it would run for minutes")
-@pytest.mark.parametrize("command", [["-m", "benchmarks.gpu"], ["benchmarks/gpu_training.py"]])
+@pytest.mark.parametrize(
+    "command", [["-m", "benchmarks.gpu"], ["benchmarks/gpu_training.py"], ["-m", "benchmarks.cifar"]]
+)
 def test_gpu_benchmarks_say_that_they_need_one(command):
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "needs a CUDA GPU" in done.stderr
+
+
+def test_cifar_on_a_cpu(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), np.arange(40) % 10
+    monkeypatch.setattr(fc.data, "load", lambda name: fc.Silos.from_arrays([(X, y)], test=(X[:4], y[:4])))
+    command = "cifar --device cpu --images 40 --rounds 1 --local-steps 1 --batch 2 --clients 2"
+    monkeypatch.setattr(
+        sys, "argv", [*command.split(), "--json", str(tmp_path / "c.json"), "--figure", str(tmp_path / "c.png")]
+    )
+    cifar.main()
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert found["pruned"]["accuracy"]["dense"] == found["pruned"]["accuracy"]["pruned"]
+    assert (tmp_path / "c.png").stat().st_size > 1000
 
 
 # -- the prox of very large vectors, which threads share ------------------------------------------------------------
