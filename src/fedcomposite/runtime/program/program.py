@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from fedcomposite.problems import Batches, Counter, Smooth
 from fedcomposite.problems.base import FULL, Local, UnsuitableError
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.runtime import messages
+from fedcomposite.runtime.program.fused import Fused
 from fedcomposite.runtime.program.prox import CompiledProx
 from fedcomposite.runtime.wrapped import Counted
 
@@ -118,7 +120,7 @@ class Program:
             raise UnsuitableError("the operations of a round depend on a count, a phase or a coin")
         smooth = smooth.ready(compile)
         self._algorithm, self._smooth, self._batches = algorithm, smooth, batches
-        self._h = CompiledProx(h) if compile else h
+        self._h, self._local_round = h, algorithm.local_round
         self._cohort, self._counter = len(who), Counter()
         self._message = messages.each(message, torch.clone)
         self._clients = messages.each(clients, lambda t: t.clone(memory_format=torch.contiguous_format))
@@ -136,6 +138,8 @@ class Program:
         self._run()
         self._check()
         self.gradients, self.proxes = self._counter.gradients, self._counter.proxes
+        if compile:
+            self._compile(h)
         self._graph = torch.cuda.CUDAGraph() if smooth.device.type == "cuda" else None
         if self._graph is not None:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -147,6 +151,14 @@ class Program:
             with _uncollected(), torch.cuda.graph(self._graph):
                 self._out = self._run()
         self.seconds = time.perf_counter() - began
+
+    def _compile(self, h: Regularizer) -> None:
+        """Compile what the method does between gradients; where that cannot be listed, the prox alone."""
+        message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
+        try:
+            self._local_round = Fused(self._algorithm, message, self._clients, h, partial(torch.compile, dynamic=False))
+        except Exception:
+            self._h = CompiledProx(h)
 
     def _check(self) -> None:
         """Run once more, refusing anything that waits for the device, and count the work."""
@@ -176,7 +188,7 @@ class Program:
         h = Counted(self._h, self._counter)
         # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.
         message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
-        replies, new = self._algorithm.local_round(message, self._clients, grad, h)
+        replies, new = self._local_round(message, self._clients, grad, h)
         inputs = {t.untyped_storage().data_ptr() for t in (*self._message, *self._clients, self._buffers)}
 
         def own(t: Tensor) -> Tensor:  # an output that is an input would change under the next copy
