@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -120,7 +120,8 @@ class Program:
             raise UnsuitableError("the operations of a round depend on a count, a phase or a coin")
         smooth = smooth.ready(compile)
         self._algorithm, self._smooth, self._batches = algorithm, smooth, batches
-        self._h, self._local_round = h, algorithm.local_round
+        self._h = h
+        self._local_round: Callable[..., tuple[Any, Any]] = algorithm.local_round
         self._cohort, self._counter = len(who), Counter()
         self._message = messages.each(message, torch.clone)
         self._clients = messages.each(clients, lambda t: t.clone(memory_format=torch.contiguous_format))
