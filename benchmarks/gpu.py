@@ -173,6 +173,7 @@ class Sequences(nn.Module):
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs of the classes."""
         found = self.inner(self.embedding(x))
         return self.head((found[0] if isinstance(found, tuple) else found).mean(1))
 
@@ -188,6 +189,7 @@ class Patches(nn.Module):
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs of the classes."""
         return self.head(self.inner(self.cut(x).flatten(2).mT + self.place).mean(1))
 
 

@@ -105,7 +105,7 @@ class Silos:
         margin_offsets: Iterable[ArrayLike] | None = None,
         held_margin_offsets: Mapping[HeldOut, ArrayLike] | None = None,
     ) -> Silos:
-        """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y ``(samples,)``, for models ``(samples, ...)``.
+        """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y ``(samples,)``, a model's ``(samples, ...)``.
 
         X may be sparse, of scipy or torch, and stays so. ``validation`` and ``test`` are pairs of samples that nobody
         trains on. Columns of pandas tables are matched by name, in the order of the first client's, whose names are

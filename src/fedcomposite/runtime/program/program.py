@@ -136,7 +136,8 @@ class Program:
             self._rows = self._draw(who, 0, 1).to(smooth.device)
             self._steps = max(1, self._run(trial=True)[3])  # how many local steps there are; compiles, which may wait
             self._rows = self._draw(who, 0, self._steps).to(smooth.device)
-        self._run()
+        else:
+            self._run()
         self._check()
         self.gradients, self.proxes = self._counter.gradients, self._counter.proxes
         if compile:
@@ -146,8 +147,7 @@ class Program:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(2):  # libraries allocate their workspaces here, not while recording
-                    self._run()
+                self._run()  # libraries allocate their workspaces here, not while recording
             torch.cuda.current_stream().wait_stream(side)
             with _uncollected(), torch.cuda.graph(self._graph):
                 self._out = self._run()
