@@ -54,7 +54,7 @@ def _checked(X: Any, y: Any, who: str, before: tuple[Features, Tensor] | None) -
     targets = as_tensor(y, f"{who}, targets", torch.int64)
     if features.ndim < 2:
         raise DataError(f"{who}: features have shape {tuple(features.shape)}, expected (samples, features)")
-    if targets.ndim == 0 or len(targets) != len(features):
+    if targets.ndim == 0 or len(targets) != len(features) or targets.shape[1:] == (1,):
         raise DataError(
             f"{who}: targets have shape {tuple(targets.shape)}, expected ({len(features)},) to match the features"
         )
