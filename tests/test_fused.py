@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from fedcomposite.algorithms import REGISTRY, FedNMap, Zhang
+from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP
-from fedcomposite.runtime import messages
+from fedcomposite.runtime import Simulator, messages
 from fedcomposite.runtime.program.fused import Fused
+from fedcomposite.testing import small_problem
 
 CLIENTS, DIMENSION = 3, 6
 OWN = [n for n in REGISTRY if REGISTRY.origin(n) == "fedcomposite" and REGISTRY[n].recordable]
@@ -59,13 +61,30 @@ def test_a_cut_round_is_the_rule(name):
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("make", [lambda k: FedNMap(k, 0.1, gamma=0.3), lambda k: Zhang(k, 0.1)])
+@pytest.mark.parametrize("make", [lambda k, s: FedNMap(k, s, gamma=0.3), lambda k, s: Zhang(k, s)])
 def test_steps_of_one_kind_are_compiled_once(make):
-    h = MCP(0.2, 4.0)
-    counts = []
-    for steps in (4, 12):
-        seen = []
-        method = make(steps)
-        Fused(method, *given(method, h), h, compile=lambda stretch, seen=seen: seen.append(stretch) or stretch)
+    """Neither more local steps nor other sizes of them need another function."""
+    h, seen, counts = MCP(0.2, 4.0), [], []
+
+    def compile(stretch):
+        seen.append(stretch)
+        return stretch
+
+    for steps, step in ((4, 0.1), (12, 0.1), (4, 0.05)):
+        method = make(steps, step)
+        Fused(method, *given(method, h), h, compile)
         counts.append(len(seen))
-    assert counts[0] == counts[1] <= 4
+    assert counts[0] == counts[1] == counts[2] <= 4
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_compiled_programs_count_and_compute_as_eager_rounds(name, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    method = REGISTRY[name].auto(L=0.25, local_steps=3)
+    sims = [Simulator(small_problem(method), method, batches=Batches(0, 4), mode=mode) for mode in ("eager", "compile")]
+    for sim in sims:
+        for _ in range(3):
+            sim.step()
+    assert isinstance(sims[1].transport._program._local_round, Fused)
+    torch.testing.assert_close(sims[1].solution, sims[0].solution, rtol=0, atol=1e-12)
+    assert sims[1].counter == sims[0].counter

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcomposite.algorithms.base import AnyAlgorithm, Gradient
 from fedcomposite.problems.base import UnsuitableError
-from fedcomposite.problems.traced import trace
+from fedcomposite.problems.traced import pure, trace
 from fedcomposite.regularizers.base import Regularizer, Step
 from fedcomposite.runtime.wrapped import Wrapped
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 _NUMBERS = ("mul.Tensor", "div.Tensor", "add.Tensor", "sub.Tensor")  # operations whose second argument may be a number
+_FILLED = ("full_like.default", "full.default")
+_SMALL = 1 << 16  # entries up to which a tensor of one number is made once and kept
+_KEPT: dict[tuple[Any, ...], Callable[..., Any]] = {}  # compiled stretches; a step that changes is no other stretch
+_MOST = 256
 
 
 @torch.library.custom_op("fedcomposite::gradient", mutates_args=())
@@ -116,7 +120,7 @@ class Fused:
 
         round(*tensors)  # steps become tensors here: what is made while operations are listed is one of them
         module = trace(round, *tensors).__self__  # type: ignore[attr-defined]
-        self._compile, self._functions = compile, dict[str, Callable[..., Any]]()
+        self._compile = compile
         self._constants: dict[str, Tensor] = {}
         self._read(module)
 
@@ -134,12 +138,22 @@ class Fused:
                 if stretch:
                     self._steps.append(self._stretch(stretch))
                 stretch = []
-            elif node.op == "call_function":
+            elif node.op == "call_function" and not self._keep(node):
                 stretch.append(node)
             if mark:
                 x, k, full, _ = node.args
                 self._steps.append(_Call(x.name, None if full else k, node.name))
         self._last_uses()
+
+    def _keep(self, node: fx.Node) -> bool:
+        """Whether the node is a small tensor of one number, which may change with the steps: it is a constant then."""
+        if _name(node) not in _FILLED or any(not pure(user.target) for user in node.users if user.op != "output"):
+            return False
+        like, number = node.meta["val"], node.args[1]
+        if like.numel() > _SMALL or not isinstance(number, float | int):
+            return False
+        self._constants[node.name] = torch.full(like.shape, number, dtype=like.dtype, device=self._first.device)
+        return True
 
     def _stretch(self, nodes: Sequence[fx.Node]) -> _Stretch:
         """Nodes as a compiled function of what comes from elsewhere."""
@@ -154,8 +168,8 @@ class Fused:
 
         for node in nodes:
             args = node.args
-            if str(node.target).removeprefix("aten.") in _NUMBERS and isinstance(args[1], float):
-                name = f"number {args[1]!r}"
+            if _name(node) in _NUMBERS and isinstance(args[1], float):
+                name = f"{node.name}: {args[1]}"  # one for every place, since others may have another number there
                 self._constants[name] = torch.full((), args[1], dtype=self._first.dtype, device=self._first.device)
                 args = args[0], outer(name)
             own, named = fx.map_arg(
@@ -164,10 +178,12 @@ class Fused:
             inside[node] = graph.create_node("call_function", node.target, own, named)
         kept = [n for n in nodes if any(user not in inside for user in n.users)]
         graph.output(tuple(inside[n] for n in kept))
-        key = str(graph)
-        if key not in self._functions:
-            self._functions[key] = self._compile(fx.GraphModule({}, graph))
-        return _Stretch(self._functions[key], list(given), [n.name for n in kept])
+        key = str(graph), self._first.shape, self._first.dtype, self._first.device, self._compile
+        if key not in _KEPT:
+            if len(_KEPT) == _MOST:
+                _KEPT.clear()
+            _KEPT[key] = self._compile(fx.GraphModule({}, graph))
+        return _Stretch(_KEPT[key], list(given), [n.name for n in kept])
 
     def _last_uses(self) -> None:
         """What is not needed after each step."""
@@ -191,3 +207,7 @@ class Fused:
                 del known[name]
         found, (replies, new) = [known[n] for n in self._found], self._kinds
         return replies._make(found[: len(replies)]), new._make(found[len(replies) :])
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.")

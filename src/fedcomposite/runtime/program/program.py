@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +82,11 @@ class _Recorded:
     @property
     def cohort(self) -> int:
         return self._cohort
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return compiled
 
 
 @contextmanager
@@ -157,7 +161,7 @@ class Program:
         """Compile what the method does between gradients; where that cannot be listed, the prox alone."""
         message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
         try:
-            self._local_round = Fused(self._algorithm, message, self._clients, h, partial(torch.compile, dynamic=False))
+            self._local_round = Fused(self._algorithm, message, self._clients, h, _compiled)
         except Exception:
             self._h = CompiledProx(h)
 
