@@ -149,7 +149,8 @@ def models() -> list[dict[str, Any]]:
         }
         for mode in ("record", "compile"):
             row[mode], row[f"{mode} start s"] = ours(problem, FedAvg(TAU, STEP), 32, mode)
-        row["FedNMap"], row["FedNMap start s"] = ours(problem, FedNMap(TAU, STEP, gamma=GAMMA), 32, "compile")
+        if name == "resnet18":
+            row["FedNMap"], row["FedNMap start s"] = ours(problem, FedNMap(TAU, STEP, gamma=GAMMA), 32, "compile")
         row["centralised"] = clock(centralised(silos, module, 32))
         row["gain"] = row["loop"] / row["compile"]
         row["of centralised"] = row["compile"] / row["centralised"]
@@ -205,9 +206,8 @@ def sequences() -> list[dict[str, Any]]:
     ):
         problem = fc.Problem(silos, model=module, regularizer=H)
         row: dict[str, Any] = {"what": f"{name}, 20 clients, batch 16", "loop": clock(Loop(silos, module, 16).step)}
-        for mode in ("record", "compile"):
-            row[mode], row[f"{mode} start s"] = ours(problem, FedNMap(TAU, STEP, gamma=GAMMA), 16, mode)
-        row["gain"] = row["loop"] / row["compile"]
+        row["record"], row["record start s"] = ours(problem, FedNMap(TAU, STEP, gamma=GAMMA), 16, "record")
+        row["gain"] = row["loop"] / row["record"]
         rows.append(row)
         show(row)
     return rows
