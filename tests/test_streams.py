@@ -11,6 +11,8 @@ import fedcomposite as fc
 from fedcomposite.algorithms import FedAvg, FedNMap
 from fedcomposite.data.augmentation import Chain, Crop, Flip
 from fedcomposite.problems import Batches
+from fedcomposite.problems.base import Slot
+from fedcomposite.problems.network.aligned import Aligned
 from fedcomposite.problems.network.streams import Streams
 from fedcomposite.runtime import EagerWarning, Simulator
 from fedcomposite.schedules import Cosine, Piecewise, Staircase
@@ -164,8 +166,9 @@ def test_recorded_streams_are_the_eager_ones_and_resume_bit_for_bit(name, tmp_pa
 
 
 @gpu
-def test_bfloat16_passes_keep_float32_parameters():
-    run = fit(problem_of("statistics", precision="bf16", gradients="streams"), "cuda", torch.float32, rounds=12)
+@pytest.mark.parametrize("way", ["loop", "vmap", "streams"])
+def test_bfloat16_passes_keep_float32_parameters(way):
+    run = fit(problem_of("statistics", precision="bf16", gradients=way), "cuda", torch.float32, rounds=12)
     plain = fit(problem_of("statistics"), "cpu", torch.float32, rounds=12)
     assert run.solution.dtype == torch.float32
     torch.testing.assert_close(run.solution.cpu(), plain.solution, rtol=0, atol=0.05)
@@ -188,6 +191,56 @@ def test_a_module_that_draws_numbers_is_found_out():
     model = Noisy()
     first, second = (fit(fc.Problem(silos, model=model, gradients=w), seed=1).solution for w in ("streams", "loop"))
     assert torch.equal(first, second)  # both seed torch's generator by (seed, client, round, step)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_tensors_move_to_aligned_places_and_back(last):
+    shapes = {"a": (5,), "b": (4, 3, 3, 2), "c": (), "d": (6, 1, 3, 3), "e": (7, 2, 1, 1), "f": (2, 3, 4)}
+    slots, at = [], 3
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        slots.append(Slot(name, at, at + size, shape))
+        at += size
+    x = torch.randn(3, at + 2)
+    moved = Aligned(slots, channels_last=last)
+    wide, out = moved.spread(x), torch.zeros_like(x)
+    for i in range(3):
+        tensors = moved.tensors(wide[i])
+        for slot in slots:
+            assert torch.equal(tensors[slot.name], x[i, slot.start : slot.stop].view(slot.shape))
+            assert tensors[slot.name].storage_offset() % 64 == 0
+        assert tensors["b"].is_contiguous(memory_format=torch.channels_last) == last
+        moved.gather(tensors.values(), out[i])
+    assert torch.equal(out[:, 3:at], x[:, 3:at])
+    assert not out[:, :3].any()
+
+
+@pytest.mark.parametrize("name", ["own", "statistics", "vit"])
+def test_channels_last_change_nothing(name):
+    plain, moved = (problem_of(name, gradients="streams").smooth() for _ in range(2))
+    moved.gradients._side_by_side._parameters._last = True
+    x, rows = plain.start().repeat(3, 1), torch.arange(36).view(3, 12)
+    torch.testing.assert_close(moved.minibatch(x, rows), plain.minibatch(x, rows), rtol=0, atol=1e-12)
+
+
+def test_counts_of_batch_norm_are_those_of_the_layers():
+    """A layer that is used twice counts twice, and a cumulative mean needs its own count."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.last = nn.BatchNorm1d(5), nn.BatchNorm1d(5, momentum=None), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.last(self.b(self.a(self.a(x))))
+
+    rng = np.random.default_rng(0)
+    silos = fc.Silos.from_arrays([(rng.standard_normal((9, 5)), rng.integers(0, 3, 9)) for _ in range(2)])
+    model = Twice()
+    runs = [fit(fc.Problem(silos, model=model, gradients=way)).buffers for way in ("loop", "streams")]
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
+    assert (runs[1] == 18).sum() == 1
+    assert (runs[1] == 9).sum() == 1
 
 
 def test_work_on_a_cpu_follows_one_after_another():

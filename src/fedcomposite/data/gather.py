@@ -32,7 +32,7 @@ def gather(given: Sequence[tuple[str, Any]]) -> Gathered:
         if isinstance(X, pd.DataFrame):
             order = names_of(X, who) if order is None else order
             X = aligned(X, order, who)
-        parts.append(_checked(X, y, who, parts[0][0] if parts else None))
+        parts.append(_checked(X, y, who, parts[0] if parts else None))
     labels = [who for who, _ in given]
     plain = [X for X, _ in parts if isinstance(X, Tensor)]
     features: list[Features] = [X for X, _ in parts]
@@ -47,15 +47,21 @@ def pooled(features: Sequence[Features]) -> Features:
     return joined(compressed) if compressed else torch.cat([X for X in features if isinstance(X, Tensor)])
 
 
-def _checked(X: Any, y: Any, who: str, first: Features | None) -> tuple[Features, Tensor]:
+def _checked(X: Any, y: Any, who: str, before: tuple[Features, Tensor] | None) -> tuple[Features, Tensor]:
     features: Features
+    first = None if before is None else before[0]
     features = sparse_rows(X, f"{who}, features") if is_sparse(X) else as_tensor(X, f"{who}, features")
     targets = as_tensor(y, f"{who}, targets", torch.int64)
     if features.ndim < 2:
         raise DataError(f"{who}: features have shape {tuple(features.shape)}, expected (samples, features)")
-    if targets.ndim != 1 or len(targets) != len(features):
+    if targets.ndim == 0 or len(targets) != len(features) or targets.shape[1:] == (1,):
         raise DataError(
             f"{who}: targets have shape {tuple(targets.shape)}, expected ({len(features)},) to match the features"
+        )
+    if before is not None and targets.shape[1:] != before[1].shape[1:]:
+        raise DataError(
+            f"{who} has targets of shape {tuple(targets.shape[1:])}, the first client {tuple(before[1].shape[1:])}; "
+            "all must have as many for each sample"
         )
     if len(features) == 0:
         raise DataError(f"{who} is an empty silo: it has no samples; leave it out or give it data")

@@ -105,7 +105,7 @@ class Silos:
         margin_offsets: Iterable[ArrayLike] | None = None,
         held_margin_offsets: Mapping[HeldOut, ArrayLike] | None = None,
     ) -> Silos:
-        """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y is ``(samples,)``.
+        """Take one ``(X, y)`` pair per client: X is ``(samples, ...)``, y ``(samples,)``, a model's ``(samples, ...)``.
 
         X may be sparse, of scipy or torch, and stays so. ``validation`` and ``test`` are pairs of samples that nobody
         trains on. Columns of pandas tables are matched by name, in the order of the first client's, whose names are
@@ -258,6 +258,8 @@ class Silos:
         They do if they are of an integer type with at most 1000 values, or whole numbers of a floating-point
         type with at most 50 (examination points from 1 to 70 are a quantity).
         """
+        if self.targets.ndim > 1:
+            return None
         values: npt.NDArray[Any] = torch.unique(self.targets).numpy()
         most = 50 if self.targets.is_floating_point() else 1000
         return values if len(values) <= most and bool(np.all(values == np.round(values))) else None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcomposite.data.faults import DataError
 from fedcomposite.data.sparse import is_sparse, sparse_rows
 from fedcomposite.problems.base import Slot, Smooth
 from fedcomposite.problems.linear import Linear
@@ -37,6 +38,9 @@ class LinearProblem(Problem):
     ) -> None:
         if self.model is not None:
             raise ValueError("a LinearProblem takes no model; Problem(..., model=...) is a NetworkProblem")
+        if self.silos.targets.ndim > 1:
+            shape = tuple(self.silos.targets.shape)
+            raise DataError(f"targets have shape {shape}, expected ({shape[0]},): a linear model has one per sample")
         if self.options != NetworkOptions():
             given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
             raise ValueError(f"{', '.join(given)}: only for a problem with a model")

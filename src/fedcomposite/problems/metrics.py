@@ -127,7 +127,7 @@ def _mean_over(values: Tensor, there: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """The share of samples whose class is predicted."""
+    """The share of samples whose class is predicted; of samples with several labels each, the mean of their shares."""
 
     name = "accuracy"
     fits = CLASSIFIERS
@@ -135,6 +135,9 @@ class Accuracy(Metric):
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
         """Hits and samples."""
         hits = predicted(outputs) == targets
+        if targets.ndim > 1:
+            there = (targets >= 0).flatten(1)
+            hits = (hits.flatten(1) & there).sum(1) / there.sum(1).clamp(min=1)
         return per_client([hits, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:

@@ -143,9 +143,10 @@ class Problem:
         self.dimension = self.layout[-1].stop
         self.regularizer = self._restricted(Zero() if regularizer is None else regularizer)
         whole = silos.ids == tuple(range(len(silos)))  # a part of a federation may have one class
-        if whole and self.loss.classifier and bool((silos.targets == silos.targets[0]).all()):
+        labels = silos.targets.flatten()
+        if whole and self.loss.classifier and bool((labels == labels[0]).all()):
             warnings.warn(
-                f"all {len(silos.targets)} training samples have the label {float(silos.targets[0]):g}: "
+                f"all {len(silos.targets)} training samples have the label {float(labels[0]):g}: "
                 "a classifier has nothing to tell apart",
                 OneClassWarning,
                 stacklevel=2,

@@ -33,7 +33,7 @@ def trace(function: Callable[..., Any], *examples: torch.Tensor) -> Callable[...
 def _simplify(graph: fx.Graph) -> None:
     """Compute what is computed twice once, and leave out what nobody reads; not where something is written in place."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    if any(not _pure(node.target) for node in calls):
+    if any(not pure(node.target) for node in calls):
         return
     seen: dict[Any, fx.Node] = {}
     for node in [node for node in graph.nodes if node.op in ("call_function", "get_attr")]:
@@ -44,7 +44,8 @@ def _simplify(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _pure(target: Any) -> bool:
+def pure(target: Any) -> bool:
+    """Whether an operation writes nothing in place and draws nothing."""
     if target is operator.getitem:
         return True
     random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

@@ -114,6 +114,9 @@ class On(Regularizer):
 
     def subgradient(self, x: Tensor) -> Tensor:
         """A subgradient of h where it acts, zero elsewhere."""
+        if self.h.grain == 1:
+            self._fits(x)
+            return torch.where(self._mask(x), self.h.subgradient(x), 0.0)
         return self._put(torch.zeros_like(x), self.h.subgradient(self._take(x)))
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:

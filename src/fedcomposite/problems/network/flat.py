@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any, Literal, Self
 
 import torch
@@ -30,14 +31,23 @@ _SEQUENTIAL = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 def layout(module: nn.Module) -> tuple[Slot, ...]:
     """Where each trainable parameter lies in x, in the module's order."""
-    slots, at = [], 0
-    for name, p in module.named_parameters():
-        if p.requires_grad:
-            slots.append(Slot(name, at, at + p.numel(), tuple(p.shape)))
-            at += p.numel()
+    slots = _slots({name: p for name, p in module.named_parameters() if p.requires_grad})
     if not slots:
         raise ValueError("this module has no parameters to train (requires_grad is false for all, or there are none)")
-    return tuple(slots)
+    return slots
+
+
+def _slots(tensors: Mapping[str, Tensor]) -> tuple[Slot, ...]:
+    """Where tensors lie in one vector, one after another."""
+    ends = list(accumulate(t.numel() for t in tensors.values()))
+    each = zip(tensors.items(), ends, strict=True)
+    return tuple(Slot(name, end - t.numel(), end, tuple(t.shape)) for (name, t), end in each)
+
+
+def _counters(module: nn.Module) -> set[str]:
+    """Names of the batches that batch norms have seen, where the number does not matter to them."""
+    found = [(k, m) for k, m in module.named_modules() if isinstance(m, _BATCH_NORM) and m.momentum is not None]
+    return {f"{place}.num_batches_tracked" if place else "num_batches_tracked" for place, _ in found}
 
 
 def _aliases(module: nn.Module) -> dict[str, list[str]]:
@@ -67,7 +77,12 @@ class FlatModule:
         self._aliases = _aliases(self.module)
         kept = self.module.state_dict()
         self._buffers = {k: b for k, b in self.module.named_buffers() if k in kept}
-        self._buffer_sizes = [b.numel() for b in self._buffers.values()]
+        self.buffer_layout = _slots(self._buffers)
+        """Where each persistent buffer lies in the second vector."""
+        self.integers = {k for k, b in self._buffers.items() if not b.is_floating_point()}
+        """Names of the buffers that hold integers."""
+        self.counters = self.integers & _counters(self.module)
+        """Those that only count passes: a batch norm works without."""
         self._precision = precision
         kinds = list(self.module.modules())
         self.layers = sum(not list(m.children()) for m in kinds)
@@ -122,13 +137,14 @@ class FlatModule:
         parts = [buffers[k].reshape(-1).to(self.dtype) for k in self._buffers]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=self.dtype, device=self.device)
 
-    def unpack(self, flat: Tensor) -> dict[str, Tensor]:
-        """Buffers out of one vector: fresh tensors, since training modifies them in place."""
-        parts = flat.split_with_sizes(self._buffer_sizes)
-        return {
-            k: (v.clone() if b.is_floating_point() else v.round().to(b.dtype)).view(b.shape)
-            for (k, b), v in zip(self._buffers.items(), parts, strict=True)
-        }
+    def unpack(self, flat: Tensor, slots: Iterable[Slot] | None = None) -> dict[str, Tensor]:
+        """Buffers out of one vector, all or some: fresh tensors, since training modifies them in place."""
+        found = {}
+        for name, start, stop, shape in self.buffer_layout if slots is None else slots:
+            v = flat[start:stop]
+            fresh = v.round().to(self._buffers[name].dtype) if name in self.integers else v.clone()
+            found[name] = fresh.view(shape)
+        return found
 
     def leaves(self, x: Tensor) -> dict[str, Tensor]:
         """Parameters by name that autograd differentiates by.
@@ -153,14 +169,14 @@ class FlatModule:
         parts = zip(self.layout, x.split_with_sizes(self.sizes), strict=True)
         return {slot.name: v.view(slot.shape) for slot, v in parts} | self.unpack(buffers)
 
-    def forward(self, state: dict[str, Tensor], inputs: Tensor, *, train: bool) -> Tensor:
+    def forward(self, state: Mapping[str, Tensor | None], inputs: Tensor, *, train: bool) -> Tensor:
         """Outputs of the module with these tensors; training moves the buffers among them."""
         module = self.module
         if module.training != train:
             module.train(train)
         with self._autocast(), self.quiet():
             named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
-            outputs: Tensor = functional_call(module, state | named, (inputs,), tie_weights=False)
+            outputs: Tensor = functional_call(module, {**state, **named}, (inputs,), tie_weights=False)  # type: ignore[dict-item]
         return outputs if outputs.dtype == self.dtype else outputs.to(self.dtype)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -6,7 +6,7 @@ On a GPU the passes of different clients go to streams of their own, which overl
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.problems.base import Local
 from fedcomposite.problems.network.flat import COMPILED_LAYERS, LARGE, FlatModule
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
-from fedcomposite.problems.network.streams import Streams
+from fedcomposite.problems.network.streams import SideBySide
 from fedcomposite.problems.traced import trace
 
 Way = Literal["vmap", "loop", "streams"]
@@ -64,7 +64,8 @@ class Gradients:
         """Passes as lists of operations, by their names and shapes."""
         self._asked: dict[Any, int] = {}
         self._constants = options.constants(flat.dtype, flat.device)
-        self._streams = Streams(flat.device)
+        self._side_by_side = SideBySide(flat, self._loss)
+        self._counts = torch.zeros_like(flat.buffers())
         self._draws: bool | None = None
 
     def compiled(self) -> Gradients:
@@ -104,15 +105,22 @@ class Gradients:
         return self.vectorises
 
     def check_draws(self) -> bool:
-        """Whether a pass in training mode draws random numbers: tried once, on one client with two samples."""
+        """Whether a pass in training mode draws random numbers: tried once, on one client with two samples.
+
+        What the pass adds to the counters among the buffers is kept.
+        """
         if self._draws is None:
             rows = torch.zeros(2, dtype=torch.long, device=self.flat.device)
             x, weight = self.flat.start(), torch.ones(2, dtype=self.flat.dtype, device=self.flat.device)
             cuda = self.flat.device.type == "cuda"
             with torch.random.fork_rng(devices=[self.flat.device] if cuda else []):
                 torch.manual_seed(0)
-                before = self._generators()
-                self._pass(x, self.flat.buffers(), rows, weight, self._prepared(rows), torch.empty_like(x))
+                before, buffers = self._generators(), self.flat.buffers()
+                after = self._pass(x, buffers, rows, weight, self._prepared(rows), torch.empty_like(x))
+                for slot in self.flat.buffer_layout:
+                    if slot.name in self.flat.counters:
+                        at = slice(slot.start, slot.stop)
+                        self._counts[at] = after[at] - buffers[at]
                 self._draws = any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True))
         return self._draws
 
@@ -326,13 +334,7 @@ class Gradients:
         self, x: Tensor, buffers: Tensor, inputs: Tensor, rows: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Gradients ``(m, d)`` and buffers, each client's pass on the next of some streams."""
-        gradient, after = torch.empty_like(x), torch.empty_like(buffers)
-
-        def one(i: int) -> None:
-            after[i] = self._pass(x[i], buffers[i], rows[i], weight[i], inputs[i], gradient[i])
-
-        self._streams.run(len(x), one)
-        return gradient, after
+        return self._side_by_side(x, buffers, inputs, self.b[rows], weight, self._counts)
 
     def _pass(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
         """The gradient of one client by autograd, into ``out``, and its buffers."""
@@ -380,7 +382,7 @@ class Gradients:
         state = self.flat.state(x, buffers)
         return self._loss(state, inputs, b, weight), self.flat.pack(state)
 
-    def _loss(self, state: dict[str, Tensor], inputs: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+    def _loss(self, state: Mapping[str, Tensor | None], inputs: Tensor, b: Tensor, weight: Tensor) -> Tensor:
         values = self.loss.function(self.flat.forward(state, inputs, train=True), b)
         return (values * weight).sum() if self.loss.per_sample else values * weight.sum()
 

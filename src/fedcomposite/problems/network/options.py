@@ -17,6 +17,9 @@ from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 
+IGNORED = -100
+"""A token's label that counts for nothing, as in torch."""
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -37,7 +40,9 @@ class ModelLoss:
         if self.name != "cross_entropy":
             return targets
         labels = torch.unique(targets)
-        if set(labels.tolist()) <= {-1, 1}:
+        if targets.ndim > 1:
+            labels = labels[labels != IGNORED]
+        elif set(labels.tolist()) <= {-1, 1}:
             return (targets > 0).long()
         if bool((labels != labels.round()).any()) or labels[0] < 0 or labels[-1] >= outputs:
             raise DataError(
@@ -53,11 +58,20 @@ class ModelLoss:
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    """Of each sample; where it has several labels (tokens), the mean over those that count."""
+    if targets.ndim == 1:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    each = nn.functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    there = (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
+    return each.view(targets.shape).flatten(1).sum(1) / there
 
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.reshape(targets.shape) - targets).square()
+    """Of each sample; where it has several targets, their mean."""
+    each = (outputs.reshape(targets.shape) - targets).square()
+    return each if targets.ndim == 1 else each.flatten(1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -109,18 +123,23 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
     except (RuntimeError, ValueError, TypeError) as error:
         shape = "x".join(map(str, silos.features.shape[1:]))
         raise DataError(f"the module does not take these samples ({shape}, {inputs.dtype}): {_line(error)}") from error
-    if loss == "cross_entropy":
-        if outputs.ndim != 2:
-            raise DataError(
-                f"cross_entropy needs outputs (batch, classes), the module gives {tuple(outputs.shape)} for 2 samples"
-            )
-        kinds = CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
-        return ModelLoss("cross_entropy", _cross_entropy, classifier=True, per_sample=True, kinds=kinds)
+    if not isinstance(outputs, Tensor):
+        raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
     targets = silos.targets[:2]
+    if loss == "cross_entropy":
+        if outputs.ndim < 2 or outputs.shape[:-1] != targets.shape:
+            wanted = "batch, classes" if targets.ndim == 1 else "batch, tokens, classes"
+            raise DataError(
+                f"cross_entropy needs outputs ({wanted}), the module gives {tuple(outputs.shape)} for 2 samples"
+            )
+        kinds = () if targets.ndim > 1 else CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
+        return ModelLoss("cross_entropy", _cross_entropy, classifier=True, per_sample=True, kinds=kinds)
     if loss == "mse":
         if outputs.numel() != targets.numel():
-            raise DataError(f"mse needs one output per sample, the module gives {tuple(outputs.shape)} for 2 samples")
-        return ModelLoss("mse", _squared_error, classifier=False, per_sample=True, kinds=("regression",))
+            many = "one output" if targets.ndim == 1 else f"outputs {tuple(targets.shape[1:])}"
+            raise DataError(f"mse needs {many} per sample, the module gives {tuple(outputs.shape)} for 2 samples")
+        kinds = ("regression",) if targets.ndim == 1 else ()
+        return ModelLoss("mse", _squared_error, classifier=False, per_sample=True, kinds=kinds)
     if not callable(loss):
         known = ("cross_entropy", "mse")
         raise ValueError(
@@ -128,9 +147,9 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             "or a function of outputs and targets)"
         )
     values = _tried(loss, outputs, targets.to(dtype) if targets.is_floating_point() else targets)
-    if values.shape not in ((), targets.shape):
+    if values.shape not in ((), targets.shape[:1]):
         raise ValueError(f"the loss gives shape {tuple(values.shape)} for 2 samples, expected (2,) or a mean ()")
-    classes = outputs.ndim == 2 and outputs.shape[1] > 1 and not targets.is_floating_point()
+    classes = targets.ndim == outputs.ndim - 1 == 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
     name = getattr(loss, "__qualname__", repr(loss))
     return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
 
@@ -160,7 +179,7 @@ def _kinds(outputs: Tensor, silos: Silos, classes: bool) -> tuple[Kind, ...]:
     """What a loss of somebody else's may be for; a single output for two labels is a margin or a prediction."""
     if classes:
         return CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
-    if outputs.numel() != len(outputs):
+    if outputs.numel() != len(outputs) or silos.targets.ndim > 1:
         return ()
     labels = set(torch.unique(silos.targets).tolist())
     return ("binary", "regression") if labels <= {0, 1} else ("regression",)

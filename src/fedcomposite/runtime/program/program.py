@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from fedcomposite.problems import Batches, Counter, Smooth
 from fedcomposite.problems.base import FULL, Local, UnsuitableError
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.runtime import messages
+from fedcomposite.runtime.program.fused import Fused
 from fedcomposite.runtime.program.prox import CompiledProx
 from fedcomposite.runtime.wrapped import Counted
 
@@ -83,6 +84,11 @@ class _Recorded:
         return self._cohort
 
 
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return compiled
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Without garbage collection, which could end another recorded program, and with it the recording of this one."""
@@ -118,7 +124,8 @@ class Program:
             raise UnsuitableError("the operations of a round depend on a count, a phase or a coin")
         smooth = smooth.ready(compile)
         self._algorithm, self._smooth, self._batches = algorithm, smooth, batches
-        self._h = CompiledProx(h) if compile else h
+        self._h = h
+        self._local_round: Callable[..., tuple[Any, Any]] = algorithm.local_round
         self._cohort, self._counter = len(who), Counter()
         self._message = messages.each(message, torch.clone)
         self._clients = messages.each(clients, lambda t: t.clone(memory_format=torch.contiguous_format))
@@ -133,20 +140,30 @@ class Program:
             self._rows = self._draw(who, 0, 1).to(smooth.device)
             self._steps = max(1, self._run(trial=True)[3])  # how many local steps there are; compiles, which may wait
             self._rows = self._draw(who, 0, self._steps).to(smooth.device)
-        self._run()
+        else:
+            self._run()
         self._check()
         self.gradients, self.proxes = self._counter.gradients, self._counter.proxes
+        if compile:
+            self._compile(h)
         self._graph = torch.cuda.CUDAGraph() if smooth.device.type == "cuda" else None
         if self._graph is not None:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(2):  # libraries allocate their workspaces here, not while recording
-                    self._run()
+                self._run()  # libraries allocate their workspaces here, not while recording
             torch.cuda.current_stream().wait_stream(side)
             with _uncollected(), torch.cuda.graph(self._graph):
                 self._out = self._run()
         self.seconds = time.perf_counter() - began
+
+    def _compile(self, h: Regularizer) -> None:
+        """Compile what the method does between gradients; where that cannot be listed, the prox alone."""
+        message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
+        try:
+            self._local_round = Fused(self._algorithm, message, self._clients, h, _compiled)
+        except Exception:
+            self._h = CompiledProx(h)
 
     def _check(self) -> None:
         """Run once more, refusing anything that waits for the device, and count the work."""
@@ -176,7 +193,7 @@ class Program:
         h = Counted(self._h, self._counter)
         # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.
         message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
-        replies, new = self._algorithm.local_round(message, self._clients, grad, h)
+        replies, new = self._local_round(message, self._clients, grad, h)
         inputs = {t.untyped_storage().data_ptr() for t in (*self._message, *self._clients, self._buffers)}
 
         def own(t: Tensor) -> Tensor:  # an output that is an input would change under the next copy

@@ -1,0 +1,225 @@
+"""Modules of every kind in every mode, against torch's own autograd on a copy of the module."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from test_streams import DEVICES, MODULES, silos_for
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import fedcomposite as fc
+from fedcomposite.algorithms import FedNMap
+from fedcomposite.problems.base import Local
+
+CLIENTS, SAMPLES, WORDS, LENGTH = 3, 8, 12, 5
+WAYS = ("loop", "vmap", "streams")
+
+
+class Block(nn.Module):
+    """A residual block whose norms know single samples only."""
+
+    def __init__(self, channels, norm):
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.first, self.second = norm(channels), norm(channels)
+
+    def forward(self, x):
+        return (x + self.second(self.b(self.first(self.a(x)).relu()))).relu()
+
+
+class Residual(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(3, 4, 3, stride=2), Block(4, norm)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.block(self.stem(x)).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """A language model: an output for every token, through the embedding's own matrix."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 6)
+        self.inner = kind
+        self.out = nn.Linear(6, WORDS, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x):
+        hidden = self.inner(self.embedding(x))
+        return self.out(hidden[0] if isinstance(hidden, tuple) else hidden)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a trained product of thin matrices beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(7, 6).requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(7, 2) / 3), nn.Parameter(torch.randn(2, 6) / 3)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head((self.base(x) + x @ self.down @ self.up).tanh())
+
+
+class Tuned(nn.Module):
+    """A frozen body, batch norm included, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).requires_grad_(False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+
+def per_sample(outputs, targets):
+    return binary_cross_entropy_with_logits(outputs, targets, reduction="none").sum(1)
+
+
+def encoder():
+    return nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+
+
+images = lambda rng: rng.standard_normal((SAMPLES, 3, 8, 8))  # noqa: E731
+words = lambda rng: rng.integers(0, WORDS, (SAMPLES, LENGTH))  # noqa: E731
+vectors = lambda rng: rng.standard_normal((SAMPLES, 7))  # noqa: E731
+classes = lambda rng: rng.integers(0, 3, SAMPLES)  # noqa: E731
+flags = lambda rng: (rng.random((SAMPLES, 4)) > 0.5).astype(float)  # noqa: E731
+
+
+def padded(rng):
+    labels = rng.integers(0, WORDS, (SAMPLES, LENGTH))
+    labels[1, 2:], labels[2] = -100, -100
+    return labels
+
+
+CASES = {
+    "group norm": (lambda: Residual(lambda c: nn.GroupNorm(2, c)), images, classes, "cross_entropy"),
+    "layer norm": (lambda: Residual(lambda c: nn.LayerNorm([c, 3, 3])), images, classes, "cross_entropy"),
+    "tied tokens": (lambda: Tokens(encoder()), words, words, "cross_entropy"),
+    "padded tokens": (lambda: Tokens(nn.GRU(6, 6, batch_first=True)), words, padded, "cross_entropy"),
+    "adapter": (Adapted, vectors, classes, "cross_entropy"),
+    "head": (Tuned, images, classes, "cross_entropy"),
+    "flags": (lambda: nn.Linear(7, 4), vectors, flags, nn.BCEWithLogitsLoss()),
+    "flags, each": (lambda: nn.Linear(7, 4), vectors, flags, per_sample),
+    "several numbers": (lambda: nn.Linear(7, 4), vectors, flags, "mse"),
+}
+ALL = [*MODULES, *CASES]
+
+
+def made(name):
+    """A module, silos and a loss."""
+    torch.manual_seed(3)
+    if name in MODULES:
+        return MODULES[name](), silos_for(name, CLIENTS, SAMPLES), "cross_entropy"
+    build, features, targets, loss = CASES[name]
+    rng = np.random.default_rng(4)
+    return build(), fc.Silos.from_arrays([(features(rng), targets(rng)) for _ in range(CLIENTS)]), loss
+
+
+def mean_loss(loss):
+    """The mean over samples as one would write it."""
+    if loss == "mse":
+        return nn.functional.mse_loss
+    if loss != "cross_entropy":
+        return lambda o, b: loss(o, b).mean()
+
+    def each(outputs, targets):
+        if targets.ndim == 1:
+            return nn.functional.cross_entropy(outputs, targets)
+        counting = [(o[b >= 0], b[b >= 0]) for o, b in zip(outputs, targets, strict=True)]
+        return sum(nn.functional.cross_entropy(o, b) for o, b in counting if len(b)) / len(targets)
+
+    return each
+
+
+def autograd(module, loss, x, X, b, train):
+    """The gradient at x by torch alone, and the buffers after it."""
+    own = copy.deepcopy(module).double().train(train)
+    trained = [p for p in own.parameters() if p.requires_grad]
+    vector_to_parameters(x, trained)
+    gradient = torch.autograd.grad(mean_loss(loss)(own(X.double() if X.is_floating_point() else X), b), trained)
+    buffers = [v.double().flatten() for v in own.buffers()]
+    return parameters_to_vector(gradient), torch.cat(buffers) if buffers else torch.zeros(0, dtype=torch.float64)
+
+
+def check(name, way, device, dtype, tolerance):
+    module, silos, loss = made(name)
+    smooth = fc.Problem(silos, model=module, loss=loss, gradients=way).smooth(dtype, device)
+    if way == "vmap" and smooth.gradients._reason_against_vmap() is not None:
+        pytest.skip("vmap has no rule for it")
+    x = torch.stack([smooth.start() * (1 + 0.1 * i) for i in range(CLIENTS)])
+    rows = torch.tensor([[i * SAMPLES + j for j in (0, 3, 1, 2)] for i in range(CLIENTS)])
+    local = Local(smooth.buffers().repeat(CLIENTS, 1), np.arange(CLIENTS, dtype=np.uint64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = smooth.during(local).minibatch(x, rows.to(device)).cpu().double()
+        evaluated = smooth.evaluate(x[1])
+    for i in range(CLIENTS):
+        given = module, loss, x[i].cpu().double(), silos.features[rows[i]], silos.targets[rows[i]]
+        gradient, buffers = autograd(*given, train=True)
+        torch.testing.assert_close(found[i], gradient, rtol=0, atol=tolerance)
+        torch.testing.assert_close(local.buffers[i].cpu().double(), buffers, rtol=0, atol=tolerance)
+    at = module, loss, x[1].cpu().double()
+    means = [autograd(*at, *silos[i], train=False)[0] for i in range(CLIENTS)]
+    torch.testing.assert_close(evaluated.gradient.cpu().double(), torch.stack(means).mean(0), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_are_those_of_autograd(name, way, device):
+    """Minibatches in training mode, and the mean over clients in evaluation mode, without a warning."""
+    check(name, way, device, torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["tied tokens", "flags", "several numbers", "padded tokens"])
+def test_samples_with_several_targets_are_learned(name):
+    module, silos, loss = made(name)
+    silos = fc.Silos.from_arrays([silos[i] for i in range(CLIENTS)], test=silos[0])
+    problem = fc.Problem(silos, model=module, loss=loss, regularizer=fc.regularizers.L1(1e-4))
+    run = fc.simulate(problem, FedNMap(3, 0.1, gamma=0.5), rounds=15, batch_size=4)
+    assert run.history[-1].loss < run.history[0].loss
+    first = run.history[0]
+    assert ("test_accuracy" in first) == ("tokens" in name)
+    assert ("test_loss" in first) != ("tokens" in name)
+    if "tokens" in name:
+        X, b = silos.test
+        outputs = problem.module(run.solution)(X)
+        there = [(o.argmax(-1) == t)[t >= 0] for o, t in zip(outputs, b, strict=True)]
+        expected = np.mean([float(t.double().mean()) if len(t) else 0.0 for t in there])
+        assert run.history[-1].test_accuracy == pytest.approx(expected)
+
+
+def test_targets_that_do_not_fit_are_refused():
+    rng = np.random.default_rng(0)
+    X, b = rng.standard_normal((6, 4)), rng.integers(0, 3, (6, 2))
+    with pytest.raises(fc.data.DataError, match=r"client 1 has targets of shape \(\), the first client \(2,\)"):
+        fc.Silos.from_arrays([(X, b), (X, b[:, 0])])
+    silos = fc.Silos.from_arrays([(X, b), (X, b)])
+    with pytest.raises(fc.data.DataError, match="a linear model has one per sample"):
+        fc.Problem(silos)
+    with pytest.raises(fc.data.DataError, match=r"needs outputs \(batch, tokens, classes\)"):
+        fc.Problem(silos, model=nn.Linear(4, 3))
+    with pytest.raises(fc.data.DataError, match=r"mse needs outputs \(2,\) per sample"):
+        fc.Problem(silos, model=nn.Linear(4, 3), loss="mse")
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.a(x), x
+
+    with pytest.raises(fc.data.DataError, match="the module gives a tuple"):
+        fc.Problem(fc.Silos.from_arrays([(X, b[:, 0])]), model=Two())
