@@ -88,7 +88,8 @@ def needed(weights, biases, act, x):
         constant = (a - a[0]).abs().amax(0) == 0
         read = (weights[i + 1][alive[i + 1]] != 0).any(0)
         alive[i] = read & ~constant
-    return [max(1, int(a.sum())) for a in alive]
+        alive[i][0] |= not alive[i].any()  # a layer keeps one unit, and what that one reads
+    return [int(a.sum()) for a in alive]
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

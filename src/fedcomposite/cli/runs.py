@@ -159,8 +159,8 @@ def export_run(
         made = export(x, problem, target, format=format, buffers=tensors.get("buffers"), pruned=pruned)
     if made.pruned is not None:
         print_frame(made.pruned.table().iloc[:, :-1], "layers before and after; flops are per sample")
-        for kept in made.pruned.kept:
-            out.print(escape(f"kept: {kept.count} dead of {kept.layer}: {kept.reason}"), highlight=False)
+        for dead in made.pruned.kept:
+            out.print(escape(f"kept: {dead.count} dead of {dead.layer}: {dead.reason}"), highlight=False)
         out.print(f"pruned: {made.pruned}", highlight=False)
     elif problem.model is not None:
         print_frame(problem.layers(x), "exact zeros per tensor")
