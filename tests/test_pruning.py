@@ -79,7 +79,10 @@ def test_the_papers_networks(name):
 
 
 def needed(weights, biases, act, x):
-    """Hidden units of an MLP that its outputs need, from activations on many inputs and from the last layer back."""
+    """Hidden units of an MLP that its outputs need, from activations on some inputs and from the last layer back.
+
+    The activation is strictly monotone, so that no unit is constant by chance.
+    """
     alive = [torch.ones(len(w), dtype=torch.bool) for w in weights]
     for i in range(len(weights) - 2, -1, -1):
         a = x
@@ -93,19 +96,16 @@ def needed(weights, biases, act, x):
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(st.integers(0, 10**6), st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from(["ReLU", "Tanh"]))
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from(["ELU", "Tanh"]))
 def test_exactly_what_the_outputs_need_is_left_of_an_mlp(seed, hidden, act):
     torch.manual_seed(seed)
     widths, layers = [4, *hidden, 2], []
     for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), getattr(nn, act)()]
     module = kill(nn.Sequential(*layers[:-1]), seed, share=0.4, columns=0.2).double()
-    with torch.no_grad():
-        for layer in module[::2]:  # no unit that relu happens to switch off on all of the inputs
-            layer.bias.abs_()
     made = checked(module, 4)
     weights, biases = [m.weight for m in module[::2]], [m.bias for m in module[::2]]
-    x = 10 * torch.randn(4000, 4, dtype=torch.float64)
+    x = torch.randn(100, 4, dtype=torch.float64)
     with torch.no_grad():
         assert [layer.pruned[0] for layer in made.layers] == needed(weights, biases, module[1], x)
 

@@ -100,11 +100,11 @@ class Plan:
         self.gone: set[int] = set()
         while True:
             self.gone = self._removable()
-            axes = [labels for node in self.labels.values() for labels in node]
-            emptied = {int(a[0]) for a in axes if len(a) and self.gone.issuperset(a.tolist())}
+            axes = [labels for node in self.labels.values() for labels in node if len(labels)]
+            emptied = [int(a[0]) for a in axes if self.gone.issuperset(a.tolist())]
             if not emptied:
                 break
-            self._last |= emptied
+            self._last.add(emptied[-1])  # the last layer first: what its unit reads may be enough for those before
 
     def _depthwise(self, weight: fx.Node) -> bool:
         return isinstance(self.network.owner(weight), nn.modules.conv._ConvNd)
