@@ -3,9 +3,12 @@
 from fedcomposite.exporting.errors import ExportError, PruneError, rounding
 from fedcomposite.exporting.planning import Kept, Layer
 from fedcomposite.exporting.pruning import Pruned, fit, prune
+from fedcomposite.exporting.sparse import Converted, CSRLinear, sparse_layers
 from fedcomposite.exporting.writing import Exported, Format, export, original_scale, read_csr
 
 __all__ = [
+    "CSRLinear",
+    "Converted",
     "ExportError",
     "Exported",
     "Format",
@@ -19,4 +22,5 @@ __all__ = [
     "prune",
     "read_csr",
     "rounding",
+    "sparse_layers",
 ]
