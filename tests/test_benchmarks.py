@@ -17,7 +17,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import cifar, newton, prox, sparse, table6, workloads
+from benchmarks import cifar, inference, newton, prox, sparse, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -218,3 +218,11 @@ def test_newton_is_right_where_it_is_compared(capsys):
     text = capsys.readouterr().out
     for expected in ("F - skglm", "same support", "4 strengths, 1200 features", "FISTA", " >3 "):
         assert expected in text
+
+
+def test_inference_with_zeros():
+    """Every variant gives what the dense network gives, which the benchmark checks before it takes a time."""
+    table = inference.measure(quick=True)
+    assert {"dense", "pruned", "CSR"} <= set(table["variant"])
+    assert (table["ms"] > 0).all()
+    assert (table.loc[table["variant"] == "dense", "dense / this"] == 1).all()

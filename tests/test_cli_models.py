@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from scipy import sparse
 
 import fedcomposite as fc
@@ -256,6 +256,23 @@ def test_export_of_a_network(runs, cli, format, suffix):
     )
     assert "predictions of the file and of the run agree (largest difference 0)" in shown
     assert "1.weight" in shown
+
+
+def test_export_without_dead_neurons(runs, tmp_path, cli):
+    shutil.copytree(runs / "network", tmp_path / "run")
+    kept = tmp_path / "run" / "model.safetensors"
+    tensors = load_file(kept)
+    tensors["x"][: 3 * 64] = 0  # the first three neurons of twelve
+    save_file(tensors, kept)
+    shown = cli("export", tmp_path / "run", "--format", "safetensors", "--pruned", check=0).out
+    state = load_file(tmp_path / "run" / "exported.safetensors")
+    left = len(state["1.weight"])
+    assert left <= 9
+    assert {k: v.shape for k, v in state.items()} == {
+        "1.weight": (left, 64), "1.bias": (left,), "3.weight": (10, left), "3.bias": (10,)
+    }  # fmt: skip
+    assert f"pruned: 910 -> {75 * left + 10} parameters" in shown
+    assert "is for networks" in cli("export", runs / "linear", "--pruned", check=2).err
 
 
 def test_export_with_running_statistics(tmp_path, cli):

@@ -23,7 +23,7 @@ from fedcomposite.algorithms import REGISTRY, EControlDA, FedAvg, Scaffold
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1
-from fedcomposite.runtime import Simulator
+from fedcomposite.runtime import Simulator, distributed
 from fedcomposite.runtime.distributed import Group
 from fedcomposite.testing import small_problem
 
@@ -128,8 +128,35 @@ def in_a_group(folder):
     with pytest.raises(ValueError, match="1 clients cannot be shared by 2 processes"):
         fc.simulate(alone, FedAvg(1, 0.1), rounds=1)
     with pytest.raises(ValueError, match="mode = 'record'"):
-        fc.simulate(problem, FedAvg(1, 0.1), rounds=1, device="cuda", mode="record")
+        fc.simulate(problem, FedAvg(1, 0.1), rounds=1, mode="record")
+    found["recorded"] = recorded()
     found["by itself"] = fc.simulate(problem, algorithm, rounds=2, distributed=False, **settings).solution
+    return found
+
+
+RECORDED = ("Scaffold everyone", "FedNMap some", "EControlDA everyone", "sample weights", "epochs")
+
+
+def recorded(device="cpu", dtype=torch.float64):
+    """Rounds as programs on static buffers, and eagerly: the largest difference, and the sizes that have a program."""
+    found = {}
+    for name in RECORDED:
+        problem, algorithm, settings = cases()[name]
+        size = settings.get("batch_size")
+        batches = Batches(3, size, settings.get("sampling", "replacement"))
+        sims = [
+            Simulator(problem, algorithm, batches=batches, participation=settings.get("participation", 1.0), seed=3,
+                      group=Group(dist.get_rank(), 2), mode=mode, device=device, dtype=dtype)
+            for mode in ("eager", "record")
+        ]  # fmt: skip
+        worst = 0.0
+        for _ in range(ROUNDS):
+            for sim in sims:
+                sim.step()
+            solutions = [sim.algorithm.solution(sim.server, problem.regularizer) for sim in sims]
+            worst = max(worst, float((solutions[0] - solutions[1]).abs().max()))
+        assert sims[0].transport.counter == sims[1].transport.counter
+        found[name] = worst, sorted(sims[1].transport._programs)
     return found
 
 
@@ -152,29 +179,37 @@ def count_reductions():
     return calls
 
 
-def main(folder):
-    found = in_a_group(folder)
+def main(folder, device):
+    if device == "cuda":  # two processes on one GPU
+        fc.simulate(*cases()["epochs"][:2], rounds=12, batch_size=3, device=device, distributed=True, mode="record")
+        found = {"recorded": recorded(device), "backend": dist.get_backend()}
+    else:
+        found = in_a_group(folder)
     torch.save(found, folder / f"found-{dist.get_rank()}.pt")
 
 
 # -- the tests ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What the two processes wrote, started by torchrun on a free port of this machine."""
-    folder = tmp_path_factory.mktemp("group")
+def start(folder, device):
+    """Run this file in two processes, by torchrun on a free port of this machine."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     done = subprocess.run(
-        [*command, "--master-port", str(port), __file__, str(folder)],
+        [*command, "--master-port", str(port), __file__, str(folder), device],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-5000:]
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the two processes wrote."""
+    return start(tmp_path_factory.mktemp("group"), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +255,36 @@ def test_each_process_was_without_participants_in_some_round(name):
 def test_one_all_reduce_per_round(both):
     """Of the two vectors that Scaffold sends, and one number: whether a process wants to stop."""
     assert both[0]["all-reduces"] == [2 * 6 + 1] * 5
+
+
+def check_recorded(found, tolerance):
+    for name in RECORDED:
+        worst = [f["recorded"][name][0] for f in found]
+        sizes = [f["recorded"][name][1] for f in found]
+        assert max(worst) <= tolerance, name
+        assert all(sizes), f"{name}: no round was recorded"
+        assert name != "FedNMap some" or max(map(len, sizes)) > 1  # cohorts of several sizes
+
+
+def test_recorded_rounds_are_the_eager_ones(both):
+    """Bit for bit: each process has a program for its clients, and the all-reduce is outside of it."""
+    check_recorded(both, 0.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_two_processes_on_one_gpu(tmp_path):
+    start(tmp_path, "cuda")
+    found = [torch.load(tmp_path / f"found-{r}.pt") for r in (0, 1)]
+    assert {f["backend"] for f in found} == {"gloo" if torch.cuda.device_count() == 1 else "nccl"}
+    check_recorded(found, 1e-12)
+
+
+@pytest.mark.parametrize(("here", "gpus", "backend"), [("2", 1, "gloo"), ("2", 2, "nccl"), ("8", 8, "nccl")])
+def test_nccl_needs_a_gpu_for_each_process(monkeypatch, here, gpus, backend):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert distributed._backend(torch.device("cuda")) == backend
+    assert distributed._backend(torch.device("cpu")) == "gloo"
 
 
 def test_process_0_alone_reports(both):
@@ -279,4 +344,4 @@ def test_stateless_and_stateful_methods_are_both_here():
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -19,12 +19,12 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
 
-def silos():
+def silos(flat=False):
     generator = torch.Generator().manual_seed(1)
     return fc.Silos.from_arrays(
         [
             (
-                torch.randint(0, 256, (7, 1, 6, 6), generator=generator, dtype=torch.uint8),
+                torch.randint(0, 256, (7, 36) if flat else (7, 1, 6, 6), generator=generator, dtype=torch.uint8),
                 torch.randint(0, 3, (7,), generator=generator),
             )
             for _ in range(3)
@@ -144,7 +144,7 @@ def test_several_classes(tmp_path):
 
 def test_a_file_that_differs_is_refused(trained, tmp_path, monkeypatch):
     problem, run = trained
-    import fedcomposite.exporting as module
+    import fedcomposite.exporting.writing as module
 
     read = module.load_file
     monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})
@@ -179,7 +179,7 @@ def test_rounding_is_no_reason_to_refuse(tmp_path, format, dtype):
 @pytest.mark.parametrize("change", [1e-6, 1e-3, 1.0])
 def test_a_wrong_model_is_refused(tmp_path, monkeypatch, scale, change):
     """However little a weight of the file differs, and however small or large the outputs are."""
-    import fedcomposite.exporting as module
+    import fedcomposite.exporting.writing as module
 
     problem, x = convolutions()
     x[-650:] *= scale  # the last layer
@@ -197,7 +197,7 @@ def test_a_wrong_model_is_refused(tmp_path, monkeypatch, scale, change):
 
 def test_predictions_are_compared_at_the_size_of_the_outputs(tmp_path, monkeypatch):
     """The module that is written, not only its tensors: an other activation is another model."""
-    import fedcomposite.exporting as module
+    import fedcomposite.exporting.writing as module
 
     problem, x = convolutions()
     x[-650:] *= 1e-5
@@ -214,7 +214,7 @@ def test_predictions_are_compared_at_the_size_of_the_outputs(tmp_path, monkeypat
 @pytest.mark.parametrize("existing", [None, b"an older model"])
 @pytest.mark.parametrize("format", ["state_dict", "safetensors", "csr", "csv"])
 def test_a_refused_export_leaves_nothing(tmp_path, monkeypatch, format, existing):
-    import fedcomposite.exporting as module
+    import fedcomposite.exporting.writing as module
 
     def refuse(*_):
         raise ExportError("no")
@@ -307,6 +307,50 @@ def test_errors(trained, tmp_path):
         read_csr(tmp_path / "text")
 
 
+def thinned():
+    """A network with two dead filters, one of which is a constant behind its batch norm, and a dead neuron."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Unflatten(1, (1, 6, 6)), nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3)),
+    )
+    with torch.no_grad():
+        model[1].weight[[1, 3]] = 0
+        model[2].bias[1] = 0.8
+        model[5].weight[4] = 0
+    problem = fc.Problem(silos(flat=True), model=model, normalization=(0.5, 0.25))
+    return problem, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("format", ["state_dict", "safetensors", "csr"])
+def test_pruned_files(tmp_path, format):
+    from safetensors.torch import load_file
+
+    problem, x = thinned()
+    made = export(x, problem, tmp_path / "model", format=format, pruned=True)
+    read = {"state_dict": lambda p: torch.load(p, weights_only=True), "safetensors": load_file, "csr": read_csr}
+    state = read[format](made.path)
+    assert {k: tuple(v.shape) for k, v in state.items() if k.endswith("weight")} == {
+        "1.weight": (3, 1, 3, 3),
+        "2.weight": (3,),
+        "5.weight": (6, 48),
+        "7.weight": (3, 6),
+    }
+    assert made.parameters == 27 + 3 + 6 + 6 * 48 + 6 + 18 + 3
+    assert made.pruned.parameters == len(x)
+    assert made.dense_bytes == 4 * (len(x) + 10) + 8
+    again = fc.exporting.fit(problem.module(x), state)
+    samples = problem.options.inputs(problem.silos.features, torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(again(samples), problem.predict(x, problem.silos.features))
+
+
+def test_linear_models_have_no_units(tmp_path):
+    problem = tabular(bias=True)
+    with pytest.raises(ValueError, match="is for networks"):
+        export(torch.ones(problem.dimension), problem, tmp_path / "model", pruned=True)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
 def test_onnx_names_what_is_missing(trained, tmp_path):
     problem, run = trained
@@ -314,10 +358,46 @@ def test_onnx_names_what_is_missing(trained, tmp_path):
         export(run, problem, tmp_path / "model.onnx", format="onnx")
 
 
-@pytest.mark.skipif(
+onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(m) is None for m in ("onnx", "onnxscript", "onnxruntime")), reason="needs onnx"
 )
-@pytest.mark.filterwarnings("default")
+
+
+@onnx
 def test_onnx_gives_the_same_predictions(trained, tmp_path):
     problem, run = trained
     assert export(run, problem, tmp_path / "model.onnx", format="onnx").difference < 1e-4
+
+
+@onnx
+def test_onnx_is_quiet_takes_any_batch_and_repeats(tmp_path, capfd):
+    import onnxruntime
+
+    problem, x = thinned()
+    files = [export(x, problem, tmp_path / name, format="onnx", pruned=True).path for name in ("a.onnx", "b")]
+    assert capfd.readouterr() == ("", "")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "b"]
+    session = onnxruntime.InferenceSession(files[0])
+    inputs = problem.options.inputs(problem.silos.features, torch.float32)
+    for samples in (inputs[:1], inputs[:5], inputs):
+        (found,) = session.run(None, {session.get_inputs()[0].name: samples.numpy()})
+        wanted = problem.predict(x, problem.silos.features)[: len(samples)]
+        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-5)
+
+
+class OneSize(nn.Sequential):
+    """A module whose graph has one size of batches."""
+
+    def forward(self, x):
+        return super().forward(x.reshape(len(x), 36))
+
+
+@onnx
+def test_onnx_of_one_size_of_batches_is_refused(tmp_path):
+    model = OneSize(nn.Linear(36, 3))
+    problem = fc.Problem(silos(), model=model)
+    x = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    with pytest.raises(ExportError, match="batches of 21 only"):
+        export(x, problem, tmp_path / "model.onnx", format="onnx")
+    assert not list(tmp_path.iterdir())

@@ -187,3 +187,13 @@ def test_models_of_other_packages(tmp_path, monkeypatch):
         fc.models.build("tiny-net", silos, widht=5)
     with pytest.raises(ValueError, match="unknown model 'tinny-net'; did you mean 'tiny-net'"):
         fc.models.build("tinny-net", silos)
+
+
+@pytest.mark.parametrize("name", ["cnn", "zhang-cnn", "resnet18"])
+def test_graphs_of_flat_images_take_any_batch(name):
+    """A graph made with five samples serves three: no code of ours fixes the size of a batch."""
+    module = build(name, "mnist").eval()
+    x = torch.rand(5, 784)
+    graph = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x[:3]), module(x[:3]), rtol=1e-4, atol=1e-5)

@@ -36,7 +36,7 @@ from fedcomposite.estimators import (
     solve,
     stability,
 )
-from fedcomposite.exporting import ExportError, export
+from fedcomposite.exporting import ExportError, export, prune
 from fedcomposite.problems import OneClassWarning, Problem
 from fedcomposite.problems.network import LoopWarning
 from fedcomposite.reports import write_report
@@ -100,6 +100,7 @@ __all__ = [
     "predict",
     "privacy",
     "problems",
+    "prune",
     "quality",
     "refit",
     "regularizers",

@@ -125,6 +125,9 @@ def export_run(
     source: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     format: Annotated[Format, typer.Option("--format", help="csv: linear models; csr: sparse.")] = "state_dict",
     destination: Annotated[Path | None, typer.Option("--out", help="The file (default: RUN/exported.SUFFIX).")] = None,
+    pruned: Annotated[
+        bool, typer.Option("--pruned", help="Remove a network's dead filters and neurons first.")
+    ] = False,
 ) -> None:
     """Write a run's model, zeros and all, to one file, and check that the file gives the same predictions."""
     folder, kept = RunFolder(source), source / "model.safetensors"
@@ -142,6 +145,8 @@ def export_run(
     problem = Config.read(folder.config).make_problem()
     if format == "csv" and problem.model is not None:
         raise ConfigError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
+    if pruned and problem.model is None:
+        raise ConfigError("--pruned is for networks; a linear model has no units between its inputs and outputs")
     try:
         tensors = load_file(kept)
         x = tensors["x"]
@@ -151,8 +156,13 @@ def export_run(
         raise StoreError(f"{kept}: x has shape {tuple(x.shape)}, expected ({problem.dimension},)")
     inside = target.resolve().parent == source.resolve()
     with FolderLock(source) if inside else nullcontext():
-        made = export(x, problem, target, format=format, buffers=tensors.get("buffers"))
-    if problem.model is not None:
+        made = export(x, problem, target, format=format, buffers=tensors.get("buffers"), pruned=pruned)
+    if made.pruned is not None:
+        print_frame(made.pruned.table().iloc[:, :-1], "layers before and after; flops are per sample")
+        for dead in made.pruned.kept:
+            out.print(escape(f"kept: {dead.count} dead of {dead.layer}: {dead.reason}"), highlight=False)
+        out.print(f"pruned: {made.pruned}", highlight=False)
+    elif problem.model is not None:
         print_frame(problem.layers(x), "exact zeros per tensor")
     zeros = made.parameters - made.nonzeros
     dense, file = (filesize.decimal(size) for size in (made.dense_bytes, made.file_bytes))

@@ -12,7 +12,7 @@ SampleShape = tuple[int, ...]
 
 def images(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """A batch as ``(batch, channels, height, width)``; one that has these axes stays as it is."""
-    return x if x.ndim == 4 else x.reshape(len(x), *shape)
+    return x if x.ndim == 4 else x.reshape(x.shape[0], *shape)  # len(x) would fix the size of a batch in a graph
 
 
 class Images(nn.Module):

@@ -155,9 +155,17 @@ def join(distributed: bool | None, device: torch.device) -> Group | Alone:
                 "distributed = True, but there is no process group; start the program with torchrun, "
                 "or call torch.distributed.init_process_group first"
             )
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if device.type == "cuda" and device.index is None and torch.cuda.device_count():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        dist.init_process_group(_backend(device))
         atexit.register(_leave)
     return Group(dist.get_rank(), dist.get_world_size()) if dist.get_world_size() > 1 else Alone()
+
+
+def _backend(device: torch.device) -> str:
+    """NCCL between GPUs, which refuses two processes on one; gloo carries tensors of a shared GPU through the host."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "nccl" if device.type == "cuda" and here <= torch.cuda.device_count() else "gloo"
 
 
 def _leave() -> None:

@@ -260,15 +260,13 @@ def simulate(
             "keep_solutions=True cannot be combined with resume=True: earlier models are not in the checkpoint"
         )
     group = processes.join(distributed, torch.device(device))
-    if group.size > 1 and mode in ("record", "compile"):
-        raise ValueError(f"mode = {mode!r} is for one process; several carry out local rounds eagerly")
     _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)
     old = path if resume and path is not None and path.exists() else None
     sim = Simulator(
         problem, algorithm, batches=Batches(seed, batch_size, sampling), participation=participation, replace=replace,
         seed=seed, dtype=dtype, device=device, backend=backend, x0=x0, stationarity_step=stationarity_step,
-        mode=_mode(mode, device, backend, rounds if group.size == 1 and privacy is None else 0, old),
+        mode=_mode(mode, device, backend, rounds if privacy is None else 0, old),
         state_dir=state_dir, memory_limit=memory_limit, group=group, privacy=privacy, aggregator=aggregator,
     )  # fmt: skip
     if path is not None:

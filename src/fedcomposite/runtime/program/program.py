@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fedcomposite import rng
@@ -38,20 +39,27 @@ from fedcomposite.runtime.wrapped import Counted
 _SECOND = "second-order methods change the size of their replies from round to round"
 
 
+class _Place(NamedTuple):
+    """Where the clients of a program stand in the round's cohort, of which another process may have a part."""
+
+    position: Tensor
+    cohort: int
+
+
 class _Recorded:
     """The oracle of the program: minibatches are rows of one static tensor."""
 
     def __init__(
-        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, cohort: int, trial: bool
+        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, place: _Place, trial: bool
     ) -> None:
         self._smooth, self._local, self._rows, self._full = smooth.during(local), local, rows, full
-        self._counter, self._cohort, self._trial = counter, cohort, trial
+        self._counter, self._mine, self._place, self._trial = counter, len(place.position), place, trial
         self.steps = 0
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
         if self._rows is None:
             return self.full(x)
-        self._counter.gradients += self._cohort
+        self._counter.gradients += self._mine
         self._local.step = k
         self.steps = max(self.steps, k + 1)
         if k >= len(self._rows) and not self._trial:
@@ -61,7 +69,7 @@ class _Recorded:
     def full(self, x: Tensor) -> Tensor:
         if self._full is None:
             raise UnsuitableError("it needs full gradients of a cohort that changes")
-        self._counter.gradients += self._cohort
+        self._counter.gradients += self._mine
         self._local.step = FULL
         gradient: Tensor = self._full(x)
         return gradient
@@ -77,11 +85,11 @@ class _Recorded:
 
     @property
     def position(self) -> Tensor:
-        return torch.arange(self._cohort, device=self._smooth.device).unsqueeze(1)
+        return self._place.position
 
     @property
     def cohort(self) -> int:
-        return self._cohort
+        return self._place.cohort
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,6 +123,7 @@ class Program:
         clients: NamedTuple,
         buffers: Tensor,
         who: rng.Ints,
+        place: tuple[int, int],
         *,
         everyone: bool,
         compile: bool,
@@ -131,6 +140,8 @@ class Program:
         self._clients = messages.each(clients, lambda t: t.clone(memory_format=torch.contiguous_format))
         self._buffers = buffers.clone()
         self._ids = torch.from_numpy(smooth.ids[who].astype(np.int64)).to(smooth.device)
+        positions = torch.arange(place[0], place[0] + len(who), device=smooth.device).unsqueeze(1)
+        self._first, self._place = place[0], _Place(positions, place[1])
         self._round = torch.zeros((), dtype=torch.int64, device=smooth.device)
         self._full = smooth.full(who) if everyone else None
         self._rows: Tensor | None = None
@@ -153,7 +164,10 @@ class Program:
             with torch.cuda.stream(side):
                 self._run()  # libraries allocate their workspaces here, not while recording
             torch.cuda.current_stream().wait_stream(side)
-            with _uncollected(), torch.cuda.graph(self._graph):
+            # Threads of a process group may ask for the state of their own operations meanwhile.
+            alone = not (dist.is_available() and dist.is_initialized())
+            errors = "global" if alone else "thread_local"
+            with _uncollected(), torch.cuda.graph(self._graph, capture_error_mode=errors):
                 self._out = self._run()
         self.seconds = time.perf_counter() - began
 
@@ -189,7 +203,7 @@ class Program:
         """The round on the static buffers."""
         none = np.zeros(self._cohort, np.uint64)
         local = Local(self._buffers.repeat(self._cohort, 1), none, self._batches.seed, self._round, ids=self._ids)
-        grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._cohort, trial)
+        grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._place, trial)
         h = Counted(self._h, self._counter)
         # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.
         message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
@@ -208,14 +222,20 @@ class Program:
         return torch.from_numpy((local + s.offsets[who][None, :, None]).astype(np.int64))
 
     def __call__(
-        self, message: NamedTuple, clients: NamedTuple, buffers: Tensor, who: rng.Ints, round: int
+        self, message: NamedTuple, clients: NamedTuple, buffers: Tensor, who: rng.Ints, round: int, first: int = 0
     ) -> tuple[NamedTuple, NamedTuple, Tensor]:
-        """Replies, new states and buffers of one round; they are overwritten by the next."""
+        """Replies, new states and buffers of one round; they are overwritten by the next.
+
+        ``first`` is the place of the first client in the cohort.
+        """
         for old, new in zip(
             (*self._clients, *self._message, self._buffers), (*clients, *message, buffers), strict=True
         ):
             old.copy_(new)
         self._round.fill_(round)
+        if first != self._first:
+            self._place.position.add_(first - self._first)
+            self._first = first
         self._ids.copy_(torch.from_numpy(self._smooth.ids[who].astype(np.int64)))
         if self._rows is not None:
             key = round, who.tobytes()

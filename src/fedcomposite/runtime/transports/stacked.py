@@ -15,6 +15,7 @@ from fedcomposite.runtime.transports.base import Request
 from fedcomposite.runtime.transports.local import LocalTransport
 
 _STAY = 10  # rounds that scheduled steps must stay the same for a recording to pay
+_NEAR = 3  # participants more or fewer than usual for whom a process of several has a recording
 _ROOM = 1 << 22  # entries of a stacked vector up to which temporaries stay near the cores, on a CPU
 
 
@@ -24,7 +25,7 @@ class Stacked(LocalTransport):
     def __init__(self, *given: Any, mode: Mode = "eager", **named: Any) -> None:
         super().__init__(*given, **named)
         self.mode: Mode = mode
-        self._program: Program | None = None
+        self._programs: dict[int, Program] = {}  # by the number of clients
         self._rules, self._warned = self.algorithm, False
 
     def _carry_out(
@@ -32,7 +33,7 @@ class Stacked(LocalTransport):
     ) -> tuple[NamedTuple, Tensor]:
         rows = None if self._everyone else who
         mine = self.rows.take(rows)
-        program = self._recorded(message, mine, request, who)
+        program = self._recorded(message, mine, request, who, place)
         if program is None:
             cpu = self.smooth.device.type == "cpu"
             per = max(1, _ROOM // self.smooth.dimension) if cpu else len(who)
@@ -40,7 +41,7 @@ class Stacked(LocalTransport):
             parts = [self._together(who[c], message, mine, c, request, place) for c in chunks]
             replies, new, buffers = parts[0] if len(parts) == 1 else map(messages.join, zip(*parts, strict=True))
         else:
-            replies, new, buffers = program(message, mine, request.buffers, who, request.round)
+            replies, new, buffers = program(message, mine, request.buffers, who, request.round, place[0])
             self.counter.gradients += program.gradients
             self.counter.proxes += program.proxes
         self.rows.put(rows, new)
@@ -65,25 +66,37 @@ class Stacked(LocalTransport):
         self._asked = max(self._asked, grad.queries)
         return replies, new, grad.buffers
 
-    def _recorded(self, message: NamedTuple, mine: NamedTuple, request: Request, who: rng.Ints) -> Program | None:
-        """The round as one program, made in the first round; None where it is carried out eagerly."""
-        if self.mode == "eager":
+    def _recorded(
+        self, message: NamedTuple, mine: NamedTuple, request: Request, who: rng.Ints, place: tuple[int, int]
+    ) -> Program | None:
+        """The round as one program, made when it is first needed; None where it is carried out eagerly."""
+        if self.mode == "eager" or not self._usual(len(who)):
             return None
         rules = self.algorithm.at(request.round)
-        if self._program is None or rules != self._rules:
-            self._program, self._rules = None, rules  # the old one gives its memory back first
+        if rules != self._rules:
+            self._programs.clear()  # the old ones give their memory back first
+            self._rules = rules
+        if len(who) not in self._programs:
             if not self._stays(request.round):
                 self._warn(f"{', '.join(self.algorithm.schedules)} changes from round to round")
                 return None
             try:
-                self._program = Program(
+                self._programs[len(who)] = Program(
                     rules, self.smooth, self.problem.regularizer, self.batches, message, mine,
-                    request.buffers, who, everyone=self._everyone, compile=self.mode == "compile",
+                    request.buffers, who, place, everyone=self._everyone, compile=self.mode == "compile",
                 )  # fmt: skip
             except UnsuitableError as reason:
                 self.mode = "eager"
                 self._warn(str(reason))
-        return self._program
+        return self._programs.get(len(who))
+
+    def _usual(self, count: int) -> bool:
+        """Whether a process of several has about as many participants as it has on average; never by what went before.
+
+        One program for each number of them is recorded, so that there must not be too many.
+        """
+        expected = round(self._cohort * (self.span.stop - self.span.start) / self.clients)
+        return self.group.size == 1 or abs(count - expected) <= _NEAR
 
     def _warn(self, reason: str) -> None:
         """Say once why rounds are not recorded."""
@@ -102,7 +115,7 @@ class Stacked(LocalTransport):
     @property
     def remark(self) -> str:
         """How long recording took."""
-        if self._program is None:
+        if not self._programs:
             return ""
         done = "compiled" if self.mode == "compile" else "recorded"
-        return f"rounds {done} for the GPU in {self._program.seconds:.1f} s"
+        return f"rounds {done} for the GPU in {sum(p.seconds for p in self._programs.values()):.1f} s"

@@ -1,13 +1,12 @@
 """Trained models as files: dense, sparse, ONNX, or a table of coefficients.
 
 A file is written under another name, read back and compared with the model it was made from: its tensors must be equal
-to the model's (ONNX: not compared), its predictions equal up to rounding, see :func:`rounding`. Only then does it get
-its name. Identical models give identical files.
+to the model's (ONNX: not compared), its predictions equal up to rounding (:func:`fedcomposite.exporting.rounding`).
+Only then does it get its name. Identical models give identical files.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import zipfile
 from collections.abc import Callable, Iterator
@@ -26,6 +25,9 @@ from torch import Tensor
 
 from fedcomposite._validation import suggest
 from fedcomposite.data.sparse import dense as dense_rows
+from fedcomposite.exporting.errors import ExportError, rounding
+from fedcomposite.exporting.onnx import write_onnx
+from fedcomposite.exporting.pruning import Pruned, fit, prune
 from fedcomposite.files import pack
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run
@@ -34,8 +36,6 @@ Format = Literal["state_dict", "safetensors", "onnx", "csr", "csv"]
 State = dict[str, Tensor]
 
 _CHECKED = 64  # samples on which a file is compared with its model
-_UNITS = 1e3  # units in the last place of the largest output that sums in another order may differ by
-_UNITS_ONNX = 1e4  # another runtime also merges layers
 
 
 class Read(NamedTuple):
@@ -43,10 +43,6 @@ class Read(NamedTuple):
 
     predictions: Tensor
     state: State | None  # None where a format does not keep the model's tensors
-
-
-class ExportError(RuntimeError):
-    """A file that could not be written, or that does not give the model's predictions back."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +59,8 @@ class Exported:
     nonzeros: int
     difference: float
     """Largest difference between the file's and the model's predictions."""
+    pruned: Pruned | None = None
+    """What became of the layers, where dead units were removed."""
 
 
 def export(
@@ -72,6 +70,7 @@ def export(
     *,
     format: Format = "state_dict",
     buffers: Tensor | None = None,
+    pruned: bool = False,
 ) -> Exported:
     """Write a trained model to a file, and check it.
 
@@ -91,6 +90,9 @@ def export(
         prepared the data, if any, is written beside it as ``NAME.recipe.json``.
     buffers : Tensor, optional
         Running statistics that belong to a vector x; a run brings its own.
+    pruned : bool
+        Whether a network's dead filters and neurons are removed first (:func:`prune`); ``parameters`` and ``nonzeros``
+        are then those of the smaller network, whose tensors :func:`fit` puts into the whole one.
 
     Returns
     -------
@@ -117,8 +119,10 @@ def export(
     x = _vector(run.solution if isinstance(run, Run) else run)
     if isinstance(run, Run) and buffers is None:
         buffers = run.buffers
-    state = _state(x, problem, None if buffers is None else buffers.cpu())
     samples = dense_rows(problem.silos.features[:_CHECKED])
+    whole = _state(x, problem, None if buffers is None else buffers.cpu())
+    small = _pruned(whole, x, problem, samples) if pruned else None
+    state = whole if small is None else {k: v.detach() for k, v in small.module.state_dict().items()}
     wanted = problem.predict(x, samples, buffers)
     target = Path(path)
     with _checked(target) as scratch:
@@ -126,18 +130,15 @@ def export(
         difference = _compare(read, state, wanted, rounding(wanted, format), target)
     if problem.silos.recipe is not None:  # a model without its preparation is of no use
         problem.silos.recipe.write(target.with_name(f"{target.name}.recipe.json"))
-    dense = sum(t.nbytes for t in state.values())
-    return Exported(target, format, dense, target.stat().st_size, len(x), int((x != 0).sum()), difference)
+    dense, size = sum(t.nbytes for t in whole.values()), target.stat().st_size
+    left = x if small is None else torch.cat([p.detach().reshape(-1) for p in small.module.parameters()])
+    return Exported(target, format, dense, size, len(left), int((left != 0).sum()), difference, small)
 
 
-def rounding(outputs: Tensor, format: Format = "state_dict") -> float:
-    """The largest difference between predictions that rounding explains: 1000 eps max|outputs|, for ONNX 10000 eps.
-
-    ``eps`` is that of the outputs' dtype, and the factor at most 1 %. The same model gives slightly different sums when
-    its convolutions run in another memory layout or its layers are merged; another model differs by far more.
-    """
-    units = _UNITS_ONNX if format == "onnx" else _UNITS
-    return min(units * torch.finfo(outputs.dtype).eps, 0.01) * float(outputs.abs().max())
+def _pruned(state: State, x: Tensor, problem: Problem, samples: Tensor) -> Pruned:
+    if problem.model is None:
+        raise ValueError("pruned = True is for networks; a linear model has no units between its inputs and outputs")
+    return prune(fit(problem.module(x), state), problem.options.inputs(samples, x.dtype))
 
 
 @contextmanager
@@ -210,8 +211,7 @@ def _state(x: Tensor, problem: Problem, buffers: Tensor | None) -> State:
 def _read(state: State, x: Tensor, problem: Problem, samples: Tensor) -> Read:
     """The tensors of a file, and the outputs of the problem's model with them."""
     if problem.model is not None:
-        module = problem.module(x)
-        module.load_state_dict(state)
+        module = fit(problem.module(x), state)
         with torch.no_grad():
             outputs: Tensor = module(problem.options.inputs(samples, x.dtype))
         return Read(outputs, state)
@@ -272,25 +272,12 @@ def original_scale(problem: Problem, x: Tensor) -> tuple[npt.NDArray[np.float64]
 
 
 def _onnx(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Read:
-    missing = [m for m in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(m) is None]
-    if missing:
-        raise ExportError(
-            f"format = 'onnx' needs the packages {', '.join(missing)}; install them or take 'safetensors'"
-        )
-    if problem.model is None:
-        outputs, features = state["weight"].shape
-        module: torch.nn.Module = torch.nn.Linear(features, outputs, bias="bias" in state)
-        inputs = samples.to(x.dtype)
-    else:
-        module, inputs = problem.module(x), problem.options.inputs(samples, x.dtype)
-    module = module.to(x.dtype).eval()
-    module.load_state_dict(state)
-    batch = torch.export.Dim("batch")
-    torch.onnx.export(module, (inputs,), path, dynamo=True, external_data=False, dynamic_shapes=({0: batch},))
-    runtime = importlib.import_module("onnxruntime")
-    session = runtime.InferenceSession(str(path))
-    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
-    return Read(found if problem.model is not None or found.shape[1] > 1 else found.squeeze(1), None)
+    if problem.model is not None:
+        return Read(write_onnx(fit(problem.module(x), state), problem.options.inputs(samples, x.dtype), path), None)
+    outputs, features = state["weight"].shape
+    module = fit(torch.nn.Linear(features, outputs, bias="bias" in state), state)
+    found = write_onnx(module, samples.to(x.dtype), path)
+    return Read(found if outputs > 1 else found.squeeze(1), None)
 
 
 _WRITERS: dict[str, Callable[[State, Tensor, Problem, Path, Tensor], Read]] = {

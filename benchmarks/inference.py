@@ -1,0 +1,182 @@
+"""What zeros are worth at inference: dense, pruned, CSR, 2:4 and ONNX, in one run, as ratios.
+
+    python -m benchmarks.inference            # on the CPU, and on a GPU where there is one
+    python -m benchmarks.inference --quick    # small: does it run, not how fast
+
+Zeros are made by hand, since speed depends on where they are and not on how they came about: whole filters and neurons
+with the smallest norms (pruned), single weights (CSR), two of every four weights (2:4). Every variant is compared with
+the dense network of the same zeros before it is timed; the least of several repetitions counts, taken in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+import fedcomposite as fc
+from fedcomposite.exporting import prune, sparse_layers
+from fedcomposite.exporting.onnx import PACKAGES, write_onnx
+
+Row = dict[str, Any]
+
+
+def without_units(module: nn.Module, share: float) -> nn.Module:
+    """Set the filters and neurons with the smallest norms to zero, but no outputs."""
+    module = copy.deepcopy(module).eval()
+    layers = [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    with torch.no_grad():
+        for layer in layers[:-1]:
+            norms = layer.weight.flatten(1).norm(dim=1)
+            dead = norms.argsort()[: int(share * len(norms))]
+            layer.weight[dead] = 0
+            if layer.bias is not None:
+                layer.bias[dead] = 0
+    return module
+
+
+def without_weights(module: nn.Module, share: float) -> nn.Module:
+    """Set the smallest weights of every linear layer to zero."""
+    module = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        for layer in (m for m in module.modules() if isinstance(m, nn.Linear)):
+            sizes = layer.weight.abs().flatten()
+            layer.weight[layer.weight.abs() <= sizes.sort().values[int(share * len(sizes)) - 1]] = 0
+    return module
+
+
+def two_of_four(module: nn.Module) -> nn.Module:
+    """Set the two smallest of every four consecutive weights to zero."""
+    module = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        for layer in (m for m in module.modules() if isinstance(m, nn.Linear)):
+            groups = layer.weight.view(-1, 4)
+            groups.scatter_(1, groups.abs().topk(2, dim=1, largest=False).indices, 0.0)
+    return module
+
+
+def milliseconds(works: list[Callable[[], object]], repetitions: int, device: str) -> list[float]:
+    """The least time of each, in turns: of the processor, or until the GPU is done."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    best = [float("inf")] * len(works)
+    for _ in range(repetitions):
+        for i, work in enumerate(works):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            began = clock()
+            work()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            best[i] = min(best[i], 1e3 * (clock() - began))
+    return best
+
+
+def compared(name: str, x: Tensor, variants: dict[str, Any], tolerance: float, repetitions: int) -> list[Row]:
+    """Time functions, the first of which is dense; all those that have the same zeros must give the same."""
+    with torch.no_grad():
+        wanted = variants["dense"](x)
+        for label, work in variants.items():
+            difference = float((work(x) - wanted).abs().max() / wanted.abs().max())
+            assert difference < tolerance, f"{name}, {label}: differs by {difference:.1e}"
+        times = milliseconds([lambda w=w: w(x) for w in variants.values()], repetitions, x.device.type)
+    rows = zip(variants, times, strict=True)
+    return [
+        {"network": name, "batch": len(x), "variant": label, "ms": ms, "dense / this": times[0] / ms}
+        for label, ms in rows
+    ]
+
+
+def onnx_session(module: nn.Module, x: Tensor, folder: Path) -> Callable[[Tensor], Tensor]:
+    """The module by onnxruntime, on one thread as the others are."""
+    path = folder / f"{id(module)}.onnx"
+    write_onnx(module, x, path)
+    runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda inputs: torch.from_numpy(session.run(None, {name: inputs.numpy()})[0])
+
+
+def on_the_cpu(quick: bool) -> list[Row]:
+    """Units of a ResNet and an MLP, single weights of the MLP."""
+    repetitions, rows = (1, []) if quick else (30, [])
+    shape, width = ((64,), 32) if quick else ((784,), 1024)
+    mlp = fc.models.MODELS["mlp"](shape, 10, hidden=(width, width))
+    images = "zhang-cnn" if quick else "resnet18"
+    cnn = fc.models.MODELS[images]((3, 32, 32), 10)
+    runtime = all(importlib.util.find_spec(p) for p in PACKAGES)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, module, sample in (("mlp", mlp, shape), (images, cnn, (3, 32, 32))):
+            thin = without_units(module, 0.5)
+            small = prune(thin, torch.randn(4, *sample)).module
+            sessions = (
+                [onnx_session(m, torch.randn(4, *sample), Path(folder)) for m in (thin, small)] if runtime else []
+            )
+            for batch in (1, 32):
+                x = torch.randn(batch, *sample)
+                named = dict(zip(("onnxruntime", "pruned, onnxruntime"), sessions, strict=False))
+                variants = {"dense": thin, "pruned": small, **named}
+                rows += compared(f"{name}, half of the units", x, variants, 1e-3, repetitions)
+        for share in (0.95, 0.99):
+            thin = without_weights(mlp, share)
+            made = sparse_layers(thin, density=0.06)
+            for batch in (1, 32):
+                x = torch.randn(batch, *shape)
+                variants = {"dense": thin, "CSR": made.module}
+                rows += compared(f"mlp, {share:.0%} zeros", x, variants, 1e-3, repetitions)
+    return rows
+
+
+def on_a_gpu(quick: bool) -> list[Row]:
+    """2:4 in half precision, and half of a ResNet's units."""
+    width = 256 if quick else 8192
+    repetitions = 2 if quick else 30
+    mlp = nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False)).cuda()
+    thin = two_of_four(mlp)
+    made = sparse_layers(thin, "2:4")
+    assert made.layers == ("0", "2"), made.left
+    half = copy.deepcopy(thin).half()
+    rows: list[Row] = []
+    for batch in (64, 1024, 8192):
+        x = torch.randn(batch, width, device="cuda").half()
+        rows += compared(f"mlp of {width}, 2:4, float16", x, {"dense": half, "2:4": made.module}, 0.02, repetitions)
+    thin = without_units(fc.models.MODELS["resnet18"]((3, 32, 32), 10), 0.5).cuda()
+    small = prune(thin, torch.randn(4, 3, 32, 32, device="cuda")).module
+    x = torch.randn(16 if quick else 1024, 3, 32, 32, device="cuda")
+    return rows + compared("resnet18, half of the units", x, {"dense": thin, "pruned": small}, 1e-2, repetitions)
+
+
+def measure(quick: bool = False) -> pd.DataFrame:
+    """A row for each network, batch and variant."""
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = on_the_cpu(quick)
+    finally:
+        torch.set_num_threads(threads)
+    return pd.DataFrame(rows + (on_a_gpu(quick) if torch.cuda.is_available() else []))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small: does it run, not how fast")
+    table = measure(parser.parse_args().quick)
+    place = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    print(f"torch {torch.__version__}, one CPU thread, {place}")
+    print(table.to_string(index=False, float_format=lambda v: f"{v:.3g}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Which units of a network can go: its graph, the layers that read a unit, and what its parameters become then."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, fx, nn
+
+from fedcomposite.exporting.constants import constants
+from fedcomposite.exporting.errors import PruneError
+from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, Contraction, Units, operation
+
+State = dict[str, Tensor]
+Mask = npt.NDArray[np.bool_]
+
+_SAMPLES = 2  # in a graph; one would be taken for an axis that is repeated
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer or a convolution, before and after."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of its weight, before."""
+    pruned: tuple[int, ...]
+    flops: int
+    """Two per weight and position, for one sample, before."""
+    pruned_flops: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Dead units of a layer that stay."""
+
+    layer: str
+    count: int
+    reason: str
+
+
+class Network:
+    """The graph of a module, with its tensors by name and its constants."""
+
+    def __init__(self, module: nn.Module, example: Tensor) -> None:
+        self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+        inputs = example[torch.arange(_SAMPLES) % len(example)].detach().cpu()
+        try:
+            program = torch.export.export(self.module, (inputs,))
+        except Exception as error:
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise PruneError(f"the module's operations cannot be listed ahead: {reason}") from error
+        self.graph = program.graph
+        for node in self.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if schema is not None and schema.is_mutable and operation(node) not in ELEMENTWISE:
+                raise PruneError(f"the module writes into a tensor in place ({schema.name}), which cannot be followed")
+        signature = program.graph_signature
+        names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        placeholders = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
+        self.names = {placeholders[key]: str(name) for key, name in names.items()}
+        self.state = self.module.state_dict(keep_vars=True)
+        tensors = {**dict(self.module.named_buffers(remove_duplicate=False)), **self.state}
+        self.tensors = {node: tensors[name] for node, name in self.names.items()}
+        fixed = signature.inputs_to_lifted_tensor_constants
+        self.given = {**self.tensors, **{placeholders[k]: program.constants[v] for k, v in fixed.items()}}
+        self.values = constants(self.graph, self.given)
+
+    def owner(self, node: fx.Node) -> nn.Module | None:
+        """The layer whose ``weight`` a node is."""
+        path, _, last = self.names.get(node, "").rpartition(".")
+        return self.module.get_submodule(path) if last == "weight" else None
+
+    def called(self, weight: fx.Node) -> str:
+        """The name of the layer with this weight."""
+        name = self.names.get(weight, weight.name)
+        return name.removesuffix(".weight") if name != "weight" else "(the module)"
+
+    def once(self, node: fx.Node) -> bool:
+        """Whether a parameter is read by one operation only, under one name."""
+        names = [n for n, tensor in self.state.items() if tensor is self.tensors.get(node)]
+        return len(names) == 1 and len(node.users) == 1
+
+
+class Plan:
+    """Which units go, and what the parameters become."""
+
+    def __init__(self, network: Network, fixed: bool) -> None:
+        self.network = network
+        self.units = units = Units(self._depthwise, fixed)
+        self._label()
+        self.readers = [_Reader(network, units, c) for c in units.contractions]
+        self.labels = {node: [units.roots(labels) for labels in units.axes[node]] for node in network.tensors}
+        self._stay = {int(r.inputs[r.carrier]) for r in self.readers if r.carrier is not None}
+        self._last: set[int] = set()
+        self.gone: set[int] = set()
+        while True:
+            self.gone = self._removable()
+            axes = [labels for node in self.labels.values() for labels in node if len(labels)]
+            emptied = [int(a[0]) for a in axes if self.gone.issuperset(a.tolist())]
+            if not emptied:
+                break
+            self._last.add(emptied[-1])  # the last layer first: what its unit reads may be enough for those before
+
+    def _depthwise(self, weight: fx.Node) -> bool:
+        return isinstance(self.network.owner(weight), nn.modules.conv._ConvNd)
+
+    def _label(self) -> None:
+        network, units = self.network, self.units
+        shared: dict[int, list[npt.NDArray[np.int64]]] = {}
+        for node in network.graph.nodes:
+            if node in network.tensors:
+                tensor = network.tensors[node]
+                axes = shared.setdefault(id(tensor), [units.fresh(n) for n in tensor.shape])
+                units.axes[node] = axes
+                if network.names[node] not in network.state:
+                    units.pin(axes, "it belongs to a buffer that is not saved")
+            elif node.op == "placeholder":
+                value = node.meta.get("val")
+                units.axes[node] = [np.zeros(n, dtype=np.int64) for n in getattr(value, "shape", ())]
+            elif node.op == "call_function":
+                units.visit(node)
+            elif node.op == "output":
+                for argument in node.all_input_nodes:
+                    units.pin(units.axes[argument], "it is an output of the network")
+
+    def _removable(self) -> set[int]:
+        """The units that no reader needs; a reader that goes needs nothing any more."""
+        read = {int(u) for reader in self.readers for u in reader.inputs}
+        free = {u for u in read if self.units.pinned(u) is None and u not in self._last | self._stay}
+        gone: set[int] = set()
+        while True:
+            needed = {int(u) for reader in self.readers for u in reader.inputs[reader.needs(gone)]}
+            if free - needed == gone:
+                return gone
+            gone = free - needed
+
+    def _masks(self, node: fx.Node) -> list[Mask]:
+        """Which entries of a tensor stay, axis by axis."""
+        return [~np.isin(labels, list(self.gone)) for labels in self.labels[node]]
+
+    def state(self) -> State:
+        """All tensors, smaller, constants added to biases."""
+        tensors = self.network.tensors
+        known = {id(tensor): self._masks(node) for node, tensor in tensors.items()}  # a shared one has several names
+        state = dict(self.network.state)
+        masks = {name: known.get(id(tensor), []) for name, tensor in state.items()}
+        for reader in self.readers:
+            weight, added = reader.takes_over(self.gone)
+            if weight is not None:
+                state[reader.weight_name] = weight
+            if added is not None:
+                name, old = reader.bias_name, state.get(reader.bias_name)
+                state[name] = (added if old is None else old.double() + added).to(reader.weight.dtype)
+                masks.setdefault(name, [~np.isin(reader.outputs, list(self.gone))])
+        return {name: _cut(tensor, masks[name]) for name, tensor in state.items()}
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Every linear layer and convolution."""
+        rows: dict[str, Layer] = {}
+        for node in self.network.graph.nodes:
+            weight = node.args[1] if operation(node) in CONTRACTIONS else None
+            if not isinstance(weight, fx.Node) or weight not in self.network.tensors:
+                continue
+            name, tensor = self.network.called(weight), self.network.tensors[weight]
+            cut = _cut(tensor, self._masks(weight))
+            positions = node.meta["val"].numel() // (_SAMPLES * len(tensor))
+            before = rows.get(name, Layer(name, (), (), 0, 0))
+            flops = [old + 2 * positions * t.numel() for old, t in ((before.flops, tensor), (before.pruned_flops, cut))]
+            rows[name] = Layer(name, tuple(tensor.shape), tuple(cut.shape), *flops)
+        return tuple(rows.values())
+
+    def kept(self) -> tuple[Kept, ...]:
+        """Dead units that stay, by layer and reason."""
+        counts: Counter[tuple[str, str]] = Counter()
+        reasons = self._reasons()
+        for reader in self.readers:
+            for unit in reader.outputs[reader.dead]:
+                if int(unit) not in self.gone:
+                    reason = self.units.pinned(int(unit)) or reasons.get(int(unit), "no layer reads it")
+                    counts[reader.name, reason] += 1
+        return tuple(Kept(layer, count, reason) for (layer, reason), count in counts.items())
+
+    def _reasons(self) -> dict[int, str]:
+        """Why a unit that is read stays, of those that nothing pins."""
+        reasons = dict.fromkeys(self._last, "it is the last one of its layer")
+        for reader in self.readers:
+            for place in np.flatnonzero(reader.needs(self.gone)):
+                reasons.setdefault(int(reader.inputs[place]), reader.why(int(place)))
+        return reasons
+
+
+class _Reader:
+    """A layer that sums over units: which of its inputs it can do without."""
+
+    def __init__(self, network: Network, units: Units, contraction: Contraction) -> None:
+        c = self.contraction = contraction
+        self.name = network.called(c.weight)
+        x, weight, out = (network.values[n] for n in (c.inputs, c.weight, c.node))
+        at = x.ndim - 1 if operation(c.node) == "linear" else 1
+        self.inputs = units.roots(units.axes[c.inputs][at])
+        self.outputs = units.roots(units.axes[c.weight][0])
+        self.weight, self.weight_name = weight, network.names.get(c.weight, "")
+        lines = x.movedim(at, 0).flatten(1)
+        self._unknown = lines.isnan().any(1).numpy()
+        self._zero: Mask = (lines == 0).all(1).numpy()
+        self._same: Mask = (lines == lines[:, :1]).all(1).numpy()  # never true of NaN
+        self._value = lines[:, 0].double()
+        self._nonzero: Mask = (weight.flatten(2) if weight.ndim > 2 else weight[..., None]).ne(0).any(2).numpy()
+        self.dead: Mask = (~out.movedim(at, 0).flatten(1).isnan()).all(1).numpy()
+        own, owner = network.once(c.weight) and not bool(weight.isnan().any()), network.owner(c.weight)
+        if c.bias is not None:
+            self.bias_name = network.names.get(c.bias, "")
+            room = network.once(c.bias)
+        else:
+            self.bias_name = self.weight_name.removesuffix("weight") + "bias"
+            room = own and isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and owner.bias is None
+        self._folds = own and room and not c.padded
+        # Constants that the bias cannot take: one of them stays, and takes the others over into its own weights.
+        several = np.flatnonzero(self._same & ~self._zero & self._nonzero.any(0))
+        self.carrier: int | None = None
+        if own and not self._folds and len(set(self.inputs[several].tolist()) - {0}) > 1:
+            self.carrier = int(several[int(self._value[several].abs().argmax())])
+        self._replaced = self._same & (self._folds or self.carrier is not None)
+        if self.carrier is not None:
+            self._replaced &= self.inputs != self.inputs[self.carrier]
+
+    def needs(self, gone: set[int]) -> Mask:
+        """Of every input, whether the layer needs it when some units are gone."""
+        alive = ~np.isin(self.outputs, list(gone))
+        needed: Mask = ~self._zero & ~self._replaced & self._nonzero[alive].any(0)
+        return needed
+
+    def takes_over(self, gone: set[int]) -> tuple[Tensor | None, Tensor | None]:
+        """The whole new weight, and what is added to the bias, to replace constants that are gone; None: nothing."""
+        away = np.flatnonzero(np.isin(self.inputs, list(gone)) & ~self._zero & self._replaced)
+        if not self._nonzero[:, away].any():
+            return None, None
+        weight = self.weight.double()
+        if self.carrier is None:
+            columns = weight[:, away].flatten(2).sum(2) if weight.ndim > 2 else weight[:, away]
+            return None, columns @ self._value[away]
+        ratios = self._value[away] / self._value[self.carrier]
+        weight[:, self.carrier] += torch.tensordot(ratios, weight[:, away], dims=([0], [1]))
+        return weight.to(self.weight.dtype), None
+
+    def why(self, place: int) -> str:
+        """Why the layer needs what comes in at some place."""
+        if self._unknown[place]:
+            return f"{self.name} reads it joined with something that is not constant"
+        if not self._same[place]:
+            return f"its constant is another at the border of the image that {self.name} reads"
+        if self.carrier is not None:
+            return f"{self.name} reads its constant in place of all others"
+        if self.contraction.padded:
+            return f"{self.name} pads its input, at whose border the constant would be missing"
+        return f"{self.name} has no bias of its own that could take the constant"
+
+
+def _cut(tensor: Tensor, keep: list[Mask]) -> Tensor:
+    """The kept entries along every axis."""
+    out = tensor.detach()
+    for axis, kept in enumerate(keep):
+        if not kept.all():
+            out = out.index_select(axis, torch.from_numpy(np.flatnonzero(kept)))
+    return out.clone()

@@ -1,0 +1,187 @@
+"""Structural pruning: a network without its dead filters and neurons, its layers smaller, its outputs the same.
+
+A unit (see :mod:`fedcomposite.exporting.units`) goes if every layer that reads it can do without: because its weights
+for it are zero, because it is always zero there, or because it is always the same number, which is then added to the
+layer's bias. The last is exact only without padding, at whose border that number would be missing. A layer that has
+lost its readers frees what only it reads, and so on. The module's own code stays as it is; only tensors become smaller.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from fedcomposite.exporting.errors import PruneError, rounding
+from fedcomposite.exporting.planning import Kept, Layer, Network, Plan, State
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A smaller module, and what became of the layers of the one that it was made from."""
+
+    module: nn.Module
+    """A copy, in evaluation mode."""
+    layers: tuple[Layer, ...]
+    kept: tuple[Kept, ...]
+    parameters: int
+    """Numbers in all parameters, before."""
+    pruned_parameters: int
+    difference: float
+    """Largest difference of the two modules' outputs on random inputs."""
+
+    @property
+    def flops(self) -> int:
+        """Of all layers, for one sample, before."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def pruned_flops(self) -> int:
+        """Of all layers, for one sample, after."""
+        return sum(layer.pruned_flops for layer in self.layers)
+
+    def table(self) -> pd.DataFrame:
+        """A row per layer."""
+        rows = [
+            {
+                "layer": layer.name,
+                "weight": "x".join(map(str, layer.shape)),
+                "pruned": "x".join(map(str, layer.pruned)),
+                "flops": layer.flops,
+                "pruned flops": layer.pruned_flops,
+                "kept though dead": "; ".join(f"{k.count}: {k.reason}" for k in self.kept if k.layer == layer.name),
+            }
+            for layer in self.layers
+        ]
+        return pd.DataFrame(rows)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters} -> {self.pruned_parameters} parameters, {self.flops} -> {self.pruned_flops} flops per "
+            f"sample, outputs differ by at most {self.difference:.2g}"
+        )
+
+
+def prune(module: nn.Module, example: Tensor) -> Pruned:
+    """Remove dead filters and neurons of a module; its outputs in evaluation mode stay the same up to rounding.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Anything that :func:`torch.export.export` can follow; it is not changed.
+    example : Tensor
+        A batch of inputs. Outputs are compared on it, and on random inputs of its shape and size.
+
+    Returns
+    -------
+    Pruned
+        The smaller module, its layers before and after, and which dead units were kept and why.
+
+    Raises
+    ------
+    PruneError
+        If the module cannot be followed (its operations depend on the values of its input, say), or if outputs differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> module = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2))
+    >>> with torch.no_grad():
+    ...     _ = module[0].weight[1:4].zero_()
+    >>> print(prune(module, torch.randn(4, 8)).module)
+    Sequential(
+      (0): Linear(in_features=8, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=2, bias=True)
+    )
+    """
+    if not isinstance(example, Tensor) or example.ndim < 1 or len(example) < 1:
+        raise PruneError("pruning needs an example: a tensor with a batch of inputs")
+    network = Network(module, example)
+    failed = ""
+    for fixed in (False, True):  # the second time without a change of sizes that may be written down in the module
+        plan = Plan(network, fixed)
+        pruned = fit(module, plan.state())
+        try:
+            difference = _difference(module, pruned, example)
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            failed = str(error).splitlines()[0]
+            continue
+        before, after = (sum(p.numel() for p in m.parameters()) for m in (module, pruned))
+        return Pruned(pruned, plan.layers(), plan.kept(), before, after, difference)
+    raise PruneError(f"the module does not work with smaller layers ({failed})")
+
+
+def fit(module: nn.Module, state: State) -> nn.Module:
+    """A copy of a module, in evaluation mode, with the tensors of ``state``, whose sizes may be smaller.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> fit(nn.Linear(4, 3), {"weight": torch.ones(2, 4), "bias": torch.zeros(2)})
+    Linear(in_features=4, out_features=2, bias=True)
+    """
+    made = copy.deepcopy(module).eval()
+    known = made.state_dict(keep_vars=True)
+    replaced: dict[int, nn.Parameter] = {}  # shared parameters stay shared
+    for name, tensor in state.items():
+        path, _, last = name.rpartition(".")
+        try:
+            owner = made.get_submodule(path)
+        except AttributeError:
+            raise PruneError(f"the module has no {path!r}, which the tensors of the pruned one name") from None
+        old, like = known.get(name), next(iter(owner.parameters()), None)
+        place = (old if old is not None else like if like is not None else tensor).device
+        tensor = tensor.detach().to(place)
+        if last in owner._buffers:
+            owner._buffers[last] = tensor.clone()
+        else:
+            grad = old is None or old.requires_grad
+            owner.register_parameter(last, replaced.setdefault(id(old), nn.Parameter(tensor.clone(), grad)))
+            if old is None:
+                del replaced[id(old)]
+        _resized(owner)
+    return made
+
+
+def _resized(module: nn.Module) -> None:
+    """Tell a layer the size of its tensors."""
+    weight = getattr(module, "weight", None)
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
+        if module.groups > 1:
+            module.groups = module.weight.shape[0] * module.groups // module.out_channels
+        module.out_channels, module.in_channels = module.weight.shape[0], module.weight.shape[1] * module.groups
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        size = weight if weight is not None else module.running_mean
+        module.num_features = module.num_features if size is None else len(size)
+
+
+def _difference(module: nn.Module, pruned: nn.Module, example: Tensor) -> float:
+    """The largest difference of outputs on the example and on random inputs; refuse what rounding does not explain."""
+    original = copy.deepcopy(module).eval()
+    generator = torch.Generator(example.device).manual_seed(0)
+    if example.is_floating_point():
+        size = float(example.std()) if example.numel() > 1 else 1.0
+        drawn = torch.randn(example.shape, generator=generator, dtype=example.dtype, device=example.device)
+        drawn = drawn * (size or 1.0) + example.mean()
+    else:
+        drawn = example[torch.randperm(len(example), generator=generator, device=example.device)]
+    worst = 0.0
+    for inputs in (example, drawn):
+        with torch.no_grad():
+            wanted, found = original(inputs), pruned(inputs)
+        if not isinstance(wanted, Tensor):
+            raise PruneError(f"the module gives a {type(wanted).__name__}, not a tensor")
+        if found.shape != wanted.shape:
+            raise ValueError(f"outputs of shape {tuple(found.shape)}, not {tuple(wanted.shape)}")
+        difference, allowed = float((found - wanted).abs().max()), rounding(wanted)
+        if not difference <= allowed:
+            raise PruneError(f"outputs would differ by {difference:.2e}, of which rounding explains {allowed:.1e}")
+        worst = max(worst, difference)
+    return worst

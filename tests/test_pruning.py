@@ -1,0 +1,309 @@
+"""Networks without their dead units: the same outputs, and nothing left that the outputs do not need."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fedcomposite as fc
+from fedcomposite.exporting import PruneError, fit, planning, prune
+
+
+def kill(module, seed, share=0.5, columns=0.0):
+    """Random filters of zeros, and batch norms as after training: statistics, scales and shifts of any sign."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(like, low=-1.0, high=1.0):
+        return low + (high - low) * torch.rand(like.shape, generator=generator, dtype=like.dtype)
+
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                layer.weight[torch.rand(len(layer.weight), generator=generator) < share] = 0
+                layer.weight[:, torch.rand(layer.weight.shape[1], generator=generator) < columns] = 0
+                if layer.bias is not None:
+                    layer.bias.copy_(drawn(layer.bias))
+            elif isinstance(layer, nn.BatchNorm2d | nn.BatchNorm1d):
+                layer.running_var.copy_(drawn(layer.running_var, 0.5, 2.0))
+                for tensor in (layer.running_mean, layer.weight, layer.bias):
+                    tensor.copy_(drawn(tensor))
+    return module.eval()
+
+
+def agree(module, pruned, *shape, tolerance=1e-11):
+    """Outputs in float64, on inputs that pruning has not seen."""
+    x = 3 * torch.randn(5, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(99))
+    with torch.no_grad():
+        wanted = module.eval()(x)
+        torch.testing.assert_close(pruned(x), wanted, rtol=0, atol=tolerance * max(1.0, float(wanted.abs().max())))
+
+
+def checked(module, *shape):
+    """Prune in float64, compare, and give the result back."""
+    module = module.double()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    made = prune(module, torch.randn(3, *shape, dtype=torch.float64))
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    agree(module, made.module, *shape)
+    assert made.pruned_parameters == sum(p.numel() for p in made.module.parameters())
+    return made
+
+
+def sizes(made):
+    return {layer.name: layer.pruned[:2] for layer in made.layers}
+
+
+def reasons(made):
+    return {k.layer: (k.count, k.reason) for k in made.kept}
+
+
+SHAPES = {"mlp": "mnist", "sigmoid-net": "a9a", "cnn": "mnist", "zhang-cnn": "cifar10", "resnet18": "mnist"}
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "mobilenetv3-small"])
+def test_the_papers_networks(name):
+    data = SHAPES.get(name, "cifar10")
+    module = kill(fc.models.build(name, data), 1)
+    made = checked(module, *fc.models.SHAPES[data][0])
+    assert made.pruned_parameters < 0.65 * made.parameters
+    assert made.pruned_flops < 0.7 * made.flops
+    assert {type(m) for m in made.module.modules()} == {type(m) for m in module.modules()}  # layers like those before
+    outputs = [k for k in made.kept if k.reason == "it is an output of the network"]
+    assert [k.layer for k in outputs] == [made.layers[-1].name]
+    assert "parameters" in str(made)
+    assert list(made.table()["layer"]) == [layer.name for layer in made.layers]
+
+
+def needed(weights, biases, act, x):
+    """Hidden units of an MLP that its outputs need, from activations on some inputs and from the last layer back.
+
+    The activation is strictly monotone, so that no unit is constant by chance.
+    """
+    alive = [torch.ones(len(w), dtype=torch.bool) for w in weights]
+    for i in range(len(weights) - 2, -1, -1):
+        a = x
+        for w, b in zip(weights[: i + 1], biases[: i + 1], strict=True):
+            a = act(a @ w.T + b)
+        constant = (a - a[0]).abs().amax(0) == 0
+        read = (weights[i + 1][alive[i + 1]] != 0).any(0)
+        alive[i] = read & ~constant
+        alive[i][0] |= not alive[i].any()  # a layer keeps one unit, and what that one reads
+    return [int(a.sum()) for a in alive]
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from(["ELU", "Tanh"]))
+def test_exactly_what_the_outputs_need_is_left_of_an_mlp(seed, hidden, act):
+    torch.manual_seed(seed)
+    widths, layers = [4, *hidden, 2], []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), getattr(nn, act)()]
+    module = kill(nn.Sequential(*layers[:-1]), seed, share=0.4, columns=0.2).double()
+    made = checked(module, 4)
+    weights, biases = [m.weight for m in module[::2]], [m.bias for m in module[::2]]
+    x = torch.randn(100, 4, dtype=torch.float64)
+    with torch.no_grad():
+        assert [layer.pruned[0] for layer in made.layers] == needed(weights, biases, module[1], x)
+
+
+class Joined(nn.Module):
+    """Two branches that are added, a depthwise filter, a scale per channel, a concatenation."""
+
+    def __init__(self, seed, bias, padding):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.stem = nn.Conv2d(2, 6, 3, padding=padding, bias=bias)
+        self.left = nn.Conv2d(6, 5, 1, bias=bias)
+        self.norm = nn.BatchNorm2d(5)
+        self.right = nn.Conv2d(6, 5, 1, bias=bias)
+        self.deep = nn.Conv2d(5, 10, 3, padding=padding, groups=5, bias=bias)
+        self.gate = nn.Linear(10, 10, bias=bias)
+        self.last = nn.Linear(15, 3, bias=bias)
+
+    def forward(self, x):
+        x = self.stem(x).relu_()
+        y = self.norm(self.left(x)) + torch.tanh(self.right(x))
+        z = nn.functional.max_pool2d(self.deep(y), 2)
+        z = z * self.gate(z.mean((2, 3))).sigmoid()[..., None, None]
+        return self.last(torch.cat([z.amax((2, 3)), y.mean((2, 3))], dim=1))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 0.6), st.booleans(), st.sampled_from([0, 1]))
+def test_random_patterns_in_a_network_with_branches(seed, share, columns, bias, padding):
+    checked(kill(Joined(seed, bias, padding), seed, share, columns), 2, 8, 8)
+
+
+def test_branches_that_are_added():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = nn.Conv2d(1, 4, 1, bias=False), nn.Conv2d(4, 4, 1, bias=False)
+            self.last = nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.last(x + self.inner(x).relu())
+
+    module = Residual()
+    with torch.no_grad():
+        module.first.weight[[0, 1]] = 0
+        module.inner.weight[[1, 2]] = 0
+    made = checked(module, 1, 3, 3)
+    assert sizes(made) == {"first": (3, 1), "inner": (3, 3), "last": (2, 3)}  # 1 is dead in both
+    assert reasons(made)["first"] == (1, "last reads it joined with something that is not constant")
+
+
+def convolutions(padding, constants):
+    """Filters 0, 1, ... of zeros whose biases are the constants."""
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=padding, bias=False))
+    with torch.no_grad():
+        for i, constant in enumerate(constants):
+            module[0].weight[i], module[0].bias[i] = 0, constant
+    return module
+
+
+def test_constants_and_padding():
+    """Without padding the next layer gets a bias; with padding one of the constants stays and stands for all."""
+    made = checked(convolutions(0, [0.5, -0.5, 2.0]), 1, 9, 9)
+    assert sizes(made) == {"0": (1, 1), "2": (2, 1)}
+    assert made.module[2].bias is not None
+    made = checked(convolutions(1, [0.5, -0.5]), 1, 9, 9)
+    assert sizes(made) == {"0": (3, 1), "2": (2, 3)}
+    assert reasons(made) == {"0": (1, "2 pads its input, at whose border the constant would be missing")}
+    made = checked(convolutions(1, [0.5, -0.5, 2.0]), 1, 9, 9)
+    assert sizes(made) == {"0": (2, 1), "2": (2, 2)}
+    assert reasons(made) == {"0": (1, "2 reads its constant in place of all others")}
+    assert made.module[0].bias[0].item() == 2.0
+
+
+def test_batch_norm_makes_a_constant_of_a_dead_filter():
+    module = nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2))
+    with torch.no_grad():
+        module[0].weight[1:] = 0
+        module[1].bias[1], module[1].bias[2] = 0.7, -0.7
+    made = checked(module, 1, 5, 5)
+    assert sizes(made) == {"0": (1, 1), "4": (2, 9)}
+    assert made.module[1].num_features == len(made.module[1].running_var) == 1
+    wanted = module[4].bias + 0.7 * module[4].weight[:, 9:18].sum(1)
+    torch.testing.assert_close(made.module[4].bias, wanted)
+
+
+def test_one_unit_of_a_layer_stays():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.zeros_(module[0].weight)
+    made = checked(module, 3)
+    assert sizes(made) == {"0": (1, 3), "2": (2, 1)}
+    assert reasons(made)["0"] == (1, "it is the last one of its layer")
+
+
+class Tied(nn.Module):
+    """A layer that is used twice, and another that shares its bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.twice, self.other = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.other.bias = self.twice.bias
+
+    def forward(self, x):
+        return self.other(self.twice(self.twice(self.first(x).relu()).relu()).relu())[:, :2]
+
+
+def test_shared_parameters_stay_shared():
+    module = kill(Tied(), 3, 0.5)
+    made = checked(module, 3)
+    assert made.module.other.bias is made.module.twice.bias
+    assert len(dict(made.module.named_parameters())) == len(dict(module.named_parameters()))
+
+
+class Fixed(nn.Module):
+    """A reshape with sizes of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(36, 2)
+
+    def forward(self, x):
+        return self.last(self.inner(self.first(x).relu()).relu().view(-1, 36))
+
+
+def test_sizes_that_are_written_down():
+    module = Fixed()
+    with torch.no_grad():
+        module.first.weight[1], module.inner.weight[2] = 0, 0
+    made = checked(module, 1, 5, 5)
+    assert sizes(made) == {"first": (3, 1), "inner": (4, 3), "last": (2, 36)}
+    assert "written down" in reasons(made)["inner"][1]
+
+
+def test_operations_without_a_rule_keep_what_they_touch():
+    inner = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    module = nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), inner, nn.Flatten())
+    with torch.no_grad():
+        module[1].weight[[0, 3]] = 0
+        module[3].weight[2] = 0
+    made = prune(module, torch.randint(0, 9, (3, 7)))
+    assert made.module[1].weight.shape == (3, 3)
+    assert made.module[3].weight.shape == (4, 3)
+    x = torch.randint(0, 9, (6, 7))
+    torch.testing.assert_close(made.module(x), module.eval()(x))
+    grouped = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 1))
+    nn.init.zeros_(grouped[0].weight[1])
+    assert reasons(checked(grouped, 2, 1, 1))["0"][1] == "a convolution in groups needs groups of equal size"
+
+
+class Branching(nn.Module):
+    """Its operations depend on the values."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+
+class Writing(Branching):
+    """It writes into a part of a tensor."""
+
+    def forward(self, x):
+        y = self.layer(x)
+        y[:, 0] = 0
+        return y.index_fill_(1, torch.tensor([1]), 2.0)
+
+
+@pytest.mark.filterwarnings("default")
+def test_refusals(monkeypatch):
+    with pytest.raises(PruneError, match="cannot be listed ahead"):
+        prune(Branching(), torch.ones(2, 3))
+    with pytest.raises(PruneError, match="in place"):
+        prune(Writing(), torch.ones(2, 3))
+    with pytest.raises(PruneError, match="needs an example"):
+        prune(nn.Linear(3, 2), torch.ones(()))
+    with pytest.raises(PruneError, match="no 'inner'"):
+        fit(nn.Linear(3, 2), {"inner.weight": torch.ones(2, 3)})
+    monkeypatch.setattr(planning._Reader, "takes_over", lambda self, gone: (None, None))
+    with pytest.raises(PruneError, match="outputs would differ"):
+        prune(convolutions(0, [0.5]), torch.randn(2, 1, 9, 9))
+
+
+def test_tensors_of_a_pruned_module_fit_the_whole_one():
+    module = kill(Joined(1, False, 1), 1)
+    made = prune(module, torch.randn(3, 2, 8, 8))
+    again = fit(copy.deepcopy(module), made.module.state_dict())
+    x = torch.randn(4, 2, 8, 8)
+    assert torch.equal(again(x), made.module(x))
+    assert str(again) == str(made.module)
+
+
+def test_dtypes_and_devices_are_kept():
+    module = kill(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)), 0)
+    module[2].weight.requires_grad_(False)
+    made = prune(module, torch.randn(2, 3))
+    assert made.difference <= 1e-6
+    assert {p.dtype for p in made.module.parameters()} == {torch.float32}
+    assert [p.requires_grad for p in made.module.parameters()] == [True, True, False, True]
