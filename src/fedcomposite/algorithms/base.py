@@ -135,6 +135,9 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     linear_replies: ClassVar[bool] = False
     """Whether replies are linear in what a client computes on its data, so that shares of noise add up in their sum."""
 
+    one_regularizer: ClassVar[str] = ""
+    """Why h must be the same in all rounds; empty if its strength may follow a schedule."""
+
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):  # type: ignore[arg-type]
             object.__setattr__(self, name, read(getattr(self, name)))

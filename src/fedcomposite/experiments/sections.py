@@ -44,6 +44,7 @@ class RunSection(Section):
     rounds: int = Field(ge=0)
     batch_size: int | None = Field(default=None, ge=1)
     sampling: Literal["replacement", "epoch"] = "replacement"
+    clip_norm: float | None = Field(default=None, gt=0)
     participation: float = Field(default=1.0, gt=0, le=1)
     replace: bool = False
     dtype: Literal["float32", "float64"] = "float64"

@@ -105,7 +105,7 @@ class Coordinator:
         self.config = self.config.only(algorithms.spec(self.algorithm) | label, self.config.seed)
         run, n = self.config.run, len(self.sites)
         cohorts = Cohorts(n, run.participation, seed=self.config.seed)
-        check_fit(self.algorithm, self.problem, cohorts)
+        check_fit(self.algorithm, self.problem, cohorts, clip_norm=self.config.run.clip_norm)
         if self.settings.policy == "skip" and not (self.algorithm.partial and self.algorithm.exchanges == 1):
             raise FederationError(
                 f"{type(self.algorithm).__name__} needs every site in every round, so the policy must be 'wait'"

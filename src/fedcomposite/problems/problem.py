@@ -24,7 +24,7 @@ from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, NetworkOptions
-from fedcomposite.regularizers import REGISTRY, On, Regularizer, Zero
+from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
 
 Weights = Literal["uniform", "samples"]
@@ -193,6 +193,8 @@ class Problem:
 
     def _restricted(self, h: Regularizer) -> Regularizer:
         """The term h on its coordinates: where it was set, or away from intercepts, biases and normalisation layers."""
+        if isinstance(h, Ramped):
+            return Ramped(self._restricted(h.h), h.strength)
         if isinstance(h, Zero | On | Named | Blocks):
             return h.resolve(self.layout)
         if len(self.layout) == 1 and self.model is None:

@@ -12,6 +12,7 @@ from fedcomposite.regularizers.matrix import NuclearNorm
 from fedcomposite.regularizers.norms import LinfNorm
 from fedcomposite.regularizers.semistructured import Sparsity2to4
 from fedcomposite.regularizers.separable import L0, L1, MCP, SCAD, ElasticNet, L2Squared, PositivePart, Zero
+from fedcomposite.regularizers.wrapped import Ramped
 
 __all__ = [
     "L0",
@@ -38,6 +39,7 @@ __all__ = [
     "NuclearNorm",
     "On",
     "PositivePart",
+    "Ramped",
     "Regularizer",
     "Separable",
     "Simplex",

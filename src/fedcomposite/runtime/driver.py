@@ -77,7 +77,7 @@ class Driver:
         self.identity = identity or {}
         self.spending = spending
         self.round = 0
-        self.server = algorithm.at(0).init(x0, h)[0]
+        self.server = algorithm.at(0).init(x0, h.during(0))[0]
         self.history: list[Record] = []
         self.status: Status = "completed"
         self._h = Counted(h, transport.counter) if transport.leads else h  # several processes count the server once
@@ -89,7 +89,8 @@ class Driver:
     @property
     def solution(self) -> Tensor:
         """The model to evaluate now."""
-        return self.algorithm.at(max(0, self.round - 1)).solution(self.server, self.regularizer)
+        last = max(0, self.round - 1)
+        return self.algorithm.at(last).solution(self.server, self.regularizer.during(last))
 
     def participants(self, r: int) -> rng.Ints:
         """The clients of round r, sorted."""
@@ -127,7 +128,7 @@ class Driver:
     def _aggregate(self, got: Gathered) -> bool:
         """Move the server on by a round; whether its numbers are still finite (else it stays where it was)."""
         rules, share = self.algorithm.at(self.round), got.participants / self.cohorts.clients
-        moved = rules.aggregate(self.server, got.mean, share, self._h)
+        moved = rules.aggregate(self.server, got.mean, share, self._h.during(self.round))
         self.round += 1
         if not messages.finite(moved):
             return False

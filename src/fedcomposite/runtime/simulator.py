@@ -73,7 +73,7 @@ class Simulator(Driver):
             raise ValueError("device = 'cuda', but this torch sees no GPU; use device = 'cpu'")
         self.problem, self.batches, self.backend = problem, batches, backend
         cohorts = Cohorts(len(problem.silos), participation, replace, seed)
-        check_fit(algorithm, problem, cohorts, stacklevel=3)
+        check_fit(algorithm, problem, cohorts, clip_norm=batches.clip_norm, stacklevel=3)
         shared: dict[str, Any] = {
             "batches": batches, "dtype": dtype, "device": torch.device(device), "cohort": cohorts.size,
             "replace": replace, "state_dir": state_dir, "memory_limit": memory_limit, "group": group,
@@ -92,7 +92,7 @@ class Simulator(Driver):
             stationarity_step=problem.default_step() if stationarity_step is None else stationarity_step,
             spending=None if privacy is None else Spending(privacy, cohorts, algorithm.exchanges),
         )  # fmt: skip
-        transport.begin(algorithm.at(0).init(start, problem.regularizer)[1])
+        transport.begin(algorithm.at(0).init(start, problem.regularizer.during(0))[1])
 
     @property
     def clients(self) -> Any:
@@ -148,6 +148,7 @@ def simulate(
     rounds: int,
     batch_size: int | None = None,
     sampling: Literal["replacement", "epoch"] = "replacement",
+    clip_norm: float | None = None,
     participation: float = 1.0,
     replace: bool = False,
     seed: int = 0,
@@ -185,6 +186,9 @@ def simulate(
         Samples per local step; None uses all of a client's samples.
     sampling : {"replacement", "epoch"}
         Whether minibatches are drawn with replacement, or by shuffling each client's samples anew every round.
+    clip_norm : float, optional
+        Clients scale a gradient of theirs that is longer than this down to it, in every local step and before a method
+        corrects it. The fixed points of a method are then those of the clipped gradients.
     participation : float
         Share of the clients that take part in a round, drawn at random; ``replace=True`` draws with replacement.
     seed : int
@@ -266,8 +270,9 @@ def simulate(
     path = None if checkpoint is None else Path(checkpoint)
     old = path if resume and path is not None and path.exists() else None
     sim = Simulator(
-        problem, algorithm, batches=Batches(seed, batch_size, sampling), participation=participation, replace=replace,
-        seed=seed, dtype=dtype, device=device, backend=backend, x0=x0, stationarity_step=stationarity_step,
+        problem, algorithm, batches=Batches(seed, batch_size, sampling, clip_norm),
+        participation=participation, replace=replace, seed=seed, dtype=dtype, device=device, backend=backend, x0=x0,
+        stationarity_step=stationarity_step,
         mode=_mode(mode, device, backend, rounds if group.size == 1 and privacy is None else 0, old),
         state_dir=state_dir, memory_limit=memory_limit, group=group, privacy=privacy, aggregator=aggregator,
     )  # fmt: skip

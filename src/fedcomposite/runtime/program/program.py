@@ -41,10 +41,11 @@ class _Recorded:
     """The oracle of the program: minibatches are rows of one static tensor."""
 
     def __init__(
-        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, cohort: int, trial: bool
-    ) -> None:
+        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, batches: Batches,
+        cohort: int, trial: bool,
+    ) -> None:  # fmt: skip
         self._smooth, self._local, self._rows, self._full = smooth.during(local), local, rows, full
-        self._counter, self._cohort, self._trial = counter, cohort, trial
+        self._counter, self._batches, self._cohort, self._trial = counter, batches, cohort, trial
         self.steps = 0
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
@@ -55,15 +56,14 @@ class _Recorded:
         self.steps = max(self.steps, k + 1)
         if k >= len(self._rows) and not self._trial:
             raise UnsuitableError("the number of local steps changes from round to round")
-        return self._smooth.minibatch(x, self._rows[min(k, len(self._rows) - 1)])
+        return self._batches.clipped(self._smooth.minibatch(x, self._rows[min(k, len(self._rows) - 1)]))
 
     def full(self, x: Tensor) -> Tensor:
         if self._full is None:
             raise UnsuitableError("it needs full gradients of a cohort that changes")
         self._counter.gradients += self._cohort
         self._local.step = FULL
-        gradient: Tensor = self._full(x)
-        return gradient
+        return self._batches.clipped(self._full(x))
 
     def loss(self, x: Tensor) -> Tensor:
         raise UnsuitableError(_SECOND)
@@ -172,7 +172,7 @@ class Program:
         """The round on the static buffers."""
         none = np.zeros(self._cohort, np.uint64)
         local = Local(self._buffers.repeat(self._cohort, 1), none, self._batches.seed, self._round, ids=self._ids)
-        grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._cohort, trial)
+        grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._batches, self._cohort, trial)
         h = Counted(self._h, self._counter)
         # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.
         message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)
