@@ -19,7 +19,7 @@ from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import distributed as processes
 from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
 from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
-from fedcomposite.runtime.callbacks.stopping import EarlyStopping
+from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.driver import Driver, Plan
 from fedcomposite.runtime.fit import check_fit
@@ -318,9 +318,10 @@ def _check_protected(
         return
     if mode in ("record", "compile"):
         raise ValueError(f"mode = {mode!r}: a private round draws new samples and noise, so it is carried out eagerly")
-    if tolerance is not None or any(isinstance(c, EarlyStopping) for c in callbacks):
+    if tolerance is not None or any(isinstance(c, BestModel | EarlyStopping) for c in callbacks):
         raise ValueError(
-            "privacy: when to stop must not depend on exact measurements; leave tolerance and EarlyStopping out"
+            "privacy: when to stop must not depend on exact measurements, nor which model to keep; "
+            "leave tolerance, EarlyStopping and BestModel out"
         )
 
 
