@@ -343,6 +343,12 @@ class Config(Section):
             "normalization": data.normalization(name) if pixels else None,
         }
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What runs compute in."""
+        made: torch.dtype = getattr(torch, self.run.dtype or ("float64" if self.model is None else "float32"))
+        return made
+
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of :func:`fedcomposite.simulate`; a device that this machine lacks is refused."""
         chosen = self.run.model_dump()
@@ -351,7 +357,7 @@ class Config(Section):
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
-        made = {"dtype": getattr(torch, chosen["dtype"]), "seed": self.seed, "aggregator": self.make_aggregator()}
+        made = {"dtype": self.dtype, "seed": self.seed, "aggregator": self.make_aggregator()}
         return {**chosen, **made, "privacy": self.make_privacy()}
 
 

@@ -278,7 +278,7 @@ class Site:
         silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
         problem = self._problem(config, shape, silos)
         algorithm = config.make_algorithm(config.specs[0], None)
-        smooth = problem.smooth(getattr(torch, config.run.dtype))
+        smooth = problem.smooth(config.dtype)
         per = config.run.batch_size or int(silos.sizes[0])
         if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
             torch.set_num_threads(count)

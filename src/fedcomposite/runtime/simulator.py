@@ -55,7 +55,7 @@ class Simulator(Driver):
         participation: float = 1.0,
         replace: bool = False,
         seed: int = 0,
-        dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         backend: Backend = "stacked",
         x0: Any = None,
@@ -72,6 +72,7 @@ class Simulator(Driver):
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError("device = 'cuda', but this torch sees no GPU; use device = 'cpu'")
         self.problem, self.batches, self.backend = problem, batches, backend
+        dtype = problem.dtype if dtype is None else dtype
         cohorts = Cohorts(len(problem.silos), participation, replace, seed)
         check_fit(algorithm, problem, cohorts, clip_norm=batches.clip_norm, stacklevel=3)
         shared: dict[str, Any] = {
@@ -152,7 +153,7 @@ def simulate(
     participation: float = 1.0,
     replace: bool = False,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     evaluate_every: int = 1,
     x0: Any = None,
@@ -193,6 +194,8 @@ def simulate(
         Share of the clients that take part in a round, drawn at random; ``replace=True`` draws with replacement.
     seed : int
         Determines cohorts, minibatches and the methods' coins.
+    dtype : torch.dtype, optional
+        Of models, messages and states; float64 for linear models and float32 for networks if left out.
     evaluate_every : int
         Rounds between records; the first and the last model are always evaluated.
     x0 : array, optional
@@ -279,7 +282,7 @@ def simulate(
     if path is not None:
         sim.identity = identify(
             problem, sim.x0, method=algorithm, batches=sim.batches, participants=sim.cohorts.size, replace=replace,
-            seed=seed, dtype=str(dtype), device=torch.device(device).type, mode=sim.mode, backend=backend,
+            seed=seed, dtype=str(sim.smooth.dtype), device=torch.device(device).type, mode=sim.mode, backend=backend,
             evaluate_every=evaluate_every, stationarity_step=sim.stationarity_step,
             **({} if privacy is None else {"privacy": privacy}),
             **({} if aggregator is None else {"aggregator": aggregator}),
