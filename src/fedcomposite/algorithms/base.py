@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, 
 from torch import Tensor
 
 from fedcomposite._validation import validate
+from fedcomposite.algorithms.optimizers import read as read_optimizer
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.schedules import Schedule, read
 
@@ -140,7 +141,7 @@ class Algorithm(ABC, Generic[S, C, M, R]):
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):  # type: ignore[arg-type]
-            object.__setattr__(self, name, read(getattr(self, name)))
+            object.__setattr__(self, name, read_optimizer(read(getattr(self, name))))
         if fixed := [name for name in self.schedules if name not in self.schedulable]:
             able = ", ".join(sorted(self.schedulable)) or "none; FedAvg, FedNMap, FedCanon and others take a schedule"
             raise ValueError(
