@@ -28,6 +28,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
+@pytest.fixture
+def double(monkeypatch):
+    """Networks in float64 unless told otherwise, for tests that compare to the last digits."""
+    monkeypatch.setattr(fc.Problem, "dtype", torch.float64)
+
+
 @pytest.fixture(scope="session")
 def silos():
     """The heterogeneous silos of the acceptance tests: n = 30, d = 20, m = 100."""

@@ -75,8 +75,12 @@ def cases():
     out["compressed"] = binary, EControlDA(step=0.2, compressor="random", ratio=0.4), {}
     out["classes"] = fc.Problem(tables("classes"), loss="multinomial", regularizer=L1(0.01)), Scaffold(3, 0.1), half
     out["regression"] = fc.Problem(tables("real"), loss="least_squares"), Scaffold(3, 0.05), half
-    out["network"] = network(), FedAvg(3, 0.1), half
-    out["network, few samples seen"] = network(evaluation_samples=10), Scaffold(3, 0.1), {"batch_size": 3}
+    out["network"] = network(), FedAvg(3, 0.1), {**half, "dtype": torch.float64}
+    out["network, few samples seen"] = (
+        network(evaluation_samples=10),
+        Scaffold(3, 0.1),
+        {"batch_size": 3, "dtype": torch.float64},
+    )
     return out
 
 

@@ -27,6 +27,7 @@ def blocks(name):
         "docs/preparation.md",
         "docs/privacy.md",
         "docs/robust.md",
+        "docs/training.md",
     ],
 )
 def test_python_blocks_run(name, tmp_path, monkeypatch):

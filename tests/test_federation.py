@@ -267,7 +267,8 @@ def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):
     algorithm = method("Scaffold")
     problem = fc.Problem(silos, model=net, loss="cross_entropy")
     _, run = federate(LocalGrid(make_sites(silos, tmp_path)), write(algorithm, batch_size=4, stationarity_step=0.1))
-    want = simulate(problem, algorithm, rounds=5, batch_size=4, stationarity_step=0.1, backend="loop")
+    settings = {"batch_size": 4, "stationarity_step": 0.1, "backend": "loop", "dtype": torch.float64}
+    want = simulate(problem, algorithm, rounds=5, **settings)
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
     for a, b in zip(run.history, want.history, strict=True):
         close(a, b)
@@ -280,12 +281,11 @@ def test_a_model_of_the_package_equals_the_simulator(tmp_path):
     arrays = [(rng.normal(size=(20, 4)), rng.integers(0, 3 - (i == 1), 20)) for i in range(3)]
     silos = Silos.from_arrays(arrays, names=["a", "b", "c"])
     spec = {"model": {"name": "mlp", "options": {"hidden": [5, 4]}}}
-    text = tomli_w.dumps(spec) + write(method("FedNMap"), L1, batch_size=4)
+    text = tomli_w.dumps(spec) + write(method("FedNMap"), L1, batch_size=4, dtype="float64")
     _, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
     config = parse(text)
-    want = simulate(
-        config.make_problem(silos), method("FedNMap"), rounds=5, batch_size=4, stationarity_step=0.1, backend="loop"
-    )
+    settings = {"batch_size": 4, "stationarity_step": 0.1, "backend": "loop", "dtype": torch.float64}
+    want = simulate(config.make_problem(silos), method("FedNMap"), rounds=5, **settings)
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
     for a, b in zip(run.history, want.history, strict=True):
         close(a, b)

@@ -16,6 +16,8 @@ from fedcomposite.problems.base import Local
 from fedcomposite.problems.network import LoopWarning
 from fedcomposite.runtime.simulator import Simulator
 
+pytestmark = pytest.mark.usefixtures("double")
+
 DTYPE = torch.float64
 L1 = fc.regularizers.L1
 

@@ -120,7 +120,8 @@ def normed():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     h = fc.regularizers.L1(0.01)
     problem = fc.Problem(split_silos("many"), model=model, regularizer=h, evaluation_samples=40)
-    return problem, fc.simulate(problem, fc.algorithms.FedMid(local_steps=5, step=0.1), rounds=8, batch_size=8)
+    method = fc.algorithms.FedMid(local_steps=5, step=0.1)
+    return problem, fc.simulate(problem, method, rounds=8, batch_size=8, dtype=torch.float64)
 
 
 def test_the_objective_with_a_runs_buffers_is_the_historys(normed):

@@ -18,6 +18,7 @@ from fedcomposite.schedules import (
     InverseSqrt,
     Piecewise,
     Power,
+    Ramp,
     Staircase,
     Warmup,
     read,
@@ -33,6 +34,7 @@ ALL = [
     Piecewise((0.3, 0.1, 0.2), (5, 9)),
     Warmup(4, Cosine(0.3, 0.01, rounds=20)),
     Staircase(5, Cosine(0.3, 0.01, rounds=20)),
+    Ramp(0.01, 1.0, rounds=20, delay=3),
 ]
 
 

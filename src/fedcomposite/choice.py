@@ -9,6 +9,7 @@ from fedcomposite import theory
 from fedcomposite.algorithms import FedNMap, ProxNewton, ProxScaffnew
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Loss, Problem
+from fedcomposite.regularizers.wrapped import settled
 
 AUTO = "auto"
 """The name of a method that is to be chosen."""
@@ -53,6 +54,7 @@ def choose(
         The problem's constants where its data are not here; measured if left out.
     """
     h, everyone = problem.regularizer, participation >= 1
+    settled(h)
     linear = isinstance(problem.loss, Loss)
     if linear and problem.loss.smooth and everyone and h.weakly_convex:
         coupled = not bool(h.coupling(problem.dimension).any()) and problem.dimension > 1

@@ -37,6 +37,7 @@ class Use(IntEnum):
     FOLD = 5
     POISSON = 6
     NOISE = 7
+    SPLIT = 8
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:

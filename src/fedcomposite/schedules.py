@@ -34,6 +34,7 @@ __all__ = [
     "InverseSqrt",
     "Piecewise",
     "Power",
+    "Ramp",
     "Schedule",
     "Staircase",
     "Warmup",
@@ -182,6 +183,25 @@ class Piecewise(Schedule):
 
 
 @dataclass(frozen=True)
+class Ramp(Schedule):
+    """end + (start - end) (1 - t / rounds)^power, after ``delay`` rounds at start; end from t = ``rounds`` on.
+
+    power = 1 is a line; 3, the default, moves fast at first and slowly at the end, as Zhu and Gupta (2017) prune.
+    """
+
+    start: Positive
+    end: Positive
+    rounds: Count
+    power: Positive = 3.0
+    delay: Whole = 0
+
+    def formula(self, round: int) -> float:
+        """Start, ramp, end."""
+        left = 1 - (round - self.delay) / self.rounds
+        return self.end + (self.start - self.end) * math.pow(min(1.0, max(0.0, left)), self.power)
+
+
+@dataclass(frozen=True)
 class Warmup(Schedule):
     """Another schedule after ``rounds`` rounds that climb in a line towards its first value."""
 
@@ -223,6 +243,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "inverse_sqrt": InverseSqrt,
     "piecewise": Piecewise,
     "power": Power,
+    "ramp": Ramp,
     "staircase": Staircase,
     "warmup": Warmup,
 }

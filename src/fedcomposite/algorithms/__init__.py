@@ -34,6 +34,7 @@ from fedcomposite.algorithms.fedsplit import FedSplit
 from fedcomposite.algorithms.gradskip import GradSkip
 from fedcomposite.algorithms.mime import Mime
 from fedcomposite.algorithms.mimelite import MimeLite
+from fedcomposite.algorithms.optimizers import Optimizer
 from fedcomposite.algorithms.proximal_gradient import ProximalGradient
 from fedcomposite.algorithms.proxnewton import ProxNewton
 from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
@@ -129,6 +130,12 @@ def lookup(name: str) -> type[AnyAlgorithm]:
 
 def build(name: str, **fields: Any) -> AnyAlgorithm:
     """Make a method by name: ``build("FedNMap", local_steps=10, step=0.1, gamma=0.5)``; case does not matter."""
+    own = dataclasses.fields(cls := lookup(name))  # type: ignore[arg-type]
+    for field in fields.keys() & {"momentum", "server_optimizer"} - {f.name for f in own}:
+        raise ValueError(
+            f"{cls.__name__} takes no {field}: its rules hold for plain steps only (control variates, dual variables, "
+            "or a momentum of its own); FedAvg and FedMid take it"
+        )
     algorithm: AnyAlgorithm = REGISTRY.build(name, fields)
     return algorithm
 
@@ -162,7 +169,9 @@ def spec(algorithm: AnyAlgorithm) -> dict[str, Any]:
     """A method as a configuration's table: its name and fields, schedules as tables; :func:`build` takes it back.
 
     >>> spec(FedAvg(local_steps=2, step=0.1))
-    {'name': 'FedAvg', 'local_steps': 2, 'step': 0.1, 'server_step': 1.0}
+    {'name': 'FedAvg', 'local_steps': 2, 'step': 0.1, 'server_step': 1.0, 'momentum': 0.0}
     """
-    given = {k: v.table if isinstance(v, Schedule) else v for k, v in vars(algorithm).items() if v is not None}
+    given = {
+        k: v.table if isinstance(v, Schedule | Optimizer) else v for k, v in vars(algorithm).items() if v is not None
+    }
     return {"name": type(algorithm).__name__, **given}

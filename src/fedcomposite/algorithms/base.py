@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, 
 from torch import Tensor
 
 from fedcomposite._validation import validate
+from fedcomposite.algorithms.optimizers import read as read_optimizer
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.schedules import Schedule, read
 
@@ -135,9 +136,12 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     linear_replies: ClassVar[bool] = False
     """Whether replies are linear in what a client computes on its data, so that shares of noise add up in their sum."""
 
+    one_regularizer: ClassVar[str] = ""
+    """Why h must be the same in all rounds; empty if its strength may follow a schedule."""
+
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self)):  # type: ignore[arg-type]
-            object.__setattr__(self, name, read(getattr(self, name)))
+            object.__setattr__(self, name, read_optimizer(read(getattr(self, name))))
         if fixed := [name for name in self.schedules if name not in self.schedulable]:
             able = ", ".join(sorted(self.schedulable)) or "none; FedAvg, FedNMap, FedCanon and others take a schedule"
             raise ValueError(

@@ -76,6 +76,7 @@ class ChordNewton(Algorithm[Server, Empty, Message, Reply]):
     )
     varying: ClassVar[bool] = True
     recordable: ClassVar[bool] = False
+    one_regularizer: ClassVar[str] = "it solves one problem, to the end"
     linear_replies: ClassVar[bool] = True
     schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
 

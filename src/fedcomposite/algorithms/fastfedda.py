@@ -62,6 +62,8 @@ class FastFedDA(Algorithm[Server, Empty, Server, Reply]):
         bibtex="bao2022fast",
     )
 
+    one_regularizer: ClassVar[str] = "its prox stands for h of all rounds so far"
+
     local_steps: Count
     mu: ZeroOrMore
     gamma: Positive

@@ -6,6 +6,10 @@ Symbols: h' is a subgradient of h, eta = ``step``, eta_g = ``server_step``, tau 
 
 Assumptions: f smooth; h with finite subgradients. The subgradient is the usual adaptation to composite problems (the
 original has h = 0): it yields no exact zeros, and several local steps drift by O(eta (tau - 1)) on heterogeneous data.
+
+``momentum`` is a heavy ball within a round: m = momentum m + (1 - momentum) g, the first m is the first g, and m takes
+the place of g in every local step. It is made anew in each round, so clients remember nothing. ``server_optimizer`` is
+one of :mod:`fedcomposite.algorithms.optimizers` (FedOpt), for the mean change of a round.
 """
 
 from dataclasses import dataclass
@@ -15,11 +19,21 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
+from fedcomposite.algorithms.optimizers import Decay, Moments, Optimizer, moved, nothing
 from fedcomposite.regularizers.base import Regularizer
 
 
+class Server(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # global model
+    first: Tensor  # optimizer's moments, empty without
+    second: Tensor  # the same
+    rounds: Tensor  # the same
+
+
 class Model(NamedTuple):
-    """Server state and message."""
+    """What goes down."""
 
     x: Tensor  # global model
 
@@ -31,7 +45,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm[Model, Empty, Model, Reply]):
+class FedAvg(Algorithm[Server, Empty, Model, Reply]):
     """Local subgradient steps and averaging of models."""
 
     info: ClassVar[Info] = Info(
@@ -49,26 +63,35 @@ class FedAvg(Algorithm[Model, Empty, Model, Reply]):
     local_steps: Count
     step: Positive
     server_step: Positive = 1.0
+    momentum: Decay = 0.0
+    server_optimizer: Optimizer | None = None
 
-    def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Empty]:
+    def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
         """Start at x0."""
-        return Model(x0), Empty()
+        optimizer = self.server_optimizer
+        return Server(x0, *(nothing(x0) if optimizer is None else optimizer.init(x0))), Empty()
 
-    def broadcast(self, server: Model) -> Model:
+    def broadcast(self, server: Server) -> Model:
         """Send the model."""
-        return server
+        return Model(server.x)
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
         """Tau subgradient steps."""
-        y = message.x
+        y = m = message.x
         for t in range(self.local_steps):
-            y = y - self.step * (grad(y, t) + h.subgradient(y))
+            g = grad(y, t) + h.subgradient(y)
+            m = self.momentum * m + (1 - self.momentum) * g if t and self.momentum else g
+            y = y - self.step * m
         return Reply(y - message.x), client
 
-    def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
+    def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Move along the mean change."""
-        return Model(server.x + self.server_step * reply.dx)
+        if self.server_optimizer is None:
+            return server._replace(x=server.x + self.server_step * reply.dx)
+        reach, moments = self.step * self.local_steps, Moments(*server[1:])
+        x, _, moments = moved(self.server_optimizer, server.x, reply.dx, moments, reach, self.server_step)
+        return Server(x, *moments)
 
-    def solution(self, server: Model, h: Regularizer) -> Tensor:
+    def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The global model."""
         return server.x

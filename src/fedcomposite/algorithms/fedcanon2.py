@@ -63,6 +63,9 @@ class FedCanonII(Algorithm[Server, Client, Message, Reply]):
     )
 
     schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
+    one_regularizer: ClassVar[str] = (
+        "its clients repeat the server's prox of the round before; FedCanon has no such rule"
+    )
 
     local_steps: Count
     step: Positive

@@ -50,6 +50,8 @@ class FedDA(Algorithm[Server, Empty, Server, Reply]):
         bibtex="yuan2021federated",
     )
 
+    one_regularizer: ClassVar[str] = "its prox stands for h of all rounds so far"
+
     schedulable: ClassVar[frozenset[str]] = frozenset({"server_step", "step"})
 
     local_steps: Count

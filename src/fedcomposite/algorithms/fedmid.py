@@ -12,6 +12,11 @@ Three prox parameters of the server are in circulation; eta_g eta tau is that of
 Known limit. The clients regularize by eta tau in a round and the server does so once more: with one client, one local
 step and l1 this is proximal gradient descent on f + 2h. The doubling goes away without the clients' prox; the drift
 of several local steps, as in FedAvg, remains.
+
+``momentum`` is a heavy ball within a round: m = momentum m + (1 - momentum) g, the first m is the first g, and m takes
+the place of g in every local step. It is made anew in each round, so clients remember nothing. ``server_optimizer`` is
+one of :mod:`fedcomposite.algorithms.optimizers` (FedOpt), for the mean change of a round; it needs
+``server_prox_only``, and the server's prox is then taken with the optimizer's step.
 """
 
 from dataclasses import dataclass
@@ -22,11 +27,21 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
+from fedcomposite.algorithms.optimizers import Decay, Moments, Optimizer, moved, nothing
 from fedcomposite.regularizers.base import Regularizer
 
 
+class Server(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # global model
+    first: Tensor  # optimizer's moments, empty without
+    second: Tensor  # the same
+    rounds: Tensor  # the same
+
+
 class Model(NamedTuple):
-    """Server state and message."""
+    """What goes down."""
 
     x: Tensor  # global model
 
@@ -38,7 +53,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedMid(Algorithm[Model, Empty, Model, Reply]):
+class FedMid(Algorithm[Server, Empty, Model, Reply]):
     """Local proximal gradient steps, averaging, and one more prox."""
 
     info: ClassVar[Info] = Info(
@@ -57,29 +72,48 @@ class FedMid(Algorithm[Model, Empty, Model, Reply]):
     step: Positive
     server_step: Positive = 1.0
     server_prox_only: bool = False
+    momentum: Decay = 0.0
+    server_optimizer: Optimizer | None = None
 
-    def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Empty]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server_optimizer is not None and not self.server_prox_only:
+            raise ValueError(
+                "FedMid: server_optimizer needs server_prox_only = True: the clients' prox would enter its moments"
+            )
+
+    def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
         """Start at x0."""
-        return Model(x0), Empty()
+        if self.server_optimizer is None:
+            return Server(x0, *nothing(x0)), Empty()
+        self.server_optimizer.check(h, len(x0))
+        return Server(x0, *self.server_optimizer.init(x0)), Empty()
 
-    def broadcast(self, server: Model) -> Model:
+    def broadcast(self, server: Server) -> Model:
         """Send the model."""
-        return server
+        return Model(server.x)
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
         """Tau proximal gradient steps."""
-        y = message.x
+        y = m = message.x
         for t in range(self.local_steps):
-            y = torch.sub(y, grad(y, t), alpha=self.step)
+            g = grad(y, t)
+            m = self.momentum * m + (1 - self.momentum) * g if t and self.momentum else g
+            y = torch.sub(y, m, alpha=self.step)
             if not self.server_prox_only:
                 y = h.prox(y, self.step)
         return Reply(y - message.x), client
 
-    def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
+    def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Move along the mean change, then take the prox of the whole round's step."""
-        moved = server.x + self.server_step * reply.dx
-        return Model(h.prox(moved, self.server_step * self.step * self.local_steps))
+        reach = self.step * self.local_steps
+        if self.server_optimizer is None:
+            before = server.x + self.server_step * reply.dx
+            return server._replace(x=h.prox(before, self.server_step * self.step * self.local_steps))
+        moments = Moments(*server[1:])
+        before, step, moments = moved(self.server_optimizer, server.x, reply.dx, moments, reach, self.server_step)
+        return Server(h.prox(before, step), *moments)
 
-    def solution(self, server: Model, h: Regularizer) -> Tensor:
+    def solution(self, server: Server, h: Regularizer) -> Tensor:
         """The global model."""
         return server.x

@@ -91,6 +91,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
     )
     varying: ClassVar[bool] = True
     recordable: ClassVar[bool] = False
+    one_regularizer: ClassVar[str] = "it solves one problem, to the end"
     linear_replies: ClassVar[bool] = True
 
     everything: Count = 1000

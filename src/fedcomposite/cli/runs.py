@@ -128,17 +128,22 @@ def export_run(
     pruned: Annotated[
         bool, typer.Option("--pruned", help="Remove a network's dead filters and neurons first.")
     ] = False,
+    best: Annotated[bool, typer.Option("--best", help="The model that BestModel kept, in place of the last.")] = False,
 ) -> None:
     """Write a run's model, zeros and all, to one file, and check that the file gives the same predictions."""
-    folder, kept = RunFolder(source), source / "model.safetensors"
-    for needed in (folder.config, kept):
+    folder, kept = RunFolder(source), source / ("best.safetensors" if best else "model.safetensors")
+    for needed in (folder.config, source / "model.safetensors", kept):
+        if best and needed == kept and not kept.is_file():
+            raise StoreError(
+                f"{source}: no best.safetensors; it is there with the callback BestModel in the experiment"
+            )
         if not needed.is_file():
             raise StoreError(
                 f"{source}: no {needed.name}, so this is not the folder of a run that ended "
                 "(a comparison has one in METHOD/seed-N)"
             )
     target = destination or source / f"exported{_SUFFIXES[format]}"
-    if target.resolve() == kept.resolve():
+    if target.resolve() in {(source / name).resolve() for name in ("model.safetensors", "best.safetensors")}:
         raise ConfigError(f"--out {target}: is the run's own file; give another name")
     if target.is_dir():
         raise ConfigError(f"--out {target}: is a folder; give a file")

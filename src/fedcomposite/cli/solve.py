@@ -79,7 +79,7 @@ def _solved(
             participation=run.participation,
             batch_size=run.batch_size,
             seed=experiment.seed,
-            dtype=getattr(torch, run.dtype),
+            dtype=getattr(torch, run.dtype or "float64"),
             device=run.device,
             on_record=journal,
         )

@@ -22,6 +22,7 @@ from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import gather, per_sample, pooled
 from fedcomposite.data.reading import listed
 from fedcomposite.data.sparse import Features, SparseRows, dense
+from fedcomposite.data.splitting import stratified
 from fedcomposite.data.summaries import heterogeneity, summary
 from fedcomposite.data.svmlight import read_all
 from fedcomposite.data.wanted import MARKERS
@@ -335,8 +336,12 @@ class Silos:
             )
         return replace(self, weights=each[at] * (1.0 if self.weights is None else self.weights))
 
-    def split(self, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> Silos:
-        """Hold out shares of every client's samples (at least one stays) as pooled test and validation data."""
+    def split(self, test: float = 0.2, seed: int = 0, validation: float = 0.0, *, stratify: bool = False) -> Silos:
+        """Hold out shares of every client's samples (at least one stays) as pooled test and validation data.
+
+        ``stratify=True`` gives each part a client's labels in the shares that they have there; which samples those are
+        is then a function of the seed, the client and its labels alone.
+        """
         shares: dict[HeldOut, float] = {"test": test, "validation": validation}
         for part, share in shares.items():
             if not (0 < share < 1 or (share == 0 and test + validation > 0)):
@@ -347,7 +352,9 @@ class Silos:
         keep: list[npt.NDArray[np.int64]] = []
         out: dict[HeldOut, list[npt.NDArray[np.int64]]] = {part: [] for part, share in shares.items() if share > 0}
         for i in range(len(self)):
-            rows = self.offsets[i] + generator.permutation(int(self.sizes[i]))
+            mine = slice(self.offsets[i], self.offsets[i + 1])
+            order = stratified(self.targets[mine].numpy(), seed, self.ids[i]) if stratify else None
+            rows = self.offsets[i] + (generator.permutation(int(self.sizes[i])) if order is None else order)
             size = len(rows)
             for part, held in out.items():
                 cut = min(len(rows) - 1, round(shares[part] * size))

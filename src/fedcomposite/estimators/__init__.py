@@ -1,7 +1,7 @@
 """What an analyst calls: the answer to a problem, with a certificate, and everything around it."""
 
 from fedcomposite.estimators.analysis import Analysis, analyse
-from fedcomposite.estimators.crossvalidate import CrossValidation, cross_validate, fold_of_samples, refit
+from fedcomposite.estimators.crossvalidate import CrossValidation, cross_validate, fold_of_samples
 from fedcomposite.estimators.inference import adjusted, bootstrap, confidence
 from fedcomposite.estimators.models import (
     HuberRegression,
@@ -15,6 +15,7 @@ from fedcomposite.estimators.models import (
 from fedcomposite.estimators.paths import Path, path
 from fedcomposite.estimators.predicting import Scored, predict
 from fedcomposite.estimators.quality import Quality, Report, quality
+from fedcomposite.estimators.refitting import refit
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.solve import solve
 from fedcomposite.estimators.stability import Stability, stability

@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite.estimators.newton import Plan, on_support, outputs_of
 from fedcomposite.estimators.paths import Floats, Path, along, beginning, collected, falling
+from fedcomposite.estimators.refitting import refit
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import AUC
@@ -208,12 +208,3 @@ def fold_of_samples(problem: Problem, folds: int, seed: int = 0) -> npt.NDArray[
     Only whoever holds the samples can say this; no analysis over sites needs it.
     """
     return np.concatenate([folds_of(seed, s.id, s.strata, folds) for s in silos_of(problem) if len(s.X)])
-
-
-def refit(problem: Problem, x: Tensor, *, sites: Sites | None = None, tolerance: float = 1e-10) -> Tensor:
-    """The model without its regularizer, on the coordinates that x has and on those that were not regularized."""
-    [made] = together(
-        [on_support(x, problem.regularizer, Plan(tolerance=tolerance, outputs=outputs_of(problem)))],
-        sites or Local(problem),
-    )
-    return made.x

@@ -19,6 +19,7 @@ from fedcomposite.estimators.strengths import only, regularized
 from fedcomposite.problems import Problem
 from fedcomposite.problems.requests import ALL, Rows, Sums, newton
 from fedcomposite.regularizers import Regularizer, Zero
+from fedcomposite.regularizers.wrapped import settled
 
 _LEVELS = 7  # of rounding off: the last width is a millionth of the residuals
 _TINY = 1e-200
@@ -66,6 +67,7 @@ class Plan:
 
 def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The solution with h; ``at`` is where to begin, a :class:`Fit` on the same rows saves an exchange."""
+    settled(h)
     method = ProxNewton(start=strong)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(at.x if isinstance(at, Fit) else at, h)[0]

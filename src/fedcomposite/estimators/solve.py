@@ -19,6 +19,7 @@ from fedcomposite.choice import HESSIANS, Choice, choose
 from fedcomposite.estimators.kinks import smoothable, solve_kinked
 from fedcomposite.estimators.scaling import rescale, worthwhile
 from fedcomposite.problems import Loss, Problem
+from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
 from fedcomposite.runtime.certificate import certify
 
@@ -80,6 +81,7 @@ def solve(
     >>> run.status, run.rounds < 10, run.certificate.kind, run.certificate.value < 1e-10
     ('converged', True, 'duality gap', True)
     """
+    settled(problem.regularizer)
     settings: dict[str, Any] = {
         "tolerance": tolerance,
         "participation": participation,

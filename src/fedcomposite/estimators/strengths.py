@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.regularizers import MCP, SCAD, Blocks, Box, ElasticNet, L2Squared, On, Regularizer
+from fedcomposite.regularizers.wrapped import settled
 
 _NO_TOP = 1e3  # a ridge has no strength at which all is zero: it starts at so many times the largest slope
 
@@ -29,6 +30,7 @@ def varied(h: Regularizer, factor: float) -> Regularizer:
 
 def strength(h: Regularizer) -> float:
     """The number that a path calls lambda: lam, l1 + l2 of an elastic net, the largest of several terms."""
+    settled(h)
     match h:
         case MCP() | SCAD():
             return h.kappa * h.lam

@@ -17,7 +17,7 @@ from fedcomposite.experiments.toml import ConfigError
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import Cohorts, simulate
-from fedcomposite.runtime.callbacks import AnyCallback, Callback, EarlyStopping, View
+from fedcomposite.runtime.callbacks import AnyCallback, BestModel, Callback, EarlyStopping, View
 from fedcomposite.runtime.rounds import rehearse
 
 
@@ -41,7 +41,7 @@ def check_run(
     def leave(view: View) -> None:
         raise _Accepted
 
-    watchers: list[AnyCallback] = [*(c for c in callbacks if isinstance(c, EarlyStopping)), leave]
+    watchers: list[AnyCallback] = [*(c for c in callbacks if isinstance(c, BestModel | EarlyStopping)), leave]
 
     resume = checkpoint is not None and checkpoint.exists()
     quiet = {**settings, "checkpoint": checkpoint if resume else None, "checkpoint_every": 0, "resume": resume}

@@ -13,7 +13,7 @@ import tomli_w
 import torch
 from pydantic import Field, ValidationError
 
-from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, theory
+from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
 from fedcomposite._validation import check_call
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
@@ -28,6 +28,7 @@ from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
+from fedcomposite.schedules import Schedule
 
 __all__ = [
     "Config",
@@ -150,6 +151,8 @@ class Config(Section):
     def make_regularizer(self) -> regularizers.Regularizer:
         """Build ``[regularizer]``; ``on = "*.weight"`` restricts it to parameters of those names.
 
+        ``strength`` is a schedule that h is multiplied with, round by round.
+
         Several ``[[regularizer]]`` tables, each with its ``on``, are added up: one term for each layer.
         """
         if isinstance(self.regularizer, dict):
@@ -195,7 +198,10 @@ class Config(Section):
     def make_privacy(self) -> Privacy | None:
         """Build ``[privacy]``: its ``level`` ("sample" or "client") and the fields of that."""
         try:
-            return None if self.privacy is None else privacy.build(self.privacy)
+            made = None if self.privacy is None else privacy.build(self.privacy)
+            if isinstance(made, privacy.SampleLevel) and self.run.clip_norm is not None:
+                raise ConfigError("each sample's gradient is clipped already; leave clip_norm of [run] out")
+            return made
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[privacy] {error}") from None
 
@@ -337,6 +343,12 @@ class Config(Section):
             "normalization": data.normalization(name) if pixels else None,
         }
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What runs compute in."""
+        made: torch.dtype = getattr(torch, self.run.dtype or ("float64" if self.model is None else "float32"))
+        return made
+
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of :func:`fedcomposite.simulate`; a device that this machine lacks is refused."""
         chosen = self.run.model_dump()
@@ -345,7 +357,7 @@ class Config(Section):
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
-        made = {"dtype": getattr(torch, chosen["dtype"]), "seed": self.seed, "aggregator": self.make_aggregator()}
+        made = {"dtype": self.dtype, "seed": self.seed, "aggregator": self.make_aggregator()}
         return {**chosen, **made, "privacy": self.make_privacy()}
 
 
@@ -355,10 +367,20 @@ def _term(fields: Mapping[str, Any], where: str) -> regularizers.Regularizer:
         on = fields.get("on")
         if not (on is None or isinstance(on, str | list)):
             raise ConfigError(f"on = {on!r}, must be a pattern of parameter names, or a list of them")
-        h = regularizers.build(_name(fields), **{k: v for k, v in fields.items() if k not in ("name", "on")})
-        return h if on is None else h.on(on if isinstance(on, str) else tuple(on))
+        h = regularizers.build(
+            _name(fields), **{k: v for k, v in fields.items() if k not in ("name", "on", "strength")}
+        )
+        h = h if on is None else h.on(on if isinstance(on, str) else tuple(on))
+        return h.ramped(_schedule(fields["strength"])) if "strength" in fields else h
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"{where} {error}") from None
+
+
+def _schedule(given: Any) -> Schedule:
+    """The schedule that a table says."""
+    if not isinstance(found := schedules.read(given), Schedule):
+        raise ConfigError(f'strength = {given!r}, must be a schedule: {{ schedule = "ramp", start = 0.1, ... }}')
+    return found
 
 
 def _method(spec: Mapping[str, Any]) -> str:

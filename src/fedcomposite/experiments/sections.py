@@ -44,9 +44,11 @@ class RunSection(Section):
     rounds: int = Field(ge=0)
     batch_size: int | None = Field(default=None, ge=1)
     sampling: Literal["replacement", "epoch"] = "replacement"
+    clip_norm: float | None = Field(default=None, gt=0)
     participation: float = Field(default=1.0, gt=0, le=1)
     replace: bool = False
-    dtype: Literal["float32", "float64"] = "float64"
+    dtype: Literal["float32", "float64"] | None = None
+    """float64 for linear models and float32 for networks if left out."""
     device: str = "cpu"
     evaluate_every: int = Field(default=1, ge=1)
     tolerance: float | None = Field(default=None, gt=0)

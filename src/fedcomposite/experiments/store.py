@@ -5,6 +5,7 @@ config.toml            the experiment, with every choice resolved
 history.jsonl          one record per line, appended as the run goes
 checkpoint.safetensors the state to resume from
 model.safetensors      the solution: tensor ``x``, a network's ``buffers``; coordinate names or layout in the metadata
+best.safetensors       the best model by a metric, with the callback ``BestModel``; its round in the metadata
 coefficients.csv       the nonzero coefficients by name (linear models)
 recipe.json            how the features were made, where a recipe made them
 summary.json           status, last record, versions
@@ -164,6 +165,9 @@ class RunFolder:
         from fedcomposite.plots import draw_histories  # brings matplotlib
 
         self.keep_model(problem, run.solution, run.buffers)
+        if run.best is not None:
+            chosen = {"round": str(run.best.round), "metric": run.best.metric, "value": repr(run.best.value)}
+            self._write("best.safetensors", problem, run.best.solution, run.best.buffers, chosen)
         if draw:
             methods = {label: self.method or label}
             draw_histories({label: [run.history]}, self.path / "plot.png", title=label, methods=methods)
@@ -176,26 +180,35 @@ class RunFolder:
             "initial_stationarity": run.history[0]["stationarity"],
             "identity": run.identity,
         }
+        if run.best is not None:
+            summary["best"] = {"round": run.best.round, "metric": run.best.metric, "value": run.best.value}
         if run.certificate is not None:
             summary["certificate"] = {"kind": run.certificate.kind, "value": run.certificate.value}
         self.conclude(summary)
 
     def keep_model(self, problem: Problem, x: torch.Tensor, buffers: torch.Tensor | None = None) -> None:
         """Write the model, a linear one's coefficient table, and the recipe that made its features."""
-        tensors = {"x": x}
-        metadata = {"format": "pt"}
         if problem.model is None:
-            metadata["coordinates"] = json.dumps(problem.coordinate_names)
             table = coefficients(problem, x).to_csv(index=False)
             write_atomic(self.path / "coefficients.csv", table.encode())
+        if problem.silos.recipe is not None:
+            problem.silos.recipe.write(self.path / "recipe.json")
+        self._write("model.safetensors", problem, x, buffers, {})
+
+    def _write(
+        self, name: str, problem: Problem, x: torch.Tensor, buffers: torch.Tensor | None, about: dict[str, str]
+    ) -> None:
+        """Write a model's file: its vectors, what their entries are, and what else there is to say about it."""
+        tensors, metadata = {"x": x}, {"format": "pt", **about}
+        if problem.model is None:
+            metadata["coordinates"] = json.dumps(problem.coordinate_names)
         else:
             metadata["layout"] = json.dumps([tuple(slot) for slot in problem.layout])
             if buffers is not None and buffers.numel():
                 tensors["buffers"] = buffers
         if problem.silos.recipe is not None:
             metadata["recipe"] = problem.silos.recipe.text
-            problem.silos.recipe.write(self.path / "recipe.json")
-        write_atomic(self.path / "model.safetensors", pack(tensors, metadata))
+        write_atomic(self.path / name, pack(tensors, metadata))
 
     def conclude(self, summary: dict[str, Any]) -> None:
         """Write the summary, with the time and the versions: the run is finished."""
@@ -251,7 +264,7 @@ class Journal:
             if self._known[count - 1 : count] != [line]:
                 self._replace()
             if count == 1 and self._fresh:
-                self._folder.remove("model.safetensors", "coefficients.csv", "plot.png")
+                self._folder.remove("model.safetensors", "best.safetensors", "coefficients.csv", "plot.png")
         if self._watch is not None:
             self._watch(record)
 

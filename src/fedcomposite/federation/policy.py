@@ -244,7 +244,7 @@ def _count(config: Config, shape: Shape) -> tuple[int, int]:
 
 def _remember(limits: Limits, config: Config, shape: Shape, count: int) -> int:
     """The most local steps for which the memory lasts."""
-    item = 4 if config.run.dtype == "float32" else 8
+    item = config.dtype.itemsize
     batch = config.run.batch_size or 0
     needed = _COPIES * count * item + 3 * batch * math.prod(shape.features) * item
     room = limits.max_memory_mb * 1e6 - needed

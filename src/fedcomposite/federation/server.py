@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
@@ -105,7 +104,7 @@ class Coordinator:
         self.config = self.config.only(algorithms.spec(self.algorithm) | label, self.config.seed)
         run, n = self.config.run, len(self.sites)
         cohorts = Cohorts(n, run.participation, seed=self.config.seed)
-        check_fit(self.algorithm, self.problem, cohorts)
+        check_fit(self.algorithm, self.problem, cohorts, clip_norm=self.config.run.clip_norm)
         if self.settings.policy == "skip" and not (self.algorithm.partial and self.algorithm.exchanges == 1):
             raise FederationError(
                 f"{type(self.algorithm).__name__} needs every site in every round, so the policy must be 'wait'"
@@ -113,7 +112,7 @@ class Coordinator:
         samples = [i.samples or 0 for i in self.introductions] if self.sums is None else []
         counted = [] if all(i.weight is None for i in self.introductions) else self._counted()
         parties = Sites(self.job, self.sites, samples, write(self.config), self.shape, counted)
-        smooth = self.problem.smooth(getattr(torch, run.dtype))
+        smooth = self.problem.smooth(self.config.dtype)
         start = smooth.start()
         privacy, aggregator = self.config.make_privacy(), self.config.make_aggregator()
         carried = self.post, parties, self.algorithm, self.problem, start

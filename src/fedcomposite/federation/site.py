@@ -278,11 +278,11 @@ class Site:
         silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
         problem = self._problem(config, shape, silos)
         algorithm = config.make_algorithm(config.specs[0], None)
-        smooth = problem.smooth(getattr(torch, config.run.dtype))
+        smooth = problem.smooth(config.dtype)
         per = config.run.batch_size or int(silos.sizes[0])
         if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
             torch.set_num_threads(count)
-        batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling)
+        batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling, config.run.clip_norm)
         look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, most=self.limits.max_margin)
         privacy, query = level(config), self._account.query(order, config)
         if query is not None:
@@ -296,7 +296,7 @@ class Site:
         )  # fmt: skip
         start = smooth.start()
         rules = algorithm.at(0)
-        server, state = rules.init(start, problem.regularizer)
+        server, state = rules.init(start, problem.regularizer.during(0))
         return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy, query)
 
     def _charge(self, job: str, query: Query, x: Tensor) -> None:
@@ -357,7 +357,7 @@ class Site:
         message = wire.tuple_of(type(job.message), "message", given)
         place = order.position, order.cohort
         if order.last < 0:
-            state = client.algorithm.at(0).init(given["start"], job.problem.regularizer)[1]
+            state = client.algorithm.at(0).init(given["start"], job.problem.regularizer.during(0))[1]
         else:
             state = self.store.load(order.job, order.last, job.state)
         try:

@@ -24,11 +24,12 @@ FULL = 2**32 - 1
 
 @dataclass(frozen=True)
 class Batches:
-    """How minibatches are drawn: ``size=None`` takes all of a client's samples."""
+    """How clients' gradients are made: ``size=None`` takes all of a client's samples, ``clip_norm`` bounds the norm."""
 
     seed: int = 0
     size: int | None = None
     sampling: Literal["replacement", "epoch"] = "replacement"
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.size, np.integer):
@@ -37,6 +38,16 @@ class Batches:
             raise ValueError(f"batch_size = {self.size!r}, must be an integer >= 1, or None for all samples")
         if self.sampling not in ("replacement", "epoch"):
             raise ValueError(f"sampling = {self.sampling!r}, must be 'replacement' or 'epoch'")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip_norm = {self.clip_norm!r}, must be a number > 0, or None")
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """Gradients ``(..., d)``, each scaled down to ``clip_norm`` where it is longer, as torch's clip_grad_norm_."""
+        if self.clip_norm is None:
+            return gradient
+        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        scale: Tensor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        return gradient * scale
 
     def draw(self, ids: rng.Ints, sizes: rng.Ints, round: int, steps: range) -> rng.Ints:
         """Sample numbers within each client, ``(steps, clients, size)``."""
@@ -276,7 +287,7 @@ class ClientGradients:
             return self._everything(x)
         self._counter.gradients += len(self._clients)
         rows = self._draw(k)
-        return self._shaped(lambda u: self._smooth.minibatch(u, rows), x)
+        return self._batches.clipped(self._shaped(lambda u: self._smooth.minibatch(u, rows), x))
 
     def full(self, x: Tensor) -> Tensor:
         """Gradient on all samples."""
@@ -297,7 +308,7 @@ class ClientGradients:
         self._counter.gradients += len(self._clients)
         if self._full is None:
             self._full = self._smooth.full(self._clients)
-        return self._shaped(self._full, x)
+        return self._batches.clipped(self._shaped(self._full, x))
 
     def uniform(self, k: int, count: int = 1) -> Tensor:
         """Private random numbers of each client."""

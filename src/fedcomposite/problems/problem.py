@@ -24,7 +24,7 @@ from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, NetworkOptions
-from fedcomposite.regularizers import REGISTRY, On, Regularizer, Zero
+from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, Support, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
 
 Weights = Literal["uniform", "samples"]
@@ -173,6 +173,11 @@ class Problem:
         raise NotImplementedError
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What runs compute in, unless told otherwise."""
+        return torch.float64 if self.model is None else torch.float32
+
+    @property
     def coordinate_names(self) -> tuple[str, ...]:
         """A name per coordinate of x."""
         raise NotImplementedError
@@ -194,6 +199,8 @@ class Problem:
 
     def _restricted(self, h: Regularizer) -> Regularizer:
         """The term h on its coordinates: where it was set, or away from intercepts, biases and normalisation layers."""
+        if isinstance(h, Ramped):
+            return Ramped(self._restricted(h.h), h.strength)
         if isinstance(h, Zero | On | Named | Blocks):
             return h.resolve(self.layout)
         if len(self.layout) == 1 and self.model is None:
@@ -203,6 +210,17 @@ class Problem:
         if not names:
             raise ValueError(f"{h} would act on parameters with two axes or more; this model has none: say h.on('*')")
         return Named(h, names).resolve(self.layout)
+
+    def on_support(self, kept: Tensor, x: Tensor, buffers: Tensor | None = None) -> Self:
+        """The same problem without h, on the coordinates that ``kept`` marks: the others are zero and stay so.
+
+        A network starts at x, with these buffers.
+        """
+        made = copy.copy(self)
+        made._placed, made.regularizer = {}, Support(kept.cpu())
+        if self.model is not None:
+            made.model = self.module(x, buffers)
+        return made
 
     @property
     def weights(self) -> npt.NDArray[np.float64]:

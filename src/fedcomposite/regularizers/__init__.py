@@ -12,6 +12,8 @@ from fedcomposite.regularizers.matrix import NuclearNorm
 from fedcomposite.regularizers.norms import LinfNorm
 from fedcomposite.regularizers.semistructured import Sparsity2to4
 from fedcomposite.regularizers.separable import L0, L1, MCP, SCAD, ElasticNet, L2Squared, PositivePart, Zero
+from fedcomposite.regularizers.support import Support
+from fedcomposite.regularizers.wrapped import Ramped
 
 __all__ = [
     "L0",
@@ -38,11 +40,13 @@ __all__ = [
     "NuclearNorm",
     "On",
     "PositivePart",
+    "Ramped",
     "Regularizer",
     "Separable",
     "Simplex",
     "SparseGroupLasso",
     "Sparsity2to4",
+    "Support",
     "TopK",
     "Zero",
     "build",

@@ -16,6 +16,8 @@ from fedcomposite.regularizers.memory import LITTLE, give, in_blocks
 
 if TYPE_CHECKING:
     from fedcomposite.regularizers.algebra import Blocks, Named, On
+    from fedcomposite.regularizers.wrapped import Ramped
+    from fedcomposite.schedules import Schedule
 
 Step = float | Tensor
 """A prox step; a tensor has shape ``(..., 1)`` and holds one step per client.
@@ -143,6 +145,22 @@ class Regularizer(ABC):
 
     def resolve(self, layout: Layout) -> Regularizer:
         """The term with patterns of parameter names turned into coordinates."""
+        return self
+
+    def ramped(self, strength: Schedule) -> Ramped:
+        """strength(r) * h in round r; models are judged by h itself.
+
+        Parameters
+        ----------
+        strength : Schedule
+            A factor for every round, one of :mod:`fedcomposite.schedules`: ``Ramp(0.01, 1.0, rounds=100)``.
+        """
+        from fedcomposite.regularizers.wrapped import Ramped
+
+        return Ramped(self, strength)
+
+    def during(self, round: int) -> Regularizer:
+        """The term of a round, counted from 0; itself, unless its strength changes (:meth:`ramped`)."""
         return self
 
     def __add__(self, other: Regularizer) -> Blocks:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedcomposite import files
 from fedcomposite._validation import UserError
 from fedcomposite.problems import Counter
-from fedcomposite.runtime.history import Record
+from fedcomposite.runtime.history import Best, Record
 from fedcomposite.runtime.identity import Identity, differences
 
 _FORMAT = "checkpoint 2"
@@ -34,6 +34,7 @@ class Snapshot(NamedTuple):
     seconds: float
     history: list[Record]
     buffers: Tensor
+    best: Best | None = None
 
 
 def save(path: Path, snapshot: Snapshot, identity: Identity) -> None:
@@ -41,6 +42,9 @@ def save(path: Path, snapshot: Snapshot, identity: Identity) -> None:
     tensors = {f"server.{k}": v for k, v in snapshot.server._asdict().items()}
     tensors |= {f"clients.{k}": v for k, v in snapshot.clients._asdict().items()}
     tensors["buffers"] = snapshot.buffers
+    best = snapshot.best
+    if best is not None:
+        tensors |= {"best.solution": best.solution, "best.buffers": best.buffers}
     columns = list(dict.fromkeys(k for record in snapshot.history for k in record))
     whole = [c for c in columns if all(isinstance(r.get(c, 0), int) for r in snapshot.history)]
     table = [[float(r.get(c, "nan")) for c in columns] for r in snapshot.history]
@@ -54,6 +58,8 @@ def save(path: Path, snapshot: Snapshot, identity: Identity) -> None:
         "columns": json.dumps(columns),
         "integers": json.dumps(whole),
     }
+    if best is not None:
+        metadata["best"] = json.dumps([best.round, best.metric, best.value])
     metadata["digest"] = files.digest(tensors, metadata)
     files.write_atomic(path, files.pack(tensors, metadata))
 
@@ -102,6 +108,7 @@ class Restored(NamedTuple):
     seconds: float
     history: list[Record]
     buffers: Tensor
+    best: Best | None
 
 
 def load(path: Path, server: Any, identity: Identity) -> Restored:
@@ -112,11 +119,14 @@ def load(path: Path, server: Any, identity: Identity) -> Restored:
         Record({c: int(v) if c in whole else v for c, v in zip(columns, row, strict=True) if v == v or c not in whole})
         for row in tensors["history"].tolist()
     ]
+    device = server[0].device
+    kept = [tensors[k].to(device) for k in ("best.solution", "best.buffers")] if "best" in metadata else []
     return Restored(
         int(metadata["round"]),
         type(server)(*(tensors[f"server.{k}"].to(v.device) for k, v in server._asdict().items())),
         Counter(**json.loads(metadata["work"])),
         float(metadata["seconds"]),
         history,
-        tensors["buffers"].to(server[0].device),
+        tensors["buffers"].to(device),
+        Best(*json.loads(metadata["best"]), *kept) if kept else None,
     )

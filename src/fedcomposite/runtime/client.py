@@ -56,7 +56,7 @@ class Client:
             self.smooth, np.asarray([self._number], np.uint64), round, self.batches, self.counter,
             self.privacy, self.source, stacked=False, expect=self._expect, place=place, buffers=buffers,
         )  # fmt: skip
-        reply, after = self.algorithm.at(round).local_round(message, state, self._guard(grad), self._h)
+        reply, after = self.algorithm.at(round).local_round(message, state, self._guard(grad), self._h.during(round))
         self._expect = grad.steps_used
         return Outcome(reply, after, grad.buffers, grad.queries)
 

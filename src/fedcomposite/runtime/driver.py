@@ -27,7 +27,7 @@ from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.callbacks.base import AnyCallback, View, attach
 from fedcomposite.runtime.cohorts import Cohorts
-from fedcomposite.runtime.history import Record, Run, Status
+from fedcomposite.runtime.history import Best, Record, Run, Status
 from fedcomposite.runtime.identity import Identity
 from fedcomposite.runtime.protection import Spending
 from fedcomposite.runtime.rounds import growth, make_record, verdict
@@ -77,8 +77,9 @@ class Driver:
         self.identity = identity or {}
         self.spending = spending
         self.round = 0
-        self.server = algorithm.at(0).init(x0, h)[0]
+        self.server = algorithm.at(0).init(x0, h.during(0))[0]
         self.history: list[Record] = []
+        self.best: Best | None = None
         self.status: Status = "completed"
         self._h = Counted(h, transport.counter) if transport.leads else h  # several processes count the server once
         self._reason = ""
@@ -89,7 +90,8 @@ class Driver:
     @property
     def solution(self) -> Tensor:
         """The model to evaluate now."""
-        return self.algorithm.at(max(0, self.round - 1)).solution(self.server, self.regularizer)
+        last = max(0, self.round - 1)
+        return self.algorithm.at(last).solution(self.server, self.regularizer.during(last))
 
     def participants(self, r: int) -> rng.Ints:
         """The clients of round r, sorted."""
@@ -98,6 +100,10 @@ class Driver:
     def stop(self, reason: str) -> None:
         """Ask the run to end after this record; ``reason`` becomes part of its message."""
         self._stop, self._reason = True, self._reason or reason
+
+    def keep(self, metric: str, value: float) -> None:
+        """Take the model of now for the best one so far."""
+        self.best = Best(self.round, metric, value, self.solution.detach().clone(), self.buffers.clone())
 
     # -- one round --------------------------------------------------------------------------------------------------
 
@@ -127,7 +133,7 @@ class Driver:
     def _aggregate(self, got: Gathered) -> bool:
         """Move the server on by a round; whether its numbers are still finite (else it stays where it was)."""
         rules, share = self.algorithm.at(self.round), got.participants / self.cohorts.clients
-        moved = rules.aggregate(self.server, got.mean, share, self._h)
+        moved = rules.aggregate(self.server, got.mean, share, self._h.during(self.round))
         self.round += 1
         if not messages.finite(moved):
             return False
@@ -245,11 +251,13 @@ class Driver:
         else:
             if grown := growth(last, self.history[0]):
                 message += f", but {grown}: the steps are probably too large"
+            if self.best is not None:
+                message += f"; best {self.best.metric} {self.best.value:.6g} in round {self.best.round}"
             if self.transport.remark:
                 message += f" ({self.transport.remark})"
         return Run(
             self.solution, self.history, self.status, message, self.round, self.server, self.transport.states,
-            torch.stack(kept) if kept else None, self.buffers, self.identity,
+            torch.stack(kept) if kept else None, self.buffers, self.identity, best=self.best,
         )  # fmt: skip
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
@@ -267,7 +275,9 @@ class Driver:
             seconds = time.perf_counter() - self._began
             checkpoints.save(
                 path,
-                checkpoints.Snapshot(self.round, self.server, held, counter, seconds, self.history, self.buffers),
+                checkpoints.Snapshot(
+                    self.round, self.server, held, counter, seconds, self.history, self.buffers, self.best
+                ),
                 self.identity,
             )
         self.transport.saved(path, name)
@@ -276,7 +286,7 @@ class Driver:
         """Go back to a checkpoint of this very run."""
         old = checkpoints.load(path, self.server, self.identity)
         self.round, self.server, self.buffers = old.round, old.server, old.buffers
-        self.history, self._seconds = old.history, old.seconds
+        self.history, self.best, self._seconds = old.history, old.best, old.seconds
         self.transport.load(path, self._name())
         if self.transport.leads:  # what was counted before
             for name, value in vars(old.counter).items():

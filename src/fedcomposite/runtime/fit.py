@@ -9,7 +9,7 @@ import torch
 from fedcomposite.algorithms import REGISTRY, fields
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Problem
-from fedcomposite.regularizers import Zero
+from fedcomposite.regularizers import Ramped, Zero
 from fedcomposite.runtime.cohorts import Cohorts
 
 
@@ -17,7 +17,14 @@ class NonSmoothWarning(UserWarning):
     """A method that needs a smooth loss was given one with kinks."""
 
 
-def check_fit(algorithm: AnyAlgorithm, problem: Problem, cohorts: Cohorts, *, stacklevel: int = 2) -> None:
+def check_fit(
+    algorithm: AnyAlgorithm,
+    problem: Problem,
+    cohorts: Cohorts,
+    *,
+    clip_norm: float | None = None,
+    stacklevel: int = 2,
+) -> None:
     """Refuse what the method cannot do, and name methods that can."""
     info, name, n = algorithm.info, type(algorithm).__name__, cohorts.clients
     if cohorts.size < n and not algorithm.partial:
@@ -33,7 +40,11 @@ def check_fit(algorithm: AnyAlgorithm, problem: Problem, cohorts: Cohorts, *, st
     if info.regularizer == "none" and not isinstance(problem.regularizer, Zero):
         able = ", ".join(k for k, v in REGISTRY.items() if "convex" in v.info.regularizer)
         raise ValueError(f"{name} has no rule for a regularizer; leave it out, or use a composite method: {able}")
-    if cohorts.replace and len(algorithm.at(0).init(torch.zeros(problem.dimension), problem.regularizer)[1]):
+    if clip_norm is not None and info.second_order:
+        raise ValueError(f"{name} solves with gradients and Hessians as they are; leave clip_norm out")
+    if algorithm.one_regularizer and isinstance(problem.regularizer, Ramped):
+        raise ValueError(f"{name} takes no strength that changes from round to round: {algorithm.one_regularizer}")
+    if cohorts.replace and len(algorithm.at(0).init(torch.zeros(problem.dimension), problem.regularizer.during(0))[1]):
         raise ValueError(
             f"{name} keeps state at its clients, so a client must not be drawn twice in a round; use replace=False"
         )

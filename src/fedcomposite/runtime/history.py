@@ -46,6 +46,16 @@ class Record(dict[str, Any]):
             raise AttributeError(f"no {name!r} in this record (it has: {', '.join(self)})") from None
 
 
+class Best(NamedTuple):
+    """The best model of a run so far, by a recorded number: what :class:`fedcomposite.callbacks.BestModel` keeps."""
+
+    round: int
+    metric: str
+    value: float
+    solution: Tensor
+    buffers: Tensor
+
+
 @dataclass
 class Run:
     """The result of :func:`fedcomposite.simulate`."""
@@ -75,6 +85,9 @@ class Run:
     """What determines the run's numbers, as a checkpoint keeps it; empty without one."""
     certificate: Certificate | None = field(default=None, repr=False)
     """How good the solution is, as far as it is known: from :func:`fedcomposite.solve`."""
+
+    best: Best | None = field(default=None, repr=False)
+    """The best model by a recorded number, with the callback ``BestModel``."""
 
     @property
     def frame(self) -> pd.DataFrame:

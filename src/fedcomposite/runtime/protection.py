@@ -37,6 +37,8 @@ def check_privacy(
             raise ValueError("ClientLevel: clients must weigh the same, and the model must have no running statistics")
         return
     smooth.check_private()
+    if batches.clip_norm is not None:
+        raise ValueError("clip_norm and privacy: each sample's gradient is clipped already; leave clip_norm out")
     if batches.size is not None:
         raise ValueError(
             f"batch_size = {batches.size} and privacy: samples are drawn one by one; leave batch_size out and set rate"

@@ -112,12 +112,12 @@ def planned_queries(algorithm: AnyAlgorithm, x0: Tensor, h: Regularizer, rounds:
 
     A method that tosses coins for its steps may ask more, or less.
     """
-    server, client = algorithm.at(0).init(x0, h)
+    server, client = algorithm.at(0).init(x0, h.during(0))
     asked: list[int] = []
     e = algorithm.exchanges
     for r in range(min(rounds, 2 * e)):
-        rules, still = algorithm.at(r), _Still(cohort)
-        reply, client = rules.local_round(rules.broadcast(server), client, still, h)
-        server = rules.aggregate(server, rules.decode(reply), 1.0, h)
+        rules, now, still = algorithm.at(r), h.during(r), _Still(cohort)
+        reply, client = rules.local_round(rules.broadcast(server), client, still, now)
+        server = rules.aggregate(server, rules.decode(reply), 1.0, now)
         asked.append(still.asked)
     return sum(asked) + sum(asked[e + r % e] for r in range(rounds - len(asked)))

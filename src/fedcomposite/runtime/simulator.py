@@ -19,7 +19,7 @@ from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import distributed as processes
 from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
 from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
-from fedcomposite.runtime.callbacks.stopping import EarlyStopping
+from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.driver import Driver, Plan
 from fedcomposite.runtime.fit import check_fit
@@ -55,7 +55,7 @@ class Simulator(Driver):
         participation: float = 1.0,
         replace: bool = False,
         seed: int = 0,
-        dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         backend: Backend = "stacked",
         x0: Any = None,
@@ -72,8 +72,9 @@ class Simulator(Driver):
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError("device = 'cuda', but this torch sees no GPU; use device = 'cpu'")
         self.problem, self.batches, self.backend = problem, batches, backend
+        dtype = problem.dtype if dtype is None else dtype
         cohorts = Cohorts(len(problem.silos), participation, replace, seed)
-        check_fit(algorithm, problem, cohorts, stacklevel=3)
+        check_fit(algorithm, problem, cohorts, clip_norm=batches.clip_norm, stacklevel=3)
         shared: dict[str, Any] = {
             "batches": batches, "dtype": dtype, "device": torch.device(device), "cohort": cohorts.size,
             "replace": replace, "state_dir": state_dir, "memory_limit": memory_limit, "group": group,
@@ -92,7 +93,7 @@ class Simulator(Driver):
             stationarity_step=problem.default_step() if stationarity_step is None else stationarity_step,
             spending=None if privacy is None else Spending(privacy, cohorts, algorithm.exchanges),
         )  # fmt: skip
-        transport.begin(algorithm.at(0).init(start, problem.regularizer)[1])
+        transport.begin(algorithm.at(0).init(start, problem.regularizer.during(0))[1])
 
     @property
     def clients(self) -> Any:
@@ -148,10 +149,11 @@ def simulate(
     rounds: int,
     batch_size: int | None = None,
     sampling: Literal["replacement", "epoch"] = "replacement",
+    clip_norm: float | None = None,
     participation: float = 1.0,
     replace: bool = False,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
     evaluate_every: int = 1,
     x0: Any = None,
@@ -185,10 +187,15 @@ def simulate(
         Samples per local step; None uses all of a client's samples.
     sampling : {"replacement", "epoch"}
         Whether minibatches are drawn with replacement, or by shuffling each client's samples anew every round.
+    clip_norm : float, optional
+        Clients scale a gradient of theirs that is longer than this down to it, in every local step and before a method
+        corrects it. The fixed points of a method are then those of the clipped gradients.
     participation : float
         Share of the clients that take part in a round, drawn at random; ``replace=True`` draws with replacement.
     seed : int
         Determines cohorts, minibatches and the methods' coins.
+    dtype : torch.dtype, optional
+        Of models, messages and states; float64 for linear models and float32 for networks if left out.
     evaluate_every : int
         Rounds between records; the first and the last model are always evaluated.
     x0 : array, optional
@@ -264,15 +271,16 @@ def simulate(
     path = None if checkpoint is None else Path(checkpoint)
     old = path if resume and path is not None and path.exists() else None
     sim = Simulator(
-        problem, algorithm, batches=Batches(seed, batch_size, sampling), participation=participation, replace=replace,
-        seed=seed, dtype=dtype, device=device, backend=backend, x0=x0, stationarity_step=stationarity_step,
+        problem, algorithm, batches=Batches(seed, batch_size, sampling, clip_norm),
+        participation=participation, replace=replace, seed=seed, dtype=dtype, device=device, backend=backend, x0=x0,
+        stationarity_step=stationarity_step,
         mode=_mode(mode, device, backend, rounds if privacy is None else 0, old),
         state_dir=state_dir, memory_limit=memory_limit, group=group, privacy=privacy, aggregator=aggregator,
     )  # fmt: skip
     if path is not None:
         sim.identity = identify(
             problem, sim.x0, method=algorithm, batches=sim.batches, participants=sim.cohorts.size, replace=replace,
-            seed=seed, dtype=str(dtype), device=torch.device(device).type, mode=sim.mode, backend=backend,
+            seed=seed, dtype=str(sim.smooth.dtype), device=torch.device(device).type, mode=sim.mode, backend=backend,
             evaluate_every=evaluate_every, stationarity_step=sim.stationarity_step,
             **({} if privacy is None else {"privacy": privacy}),
             **({} if aggregator is None else {"aggregator": aggregator}),
@@ -311,9 +319,10 @@ def _check_protected(
         return
     if mode in ("record", "compile"):
         raise ValueError(f"mode = {mode!r}: a private round draws new samples and noise, so it is carried out eagerly")
-    if tolerance is not None or any(isinstance(c, EarlyStopping) for c in callbacks):
+    if tolerance is not None or any(isinstance(c, BestModel | EarlyStopping) for c in callbacks):
         raise ValueError(
-            "privacy: when to stop must not depend on exact measurements; leave tolerance and EarlyStopping out"
+            "privacy: when to stop must not depend on exact measurements, nor which model to keep; "
+            "leave tolerance, EarlyStopping and BestModel out"
         )
 
 

@@ -5,13 +5,13 @@ from typing import Any
 from fedcomposite.registry import Registry, of_class
 from fedcomposite.runtime.callbacks.base import AnyCallback, Callback, OnRecord, View
 from fedcomposite.runtime.callbacks.progress import Progress
-from fedcomposite.runtime.callbacks.stopping import EarlyStopping
+from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.callbacks.trackers import MissingPackageError, MLflow, TensorBoard, WandB
 from fedcomposite.runtime.callbacks.writers import Csv, JsonLines
 
 REGISTRY: Registry[type[Callback]] = Registry(
     "callback",
-    {c.__name__: c for c in (Csv, EarlyStopping, JsonLines, MLflow, TensorBoard, WandB)},
+    {c.__name__: c for c in (BestModel, Csv, EarlyStopping, JsonLines, MLflow, TensorBoard, WandB)},
     group="fedcomposite.callbacks",
     accept=of_class(Callback),
 )
@@ -26,6 +26,7 @@ def build(name: str, **fields: Any) -> Callback:
 __all__ = [
     "REGISTRY",
     "AnyCallback",
+    "BestModel",
     "Callback",
     "Csv",
     "EarlyStopping",

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedcomposite.runtime.history import Record
+from fedcomposite.runtime.history import Best, Record
 
 
 class _Watched(Protocol):
@@ -15,16 +15,20 @@ class _Watched(Protocol):
 
     round: int
     history: list[Record]
+    best: Best | None
+    buffers: Tensor
     algorithm: Any
 
     @property
     def solution(self) -> Tensor: ...
 
+    def keep(self, metric: str, value: float) -> None: ...
+
     def stop(self, reason: str) -> None: ...
 
 
 class View:
-    """A run as a callback sees it: everything is a copy, so that nothing but :meth:`stop` has an effect."""
+    """A run as a callback sees it: all are copies, so that nothing but :meth:`stop` and :meth:`keep` has an effect."""
 
     __slots__ = ("_copies", "_driver", "_rounds")
 
@@ -57,6 +61,20 @@ class View:
     def solution(self) -> Tensor:
         """The model of now."""
         return self._driver.solution.detach().clone()
+
+    @property
+    def buffers(self) -> Tensor:
+        """A network's running statistics of now, flat."""
+        return self._driver.buffers.detach().clone()
+
+    @property
+    def best(self) -> Best | None:
+        """The model that was kept, if any."""
+        return self._driver.best
+
+    def keep(self, metric: str, value: float) -> None:
+        """Keep the model of now as the run's best one, ``run.best``; checkpoints have it too."""
+        self._driver.keep(metric, value)
 
     @property
     def algorithm(self) -> Any:

@@ -50,10 +50,12 @@ class _Recorded:
     """The oracle of the program: minibatches are rows of one static tensor."""
 
     def __init__(
-        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, place: _Place, trial: bool
-    ) -> None:
+        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, batches: Batches,
+        place: _Place, trial: bool,
+    ) -> None:  # fmt: skip
         self._smooth, self._local, self._rows, self._full = smooth.during(local), local, rows, full
         self._counter, self._mine, self._place, self._trial = counter, len(place.position), place, trial
+        self._batches = batches
         self.steps = 0
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
@@ -64,15 +66,14 @@ class _Recorded:
         self.steps = max(self.steps, k + 1)
         if k >= len(self._rows) and not self._trial:
             raise UnsuitableError("the number of local steps changes from round to round")
-        return self._smooth.minibatch(x, self._rows[min(k, len(self._rows) - 1)])
+        return self._batches.clipped(self._smooth.minibatch(x, self._rows[min(k, len(self._rows) - 1)]))
 
     def full(self, x: Tensor) -> Tensor:
         if self._full is None:
             raise UnsuitableError("it needs full gradients of a cohort that changes")
         self._counter.gradients += self._mine
         self._local.step = FULL
-        gradient: Tensor = self._full(x)
-        return gradient
+        return self._batches.clipped(self._full(x))
 
     def loss(self, x: Tensor) -> Tensor:
         raise UnsuitableError(_SECOND)
@@ -203,7 +204,7 @@ class Program:
         """The round on the static buffers."""
         none = np.zeros(self._cohort, np.uint64)
         local = Local(self._buffers.repeat(self._cohort, 1), none, self._batches.seed, self._round, ids=self._ids)
-        grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._place, trial)
+        grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._batches, self._place, trial)
         h = Counted(self._h, self._counter)
         # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.
         message = messages.each(messages.stack(self._message, self._cohort), Tensor.contiguous)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.regularizers.base import Regularizer, Step
-from fedcomposite.runtime.wrapped import Wrapped
+from fedcomposite.regularizers.wrapped import Wrapped
 
 
 class CompiledProx(Wrapped):

@@ -119,7 +119,8 @@ class LocalTransport(ABC):
         """Decoded replies and buffers of no client; the first client here does the round for their shape alone."""
         grad = self.gradients(np.zeros(1, np.uint64), request.round, request.buffers, (0, cohort), Counter())
         rules = self.algorithm.at(request.round)
-        replies, _ = rules.local_round(messages.stack(message, 1), self.rows.take([0]), grad, self.problem.regularizer)
+        h = self.problem.regularizer.during(request.round)
+        replies, _ = rules.local_round(messages.stack(message, 1), self.rows.take([0]), grad, h)
         decoded: NamedTuple = messages.each(rules.decode(replies), lambda t: t[:0])
         return decoded, grad.buffers[:0]
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems.base import UnsuitableError
+from fedcomposite.regularizers import Regularizer
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.program import EagerWarning, Mode, Program
 from fedcomposite.runtime.transports.base import Request
@@ -26,7 +28,7 @@ class Stacked(LocalTransport):
         super().__init__(*given, **named)
         self.mode: Mode = mode
         self._programs: dict[int, Program] = {}  # by the number of clients
-        self._rules, self._warned = self.algorithm, False
+        self._now, self._warned = self._rules(0), False
 
     def _carry_out(
         self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
@@ -61,7 +63,7 @@ class Stacked(LocalTransport):
         grad = self.gradients(who, request.round, request.buffers, (place[0] + chunk.start, place[1]))
         states = messages.each(mine, lambda t: t[chunk])
         rules = self.algorithm.at(request.round)
-        replies, new = rules.local_round(messages.stack(message, len(who)), states, grad, self.h)
+        replies, new = rules.local_round(messages.stack(message, len(who)), states, grad, self.h.during(request.round))
         self._expect = grad.steps_used
         self._asked = max(self._asked, grad.queries)
         return replies, new, grad.buffers
@@ -72,17 +74,18 @@ class Stacked(LocalTransport):
         """The round as one program, made when it is first needed; None where it is carried out eagerly."""
         if self.mode == "eager" or not self._usual(len(who)):
             return None
-        rules = self.algorithm.at(request.round)
-        if rules != self._rules:
+        now = self._rules(request.round)
+        if now != self._now:
             self._programs.clear()  # the old ones give their memory back first
-            self._rules = rules
+            self._now = now
         if len(who) not in self._programs:
             if not self._stays(request.round):
-                self._warn(f"{', '.join(self.algorithm.schedules)} changes from round to round")
+                changing = [*self.algorithm.schedules, *(["the strength of h"] if now[1] is not self.h.h else [])]
+                self._warn(f"{', '.join(changing)} changes from round to round")
                 return None
             try:
                 self._programs[len(who)] = Program(
-                    rules, self.smooth, self.problem.regularizer, self.batches, message, mine,
+                    now[0], self.smooth, now[1], self.batches, message, mine,
                     request.buffers, who, place, everyone=self._everyone, compile=self.mode == "compile",
                 )  # fmt: skip
             except UnsuitableError as reason:
@@ -105,9 +108,13 @@ class Stacked(LocalTransport):
             warnings.warn(f"{name} runs step by step on the GPU: {reason}", EagerWarning, stacklevel=8)
         self._warned = True
 
+    def _rules(self, round: int) -> tuple[AnyAlgorithm, Regularizer]:
+        """The method and h with the numbers of a round."""
+        return self.algorithm.at(round), self.problem.regularizer.during(round)
+
     def _stays(self, round: int) -> bool:
-        """Whether scheduled steps keep their value for long enough to be recorded; a function of the round alone."""
-        rules, at = self.algorithm.at(round), self.algorithm.at
+        """Whether what is scheduled keeps its value for long enough to be recorded; a function of the round alone."""
+        rules, at = self._rules(round), self._rules
         before = next((j for j in range(_STAY) if round - j == 0 or at(round - j - 1) != rules), _STAY)
         after = next((j for j in range(_STAY) if at(round + j + 1) != rules), _STAY)
         return before + 1 + after >= _STAY

@@ -1,0 +1,90 @@
+"""The surviving weights of a sparse model once more, without the regularizer that shrank them."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from fedcomposite.algorithms import AnyAlgorithm
+from fedcomposite.estimators.newton import Plan, on_support, outputs_of
+from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.problems import Problem
+from fedcomposite.regularizers import Blocks, On, Ramped, Regularizer, Zero
+from fedcomposite.runtime import Run, simulate
+from fedcomposite.runtime.history import Best
+
+
+@overload
+def refit(
+    problem: Problem, x: Tensor | Run | Best, *, sites: Sites | None = None, tolerance: float = 1e-10
+) -> Tensor: ...
+@overload
+def refit(
+    problem: Problem, x: Tensor | Run | Best, algorithm: AnyAlgorithm, *, rounds: int, **settings: Any
+) -> Run: ...
+def refit(
+    problem: Problem,
+    x: Tensor | Run | Best,
+    algorithm: AnyAlgorithm | None = None,
+    *,
+    sites: Sites | None = None,
+    tolerance: float = 1e-10,
+    **settings: Any,
+) -> Tensor | Run:
+    """The model without its regularizer, on the coordinates that x has and on those that were not regularized.
+
+    Zeros stay exactly zero. A linear model is solved for, or trained in rounds if a method is given; a network is
+    trained.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the regularizer that made the zeros.
+    x : Tensor, Run or Best
+        The sparse model: a solution, a run, or a run's best model, whose running statistics a network goes on with.
+    algorithm : Algorithm, optional
+        A method with a prox; for a network a small step, for example ``FedMid(5, 0.01)``, which is FedAvg here.
+    sites : Sites, optional
+        Who answers, where a linear model is solved for.
+    tolerance : float
+        Of that solution.
+    settings
+        With a method: those of :func:`fedcomposite.simulate`, ``rounds`` among them.
+
+    Returns
+    -------
+    Tensor or Run
+        The solution; with a method the run, whose objective is the loss alone.
+    """
+    point = x if isinstance(x, Tensor) else x.solution
+    if algorithm is None:
+        if problem.model is not None:
+            raise ValueError("a network is refitted in rounds: refit(problem, run, FedMid(5, 0.01), rounds=20)")
+        if settings:
+            raise ValueError(f"refit: {', '.join(settings)} without a method; give one, for example FedNMap")
+        task = on_support(point, problem.regularizer, Plan(tolerance=tolerance, outputs=outputs_of(problem)))
+        return together([task], sites or Local(problem))[0].x
+    if sites is not None:
+        raise ValueError("refit: sites are asked where a linear model is solved for; leave them or the method out")
+    kept = (point != 0).cpu() | ~_acted_on(problem.regularizer, len(point))
+    buffers = None if isinstance(x, Tensor) or x.buffers is None or not x.buffers.numel() else x.buffers
+    settings.setdefault("dtype", point.dtype)
+    return simulate(problem.on_support(kept, point, buffers), algorithm, x0=point, **settings)
+
+
+def _acted_on(h: Regularizer, dimension: int) -> Tensor:
+    """Mask of the coordinates that h is set on."""
+    match h:
+        case Ramped():
+            return _acted_on(h.h, dimension)
+        case Zero():
+            return torch.zeros(dimension, dtype=torch.bool)
+        case On() | Blocks():
+            mask = torch.zeros(dimension, dtype=torch.bool)
+            for part in h.parts if isinstance(h, Blocks) else (h,):
+                for a, b in part.runs if isinstance(part, On) else ():
+                    mask[a:b] = True
+            return mask
+    return torch.ones(dimension, dtype=torch.bool)
