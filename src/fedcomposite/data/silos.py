@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, check_call
+from fedcomposite.data import saved
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import gather, per_sample, pooled
 from fedcomposite.data.reading import listed
-from fedcomposite.data.sparse import Features, SparseRows, dense
+from fedcomposite.data.reshaping import split, standardized
+from fedcomposite.data.sparse import Features, dense
 from fedcomposite.data.summaries import heterogeneity, summary
 from fedcomposite.data.svmlight import read_all
 from fedcomposite.data.wanted import MARKERS
@@ -221,6 +223,20 @@ class Silos:
             warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
         return silos
 
+    @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = False) -> Silos:
+        """Open what :meth:`save` wrote. Features stay in their files until a minibatch needs them; targets are read.
+
+        Networks train on such silos; everything else needs ``.dense()``, which reads them. ``verify=True`` reads all
+        files once and compares them with the digests that were written beside them.
+        """
+        return cls(**saved.read(folder, verify=verify))
+
+    def save(self, folder: str | Path) -> Silos:
+        """Write the samples to a new folder, a ``.npy`` file per array, and open it."""
+        saved.save(self, folder)
+        return Silos.open(folder)
+
     # -- looking ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -306,7 +322,7 @@ class Silos:
         )
 
     def dense(self) -> Silos:
-        """The same samples as tensors, where they are sparse: for models, and for a look at small data."""
+        """The same samples as tensors, where they are sparse or in a file."""
         held: dict[str, Any] = {part: (dense(X), y) for part, (X, y) in self.held_out.items()}
         return replace(self, features=dense(self.features), **held)
 
@@ -335,36 +351,7 @@ class Silos:
 
     def split(self, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> Silos:
         """Hold out shares of every client's samples (at least one stays) as pooled test and validation data."""
-        shares: dict[HeldOut, float] = {"test": test, "validation": validation}
-        for part, share in shares.items():
-            if not (0 < share < 1 or (share == 0 and test + validation > 0)):
-                raise DataError(f"split: {part} = {share}, must be between 0 and 1")
-            if share > 0 and part in self.held_out:
-                raise DataError(f"split: these silos have {part} data already")
-        generator = np.random.default_rng(seed)
-        keep: list[npt.NDArray[np.int64]] = []
-        out: dict[HeldOut, list[npt.NDArray[np.int64]]] = {part: [] for part, share in shares.items() if share > 0}
-        for i in range(len(self)):
-            rows = self.offsets[i] + generator.permutation(int(self.sizes[i]))
-            size = len(rows)
-            for part, held in out.items():
-                cut = min(len(rows) - 1, round(shares[part] * size))
-                held.append(rows[:cut])
-                rows = rows[cut:]
-            keep.append(rows)
-        parts: dict[str, Any] = {}
-        owners, shifts = dict(self.held_by), dict(self.held_margin_offsets)
-        for part, held in out.items():
-            chosen = np.sort(np.concatenate(held))
-            if len(chosen) == 0:
-                most = self.sizes.max()
-                raise DataError(f"split: {part} = {shares[part]} of silos with at most {most} samples holds out none")
-            owners[part] = torch.from_numpy(np.searchsorted(self.offsets, chosen, side="right") - 1)
-            parts[part] = self.features[chosen], self.targets[chosen]
-            if self.margin_offsets is not None:
-                shifts[part] = self.margin_offsets[chosen]
-        kept = self.subset(keep, self.names)
-        return replace(kept, **parts, ids=self.ids, held_by=owners, held_margin_offsets=shifts)
+        return split(self, {"test": test, "validation": validation}, seed)
 
     def standardize(self) -> Silos:
         """(x - mean) / sd of each feature over the pooled training samples; held-out data are scaled alike.
@@ -372,14 +359,4 @@ class Silos:
         A feature that is constant in training is left as it is. Sparse samples stay sparse: their means are subtracted
         where they are multiplied.
         """
-        held: dict[str, Any]
-        if isinstance(own := self.features, SparseRows):
-            held = {k: (v.standardized(own), b) for k, (v, b) in self.held_out.items() if isinstance(v, SparseRows)}
-            return replace(self, features=own.standardized(own), **held)
-        X = own.double()
-        low, high = X.amin(0), X.amax(0)
-        varies = high > low
-        mean = torch.where(varies, X.mean(0), 0.0)
-        sd = torch.where(varies, X.std(0, correction=0), 1.0)
-        held = {k: ((dense(v).double() - mean) / sd, b) for k, (v, b) in self.held_out.items()}
-        return replace(self, features=(X - mean) / sd, **held)
+        return standardized(self)
