@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import annotated_types as at
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from fedcomposite._validation import Count, check_call
 from fedcomposite.data import saved
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
+from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import gather, per_sample, pooled
 from fedcomposite.data.reading import listed
@@ -222,6 +223,40 @@ class Silos:
         if len(values := torch.unique(silos.targets)) == 1:
             warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
         return silos
+
+    @classmethod
+    def from_datasets(cls, datasets: Any, **options: Any) -> Silos:
+        """Read one data set per client; of one alone, a pooled silo is made, to be dealt out by :meth:`partition`.
+
+        All that is wrong with any item is told in one error.
+
+        Parameters
+        ----------
+        datasets : list of data sets, or one
+            Map-style data sets of torch whose items are (x, y), images of Pillow included; tables of Hugging Face's
+            ``datasets``; DataFrames, whose columns keep their names; lists of pairs.
+        features, target : str or list of str
+            Columns of tables, or keys of items that are dictionaries. All columns but the target if left out.
+        test, validation : data set, optional
+            Held-out samples.
+        names, feature_names : list of str
+            Of the clients and of the features.
+        save_to : path, optional
+            A new folder to which the samples go as they are read; the silos are then those of :meth:`open`.
+        """
+        made = from_datasets(cls, datasets, **check_call("from_datasets", from_datasets, options, DataError))
+        return cast(Silos, made)
+
+    @classmethod
+    def from_folders(cls, folders: str | Path | Sequence[str | Path], **options: Any) -> Silos:
+        """Read PNG and JPEG images as bytes, a folder per client with a folder per class in it.
+
+        Classes are numbered over all folders (:func:`fedcomposite.data.class_names`). Options beside ``test``,
+        ``validation``, ``names`` and ``save_to``: ``size=(height, width)`` and ``channels=1`` or ``3``, to which images
+        are brought; without them all must be alike.
+        """
+        made = from_folders(cls, folders, **check_call("from_folders", from_folders, options, DataError))
+        return cast(Silos, made)
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False) -> Silos:
