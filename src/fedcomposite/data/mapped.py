@@ -72,14 +72,13 @@ class MappedRows:
             raise IndexError(f"rows {at.min()} to {at.max()} of {len(self)}")
         return replace(self, chosen=at if self.chosen is None else self.chosen[at])
 
-    def read(self, *, pin: bool = False) -> Tensor:
-        """The rows in memory; page-locked memory if ``pin``, from which a GPU copies without waiting."""
-        shape, kind = self.shape, self._map.dtype
-        out = torch.empty(shape, dtype=self.dtype, pin_memory=pin)
+    def read(self, out: Tensor | None = None) -> Tensor:
+        """The rows in memory, in ``out`` if it is given."""
+        out = torch.empty(self.shape, dtype=self.dtype) if out is None else out
         if self.chosen is None:
             out.numpy()[...] = self._map
         else:  # clipping changes no row, and spares a second buffer
-            np.take(self._map, self.chosen, axis=0, out=out.numpy().view(kind), mode="clip")
+            np.take(self._map, self.chosen, axis=0, out=out.numpy(), mode="clip")
         return out
 
     def identity(self) -> str:

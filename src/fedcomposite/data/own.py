@@ -6,6 +6,8 @@ from typing import Any
 
 from fedcomposite.data.silos import Silos
 
+NAMES = ("mapped", "image_folders")
+
 
 def mapped(*, folder: str, in_memory: bool = False, verify: bool = False) -> Silos:
     """Silos that ``silos.save(folder)`` wrote; features stay in their files unless ``in_memory``."""

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,11 +128,16 @@ class Loader:
         self._begun: deque[tuple[Tensor, Future[Samples]]] = deque()
         self._after: After | None = None
 
-    def gather(self, rows: Tensor) -> Samples:
+    def _room(self, rows: Tensor) -> Samples:
+        """Memory for some rows: the thread asks CUDA for nothing, which would spoil a recording on another stream."""
+        X = torch.empty((len(rows), *self._features.shape[1:]), dtype=self._features.dtype, pin_memory=self._pin)
+        b = torch.empty((len(rows), *self._targets.shape[1:]), dtype=self._targets.dtype, pin_memory=self._pin)
+        return X, b
+
+    def gather(self, rows: Tensor, into: Samples) -> Samples:
         """Features and targets of some rows."""
-        chosen = rows.numpy().astype(np.int64, copy=False)
-        b = self._targets[rows]
-        return self._features[chosen].read(pin=self._pin), b.pin_memory() if self._pin else b
+        X, b = into
+        return self._features[rows].read(X), torch.index_select(self._targets, 0, rows, out=b)
 
     def expect(self, rows: Tensor, after: After | None) -> None:
         """Begin with these minibatches; what has begun already and fits goes on."""
@@ -155,7 +159,7 @@ class Loader:
                 begun, job = self._begun.popleft()
                 found = job.result() if torch.equal(begun, rows) else None
         self._begin()
-        return self.gather(rows) if found is None else found
+        return self.gather(rows, self._room(rows)) if found is None else found
 
     def _begin(self) -> None:
         """Hand the next minibatches to the thread."""
@@ -168,4 +172,4 @@ class Loader:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "fedcomposite-samples")
             rows = self._wanted.popleft()
-            self._begun.append((rows, self._thread.submit(self.gather, rows)))
+            self._begun.append((rows, self._thread.submit(self.gather, rows, self._room(rows))))
