@@ -17,7 +17,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import cifar, inference, newton, prox, sparse, table6, workloads
+from benchmarks import cifar, inference, newton, prox, sparse, streaming, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -209,6 +209,14 @@ def test_sparse_samples_are_measured(capsys):
     text = capsys.readouterr().out
     assert text.count("converged: ") == 2
     assert text.count("%") == 4
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_samples_in_a_file_and_in_memory_give_one_model(capsys):
+    assert streaming.main(["--quick"]) == 0
+    shown = capsys.readouterr().out
+    assert "models are equal bit by bit" in shown
+    assert [line.split("  ")[0] for line in shown.splitlines() if line.startswith("m")][:2] == ["memory", "mapped"]
 
 
 def test_newton_is_right_where_it_is_compared(capsys):

@@ -379,6 +379,7 @@ def test_data_list_says_where(alone, tmp_path, monkeypatch, cli):
     assert set(found) == set(fc.data.DATASETS)
     assert found["heart_disease"] == found["wisconsin"] == "shipped"
     assert found["synthetic"] == found["digits"] == "no files needed"
+    assert found["mapped"] == found["image_folders"] == "your own files"
     assert found["mnist"] == found["cifar10"] == "to download"
     (alone / "a9a").mkdir(parents=True)
     (alone / "a9a" / "a9a.bz2").write_bytes(b"")

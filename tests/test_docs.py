@@ -24,6 +24,7 @@ def blocks(name):
         "docs/callbacks.md",
         "docs/estimators.md",
         "docs/metrics.md",
+        "docs/own-data.md",
         "docs/preparation.md",
         "docs/privacy.md",
         "docs/robust.md",

@@ -19,6 +19,7 @@ from fedcomposite.cli.runs import Overrides, check_picture
 from fedcomposite.cli.tables import show_tables
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import SHIPPED, File, cache_folder
+from fedcomposite.data.own import NAMES as OWN
 from fedcomposite.experiments import Config, ConfigError
 
 data_app = typer.Typer(no_args_is_help=True, help="Look at data before using it, and get it ahead of time.")
@@ -120,6 +121,8 @@ def messy(
 
 def whereabouts(name: str) -> str:
     """Where the files of a data set would come from now; what they hold is checked when they are read."""
+    if name in OWN:
+        return "your own files"
     return ", ".join(sorted({_place(file) for file in FILES.get(name, ())})) or "no files needed"
 
 

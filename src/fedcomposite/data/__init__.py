@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedcomposite._validation import check_call, suggest
-from fedcomposite.data import embedded, images, tables
+from fedcomposite.data import embedded, images, own, tables
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.describing import describe
 from fedcomposite.data.fetch import Progress, fetch
@@ -16,6 +16,7 @@ from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.images import normalization
 from fedcomposite.data.messy import messy_consortium
 from fedcomposite.data.partition import PARTITIONERS, partition
+from fedcomposite.data.pictures import class_names
 from fedcomposite.data.recipe import Recipe
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.synthetic import synthetic
@@ -28,6 +29,7 @@ __all__ = [
     "FittedRecipe",
     "Recipe",
     "Silos",
+    "class_names",
     "describe",
     "download",
     "frames",
@@ -55,6 +57,8 @@ DATASETS: Registry[Callable[..., Silos]] = Registry(
         "mnist": images.mnist,
         "fashion_mnist": images.fashion_mnist,
         "cifar10": images.cifar10,
+        "mapped": own.mapped,
+        "image_folders": own.image_folders,
     },
     group="fedcomposite.datasets",
     accept=callable_only,

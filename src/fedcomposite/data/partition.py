@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from fedcomposite._validation import Count, Positive, check_call
 from fedcomposite.data.silos import DataError, Seed, Silos
-from fedcomposite.data.sparse import SparseRows
+from fedcomposite.data.sparse import SparseRows, tensors_only
 from fedcomposite.registry import Registry, callable_only
 
 Ints = npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ def kmeans(silos: Silos, clients: int, minimum: int, rng: Rng) -> Groups:
             raise DataError("partition 'kmeans': deal sparse samples out before they are standardised")
         X = silos.features.csr()
     else:
-        X = silos.features.reshape(len(silos.features), -1).double().numpy()
+        X = tensors_only(silos.features, "partition 'kmeans'").flatten(1).double().numpy()
     seed = int(rng.integers(2**31))
     found = KMeans(clients, n_init=10, random_state=seed).fit_predict(X)
     return [np.flatnonzero(found == i) for i in range(clients)]

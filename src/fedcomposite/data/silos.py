@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import annotated_types as at
 import numpy as np
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, check_call
+from fedcomposite.data import saved
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
+from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import gather, per_sample, pooled
 from fedcomposite.data.reading import listed
-from fedcomposite.data.sparse import Features, SparseRows, dense
-from fedcomposite.data.splitting import stratified
+from fedcomposite.data.reshaping import split, standardized
+from fedcomposite.data.sparse import Features, dense
 from fedcomposite.data.summaries import heterogeneity, summary
 from fedcomposite.data.svmlight import read_all
 from fedcomposite.data.wanted import MARKERS
@@ -222,6 +224,54 @@ class Silos:
             warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
         return silos
 
+    @classmethod
+    def from_datasets(cls, datasets: Any, **options: Any) -> Silos:
+        """Read one data set per client; of one alone, a pooled silo is made, to be dealt out by :meth:`partition`.
+
+        All that is wrong with any item is told in one error.
+
+        Parameters
+        ----------
+        datasets : list of data sets, or one
+            Map-style data sets of torch whose items are (x, y), images of Pillow included; tables of Hugging Face's
+            ``datasets``; DataFrames, whose columns keep their names; lists of pairs.
+        features, target : str or list of str
+            Columns of tables, or keys of items that are dictionaries. All columns but the target if left out.
+        test, validation : data set, optional
+            Held-out samples.
+        names, feature_names : list of str
+            Of the clients and of the features.
+        save_to : path, optional
+            A new folder to which the samples go as they are read; the silos are then those of :meth:`open`.
+        """
+        made = from_datasets(cls, datasets, **check_call("from_datasets", from_datasets, options, DataError))
+        return cast(Silos, made)
+
+    @classmethod
+    def from_folders(cls, folders: str | Path | Sequence[str | Path], **options: Any) -> Silos:
+        """Read PNG and JPEG images as bytes, a folder per client with a folder per class in it.
+
+        Classes are numbered over all folders (:func:`fedcomposite.data.class_names`). Options beside ``test``,
+        ``validation``, ``names`` and ``save_to``: ``size=(height, width)`` and ``channels=1`` or ``3``, to which images
+        are brought; without them all must be alike.
+        """
+        made = from_folders(cls, folders, **check_call("from_folders", from_folders, options, DataError))
+        return cast(Silos, made)
+
+    @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = False) -> Silos:
+        """Open what :meth:`save` wrote. Features stay in their files until a minibatch needs them; targets are read.
+
+        Networks train on such silos; everything else needs ``.dense()``, which reads them. ``verify=True`` reads all
+        files once and compares them with the digests that were written beside them.
+        """
+        return cls(**saved.read(folder, verify=verify))
+
+    def save(self, folder: str | Path) -> Silos:
+        """Write the samples to a new folder, a ``.npy`` file per array, and open it."""
+        saved.save(self, folder)
+        return Silos.open(folder)
+
     # -- looking ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -309,7 +359,7 @@ class Silos:
         )
 
     def dense(self) -> Silos:
-        """The same samples as tensors, where they are sparse: for models, and for a look at small data."""
+        """The same samples as tensors, where they are sparse or in a file."""
         held: dict[str, Any] = {part: (dense(X), y) for part, (X, y) in self.held_out.items()}
         return replace(self, features=dense(self.features), **held)
 
@@ -342,38 +392,7 @@ class Silos:
         ``stratify=True`` gives each part a client's labels in the shares that they have there; which samples those are
         is then a function of the seed, the client and its labels alone.
         """
-        shares: dict[HeldOut, float] = {"test": test, "validation": validation}
-        for part, share in shares.items():
-            if not (0 < share < 1 or (share == 0 and test + validation > 0)):
-                raise DataError(f"split: {part} = {share}, must be between 0 and 1")
-            if share > 0 and part in self.held_out:
-                raise DataError(f"split: these silos have {part} data already")
-        generator = np.random.default_rng(seed)
-        keep: list[npt.NDArray[np.int64]] = []
-        out: dict[HeldOut, list[npt.NDArray[np.int64]]] = {part: [] for part, share in shares.items() if share > 0}
-        for i in range(len(self)):
-            mine = slice(self.offsets[i], self.offsets[i + 1])
-            order = stratified(self.targets[mine].numpy(), seed, self.ids[i]) if stratify else None
-            rows = self.offsets[i] + (generator.permutation(int(self.sizes[i])) if order is None else order)
-            size = len(rows)
-            for part, held in out.items():
-                cut = min(len(rows) - 1, round(shares[part] * size))
-                held.append(rows[:cut])
-                rows = rows[cut:]
-            keep.append(rows)
-        parts: dict[str, Any] = {}
-        owners, shifts = dict(self.held_by), dict(self.held_margin_offsets)
-        for part, held in out.items():
-            chosen = np.sort(np.concatenate(held))
-            if len(chosen) == 0:
-                most = self.sizes.max()
-                raise DataError(f"split: {part} = {shares[part]} of silos with at most {most} samples holds out none")
-            owners[part] = torch.from_numpy(np.searchsorted(self.offsets, chosen, side="right") - 1)
-            parts[part] = self.features[chosen], self.targets[chosen]
-            if self.margin_offsets is not None:
-                shifts[part] = self.margin_offsets[chosen]
-        kept = self.subset(keep, self.names)
-        return replace(kept, **parts, ids=self.ids, held_by=owners, held_margin_offsets=shifts)
+        return split(self, {"test": test, "validation": validation}, seed, stratify)
 
     def standardize(self) -> Silos:
         """(x - mean) / sd of each feature over the pooled training samples; held-out data are scaled alike.
@@ -381,14 +400,4 @@ class Silos:
         A feature that is constant in training is left as it is. Sparse samples stay sparse: their means are subtracted
         where they are multiplied.
         """
-        held: dict[str, Any]
-        if isinstance(own := self.features, SparseRows):
-            held = {k: (v.standardized(own), b) for k, (v, b) in self.held_out.items() if isinstance(v, SparseRows)}
-            return replace(self, features=own.standardized(own), **held)
-        X = own.double()
-        low, high = X.amin(0), X.amax(0)
-        varies = high > low
-        mean = torch.where(varies, X.mean(0), 0.0)
-        sd = torch.where(varies, X.std(0, correction=0), 1.0)
-        held = {k: ((dense(v).double() - mean) / sd, b) for k, (v, b) in self.held_out.items()}
-        return replace(self, features=(X - mean) / sd, **held)
+        return standardized(self)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedcomposite.data.cells import EXACT
 from fedcomposite.data.faults import DataError
+from fedcomposite.data.mapped import MappedRows, in_memory
 
 Array = npt.NDArray[Any]
 
@@ -131,8 +132,8 @@ class SparseRows:
         return replace(self, mean=np.where(varies, mean, before[0]), sd=np.where(varies, sd, before[1]))
 
 
-Features = Tensor | SparseRows
-"""Samples: a tensor, or compressed rows."""
+Features = Tensor | SparseRows | MappedRows
+"""Samples: a tensor, compressed rows, or rows of a file."""
 
 
 def gathered(starts: Array, rows: Array) -> tuple[Array, Array]:
@@ -154,16 +155,24 @@ def is_sparse(values: Any) -> bool:
 
 def dense(features: Features) -> Tensor:
     """The samples as a tensor."""
-    return features.dense() if isinstance(features, SparseRows) else features
+    return features.dense() if isinstance(features, SparseRows) else in_memory(features)
 
 
 def columns(features: Features, order: Sequence[int]) -> Features:
     """The samples with their features in another order."""
-    return features.columns(order) if isinstance(features, SparseRows) else features[:, order]
+    return features.columns(order) if isinstance(features, SparseRows) else tensors_only(features, "an order")[:, order]
 
 
 def tensors_only(features: Features, what: str) -> Tensor:
     """The samples, where they are a tensor; ``what`` needs one."""
+    rows = not_sparse(features, what)
+    if isinstance(rows, MappedRows):
+        raise DataError(f"{what} needs samples in memory, these are in a file; read them with silos.dense()")
+    return rows
+
+
+def not_sparse(features: Features, what: str) -> Tensor | MappedRows:
+    """The samples, where they are a tensor or rows of a file; ``what`` needs one of these."""
     if isinstance(features, SparseRows):
         raise DataError(f"{what} needs dense features, these are sparse; make them dense with silos.dense()")
     return features

@@ -86,6 +86,6 @@ def worthwhile(problem: Problem) -> bool:
     d = problem.dimension
     if torch.unique(problem.regularizer.coupling(d)).numel() != d:
         return False
-    squares = features.double().square().mean(0)
+    squares = tensors_only(features, "rescale").double().square().mean(0)
     some = squares[squares > 0]
     return len(some) > 0 and float(some.max() / some.min()) > _APART**2

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcomposite import files
 from fedcomposite._version import __version__
 from fedcomposite.data import DataError, Silos
+from fedcomposite.data.mapped import MappedRows
 from fedcomposite.data.sparse import SparseRows
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import claims, policy, wire
@@ -125,7 +126,8 @@ class Site:
         plain = {k: v for k, v in parts.items() if isinstance(v, torch.Tensor)}
         for name, rows in parts.items():
             plain |= {f"{name} {k}": v for k, v in rows.tensors().items()} if isinstance(rows, SparseRows) else {}
-        return files.digest(plain, {"names": repr(silos.feature_names)})
+        mapped = {name: rows.identity() for name, rows in parts.items() if isinstance(rows, MappedRows)}
+        return files.digest(plain, {"names": repr(silos.feature_names), **mapped})
 
     def answer(self, request: RecordDict) -> RecordDict:
         """Do what a message asks, or refuse it in one line; never raises because of what a message says.

@@ -157,6 +157,18 @@ class Smooth(ABC):
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients at ``x`` ``(m, d)`` on the samples ``rows`` ``(m, b)`` of the pooled data."""
 
+    @property
+    def rows_on(self) -> torch.device:
+        """Where the rows of minibatches are wanted: on the device, or on the host by functions that read files."""
+        return self.device
+
+    def expect(self, rows: Tensor, after: Callable[[], Tensor] | None = None) -> None:  # noqa: B027
+        """Take note of the minibatches ``(steps, m, b)`` that come next, then those of ``after``, to read ahead."""
+
+    def stage(self, rows: Tensor) -> Tensor:
+        """Bring the samples of a recorded round where the program reads them; their rows as it takes them."""
+        return rows
+
     def losses(self, clients: rng.Ints, x: Tensor) -> Tensor:
         """The clients' losses at ``x`` ``(m, d)``, on all their samples, ``(m, 1)``; refused by networks."""
         raise TypeError(_FIRST_ORDER)
@@ -337,8 +349,16 @@ class ClientGradients:
         while k >= len(self._rows):
             self._expect = max(self._expect, k + 1)
             steps = range(len(self._rows), self._expect)
-            s = self._smooth
-            local = self._batches.draw(s.ids[self._clients], s.sizes[self._clients], self._round, steps)
-            rows = (local + s.offsets[self._clients][None, :, None]).astype(np.int64)
-            self._rows.extend(torch.from_numpy(rows).to(s.device).unbind(0))
+            rows = self._rows_of(self._round, steps)
+            self._rows.extend(rows.to(self._smooth.rows_on).unbind(0))
+            everyone = len(self._clients) == len(self._smooth.sizes)  # then it is known who takes part next
+            self._smooth.expect(rows, self._next_round if everyone else None)
         return self._rows[k]
+
+    def _next_round(self) -> Tensor:
+        return self._rows_of(self._round + 1, range(len(self._rows)))
+
+    def _rows_of(self, round: int, steps: range) -> Tensor:
+        s = self._smooth
+        local = self._batches.draw(s.ids[self._clients], s.sizes[self._clients], round, steps)
+        return torch.from_numpy((local + s.offsets[self._clients][None, :, None]).astype(np.int64))

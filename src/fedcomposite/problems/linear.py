@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
-from fedcomposite.data.sparse import Features, SparseRows
+from fedcomposite.data.sparse import Features, SparseRows, tensors_only
 from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.curvature import hessians
 from fedcomposite.problems.loss import Loss
@@ -107,7 +107,7 @@ class Linear(Smooth):
             if self.device.type != "cpu":
                 raise DataError(f"sparse features are for the CPU, not {self.device}; make them dense: silos.dense()")
             return Design(features, self.dtype, self._bias)
-        X = features.to(self.device, self.dtype)
+        X = tensors_only(features, "a linear model").to(self.device, self.dtype)
         return torch.cat([X, X.new_ones(len(X), 1)], dim=1) if self._bias else X.contiguous()
 
     def _placed_offset(self, offset: Tensor | None) -> Tensor | None:

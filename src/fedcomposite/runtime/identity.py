@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite._validation import UserError
+from fedcomposite.data.mapped import MappedRows
 from fedcomposite.problems import Problem
 
 Identity = dict[str, str]
@@ -58,6 +59,8 @@ def describe(value: Any) -> str:
     """A text that tells values apart: tensors by their content, functions by the name that imports them."""
     if isinstance(value, Tensor):
         return _tensor(value)
+    if isinstance(value, MappedRows):
+        return value.identity()
     if isinstance(value, np.ndarray):
         return f"array {value.dtype} {value.shape} {_digest(np.ascontiguousarray(value))}"
     if isinstance(value, nn.Module):

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedcomposite.data.mapped import MappedRows, in_memory
 from fedcomposite.data.silos import Silos
-from fedcomposite.data.sparse import tensors_only
+from fedcomposite.data.sparse import not_sparse
 from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.measures import Counts, MeanLoss, Measures, Part, Rows
 from fedcomposite.problems.network.flat import FlatModule
@@ -38,7 +39,7 @@ class Selection:
     of_clients: list[int]  # how many of each
     weights: Tensor  # of these samples in f
     train: Rows
-    held: dict[Part, tuple[Tensor, Tensor, Rows]]  # features, targets, as they are stored
+    held: dict[Part, tuple[Tensor | MappedRows, Tensor, Rows]]  # features, targets, as they are stored
 
     @classmethod
     def of(
@@ -48,12 +49,12 @@ class Selection:
         counts = silos.sizes if most is None else np.minimum(silos.sizes, -(-most // len(silos)))
         each = [spread(m, c) for m, c in zip(silos.sizes.tolist(), counts.tolist(), strict=True)]
         rows = np.concatenate([o + s for o, s in zip(silos.offsets[:-1], each, strict=True)])
-        held: dict[Part, tuple[Tensor, Tensor, Rows]] = {}
+        held: dict[Part, tuple[Tensor | MappedRows, Tensor, Rows]] = {}
         for part, (features, targets) in silos.held_out.items():
             count = min(most or len(targets), len(targets))
             seen = torch.from_numpy(spread(len(targets), count))
             held[part] = (
-                tensors_only(features, "a model")[seen],
+                not_sparse(features, "a model")[seen],
                 targets[seen],
                 Rows.of([count], [len(targets)], device),
             )
@@ -67,7 +68,7 @@ class Selection:
 
 
 class Evaluator:
-    """Evaluations of a module on the samples X with targets b."""
+    """Evaluations of a module on the samples X with targets b, pass by pass."""
 
     def __init__(
         self,
@@ -75,18 +76,18 @@ class Evaluator:
         loss: ModelLoss,
         options: NetworkOptions,
         measures: Measures,
-        X: Tensor,
+        X: Tensor | MappedRows,
         b: Tensor,
     ) -> None:
         self.flat, self.loss, self.options, self.measures, self.X, self.b = flat, loss, options, measures, X, b
 
-    def predict(self, x: Tensor, buffers: Tensor, features: Tensor) -> Tensor:
+    def predict(self, x: Tensor, buffers: Tensor, features: Tensor | MappedRows) -> Tensor:
         """The module's outputs for some samples."""
         with torch.no_grad():
             state = self.flat.state(x, buffers)
             parts = [
                 self.flat.forward(state, self.options.inputs(raw.to(self.flat.device), self.flat.dtype), train=False)
-                for raw in (features[a : a + _PASS] for a in range(0, len(features), _PASS))
+                for raw in (in_memory(features[a : a + _PASS]) for a in range(0, len(features), _PASS))
             ]
         return torch.cat(parts)
 
@@ -98,7 +99,8 @@ class Evaluator:
         for rows in self._passes(chosen):
             seen = rows.to(self.flat.device)
             with torch.enable_grad(), self.flat.differentiable():
-                inputs = self.options.inputs(self.X[seen], self.flat.dtype)
+                raw = self.X[seen] if isinstance(self.X, Tensor) else self.X[rows].read().to(self.flat.device)
+                inputs = self.options.inputs(raw, self.flat.dtype)
                 outputs = self.flat.forward(self.flat.state(leaf, buffers), inputs, train=False)
                 values = self.loss.function(outputs, self.b[seen])
                 weight = chosen.weights[at : at + len(rows)]

@@ -21,6 +21,7 @@ from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.problems.base import Local
 from fedcomposite.problems.network.flat import COMPILED_LAYERS, LARGE, FlatModule
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
+from fedcomposite.problems.network.samples import Held, Window
 from fedcomposite.problems.network.streams import SideBySide
 from fedcomposite.problems.traced import trace
 
@@ -40,7 +41,7 @@ class LoopWarning(UserWarning):
 
 
 class Gradients:
-    """Gradients of a module's loss on rows of the samples X with targets b.
+    """Gradients of a module's loss on rows of the samples.
 
     A network and its views share the object: what it finds out about the module, and the lists of operations that it
     makes, are there for all of them.
@@ -51,13 +52,12 @@ class Gradients:
         flat: FlatModule,
         loss: ModelLoss,
         options: NetworkOptions,
-        X: Tensor,
-        b: Tensor,
+        samples: Held | Window,
         *,
         compile: bool = False,
         vectorises: bool | None = None,
     ) -> None:
-        self.flat, self.loss, self.options, self.X, self.b, self.compile = flat, loss, options, X, b, compile
+        self.flat, self.loss, self.options, self.samples, self.compile = flat, loss, options, samples, compile
         self.vectorises = vectorises
         """Whether vmap takes the module; None as long as it has not been tried."""
         self.listed: dict[Any, Pass] = {}
@@ -68,10 +68,10 @@ class Gradients:
         self._counts = torch.zeros_like(flat.buffers())
         self._draws: bool | None = None
 
-    def compiled(self) -> Gradients:
-        """The same with compiled passes, for one run."""
-        flat = self.flat.for_compilation()
-        return Gradients(flat, self.loss, self.options, self.X, self.b, compile=True, vectorises=self.vectorises)
+    def for_recording(self, compile: bool) -> Gradients:
+        """The same for the recorded rounds of one run, with compiled passes if asked."""
+        flat, samples = self.flat.for_compilation() if compile else self.flat, self.samples.for_recording()
+        return Gradients(flat, self.loss, self.options, samples, compile=compile, vectorises=self.vectorises)
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -171,6 +171,7 @@ class Gradients:
 
     def minibatch(self, x: Tensor, rows: Tensor, local: Local) -> Tensor:
         """Gradients of a cohort on the given rows, in training mode; updates the buffers of ``local``."""
+        rows = self.samples.batch(rows)
         weight = torch.full(rows.shape, 1 / rows.shape[1], dtype=self.flat.dtype, device=self.flat.device)
         way = self.mode(*rows.shape)
         if self.options.augment is None and way == "vmap":
@@ -194,7 +195,7 @@ class Gradients:
         total = torch.zeros_like(x)
         for piece, members, rows, weight in self._pieces(sizes, first):
             at = torch.from_numpy(members).to(self.flat.device)
-            total[at] += self.of_members(x[at], members, rows, weight, local, piece)
+            total[at] += self.of_members(x[at], members, self.samples.at(rows), weight, local, piece)
         return total
 
     def _pieces(
@@ -264,25 +265,25 @@ class Gradients:
 
     def _chunks(self, clients: int, batch: int) -> list[slice]:
         """Clients that are worked on together: as many as asked for, or as a temporary's size allows."""
-        each = self.flat.dimension + _ACTIVATIONS * batch * self.X[0].numel()
+        each = self.flat.dimension + _ACTIVATIONS * batch * self.samples.X[0].numel()
         room = 1 << (25 if self.flat.device.type == "cpu" else 30)
         per = self.options.chunk or max(1, room // each)
         return [slice(a, a + per) for a in range(0, clients, per)]
 
     def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
         """Sums of the samples' gradients, each with norm at most ``clip``; as many samples at once as memory allows."""
-        out, empty = torch.zeros_like(x), self.flat.buffers()
+        out, empty, rows = torch.zeros_like(x), self.flat.buffers(), self.samples.at(rows)
 
         def one(x: Tensor, inputs: Tensor, b: Tensor) -> Tensor:
             return self._objective(x, empty, inputs[None], b[None], inputs.new_ones(1))[0]
 
         each = vmap(grad(one), in_dims=(None, 0, 0))
-        per = max(1, (1 << 25) // (self.flat.dimension + _ACTIVATIONS * self.X[0].numel()))
+        per = max(1, (1 << 25) // (self.flat.dimension + _ACTIVATIONS * self.samples.X[0].numel()))
         for i, client in enumerate(x):
             real = rows[i][mask[i] > 0]
             for part in real.split_with_sizes(_sizes(len(real), per)):
-                inputs = self.options.inputs(self.X[part], self.flat.dtype, self._constants)
-                found = torch.nan_to_num(each(client, inputs, self.b[part]), 0.0, 0.0, 0.0)
+                inputs = self.options.inputs(self.samples.X[part], self.flat.dtype, self._constants)
+                found = torch.nan_to_num(each(client, inputs, self.samples.b[part]), 0.0, 0.0, 0.0)
                 norms = torch.linalg.vector_norm(found, dim=1)
                 out[i] += torch.nan_to_num(clip / norms.clamp(min=clip), 0.0) @ found
         return out
@@ -291,7 +292,7 @@ class Gradients:
 
     def _listed_if_repeated(self, function: Pass, *given: Tensor) -> tuple[Tensor, Tensor]:
         """The function's result; where it is asked for the same shapes again and again, from its list of operations."""
-        key = function.__name__, *(t.shape for t in given)
+        key = function.__name__, self.samples.X.data_ptr(), *(t.shape for t in given)
         self._asked[key] = asked = self._asked.get(key, 0) + 1
         if self.compile:
             if asked == 1:
@@ -303,11 +304,14 @@ class Gradients:
 
     def _faithful(self, listed: Pass, function: Pass, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> Pass:
         """The list of operations, if it gives the same bits here and at another point; otherwise the function."""
-        given = x, buffers, rows, weight
-        other = 0.9 * x, buffers, (rows + 1) % len(self.X), weight  # what was taken for a constant shows
+        other = 0.9 * x, buffers, (rows + 1) % len(self.samples.X), weight  # what was taken for a constant shows
         try:
             with torch.no_grad():  # as it will be called: some kernels leave out what only a gradient would need
-                pairs = [pair for g in (given, other) for pair in zip(listed(*g), function(*g), strict=True)]
+                pairs = [
+                    pair
+                    for g in ((x, buffers, rows, weight), other)
+                    for pair in zip(listed(*g), function(*g), strict=True)
+                ]
         except RuntimeError:
             return function
         return listed if all(torch.equal(a, b) for a, b in pairs) else function
@@ -321,12 +325,12 @@ class Gradients:
     ) -> tuple[Tensor, Tensor]:
         differentiate = vmap(grad(self._objective, has_aux=True))
         with self.flat.quiet():
-            gradient: tuple[Tensor, Tensor] = differentiate(x, buffers, inputs, self.b[rows], weight)
+            gradient: tuple[Tensor, Tensor] = differentiate(x, buffers, inputs, self.samples.b[rows], weight)
         return gradient
 
     def _single(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one client: gradient ``(d,)`` and buffers."""
-        given = x, buffers, self._prepared(rows), self.b[rows], weight
+        given = x, buffers, self._prepared(rows), self.samples.b[rows], weight
         gradient: tuple[Tensor, Tensor] = grad(self._objective, has_aux=True)(*given)
         return gradient
 
@@ -334,21 +338,21 @@ class Gradients:
         self, x: Tensor, buffers: Tensor, inputs: Tensor, rows: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Gradients ``(m, d)`` and buffers, each client's pass on the next of some streams."""
-        return self._side_by_side(x, buffers, inputs, self.b[rows], weight, self._counts)
+        return self._side_by_side(x, buffers, inputs, self.samples.b[rows], weight, self._counts)
 
     def _pass(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
         """The gradient of one client by autograd, into ``out``, and its buffers."""
         leaves = self.flat.leaves(x.detach())
         state = leaves | self.flat.unpack(buffers)
         with torch.enable_grad():
-            value = self._loss(state, self.flat.placed(inputs), self.b[rows], weight)
+            value = self._loss(state, self.flat.placed(inputs), self.samples.b[rows], weight)
         gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         torch.cat([g.reshape(-1) for g in gradients], out=out)
         return self.flat.pack(state).detach()
 
     def _prepared(self, rows: Tensor) -> Tensor:
         """Inputs as they are stored, converted, ``(*rows.shape, ...)``."""
-        flat = self.options.inputs(self.X[rows.flatten()], self.flat.dtype, self._constants)
+        flat = self.options.inputs(self.samples.X[rows.flatten()], self.flat.dtype, self._constants)
         return flat.reshape(*rows.shape, *flat.shape[1:])
 
     def _inputs_of(self, rows: Tensor, local: Local, members: npt.NDArray[np.int64], piece: int) -> Tensor:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.augmentation import Augmentation
+from fedcomposite.data.mapped import in_memory
 from fedcomposite.data.silos import DataError, Silos
-from fedcomposite.data.sparse import tensors_only
+from fedcomposite.data.sparse import not_sparse
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 
 IGNORED = -100
@@ -116,7 +117,7 @@ class NetworkOptions:
 def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, options: NetworkOptions) -> ModelLoss:
     """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
     dtype = next(p.dtype for p in module.parameters())
-    inputs = options.inputs(tensors_only(silos.features, "a model")[:2], dtype)
+    inputs = options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype)
     try:
         with torch.no_grad():
             outputs = copy.deepcopy(module).cpu().eval()(inputs)

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite import rng
+from fedcomposite.data.mapped import MappedRows, in_memory
 from fedcomposite.data.silos import Silos
-from fedcomposite.data.sparse import Features, tensors_only
+from fedcomposite.data.sparse import Features, not_sparse
 from fedcomposite.problems.base import Evaluation, Local, Smooth, UnsuitableError
 from fedcomposite.problems.measures import Measures
 from fedcomposite.problems.network.evaluation import Evaluator, Selection, single_output
 from fedcomposite.problems.network.flat import COMPILED_LAYERS, FlatModule
 from fedcomposite.problems.network.gradients import Gradients
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
+from fedcomposite.problems.network.samples import Held, Window
 
 
 class Network(Smooth):
@@ -43,18 +45,26 @@ class Network(Smooth):
         self.layout, self.dimension = self.flat.layout, self.flat.dimension
         self._local: Local | None = None
         self._silos, self._weights = silos, weights
-        self.X, self.b = self._placed(tensors_only(silos.features, "a model"), silos.targets)
+        self.X, self.b = self._placed(not_sparse(silos.features, "a model"), silos.targets)
         self.sizes = silos.sizes.astype(np.uint64)
         self.offsets = np.asarray(silos.offsets[:-1], np.uint64)
         self.ids = np.asarray(silos.ids, np.uint64)
-        self.gradients = Gradients(self.flat, loss, options, self.X, self.b)
+        self._samples: Held | Window
+        if isinstance(self.X, MappedRows):
+            self._samples = Window(self.X, self.b.cpu(), dtype, device)
+        else:
+            self._samples = Held(self.X, self.b)
+        self.gradients = Gradients(self.flat, loss, options, self._samples)
         self._evaluator = Evaluator(self.flat, loss, options, self.measures, self.X, self.b)
         self._chosen = self._select(options.evaluation_samples)
         if self.flat.fits_channels_last and self.flat.convolves:
             self.gradients.try_one_client()
 
-    def _placed(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        X = features.to(self.device, self.dtype) if features.is_floating_point() else features.to(self.device)
+    def _placed(self, features: Tensor | MappedRows, targets: Tensor) -> tuple[Tensor | MappedRows, Tensor]:
+        """On the device; samples in a file stay there."""
+        X = features
+        if isinstance(X, Tensor):
+            X = X.to(self.device, self.dtype if X.is_floating_point() else None)
         b = self.loss.prepare(targets, self._outputs(X))
         return X, b.to(self.device, self.dtype) if b.is_floating_point() else b.to(self.device)
 
@@ -64,9 +74,10 @@ class Network(Smooth):
             chosen.held[part] = *self._placed(X, b), rows
         return chosen
 
-    def _outputs(self, X: Tensor) -> int:
+    def _outputs(self, X: Tensor | MappedRows) -> int:
         """Width of the module's output."""
-        inputs, state = self.options.inputs(X[:2], self.dtype), self.flat.state(self.start(), self.buffers())
+        first, state = in_memory(X[:2]).to(self.device), self.flat.state(self.start(), self.buffers())
+        inputs = self.options.inputs(first, self.dtype)
         with torch.no_grad():
             try:
                 return int(self.flat.forward(state, inputs, train=False).shape[-1])
@@ -103,11 +114,28 @@ class Network(Smooth):
         if way == "loop":
             raise UnsuitableError("the model's gradients are computed one client at a time")
         self.flat.module.train(True)
-        if not compile or way == "streams" or self.gradients.counted or self.flat.layers > COMPILED_LAYERS:
+        mapped = isinstance(self._samples, Window)
+        deep = self.flat.layers > COMPILED_LAYERS
+        compile = compile and not (mapped or way == "streams" or self.gradients.counted or deep)
+        if not (compile or mapped):
             return self
-        view = copy.copy(self)  # the problem's other runs go on without compiled passes
-        view.gradients = self.gradients.compiled()
+        view = copy.copy(self)  # the problem's other runs go on without compiled passes, and with a window of their own
+        view.gradients = self.gradients.for_recording(compile)
+        view._samples = view.gradients.samples
         return view
+
+    @property
+    def rows_on(self) -> torch.device:
+        """The host, where samples are read from a file."""
+        return self._samples.rows_on
+
+    def expect(self, rows: Tensor, after: Callable[[], Tensor] | None = None) -> None:
+        """Read samples ahead."""
+        self._samples.expect(rows, after)
+
+    def stage(self, rows: Tensor) -> Tensor:
+        """Bring samples that are in a file."""
+        return self._samples.stage(rows)
 
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients on the given rows, in training mode."""
@@ -150,7 +178,7 @@ class Network(Smooth):
     def _statistics(self) -> Tensor:
         return self.buffers() if self._local is None else self._local.buffers[0]
 
-    def predict(self, x: Tensor, features: Tensor) -> Tensor:
+    def predict(self, x: Tensor, features: Tensor | MappedRows) -> Tensor:
         """The module's outputs for some samples, in evaluation mode."""
         return self._evaluator.predict(x, self._statistics, features)
 
@@ -170,7 +198,7 @@ class Network(Smooth):
         self, x: Tensor, features: Features, targets: Tensor, offset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The module's outputs, and class numbers or targets."""
-        outputs = self.predict(x, tensors_only(features, "a model"))
+        outputs = self.predict(x, not_sparse(features, "a model"))
         b = self.loss.prepare(targets, outputs.shape[-1])
         return single_output(outputs), b.to(self.device, self.dtype if b.is_floating_point() else None)
 

@@ -17,7 +17,7 @@ from fedcomposite.algorithms.base import AnyAlgorithm, Gradient
 from fedcomposite.problems.base import UnsuitableError
 from fedcomposite.problems.traced import pure, trace
 from fedcomposite.regularizers.base import Regularizer, Step
-from fedcomposite.runtime.wrapped import Wrapped
+from fedcomposite.regularizers.wrapped import Wrapped
 
 if TYPE_CHECKING:
     from torch import fx

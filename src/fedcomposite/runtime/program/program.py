@@ -149,9 +149,9 @@ class Program:
         self._ahead: tuple[tuple[int, bytes], Tensor] = (-1, b""), torch.empty(0)
         self._steps = 1
         if batches.size is not None:
-            self._rows = self._draw(who, 0, 1).to(smooth.device)
+            self._rows = smooth.stage(self._draw(who, 0, 1)).to(smooth.device)
             self._steps = max(1, self._run(trial=True)[3])  # how many local steps there are; compiles, which may wait
-            self._rows = self._draw(who, 0, self._steps).to(smooth.device)
+            self._rows = smooth.stage(self._draw(who, 0, self._steps)).to(smooth.device)
         else:
             self._run()
         self._check()
@@ -240,10 +240,12 @@ class Program:
         self._ids.copy_(torch.from_numpy(self._smooth.ids[who].astype(np.int64)))
         if self._rows is not None:
             key = round, who.tobytes()
-            self._rows.copy_(self._ahead[1] if self._ahead[0] == key else self._draw(who, round, self._steps))
+            drawn = self._ahead[1] if self._ahead[0] == key else self._draw(who, round, self._steps)
+            self._rows.copy_(self._smooth.stage(drawn))
         if self._graph is None:
             return self._run()[:3]
         self._graph.replay()
         if self._rows is not None and self._full is not None:  # the next round's rows, while the device is at work
             self._ahead = (round + 1, who.tobytes()), self._draw(who, round + 1, self._steps)
+            self._smooth.expect(self._ahead[1][None])
         return self._out[:3]

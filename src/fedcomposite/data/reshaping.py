@@ -1,0 +1,67 @@
+"""Silos made of silos: held-out parts, and standardised features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedcomposite.data.faults import DataError
+from fedcomposite.data.sparse import SparseRows, dense, tensors_only
+from fedcomposite.data.splitting import stratified
+
+if TYPE_CHECKING:
+    from fedcomposite.data.silos import HeldOut, Silos
+
+
+def split(silos: Silos, shares: dict[HeldOut, float], seed: int, stratify: bool) -> Silos:
+    """See :meth:`fedcomposite.Silos.split`."""
+    for part, share in shares.items():
+        if not (0 < share < 1 or (share == 0 and sum(shares.values()) > 0)):
+            raise DataError(f"split: {part} = {share}, must be between 0 and 1")
+        if share > 0 and part in silos.held_out:
+            raise DataError(f"split: these silos have {part} data already")
+    generator = np.random.default_rng(seed)
+    keep: list[npt.NDArray[np.int64]] = []
+    out: dict[HeldOut, list[npt.NDArray[np.int64]]] = {part: [] for part, share in shares.items() if share > 0}
+    for i in range(len(silos)):
+        mine = slice(silos.offsets[i], silos.offsets[i + 1])
+        order = stratified(silos.targets[mine].numpy(), seed, silos.ids[i]) if stratify else None
+        rows = silos.offsets[i] + (generator.permutation(int(silos.sizes[i])) if order is None else order)
+        size = len(rows)
+        for part, held in out.items():
+            cut = min(len(rows) - 1, round(shares[part] * size))
+            held.append(rows[:cut])
+            rows = rows[cut:]
+        keep.append(rows)
+    parts: dict[str, Any] = {}
+    owners, shifts = dict(silos.held_by), dict(silos.held_margin_offsets)
+    for part, held in out.items():
+        chosen = np.sort(np.concatenate(held))
+        if len(chosen) == 0:
+            most = silos.sizes.max()
+            raise DataError(f"split: {part} = {shares[part]} of silos with at most {most} samples holds out none")
+        owners[part] = torch.from_numpy(np.searchsorted(silos.offsets, chosen, side="right") - 1)
+        parts[part] = silos.features[chosen], silos.targets[chosen]
+        if silos.margin_offsets is not None:
+            shifts[part] = silos.margin_offsets[chosen]
+    kept = silos.subset(keep, silos.names)
+    return replace(kept, **parts, ids=silos.ids, held_by=owners, held_margin_offsets=shifts)
+
+
+def standardized(silos: Silos) -> Silos:
+    """See :meth:`fedcomposite.Silos.standardize`."""
+    held: dict[str, Any]
+    if isinstance(own := silos.features, SparseRows):
+        held = {k: (v.standardized(own), b) for k, (v, b) in silos.held_out.items() if isinstance(v, SparseRows)}
+        return replace(silos, features=own.standardized(own), **held)
+    X = tensors_only(own, "standardize").double()
+    low, high = X.amin(0), X.amax(0)
+    varies = high > low
+    mean = torch.where(varies, X.mean(0), 0.0)
+    sd = torch.where(varies, X.std(0, correction=0), 1.0)
+    held = {k: ((dense(v).double() - mean) / sd, b) for k, (v, b) in silos.held_out.items()}
+    return replace(silos, features=(X - mean) / sd, **held)
