@@ -23,7 +23,7 @@ from fedcomposite.problems.network.flat import COMPILED_LAYERS, LARGE, FlatModul
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
 from fedcomposite.problems.network.samples import Held, Window
 from fedcomposite.problems.network.streams import SideBySide
-from fedcomposite.problems.traced import trace
+from fedcomposite.problems.traced import listed
 
 Way = Literal["vmap", "loop", "streams"]
 
@@ -296,25 +296,22 @@ class Gradients:
         self._asked[key] = asked = self._asked.get(key, 0) + 1
         if self.compile:
             if asked == 1:
-                self.listed[key] = torch.compile(_as_list(function, given), dynamic=False)
+                self.listed[key] = torch.compile(listed(function, *given), dynamic=False)
         elif asked == _REPEATS and self.flat.lists:
-            self.listed[key] = self._faithful(_as_list(function, given), function, *given)
+            self.listed[key] = self._faithful(listed(function, *given), function, *given)
         with torch.no_grad():
             return self.listed.get(key, function)(*given)
 
-    def _faithful(self, listed: Pass, function: Pass, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> Pass:
+    def _faithful(self, made: Pass, function: Pass, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> Pass:
         """The list of operations, if it gives the same bits here and at another point; otherwise the function."""
         other = 0.9 * x, buffers, (rows + 1) % len(self.samples.X), weight  # what was taken for a constant shows
         try:
             with torch.no_grad():  # as it will be called: some kernels leave out what only a gradient would need
-                pairs = [
-                    pair
-                    for g in ((x, buffers, rows, weight), other)
-                    for pair in zip(listed(*g), function(*g), strict=True)
-                ]
+                both = (x, buffers, rows, weight), other
+                pairs = [pair for g in both for pair in zip(made(*g), function(*g), strict=True)]
         except RuntimeError:
             return function
-        return listed if all(torch.equal(a, b) for a, b in pairs) else function
+        return made if all(torch.equal(a, b) for a, b in pairs) else function
 
     def _vectorised(self, x: Tensor, buffers: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Gather, convert and differentiate, all on the device."""
@@ -394,11 +391,3 @@ class Gradients:
 def _sizes(count: int, most: int) -> list[int]:
     """``count`` in parts of at most ``most``."""
     return [min(most, count - a) for a in range(0, count, most)]
-
-
-def _as_list(function: Pass, given: tuple[Tensor, ...]) -> Pass:
-    """The list of a function's operations; itself, where a module does what cannot be listed."""
-    try:
-        return trace(function, *given)
-    except Exception:
-        return function
