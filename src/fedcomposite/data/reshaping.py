@@ -1,9 +1,10 @@
-"""Silos made of silos: held-out parts, and standardised features."""
+"""Silos made of silos: weights by class, held-out parts, standardised features."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,24 @@ from fedcomposite.data.sparse import SparseRows, dense, tensors_only
 
 if TYPE_CHECKING:
     from fedcomposite.data.silos import HeldOut, Silos
+
+
+def class_weighted(silos: Silos, weights: Literal["balanced"] | Mapping[float, float]) -> Silos:
+    """See :meth:`fedcomposite.Silos.class_weighted`."""
+    labels, at, counts = torch.unique(silos.targets, return_inverse=True, return_counts=True)
+    if silos.classes is None:
+        raise DataError("class_weighted: the targets are not classes")
+    if weights == "balanced":
+        each = len(silos.targets) / (len(labels) * counts.double())
+    elif isinstance(weights, Mapping) and {float(v) for v in labels} <= {float(v) for v in weights}:
+        given = {float(k): float(v) for k, v in weights.items()}
+        each = torch.tensor([given[float(v)] for v in labels], dtype=torch.float64)
+    else:
+        shown = ", ".join(f"{float(v):g}" for v in labels[:10])
+        raise DataError(
+            f"class_weighted: weights = {weights!r:.60}, must be 'balanced' or have a number for each of {shown}"
+        )
+    return replace(silos, weights=each[at] * (1.0 if silos.weights is None else silos.weights))
 
 
 def split(silos: Silos, shares: dict[HeldOut, float], seed: int) -> Silos:

@@ -23,7 +23,7 @@ from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import gather, per_sample, pooled
 from fedcomposite.data.reading import listed
-from fedcomposite.data.reshaping import split, standardized
+from fedcomposite.data.reshaping import class_weighted, split, standardized
 from fedcomposite.data.sparse import Features, dense
 from fedcomposite.data.summaries import heterogeneity, summary
 from fedcomposite.data.svmlight import read_all
@@ -369,20 +369,7 @@ class Silos:
         weights : "balanced" or mapping
             A number per label; or samples / (classes * samples of the class) over all silos, as in scikit-learn.
         """
-        labels, at, counts = torch.unique(self.targets, return_inverse=True, return_counts=True)
-        if self.classes is None:
-            raise DataError("class_weighted: the targets are not classes")
-        if weights == "balanced":
-            each = len(self.targets) / (len(labels) * counts.double())
-        elif isinstance(weights, Mapping) and {float(v) for v in labels} <= {float(v) for v in weights}:
-            given = {float(k): float(v) for k, v in weights.items()}
-            each = torch.tensor([given[float(v)] for v in labels], dtype=torch.float64)
-        else:
-            shown = ", ".join(f"{float(v):g}" for v in labels[:10])
-            raise DataError(
-                f"class_weighted: weights = {weights!r:.60}, must be 'balanced' or have a number for each of {shown}"
-            )
-        return replace(self, weights=each[at] * (1.0 if self.weights is None else self.weights))
+        return class_weighted(self, weights)
 
     def split(self, test: float = 0.2, seed: int = 0, validation: float = 0.0) -> Silos:
         """Hold out shares of every client's samples (at least one stays) as pooled test and validation data."""

@@ -30,6 +30,14 @@ def trace(function: Callable[..., Any], *examples: torch.Tensor) -> Callable[...
     return run
 
 
+def trace_if_possible(function: Callable[..., Any], *examples: torch.Tensor) -> Callable[..., Any]:
+    """The list of a function's operations; itself, where a module does what cannot be listed."""
+    try:
+        return trace(function, *examples)
+    except Exception:
+        return function
+
+
 def _simplify(graph: fx.Graph) -> None:
     """Compute what is computed twice once, and leave out what nobody reads; not where something is written in place."""
     calls = [node for node in graph.nodes if node.op == "call_function"]

@@ -23,7 +23,7 @@ from fedcomposite.problems.network.flat import COMPILED_LAYERS, LARGE, FlatModul
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
 from fedcomposite.problems.network.samples import Held, Window
 from fedcomposite.problems.network.streams import Streams
-from fedcomposite.problems.traced import trace
+from fedcomposite.problems.traced import trace_if_possible
 
 Way = Literal["vmap", "loop", "streams"]
 
@@ -288,9 +288,9 @@ class Gradients:
         self._asked[key] = asked = self._asked.get(key, 0) + 1
         if self.compile:
             if asked == 1:
-                self.listed[key] = torch.compile(_as_list(function, given), dynamic=False)
+                self.listed[key] = torch.compile(trace_if_possible(function, *given), dynamic=False)
         elif asked == _REPEATS and self.flat.lists:
-            self.listed[key] = self._faithful(_as_list(function, given), function, *given)
+            self.listed[key] = self._faithful(trace_if_possible(function, *given), function, *given)
         with torch.no_grad():
             return self.listed.get(key, function)(*given)
 
@@ -389,11 +389,3 @@ class Gradients:
 def _sizes(count: int, most: int) -> list[int]:
     """``count`` in parts of at most ``most``."""
     return [min(most, count - a) for a in range(0, count, most)]
-
-
-def _as_list(function: Pass, given: tuple[Tensor, ...]) -> Pass:
-    """The list of a function's operations; itself, where a module does what cannot be listed."""
-    try:
-        return trace(function, *given)
-    except Exception:
-        return function
