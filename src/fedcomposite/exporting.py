@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from scipy import sparse
 from torch import Tensor
 
+from fedcomposite._faults import FailedError
 from fedcomposite._validation import suggest
 from fedcomposite.data.sparse import dense as dense_rows
 from fedcomposite.files import pack
@@ -45,7 +46,7 @@ class Read(NamedTuple):
     state: State | None  # None where a format does not keep the model's tensors
 
 
-class ExportError(RuntimeError):
+class ExportError(FailedError):
     """A file that could not be written, or that does not give the model's predictions back."""
 
 

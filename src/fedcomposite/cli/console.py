@@ -9,36 +9,23 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedcomposite._validation import UserError
-from fedcomposite.data import DataError
-from fedcomposite.exporting import ExportError
-from fedcomposite.runtime import CheckpointError, ClientError
+from fedcomposite._faults import FailedError as FailedError
+from fedcomposite._faults import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _WIDTH = None if sys.stdout.isatty() else 120  # a log or a pipe has no width of its own
 out, err = Console(width=_WIDTH), Console(stderr=True)
 
 DEBUG = "FEDCOMPOSITE_DEBUG"
-
-
-class FailedError(Exception):
-    """Something went wrong that is not the user's wording; exit code 1."""
-
-
-MISTAKES: tuple[type[Exception], ...] = (UserError, DataError, CheckpointError)
-"""What a user can set right: exit code 2."""
-FAILURES: tuple[type[Exception], ...] = (
-    FailedError, ClientError, ExportError, OSError, MemoryError, torch.OutOfMemoryError,
-)  # fmt: skip
-"""What went wrong in the world: exit code 1."""
 
 
 def complain(line: str) -> None:
@@ -54,6 +41,7 @@ def debugging() -> bool:
 @contextmanager
 def reporting(mistakes: tuple[type[Exception], ...] = (), failures: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """One clear line for what went wrong, and the exit code that says whose move it is."""
+    wrong: tuple[type[Exception], ...] = (UserError, *mistakes)
     try:
         yield
     except (typer.Exit, typer.Abort):
@@ -62,12 +50,12 @@ def reporting(mistakes: tuple[type[Exception], ...] = (), failures: tuple[type[E
         _trace()
         err.print("stopped", style="red")
         raise SystemExit(1) from None
-    except (*MISTAKES, *mistakes) as error:
+    except wrong as error:
         _trace()
         for line in str(error).splitlines():
             complain(f"error: {line}")
         raise SystemExit(2) from None
-    except (*FAILURES, *failures) as error:
+    except (*_failures(), *failures) as error:
         _trace()
         complain(f"failed: {error or type(error).__name__}")
         raise SystemExit(1) from None
@@ -76,6 +64,12 @@ def reporting(mistakes: tuple[type[Exception], ...] = (), failures: tuple[type[E
         said = f"internal error: {' '.join(f'{type(error).__name__}: {error}'.split())}"
         complain(said if debugging() else f"{said}; run again with --debug and report what it shows")
         raise SystemExit(1) from None
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What goes wrong in the world; PyTorch's own only where it was loaded, since it takes long to load."""
+    torch: Any = sys.modules.get("torch")
+    return (FailedError, OSError, MemoryError, *([] if torch is None else [torch.OutOfMemoryError]))
 
 
 def _trace() -> None:
@@ -107,6 +101,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def print_frame(frame: pd.DataFrame, caption: str = "", digits: int = 4) -> None:
     """Print a table, with a caption below it."""
+    import pandas as pd
+
     table = Table(caption=escape(caption) or None, caption_justify="left")
     for column in frame.columns:
         numeric = pd.api.types.is_numeric_dtype(frame[column])

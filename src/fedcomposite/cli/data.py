@@ -21,7 +21,9 @@ from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import SHIPPED, File, cache_folder
 from fedcomposite.experiments import Config, ConfigError
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at data before using it, and get it ahead of time.")
+data_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Look at data before using it, and get it ahead of time."
+)
 
 
 @data_app.command("list")
