@@ -24,9 +24,13 @@ test-wheel: $(VENV)/.test
 	.ci/wheel $(BIN)/python
 
 # The core with the oldest releases that pyproject.toml allows. Old releases warn about newer neighbours, so warnings are no errors here.
+# Two oracles are written for newer releases: scikit-learn 1.8 (l1_ratio alone is a lasso) and pandas 3 (strings with NaN for what is missing).
 OLDEST := .venv-oldest
+OLDEST_TESTS := arrays cli_models cli_solve contract estimators export inference lazy losses metrics path plots problems quality reading recipe regularizers reports rng \
+  sheets simulator tables
+OLDEST_NOT := --deselect tests/test_path.py::test_path_is_the_pooled_one --deselect tests/test_recipe.py::test_a_whole_recipe_equals_scikit_learn
 test-oldest: $(OLDEST)/.done
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) --dist worksteal -o filterwarnings= $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) --dist worksteal -o filterwarnings=ignore $(OLDEST_NOT) $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))
 
 $(OLDEST)/.done: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
