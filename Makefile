@@ -6,7 +6,7 @@ WORKERS ?= 2
 # Real data for the tests that use it; they skip with a reason where it is absent.
 export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: demo test lint clean install bench-peers
+.PHONY: demo test test-wheel test-oldest lint clean install bench-peers
 
 demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
@@ -18,6 +18,24 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What a stranger does: sdist and wheel of the last commit, installed out of sight of the repository.
+test-wheel: $(VENV)/.test
+	.ci/wheel $(BIN)/python
+
+# The core with the oldest releases that pyproject.toml allows. Old releases warn about newer neighbours, so warnings are no errors here.
+# Two oracles are written for newer releases: scikit-learn 1.8 (l1_ratio alone is a lasso) and pandas 3 (strings with NaN for what is missing).
+OLDEST := .venv-oldest
+OLDEST_TESTS := arrays cli_models cli_solve contract estimators export inference lazy losses metrics path plots problems quality reading recipe regularizers reports rng \
+  sheets simulator tables
+OLDEST_NOT := --deselect tests/test_path.py::test_path_is_the_pooled_one --deselect tests/test_recipe.py::test_a_whole_recipe_equals_scikit_learn
+test-oldest: $(OLDEST)/.done
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest -n $(WORKERS) --dist worksteal -o filterwarnings=ignore $(OLDEST_NOT) $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))
+
+$(OLDEST)/.done: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install --quiet --constraint constraints-oldest.txt --editable . cvxpy hypothesis pytest pytest-xdist skglm
+	@touch $@
 
 install: $(VENV)/.core
 
@@ -46,4 +64,4 @@ $(PEERS)/%/.done: benchmarks/peers/requirements-%.txt benchmarks/peers/constrain
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(PEERS) runs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

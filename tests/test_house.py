@@ -12,7 +12,7 @@ import fedcomposite
 HOME = Path(fedcomposite.__file__).parent
 FILES = sorted(HOME.rglob("*.py"))
 FLOORS = [  # from the ground up; rooms of one floor may use each other only where a line says so
-    ["_version", "_validation", "fields", "rng", "files", "plots"],
+    ["_version", "_faults", "_validation", "fields", "rng", "files", "plots"],
     ["registry", "schedules"],
     ["regularizers", "compressors", "data", "aggregators", "privacy"],
     ["models", "algorithms"],
@@ -28,6 +28,7 @@ FLOORS = [  # from the ground up; rooms of one floor may use each other only whe
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 NEIGHBOURS = {
+    ("_validation", "_faults"),
     ("fields", "_validation"),
     ("rng", "_validation"),
     ("files", "_validation"),
@@ -97,6 +98,7 @@ def test_old_ways_are_gone(file):
 
 def test_the_package_starts_without_the_compiler():
     """PyTorch's compiler takes as long to import as all the rest; only what compiles pays for it."""
-    code = "import sys, fedcomposite.cli.main; print('torch._dynamo' in sys.modules)"
+    code = "import sys; from fedcomposite import *; import fedcomposite.cli.runs, fedcomposite.cli.data; "
+    code += "print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

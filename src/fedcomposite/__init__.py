@@ -1,59 +1,66 @@
 """Composite federated learning: minimise ``mean_i f_i(x) + h(x)`` over silos that keep their data."""
 
-from fedcomposite import (
-    aggregators,
-    algorithms,
-    data,
-    metrics,
-    models,
-    privacy,
-    problems,
-    regularizers,
-    runtime,
-    schedules,
-    theory,
-)
-from fedcomposite._validation import UserError
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedcomposite._faults import UserError
 from fedcomposite._version import __version__
-from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
-from fedcomposite.data.faults import DataWarning
-from fedcomposite.estimators import (
-    HuberRegression,
-    LinearRegression,
-    LinearSVC,
-    LogisticRegression,
-    MultinomialRegression,
-    PoissonRegression,
-    QuantileRegression,
-    analyse,
-    bootstrap,
-    confidence,
-    cross_validate,
-    path,
-    predict,
-    quality,
-    refit,
-    solve,
-    stability,
-)
-from fedcomposite.exporting import ExportError, export, prune
-from fedcomposite.problems import OneClassWarning, Problem
-from fedcomposite.problems.network import LoopWarning
-from fedcomposite.reports import write_report
-from fedcomposite.runtime import (
-    CheckpointError,
-    ClientError,
-    DivergenceWarning,
-    EagerWarning,
-    GrowthWarning,
-    Interrupted,
-    NonSmoothWarning,
-    Record,
-    Run,
-    UnnamedError,
-    callbacks,
-    simulate,
-)
+
+if TYPE_CHECKING:
+    from fedcomposite import (
+        aggregators,
+        algorithms,
+        data,
+        metrics,
+        models,
+        privacy,
+        problems,
+        regularizers,
+        runtime,
+        schedules,
+        theory,
+    )
+    from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
+    from fedcomposite.data.faults import DataWarning
+    from fedcomposite.estimators import (
+        HuberRegression,
+        LinearRegression,
+        LinearSVC,
+        LogisticRegression,
+        MultinomialRegression,
+        PoissonRegression,
+        QuantileRegression,
+        analyse,
+        bootstrap,
+        confidence,
+        cross_validate,
+        path,
+        predict,
+        refit,
+    )
+    from fedcomposite.estimators.quality import quality
+    from fedcomposite.estimators.solve import solve
+    from fedcomposite.estimators.stability import stability
+    from fedcomposite.exporting import ExportError, export, prune
+    from fedcomposite.problems import OneClassWarning, Problem
+    from fedcomposite.problems.network import LoopWarning
+    from fedcomposite.reports import write_report
+    from fedcomposite.runtime import (
+        CheckpointError,
+        ClientError,
+        DivergenceWarning,
+        EagerWarning,
+        GrowthWarning,
+        Interrupted,
+        NonSmoothWarning,
+        Record,
+        Run,
+        UnnamedError,
+        callbacks,
+        simulate,
+    )
 
 __all__ = [
     "CheckpointError",
@@ -112,3 +119,44 @@ __all__ = [
     "theory",
     "write_report",
 ]
+
+_ROOMS = {  # where a name lives; a name that is not here is a module of its own
+    "data": ("DataError", "FittedRecipe", "Recipe", "Silos", "describe"),
+    "data.faults": ("DataWarning",),
+    "estimators": (
+        "HuberRegression", "LinearRegression", "LinearSVC", "LogisticRegression", "MultinomialRegression",
+        "PoissonRegression", "QuantileRegression", "analyse", "bootstrap", "confidence", "cross_validate", "path",
+        "predict", "quality", "refit", "solve", "stability",
+    ),
+    "exporting": ("ExportError", "export", "prune"),
+    "problems": ("OneClassWarning", "Problem"),
+    "problems.network": ("LoopWarning",),
+    "reports": ("write_report",),
+    "runtime": (
+        "CheckpointError", "ClientError", "DivergenceWarning", "EagerWarning", "GrowthWarning", "Interrupted",
+        "NonSmoothWarning", "Record", "Run", "UnnamedError", "callbacks", "simulate",
+    ),
+}  # fmt: skip
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+if not TYPE_CHECKING:  # a type checker reads the imports above, and so knows which names do not exist
+
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for, and no more: PyTorch alone takes longer than many commands."""
+        found = None
+        if name in _HOME:
+            found = getattr(importlib.import_module(f"fedcomposite.{_HOME[name]}"), name)
+        elif not name.startswith("_"):
+            try:
+                found = importlib.import_module(f"fedcomposite.{name}")
+            except ModuleNotFoundError as missing:
+                if missing.name != f"fedcomposite.{name}":
+                    raise  # a package that the module needs
+        if found is None:
+            raise AttributeError(f"module 'fedcomposite' has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -23,16 +23,14 @@ import annotated_types as at
 import numpy as np
 import torch
 
+from fedcomposite._faults import UserError as UserError
+
 Positive = Annotated[float, at.Gt(0)]
 ZeroOrMore = Annotated[float, at.Ge(0)]
 Probability = Annotated[float, at.Gt(0), at.Le(1)]
 Count = Annotated[int, at.Ge(1)]
 
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-class UserError(ValueError):
-    """What a user can set right: wording, values, files. The command line shows its message alone and ends with 2."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

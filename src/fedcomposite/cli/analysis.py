@@ -12,7 +12,7 @@ import typer
 
 from fedcomposite import data
 from fedcomposite.choice import AUTO
-from fedcomposite.cli.console import out, print_frame, written
+from fedcomposite.cli.console import AsJson, out, print_frame, results, rows, written
 from fedcomposite.cli.runs import Overrides
 from fedcomposite.cli.solve import NOT_CONVERGED
 from fedcomposite.data import Recipe
@@ -33,9 +33,15 @@ PathChoice = Annotated[Literal["aic", "bic", "ebic"], typer.Option(help="Which m
 CVChoice = Annotated[Literal["min", "1se", "aic", "bic", "ebic"], typer.Option(help="Which model.")]
 
 
-def fit(config: ConfigFile, overrides: Overrides = None, destination: Out = None, overwrite: Overwrite = False) -> None:
+def fit(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    destination: Out = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
     """Fit a linear model, with confidence intervals and its quality at every site."""
-    _local(config, "fit", overrides, destination, overwrite)
+    _local(config, "fit", overrides, destination, overwrite, as_json)
 
 
 def path(
@@ -46,9 +52,10 @@ def path(
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a model for every strength of the regularizer."""
-    _local(config, "path", overrides, destination, overwrite, count=count, ratio=ratio, choice=choice)
+    _local(config, "path", overrides, destination, overwrite, as_json, count=count, ratio=ratio, choice=choice)
 
 
 def cv(
@@ -61,10 +68,11 @@ def cv(
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
     given = {"folds": folds_of(folds), "score": score, "count": count, "ratio": ratio, "choice": choice}
-    _local(config, "cv", overrides, destination, overwrite, **given)
+    _local(config, "cv", overrides, destination, overwrite, as_json, **given)
 
 
 def folds_of(text: str) -> int | Literal["sites"]:
@@ -86,7 +94,13 @@ def checked(experiment: Config) -> Config:
 
 
 def _local(
-    config: str, kind: Kind, overrides: list[str] | None, destination: Path | None, overwrite: bool, **options: Any
+    config: str,
+    kind: Kind,
+    overrides: list[str] | None,
+    destination: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     experiment = checked(Config.read(config, overrides or ()))
     folder = RunFolder(destination or Path("runs") / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}")
@@ -98,7 +112,8 @@ def _local(
         text = experiment.only({"name": AUTO}, experiment.seed).text
         folder.remove("summary.json", "history.jsonl", "plot.png", "report*")
         made.write(folder, text, _description(experiment, problem.silos), time.monotonic() - began)
-    finish(made, folder)
+    with results(as_json) as found:
+        finish(made, folder, found)
 
 
 def tried(problem: Any, kind: Kind, seed: int, **options: Any) -> Analysis:
@@ -126,15 +141,17 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
 
 
-def finish(made: Analysis, folder: RunFolder) -> None:
-    """Say what was found and where it is."""
+def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
+    """Say what was found and where it is, to people and to machines."""
     out.print(made.message, markup=False, highlight=False, soft_wrap=True)
     table = coefficients(made.problem, made.x)
+    found |= {"message": made.message, "converged": made.converged, "folder": folder.path, "coefficients": rows(table)}
     caption = f"largest of {len(table)} nonzero coefficients" if len(table) > _SHOWN else "nonzero coefficients"
     print_frame(table.head(_SHOWN), caption, digits=6)
     if made.quality is not None:
         names = ["samples", "positives", "auroc", "brier", "calibration_slope"]
         measured: pd.DataFrame = made.quality.table[names].reset_index(names="site")
+        found["quality"] = rows(measured)
         print_frame(measured, "on held-out folds" if made.cv is not None else "on the samples of the fit")
     written(folder.path)
     if not made.converged:

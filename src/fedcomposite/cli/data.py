@@ -14,7 +14,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from fedcomposite import data
 from fedcomposite._validation import suggest
-from fedcomposite.cli.console import FailedError, err, first_sentence, out, print_frame, written
+from fedcomposite.cli.console import (
+    AsJson,
+    FailedError,
+    err,
+    first_sentence,
+    out,
+    print_frame,
+    results,
+    rows,
+    show_frame,
+    written,
+)
 from fedcomposite.cli.runs import Overrides, check_picture
 from fedcomposite.cli.tables import show_tables
 from fedcomposite.data.catalog import FILES
@@ -22,14 +33,16 @@ from fedcomposite.data.fetch import SHIPPED, File, cache_folder
 from fedcomposite.data.own import NAMES as OWN
 from fedcomposite.experiments import Config, ConfigError
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at data before using it, and get it ahead of time.")
+data_app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Look at data before using it, and get it ahead of time."
+)
 
 
 @data_app.command("list")
-def list_data() -> None:
+def list_data(as_json: AsJson = False) -> None:
     """List the data sets, and where each would come from now."""
-    rows = [{"name": k, "what": first_sentence(v), "where": whereabouts(k)} for k, v in data.DATASETS.items()]
-    print_frame(pd.DataFrame(rows), "")
+    known = [{"name": k, "what": first_sentence(v), "where": whereabouts(k)} for k, v in data.DATASETS.items()]
+    show_frame(pd.DataFrame(known), as_json)
 
 
 @data_app.command()
@@ -71,7 +84,7 @@ def describe(
     min_count: Annotated[
         int | None, typer.Option(help="Fewest rows behind a count (default: the recipe's, or 5).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table of features as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look before fitting: what every site has of every feature, and what differs between them.
 
@@ -86,17 +99,19 @@ def describe(
             raise ConfigError("--plot draws silos; it cannot be given with tables")
         show_tables(sources if tables else None, experiment, target, min_count, as_json)
         return
-    for option, given in {"--json": as_json, "--target": target, "--min-count": min_count}.items():
+    for option, given in {"--target": target, "--min-count": min_count}.items():
         if given:
             raise ConfigError(f"{option} is for tables: give FILES, or an experiment with a [recipe]")
     if experiment is None:
         experiment = Config.check({"data": {"name": sources[0]}, "run": {"rounds": 0}}, sources[0])
     silos = experiment.make_silos()
-    print_frame(silos.summary(), str(silos))
-    out.print(", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in silos.heterogeneity().items()))
-    if picture is not None:
-        silos.plot(picture)
-        written(picture)
+    with results(as_json) as found:
+        found |= {"silos": rows(silos.summary()), "heterogeneity": silos.heterogeneity()}
+        print_frame(silos.summary(), str(silos))
+        out.print(", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in silos.heterogeneity().items()))
+        if picture is not None:
+            silos.plot(picture)
+            written(picture)
 
 
 def _experiment(sources: list[str], config: str | None, overrides: Sequence[str]) -> Config | None:

@@ -21,7 +21,7 @@ import pandas as pd
 import typer
 from rich.markup import escape
 
-from fedcomposite.cli.console import out, reporting
+from fedcomposite.cli.console import AsJson, out, reporting, results
 from fedcomposite.cli.federation_analysis import add_analysis_commands
 from fedcomposite.cli.federation_jobs import (
     begin,
@@ -222,9 +222,10 @@ def run(
     secure: Annotated[
         bool, typer.Option("--secure", help="Only sums over the sites are known here (secure aggregation).")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Analyst, on the coordinator's machine: run an experiment across the sites and leave a run folder."""
-    with _one_line():
+    with _one_line(), results(as_json) as found:
         _interruptible()
         try:
             settings = Settings(policy, round_timeout, patience, give_up, min_sites, secure=secure)
@@ -232,16 +233,17 @@ def run(
             raise FolderError(str(error)) from None
         federation = FederationFolder(folder)
         named = None if sites is None else [s.strip() for s in sites.split(",")]
-        conduct(federation, begin(federation, config, resume, destination, settings, named))
+        conduct(federation, begin(federation, config, resume, destination, settings, named), found)
 
 
 @federation_app.command()
-def status(folder: Federation) -> None:
+def status(folder: Federation, as_json: AsJson = False) -> None:
     """Show the sites (online, last seen) and what the newest job is doing."""
-    with _one_line():
+    with _one_line(), results(as_json) as found:
         federation = FederationFolder(folder)
         seen = {s["site"]: s for s in require_service(federation)["sites"]}
         rows = [_site_row(name, seen.get(name), name in federation.revoked()) for name in federation.sites]
+        found |= {"service": federation.address, "sites": rows, "job": None}
         show(pd.DataFrame(rows), f"service at {federation.address}")
         for line in lifetimes.warnings(federation):
             out.print(line, style="red", highlight=False, soft_wrap=True)
@@ -259,6 +261,7 @@ def status(folder: Federation) -> None:
             return
         place = RunFolder(Job.model_validate_json(jobs[-1].read_text(encoding="utf-8")).out)
         now = job_status(place)
+        found["job"] = {"folder": place.path, **now}
         missing = ", ".join(f"{k} ({v} s)" for k, v in now.get("missing", {}).items())
         line = f"{place.path.name}: {now.get('state', 'unknown')}, round {now.get('round', 0)}/{now.get('rounds', '?')}"
         out.print(line + (f", waiting for {missing}" if missing else ""), highlight=False)
@@ -383,7 +386,7 @@ def demo(
             demonstration.wait_for(log, sign, process)
         say("all sites are connected")
         run_folder = begin(federation, str(config), None, place / "run", Settings())
-        conduct(federation, run_folder)
+        conduct(federation, run_folder, {})
         stack.close()
         difference = demonstration.compare_with_simulation(place, config, run_folder)
         seconds = time.monotonic() - began

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from fedcomposite.cli.analysis import (
     records,
     tried,
 )
-from fedcomposite.cli.console import out, reporting
+from fedcomposite.cli.console import AsJson, out, print_json, reporting, results, rows
 from fedcomposite.cli.federation_jobs import require_service, say
 from fedcomposite.cli.tables import page
 from fedcomposite.data.describing import look_at, table_of
@@ -80,7 +79,7 @@ def inquiry(folder: Path, config: Config, give_up: float) -> Iterator[Inquiry]:
 def describe(
     folder: Federation,
     config: ConfigFile,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table of features as JSON.")] = False,
+    as_json: AsJson = False,
     give_up: GiveUp = 86400.0,
 ) -> None:
     """Analyst: what every site has of every feature, and what differs between them."""
@@ -89,16 +88,17 @@ def describe(
         with inquiry(folder, experiment, give_up) as asking:
             found = table_of(look_at(asking, asking.names), target)
         if as_json:
-            rows = json.loads(found.to_json(orient="records", double_precision=15))
-            print(json.dumps(rows, indent=2, ensure_ascii=False))
+            print_json(rows(found))
             return
         for line in page(found):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def fit(folder: Federation, config: ConfigFile, destination: Out = None, give_up: GiveUp = 86400.0) -> None:
+def fit(
+    folder: Federation, config: ConfigFile, destination: Out = None, give_up: GiveUp = 86400.0, as_json: AsJson = False
+) -> None:
     """Analyst: fit a linear model across the sites, with confidence intervals and its quality at every site."""
-    _conduct(folder, config, "fit", destination, give_up)
+    _conduct(folder, config, "fit", destination, give_up, as_json)
 
 
 def path(
@@ -109,9 +109,10 @@ def path(
     choice: PathChoice = "bic",
     destination: Out = None,
     give_up: GiveUp = 86400.0,
+    as_json: AsJson = False,
 ) -> None:
     """Analyst: fit a model for every strength of the regularizer across the sites."""
-    _conduct(folder, config, "path", destination, give_up, count=count, ratio=ratio, choice=choice)
+    _conduct(folder, config, "path", destination, give_up, as_json, count=count, ratio=ratio, choice=choice)
 
 
 def cv(
@@ -124,16 +125,19 @@ def cv(
     choice: CVChoice = "1se",
     destination: Out = None,
     give_up: GiveUp = 86400.0,
+    as_json: AsJson = False,
 ) -> None:
     """Analyst: choose the strength of the regularizer by cross-validation within the sites, or over them."""
     with reporting():
         number = folds_of(folds)
     options = {"folds": number, "score": score, "count": count, "ratio": ratio, "choice": choice}
-    _conduct(folder, config, "cv", destination, give_up, **options)
+    _conduct(folder, config, "cv", destination, give_up, as_json, **options)
 
 
-def _conduct(folder: Path, config: str, kind: Kind, destination: Path | None, give_up: float, **options: Any) -> None:
-    with reporting(failures=(FederationError, OfficeError)):
+def _conduct(
+    folder: Path, config: str, kind: Kind, destination: Path | None, give_up: float, as_json: bool, **options: Any
+) -> None:
+    with reporting(failures=(FederationError, OfficeError)), results(as_json) as found:
         experiment, target = read(config)
         runs = FederationFolder(folder).runs
         place = RunFolder((destination or runs / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}").absolute())
@@ -147,4 +151,4 @@ def _conduct(folder: Path, config: str, kind: Kind, destination: Path | None, gi
             made = tried(problem, kind, experiment.seed, sites=asking, **options)
         text = write(experiment.only({"name": AUTO}, experiment.seed))
         made.write(place, text, records(described), time.monotonic() - began)
-        finish(made, place)
+        finish(made, place, found)

@@ -18,7 +18,7 @@ import pandas as pd
 from rich.markup import escape
 
 from fedcomposite._validation import suggest
-from fedcomposite.cli.console import out, print_frame
+from fedcomposite.cli.console import out, print_frame, rows
 from fedcomposite.experiments.locks import FolderLock, LockedError
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.experiments.toml import locate, read_text
@@ -150,7 +150,7 @@ class _Interrupt:
         say("stopping; Ctrl-C again leaves at once")
 
 
-def conduct(federation: FederationFolder, place: RunFolder) -> None:
+def conduct(federation: FederationFolder, place: RunFolder, told: dict[str, Any]) -> None:
     """Do the job, say what happens, and print its result."""
     job = (place.path / "job").read_text().strip()
     hint = f"go on with: fedcomposite federation run {federation.path} --resume {place.path}"
@@ -166,6 +166,7 @@ def conduct(federation: FederationFolder, place: RunFolder) -> None:
             line = f"no space is left on the coordinator's disk ({place.path}); make room"
         raise FederationError(f"{line}; {hint}") from error
     summary, last = place.summary(), place.history()[-1]
+    told |= {"status": summary["status"], "message": summary["message"], "folder": place.path, "last": last}
     out.print(
         f"{summary['message']}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
         f"{last['nonzeros']} nonzero, {(last['bytes_up'] + last['bytes_down']) / 1e6:.3g} MB sent, "
@@ -173,6 +174,7 @@ def conduct(federation: FederationFolder, place: RunFolder) -> None:
     )
     if (place.path / "coefficients.csv").is_file():  # a linear model
         found = pd.read_csv(place.path / "coefficients.csv")
+        told["coefficients"] = rows(found)
         many = f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
         show(found.head(15), many)
     out.print(f"written: {escape(str(place.path))}")

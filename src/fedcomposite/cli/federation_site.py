@@ -10,7 +10,7 @@ import pandas as pd
 import typer
 from rich.markup import escape
 
-from fedcomposite.cli.console import out, reporting
+from fedcomposite.cli.console import AsJson, out, print_json, reporting
 from fedcomposite.cli.federation_jobs import show
 from fedcomposite.federation import pki
 from fedcomposite.federation.approval import Approvals
@@ -37,23 +37,32 @@ def enrol(folder: Folder, name: Annotated[str, typer.Option(help="The site's nam
         out.print(f"send to the coordinator: {escape(str(made))}; the key is {key}", highlight=False, soft_wrap=True)
 
 
-def peers(folder: Folder) -> None:
+def peers(folder: Folder, as_json: AsJson = False) -> None:
     """Site: show the other sites' keys, to be compared with them before secure sums."""
     with reporting():
         place = SiteFolder(folder)
-        out.print(f"{place.name} (this site): {pki.fingerprint(pki.read_private(place.key).public_key())}")
-        for name, path in place.peers.items():
-            out.print(f"{name}: {pki.fingerprint(pki.read_public(path))}", highlight=False, soft_wrap=True)
+        own = {place.name: pki.fingerprint(pki.read_private(place.key).public_key())}
+        others = {name: pki.fingerprint(pki.read_public(path)) for name, path in place.peers.items()}
+        if as_json:
+            print_json({"this site": own, "others": others})
+            return
+        out.print(f"{place.name} (this site): {own[place.name]}")
+        for name, key in others.items():
+            out.print(f"{name}: {key}", highlight=False, soft_wrap=True)
 
 
 def pending(
     folder: Folder,
     digest: Annotated[str | None, typer.Argument(metavar="DIGEST", help="Show this experiment as a whole.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Site: list the experiments that were asked for and what was decided, or show one."""
     with reporting():
         place = SiteFolder(folder)
         known = Approvals(place.state, place.file.approval).all()
+        if as_json:
+            print_json({name: entry for name, entry in known.items() if name.startswith(digest or "")})
+            return
         if digest is not None:
             for name, entry in known.items():
                 if name.startswith(digest):

@@ -10,7 +10,7 @@ import pandas as pd
 import typer
 
 from fedcomposite import aggregators, algorithms, callbacks, data, models, problems, regularizers
-from fedcomposite.cli.console import err, first_sentence, print_frame
+from fedcomposite.cli.console import AsJson, err, first_sentence, show_frame
 from fedcomposite.cli.papers import paper_table
 from fedcomposite.experiments.config import shipped
 from fedcomposite.registry import OURS, Registry
@@ -36,6 +36,7 @@ def list_names(
         ],
         typer.Argument(help="What to list."),
     ],
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """List what can be named in a configuration."""
     if what == "algorithms":
@@ -45,17 +46,18 @@ def list_names(
             "up, down: vectors per client; proxes of h, all clients: measured with 4 clients and 5 local steps;\n"
             "†: written from secondary sources, checked by reductions to other methods and by convergence"
         )
-        print_frame(algorithm_table(), caption)
+        show_frame(algorithm_table(), as_json, caption, drop=("down", "up", "proxes", "paper", "clients"))
         _complain(algorithms.REGISTRY)
     elif what == "papers":
-        print_frame(paper_table(), "minutes: of the full form; run here: in the folder reproductions")
+        caption = "minutes: of the full form; run here: in the folder reproductions"
+        show_frame(paper_table(), as_json, caption, drop=("run here", "GPU min"))
     elif what == "experiments":
-        print_frame(pd.DataFrame({"name": shipped().keys(), "what": shipped().values()}))
+        show_frame(pd.DataFrame({"name": shipped().keys(), "what": shipped().values()}), as_json)
     else:
         known = _KNOWN[what]
         rows = [{"name": k, "what": _about(known, k), "fields": _fields(v)} for k, v in known.items()]
         frame = pd.DataFrame(rows)
-        print_frame(frame if frame["fields"].any() else frame.drop(columns="fields"))
+        show_frame(frame if frame["fields"].any() else frame.drop(columns="fields"), as_json)
         _complain(known)
 
 

@@ -8,12 +8,67 @@ from typing import Annotated
 
 import typer
 
-from fedcomposite import __version__
-from fedcomposite.cli import analysis, cite, data, lists, papers, privacy, reports, runs, solve
+from fedcomposite._version import __version__
 from fedcomposite.cli.console import DEBUG, out, plain_warnings, reporting
-from fedcomposite.experiments import ConfigError
+from fedcomposite.cli.lazy import Entry, LazyGroup
+
+_HERE = "fedcomposite.cli."
+
+
+class Commands(LazyGroup):
+    """All commands: where each is found, and the first paragraph of its documentation."""
+
+    entries = {  # noqa: RUF012
+        "run": Entry(_HERE + "runs:run", "Run one method on one problem and leave a run folder."),
+        "compare": Entry(
+            _HERE + "runs:compare",
+            "Run several methods over several seeds, and all values of grids; a table, a plot, and a run folder for "
+            "each.",
+        ),
+        "reproduce": Entry(
+            _HERE + "papers:reproduce", "Make a paper's figure and table, and a verdict on each of its claims."
+        ),
+        "solve": Entry(
+            _HERE + "solve:solve_command",
+            "Solve a problem: the method and its steps are chosen, and a certificate says how good the answer is.",
+        ),
+        "fit": Entry(
+            _HERE + "analysis:fit", "Fit a linear model, with confidence intervals and its quality at every site."
+        ),
+        "path": Entry(_HERE + "analysis:path", "Fit a model for every strength of the regularizer."),
+        "cv": Entry(
+            _HERE + "analysis:cv",
+            "Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out.",
+        ),
+        "report": Entry(
+            _HERE + "reports:report",
+            "Write a run's report: one HTML page that needs no network, and its tables as Markdown, LaTeX and CSV.",
+        ),
+        "predict": Entry(
+            _HERE + "reports:predict_command",
+            "Apply a run's recipe and model to new samples; with a target in the file, say how good the predictions "
+            "are.",
+        ),
+        "export": Entry(
+            _HERE + "runs:export_run",
+            "Write a run's model, zeros and all, to one file, and check that the file gives the same predictions.",
+        ),
+        "list": Entry(_HERE + "lists:list_names", "List what can be named in a configuration."),
+        "plot": Entry(_HERE + "runs:plot", "Draw the curves of one or more runs in one picture."),
+        "cite": Entry(_HERE + "cite:cite", "Print the BibTeX entry of the paper that a method is from."),
+        "privacy": Entry(
+            _HERE + "privacy:privacy_command",
+            "Say what noise an epsilon needs, or what epsilon a noise gives; accounting by dp-accounting.",
+        ),
+        "data": Entry(_HERE + "data:data_app", "Look at data before using it, and get it ahead of time."),
+        "federation": Entry(
+            _HERE + "federation:federation_app", "A real federation, over Flower.", extra="flower", package="flwr"
+        ),
+    }
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -21,21 +76,6 @@ app = typer.Typer(
     "Exit codes: 0 done, 1 failed (diverged, interrupted, a client failed), 2 wrong usage or configuration, "
     "3 not converged (solve).",
 )
-app.command()(runs.run)
-app.command()(runs.compare)
-app.command()(papers.reproduce)
-app.command("solve")(solve.solve_command)
-app.command("fit")(analysis.fit)
-app.command("path")(analysis.path)
-app.command("cv")(analysis.cv)
-app.command("report")(reports.report)
-app.command("predict")(reports.predict_command)
-app.command("export")(runs.export_run)
-app.command("list")(lists.list_names)
-app.command()(runs.plot)
-app.command("cite")(cite.cite)
-app.command("privacy")(privacy.privacy_command)
-app.add_typer(data.data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)
@@ -57,31 +97,9 @@ def main() -> None:
         os.environ[DEBUG] = "1"  # the processes that a command starts show theirs as well
     try:
         with plain_warnings(), reporting():
-            _add_federation(arguments)
             app(args=arguments)
     finally:
         if before is None:
             os.environ.pop(DEBUG, None)
         else:
             os.environ[DEBUG] = before
-
-
-def _add_federation(arguments: list[str]) -> None:
-    """The federation's commands; they bring a network stack, so they are loaded when they are used."""
-    app.registered_groups[:] = [g for g in app.registered_groups if g.name != "federation"]
-    app.registered_commands[:] = [c for c in app.registered_commands if c.name != "federation"]
-    if arguments[:1] == ["federation"]:
-        try:
-            from fedcomposite.cli.federation import federation_app
-        except ModuleNotFoundError as missing:
-            package = str(missing.name).partition(".")[0]
-            raise ConfigError(
-                f"a federation needs the package {package!r}: pip install 'fedcomposite[flower]'"
-            ) from None
-        app.add_typer(federation_app, name="federation")
-    else:
-        app.command("federation", help="A real federation, over Flower (installed with the extra 'flower').")(_named)
-
-
-def _named() -> None:
-    """Stand for the federation in the list of commands."""

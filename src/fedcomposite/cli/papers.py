@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from fedcomposite import papers
-from fedcomposite.cli.console import FailedError, err, out, print_frame, written
+from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, results, rows, written
 from fedcomposite.cli.runs import Jobs, Overrides
 from fedcomposite.experiments.workers import FailedRunsError
 from fedcomposite.papers.reproduce import read_state
@@ -29,6 +29,7 @@ def reproduce(
     jobs: Jobs = 1,
     partial: Annotated[bool, typer.Option("--partial", help="Run nothing: tell what is finished so far.")] = False,
     overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a paper's figure and table, and a verdict on each of its claims.
 
@@ -38,26 +39,29 @@ def reproduce(
     wanted = papers.names() if names == ["all"] else names
     for name in wanted:
         papers.load(name)  # refuses unknown names before any work
-    for name in wanted:
-        try:
-            done = papers.reproduce(
-                name,
-                folder,
-                quick=quick,
-                device=device,
-                jobs=jobs,
-                partial=partial,
-                overrides=overrides or (),
-                say=lambda line: err.print(line, markup=False, highlight=False, soft_wrap=True),
-            )
-        except Interrupted as stop:
-            raise FailedError(f"{name}: {stop.run.message}; the same command goes on from there") from None
-        except FailedRunsError as error:
-            raise FailedError(f"{name}: {error}") from None
-        out.print(f"[bold]{name}[/]: {escape(done.paper.card['title'])}")
-        print_frame(pd.DataFrame(done.claims, columns=["claim", "measured", "verdict"]))
-        out.print(f"written: {escape(str(done.folder))} (figure.pdf, figure.png, data.csv, verdict.md)")
-    written(papers.write_report(folder))
+    with results(as_json) as found:
+        for name in wanted:
+            try:
+                done = papers.reproduce(
+                    name,
+                    folder,
+                    quick=quick,
+                    device=device,
+                    jobs=jobs,
+                    partial=partial,
+                    overrides=overrides or (),
+                    say=lambda line: err.print(line, markup=False, highlight=False, soft_wrap=True),
+                )
+            except Interrupted as stop:
+                raise FailedError(f"{name}: {stop.run.message}; the same command goes on from there") from None
+            except FailedRunsError as error:
+                raise FailedError(f"{name}: {error}") from None
+            out.print(f"[bold]{name}[/]: {escape(done.paper.card['title'])}")
+            claims = pd.DataFrame(done.claims, columns=["claim", "measured", "verdict"])
+            found[name] = {"claims": rows(claims), "folder": str(done.folder)}
+            print_frame(claims)
+            out.print(f"written: {escape(str(done.folder))} (figure.pdf, figure.png, data.csv, verdict.md)")
+        written(papers.write_report(folder))
 
 
 def paper_table() -> pd.DataFrame:

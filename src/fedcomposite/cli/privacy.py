@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcomposite.cli.console import out
+from fedcomposite.cli.console import AsJson, out, results
 from fedcomposite.experiments import ConfigError
 from fedcomposite.privacy import Query, compose, noise_for
 
@@ -29,6 +29,7 @@ def privacy_command(
     parties: Annotated[
         int, typer.Option("--parties", min=1, help="Clients that share the noise under secure aggregation.")
     ] = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Say what noise an epsilon needs, or what epsilon a noise gives; accounting by dp-accounting."""
     if (epsilon is None) == (noise is None):
@@ -41,17 +42,20 @@ def privacy_command(
         spent = compose({Query(found, rate): asked}, delta)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    shown = f"{found:.4g}" if noise is not None else f"{math.ceil(found * 1e4) / 1e4:.4f}"
-    _say(
-        f"{asked} queries at rate {rate:g}: noise = {shown} times the clip, epsilon = {spent:.4g} at delta = {delta:g}"
-    )
-    if samples is not None:
-        deviation = found * clip / (rate * samples)
-        _say(
-            f"a gradient of {samples} samples clipped to {clip:g} has noise of deviation {deviation:.3g} per coordinate"
-        )
-    if parties > 1:
-        _say(f"each of {parties} parties adds the share 1/{parties}: {found / math.sqrt(parties):.4g} times the clip")
+    with results(as_json) as told:
+        deviation = None if samples is None else found * clip / (rate * samples)
+        told |= {"noise": found, "epsilon": spent, "delta": delta, "queries": asked, "rate": rate, "parties": parties}
+        told |= {"deviation": deviation, "share": found / math.sqrt(parties)}
+        shown = f"{found:.4g}" if noise is not None else f"{math.ceil(found * 1e4) / 1e4:.4f}"
+        _say(f"{asked} queries at rate {rate:g}: noise = {shown} times the clip, "
+             f"epsilon = {spent:.4g} at delta = {delta:g}")  # fmt: skip
+        if deviation is not None:
+            _say(f"a gradient of {samples} samples clipped to {clip:g} has noise of deviation {deviation:.3g} "
+                 "per coordinate")  # fmt: skip
+        if parties > 1:
+            _say(
+                f"each of {parties} parties adds the share 1/{parties}: {found / math.sqrt(parties):.4g} times the clip"
+            )
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcomposite.cli.console import out, print_frame, written
+from fedcomposite.cli.console import AsJson, out, print_frame, results, rows, written
 from fedcomposite.estimators.predicting import predict
 from fedcomposite.files import write_atomic
 from fedcomposite.reports import write_report
@@ -18,10 +18,13 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A folder of solve, fit
 def report(
     run: Run,
     destination: Annotated[Path | None, typer.Option("--out", help="Folder to write (default: RUN itself).")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's report: one HTML page that needs no network, and its tables as Markdown, LaTeX and CSV."""
-    for path in write_report(run, destination):
-        written(path)
+    with results(as_json) as found:
+        found["written"] = write_report(run, destination)
+        for path in found["written"]:
+            written(path)
 
 
 def predict_command(
@@ -30,13 +33,16 @@ def predict_command(
     destination: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("scored.csv"),
     site: Annotated[str | None, typer.Option(help="The site whose names and units the file has.")] = None,
     threshold: Annotated[float, typer.Option(help="Probability from which on a sample is of class 1.")] = 0.5,
+    as_json: AsJson = False,
 ) -> None:
     """Apply a run's recipe and model to new samples; with a target in the file, say how good the predictions are."""
     made = predict(run, file, site=site, threshold=threshold)
     destination.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(destination, made.table.to_csv(index=False).encode())
-    if made.measures is not None:
-        print_frame(made.measures, f"on {file.name}")
-    else:
-        out.print("the file has no target, so nothing can be said about how good this is")
-    written(destination)
+    with results(as_json) as found:
+        found |= {"written": destination, "measures": None if made.measures is None else rows(made.measures)}
+        if made.measures is not None:
+            print_frame(made.measures, f"on {file.name}")
+        else:
+            out.print("the file has no target, so nothing can be said about how good this is")
+        written(destination)

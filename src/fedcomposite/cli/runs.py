@@ -11,11 +11,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich import filesize
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedcomposite.cli.console import FailedError, err, out, print_frame, written
+from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, results, rows, written
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder, StoreError, Sweep, comparison, runner
 from fedcomposite.experiments.store import coefficients
 from fedcomposite.experiments.tables import SPREAD, joined
@@ -23,6 +22,7 @@ from fedcomposite.experiments.workers import FailedRunsError
 from fedcomposite.exporting import Format, export
 from fedcomposite.plots import Axis, Band, Width, check_kind, draw_histories
 from fedcomposite.runtime import Interrupted, Record
+from fedcomposite.runtime.callbacks.progress import make_bar, room_beside, short, summary
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated.")
@@ -47,8 +47,21 @@ def run(
     destination: Out = None,
     overwrite: Overwrite = False,
     resume: Resume = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run one method on one problem and leave a run folder."""
+    with results(as_json) as found:
+        _run(config, overrides, destination, overwrite, resume, found)
+
+
+def _run(
+    config: str | None,
+    overrides: list[str] | None,
+    destination: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+    found: dict[str, Any],
+) -> None:
     experiment, path = _open(config, overrides, destination, overwrite, resume, Config.read)
     if len(experiment.specs) != 1 or experiment.algorithm is None:
         raise ConfigError(f"{config or resume}: `run` needs one [algorithm]; for several [[algorithms]] use `compare`")
@@ -65,6 +78,7 @@ def run(
             except Interrupted as stop:
                 raise FailedError(f"{stop.run.message}; go on with: fedcomposite run --resume {folder.path}") from None
     last = result.history[-1]
+    found |= {"status": result.status, "message": result.message, "folder": folder.path, "last": last}
     out.print(
         f"{result.message}: objective {last['objective']:.8g}, stationarity {last['stationarity']:.2e}, "
         f"{last['nonzeros']} of {problem.dimension} nonzero, {_megabytes(last):.3g} MB sent, {last['seconds']:.2f} s"
@@ -73,9 +87,10 @@ def run(
         soft_wrap=True,
     )
     if problem.model is None:
-        found = coefficients(problem, result.solution)
-        caption = f"largest of {len(found)} nonzero coefficients" if len(found) > 15 else "nonzero coefficients"
-        print_frame(found.head(15), caption)
+        table = coefficients(problem, result.solution)
+        found["coefficients"] = rows(table)
+        caption = f"largest of {len(table)} nonzero coefficients" if len(table) > 15 else "nonzero coefficients"
+        print_frame(table.head(15), caption)
     written(folder.path)
     if result.status == "diverged":
         raise FailedError(result.message)
@@ -88,8 +103,22 @@ def compare(
     overwrite: Overwrite = False,
     resume: Resume = None,
     jobs: Jobs = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Run several methods over several seeds, and all values of grids; a table, a plot, and a run folder for each."""
+    with results(as_json) as found:
+        _compare(config, overrides, destination, overwrite, resume, jobs, found)
+
+
+def _compare(
+    config: str | None,
+    overrides: list[str] | None,
+    destination: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+    jobs: int,
+    found: dict[str, Any],
+) -> None:
     experiment, path = _open(config, overrides, destination, overwrite, resume, Sweep.read)
     parts = experiment.check()
     if not parts[0].specs:
@@ -115,8 +144,11 @@ def compare(
             raise FailedError(f"{error}\ngo on with: fedcomposite compare --resume {path}") from None
     spread = f"; {SPREAD}" if len(seeds) > 1 else ""
     told = f"stationarity is relative to the start; nonzeros, MB and seconds at the end{spread}"
-    print_frame(joined(table), told)
+    found |= {"folder": path, "methods": rows(table)}
+    print_frame(joined(table), told, drop=("seconds", "MB"))
     out.print(f"written: {escape(str(path))} (plot.png, comparison.csv, comparison.tex)")
+    if parts[0].closing and not overrides:  # it is about the experiment as it was written
+        out.print(parts[0].closing.strip(), markup=False, highlight=False, soft_wrap=True)
     if (table["status"] == "diverged").all():
         raise FailedError("every method diverged; try smaller steps")
 
@@ -129,6 +161,7 @@ def export_run(
         bool, typer.Option("--pruned", help="Remove a network's dead filters and neurons first.")
     ] = False,
     best: Annotated[bool, typer.Option("--best", help="The model that BestModel kept, in place of the last.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's model, zeros and all, to one file, and check that the file gives the same predictions."""
     folder, kept = RunFolder(source), source / ("best.safetensors" if best else "model.safetensors")
@@ -162,22 +195,24 @@ def export_run(
     inside = target.resolve().parent == source.resolve()
     with FolderLock(source) if inside else nullcontext():
         made = export(x, problem, target, format=format, buffers=tensors.get("buffers"), pruned=pruned)
-    if made.pruned is not None:
-        print_frame(made.pruned.table().iloc[:, :-1], "layers before and after; flops are per sample")
-        for dead in made.pruned.kept:
-            out.print(escape(f"kept: {dead.count} dead of {dead.layer}: {dead.reason}"), highlight=False)
-        out.print(f"pruned: {made.pruned}", highlight=False)
-    elif problem.model is not None:
-        print_frame(problem.layers(x), "exact zeros per tensor")
-    zeros = made.parameters - made.nonzeros
-    dense, file = (filesize.decimal(size) for size in (made.dense_bytes, made.file_bytes))
-    out.print(
-        f"zeros: {zeros} of {made.parameters} parameters ({100 * zeros / made.parameters:.1f} %)\n"
-        f"size: {dense} of dense tensors, {file} in the file\n"
-        f"predictions of the file and of the run agree (largest difference {made.difference:.2g})\n"
-        f"written: {escape(str(made.path))}",
-        highlight=False,
-    )
+    with results(as_json) as found:
+        found |= made.figures()
+        if made.pruned is not None:
+            print_frame(made.pruned.table().iloc[:, :-1], "layers before and after; flops are per sample")
+            for dead in made.pruned.kept:
+                out.print(escape(f"kept: {dead.count} dead of {dead.layer}: {dead.reason}"), highlight=False)
+            out.print(f"pruned: {made.pruned}", highlight=False)
+        elif problem.model is not None:
+            print_frame(problem.layers(x), "exact zeros per tensor")
+        zeros = made.parameters - made.nonzeros
+        dense, file = (filesize.decimal(size) for size in (made.dense_bytes, made.file_bytes))
+        out.print(
+            f"zeros: {zeros} of {made.parameters} parameters ({100 * zeros / made.parameters:.1f} %)\n"
+            f"size: {dense} of dense tensors, {file} in the file\n"
+            f"predictions of the file and of the run agree (largest difference {made.difference:.2g})\n"
+            f"written: {escape(str(made.path))}",
+            highlight=False,
+        )
 
 
 def plot(
@@ -250,25 +285,16 @@ def _megabytes(record: Record) -> float:
 @contextmanager
 def _progress(rounds: int) -> Iterator[Callable[[str], Callable[[Record], None]]]:
     """A live bar per run on a terminal; a line per tenth of a run elsewhere."""
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-        TextColumn("{task.fields[seen]}"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+    with make_bar(err, disable=not err.is_terminal) as bar:
 
         def begin(label: str) -> Callable[[Record], None]:
-            task = bar.add_task(escape(label), total=rounds, seen="")
+            name = short(label, err)
+            task, room = bar.add_task(name, total=rounds, seen=""), room_beside(name, rounds, err)
 
             def watch(record: Record) -> None:
-                seen = (
-                    f"F {record['objective']:.6g}  ‖G‖ {record['stationarity']:.1e}  "
-                    f"nnz {record['nonzeros']}  {_megabytes(record):.3g} MB"
-                    + (f"  test {record['test_accuracy']:.4f}" if "test_accuracy" in record else "")
-                    + (f"  ε {record['epsilon']:.3g}" if "epsilon" in record else "")
-                )
-                bar.update(task, completed=record["round"], seen=seen)
+                bar.update(task, completed=record["round"], seen=summary(record, room))
                 if not err.is_terminal and record["round"] % max(1, rounds // 10) == 0:
-                    line = f"{label}: round {record['round']}/{rounds}  {seen}"
+                    line = f"{label}: round {record['round']}/{rounds}  {summary(record)}"
                     err.print(line, highlight=False, markup=False, soft_wrap=True)
 
             return watch

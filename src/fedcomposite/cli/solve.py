@@ -6,14 +6,14 @@ Exit code 3: the rounds were done and the answer is not there yet.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.markup import escape
 
 from fedcomposite.choice import AUTO
-from fedcomposite.cli.console import FailedError, out, print_frame, written
+from fedcomposite.cli.console import AsJson, FailedError, out, print_frame, results, rows, written
 from fedcomposite.estimators import solve
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.store import Journal, coefficients
@@ -40,6 +40,7 @@ def solve_command(
     ] = None,
     destination: Annotated[Path | None, typer.Option("--out", help="Folder to write; nothing if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Solve a problem: the method and its steps are chosen, and a certificate says how good the answer is."""
     experiment = Config.read(config, overrides or ())
@@ -56,9 +57,11 @@ def solve_command(
             found, problem = _solved(experiment, tolerance, rounds, journal)
             journal.close()
             folder.finish(found, problem, "solve")
-    _show(found, problem)
-    if destination is not None:
-        written(destination)
+    with results(as_json) as told:
+        told |= _told(found, problem, destination)
+        _show(found, problem)
+        if destination is not None:
+            written(destination)
     if found.status == "diverged":
         raise FailedError(found.message)
     if found.status != "converged":
@@ -86,6 +89,19 @@ def _solved(
     except Interrupted as stop:
         raise FailedError(stop.run.message) from None
     return found, problem
+
+
+def _told(found: Run, problem: Problem, folder: Path | None) -> dict[str, Any]:
+    """What was found, for machines."""
+    sure = found.certificate
+    return {
+        "status": found.status,
+        "message": found.message,
+        "folder": folder,
+        "last": found.history[-1],
+        "certificate": None if sure is None else {"kind": sure.kind, "value": sure.value},
+        "coefficients": None if problem.model is not None else rows(coefficients(problem, found.solution)),
+    }
 
 
 def _show(found: Run, problem: Problem) -> None:

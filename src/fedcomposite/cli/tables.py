@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedcomposite import data
-from fedcomposite.cli.console import out
+from fedcomposite.cli.console import out, print_json, rows
 from fedcomposite.data import Recipe
 from fedcomposite.data.queries import Rules
 from fedcomposite.experiments import Config, ConfigError
@@ -43,9 +42,7 @@ def show_tables(
         **({} if isinstance(given, dict) else style),
     )
     if as_json:
-        print(
-            json.dumps(json.loads(found.to_json(orient="records", double_precision=15)), indent=2, ensure_ascii=False)
-        )
+        print_json(rows(found))
         return
     for line in page(found):
         out.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedcomposite._faults import UserError
+
 SHOWN = 20  # faults that a message lists; the error's own list has all
 
 
@@ -31,7 +33,7 @@ class Fault:
         return f"{self.source}: {self.what}; {self.remedy}"
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """Data that cannot be used: what, where and the remedy. ``faults`` lists each, for files with several."""
 
     def __init__(self, message: str, faults: Sequence[Fault] = ()) -> None:

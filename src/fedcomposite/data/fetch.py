@@ -29,9 +29,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from rich.console import Console
-from rich.progress import Progress as Bar
-
 from fedcomposite._version import __version__
 from fedcomposite.data.silos import DataError
 
@@ -172,6 +169,9 @@ def _shown(progress: Progress | None) -> Iterator[Progress]:
     if progress is not None:
         yield progress
         return
+    from rich.console import Console  # only a download needs it
+    from rich.progress import Progress as Bar
+
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("download", total=None)

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import scipy.stats
+import scipy.special
 import torch
 from torch import Tensor
 
@@ -134,7 +134,7 @@ def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float =
 
 
 def _table(problem: Problem, x: Tensor, estimate: Tensor, se: Tensor, level: float, odds: bool) -> pd.DataFrame:
-    half = float(scipy.stats.norm.ppf((1 + level) / 2))
+    half = float(scipy.special.ndtri((1 + level) / 2))
     z = estimate / se
     columns = {
         "coefficient": x,
@@ -145,7 +145,7 @@ def _table(problem: Problem, x: Tensor, estimate: Tensor, se: Tensor, level: flo
         "z": z,
     }
     made = pd.DataFrame({k: v.numpy() for k, v in columns.items()}, index=list(problem.coordinate_names))
-    made["p"] = 2 * scipy.stats.norm.sf(np.abs(made["z"]))
+    made["p"] = 2 * scipy.special.ndtr(-np.abs(made["z"]))
     if odds:
         for name, of in (("odds_ratio", "estimate"), ("odds_lower", "lower"), ("odds_upper", "upper")):
             made[name] = np.exp(made[of])

@@ -62,6 +62,10 @@ class Config(Section):
     callbacks: list[dict[str, Any]] = Field(default_factory=list)
     trials: TrialsSection | None = None
     privacy: dict[str, Any] | None = None
+    practical: bool | None = None
+    """Steps were found by trial, and are meant so: no warning that they leave what is proven."""
+    closing: str | None = None
+    """What a comparison says at its end: what the picture means, what to try next."""
     run: RunSection
 
     # -- reading and writing ----------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def carry_out(
     """Do a run that was prepared."""
     config, problem, algorithm = prepared
     (label,) = config.labels
-    if broken := config.outside_theory(algorithm, problem):
+    if not config.practical and (broken := config.outside_theory(algorithm, problem)):
         warnings.warn(f"{label} leaves its proven range: {'; '.join(broken)}", TheoryWarning, stacklevel=3)
     with FolderLock(folder.path):
         journal = Journal(folder, config.text, fresh, watch)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedcomposite._faults import FailedError
+
 _UNITS = 1e3  # units in the last place of the largest output that sums in another order may differ by
 _UNITS_ONNX = 1e4  # another runtime also merges layers
 
 
-class ExportError(RuntimeError):
+class ExportError(FailedError):
     """A file that could not be written, or that does not give the model's predictions back."""
 
 

@@ -11,7 +11,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +61,11 @@ class Exported:
     """Largest difference between the file's and the model's predictions."""
     pruned: Pruned | None = None
     """What became of the layers, where dead units were removed."""
+
+    def figures(self) -> dict[str, Any]:
+        """All of it but the pruned module, whose layers are told."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "pruned"}
+        return found if self.pruned is None else found | {"layers": self.pruned.table().to_dict("records")}
 
 
 def export(

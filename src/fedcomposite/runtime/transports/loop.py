@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite._faults import FailedError
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client, Outcome
@@ -17,7 +18,7 @@ from fedcomposite.runtime.transports.base import Request
 from fedcomposite.runtime.transports.local import LocalTransport
 
 
-class ClientError(RuntimeError):
+class ClientError(FailedError):
     """A client failed; the message names it and the round."""
 
 

@@ -1,0 +1,9 @@
+"""Whose move it is when something goes wrong; without imports, so that the command line knows it at once."""
+
+
+class UserError(ValueError):
+    """What a user can set right: wording, values, files. The command line shows its message alone and ends with 2."""
+
+
+class FailedError(RuntimeError):
+    """What went wrong in the world: a client, a disk, a network. The command line shows its message and ends with 1."""
