@@ -3,11 +3,14 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.optimize
+import scipy.special
 import tomli_w
 import torch
 
@@ -139,8 +142,75 @@ def test_intervals_quality_and_stability_are_those_of_silos_at_hand(hospitals, t
     same(stable.bound, mine.bound)
 
 
+def counts_of_events(seed=2):
+    """Counts over exposures at three sites: weights for patients, the logarithm of the exposure as offset."""
+    generator = np.random.default_rng(seed)
+    pairs, weights, offsets = [], [], []
+    for size in (70, 50, 60):
+        X, exposure = generator.normal(size=(size, 4)), generator.random(size) + 0.5
+        rate = exposure * np.exp(X @ [0.6, -0.4, 0, 0] + 0.3)
+        pairs.append((X, generator.poisson(rate).astype(float)))
+        weights.append(generator.random(size) + 0.5)
+        offsets.append(np.log(exposure))
+    return fc.Silos.from_arrays(pairs, feature_names=list("abcd"), weights=weights, margin_offsets=offsets)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "logistic", "least_squares"])
+def test_weighted_samples_with_offsets_are_those_of_silos_at_hand(loss, tmp_path):
+    silos = counts_of_events()
+    if loss == "logistic":
+        silos = replace(silos, targets=(silos.targets > 1).double())
+    text = PLAIN.replace('"logistic"', f'"{loss}"')
+    here = Config.check({**tomllib.loads(text), "data": {"name": "heart_disease"}}).make_problem(silos)
+    asking, _ = inquiry(make_sites(silos, tmp_path, opened(min_count=1)), text)
+    there = asking.meet()
+    options = {"folds": 3, "count": 6, "ratio": 0.05, "seed": 3}
+    ours, theirs = fc.analyse(here, **options), fc.analyse(there, **options, sites=asking)
+    mine, found = ours.content(), theirs.content()
+    for part in (mine, found):
+        part.pop("communication")
+        part.pop("sites")
+    compare(found, mine)
+
+
+def compare(found, expected, where=""):
+    """Two trees of numbers are the same to ten digits."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            compare(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            compare(a, b, f"{where}[{i}]")
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-10, abs=1e-10, nan_ok=True), where
+    else:
+        assert found == expected, where
+
+
+def test_a_path_with_offsets_and_weights_is_that_of_scipy():
+    """Poisson regression of counts over exposures, at the end of a path without much of a regularizer."""
+    silos = counts_of_events()
+    problem = fc.Problem(silos, loss="poisson", regularizer=fc.regularizers.L1(1.0), bias=True, weights="samples")
+    along = fc.path(problem, lambdas=[1.0, 1e-9], tolerance=1e-12)
+    X = np.column_stack([silos.features, np.ones(len(silos.targets))])
+    y, w, t = (np.asarray(v) for v in (silos.targets, silos.weights, silos.margin_offsets))
+
+    def deviance(x):
+        z = X @ x + t
+        return float(w @ (np.exp(z) - y * z)) / w.sum()
+
+    best = scipy.optimize.minimize(deviance, np.zeros(5), method="BFGS", options={"gtol": 1e-10})
+    np.testing.assert_allclose(along.solutions[-1], best.x, atol=1e-5)
+    saturated = float(w @ (y - scipy.special.xlogy(y, y))) / w.sum()
+    null = scipy.optimize.minimize_scalar(lambda b: deviance(np.array([0, 0, 0, 0, b])), tol=1e-12).fun
+    explained = 1 - (best.fun - saturated) / (null - saturated)
+    assert along.deviance[-1] == pytest.approx(explained, abs=1e-8)
+
+
 def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
-    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False)))
+    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False, min_count=1)))
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
     local = fc.estimators.Local(on_silos(hospitals))

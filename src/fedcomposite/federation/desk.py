@@ -15,26 +15,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from flwr.app import RecordDict
-from torch import Tensor
 
-from fedcomposite.data import DataError, Silos
+from fedcomposite.data import DataError, Recipe, Silos
 from fedcomposite.data.queries import RefusedQueryError, Rules, parse_query, write_answer
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.experiments.config import Config
-from fedcomposite.federation import policy, wire
+from fedcomposite.federation import minimum, policy, wire
 from fedcomposite.federation.orders import Analysis, Order, Question, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.problems.requests import Request, Rows, Silo, Sums, answer, joined, silos_of
+from fedcomposite.problems.requests import Request, Rows, Silo, answer, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site import Site
 
 _DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
-_MOST_EDGES = 4096
 
 
 def asked(analysis: Analysis) -> str:
@@ -79,7 +77,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
     on = int(arrays["working"].sum()) if "working" in arrays else 0
     shapes: dict[str, dict[str, tuple[int, ...]]] = {
         "newton": {"weight": (2,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
-        "losses": {"weight": (2,), "deviance": (k,), "error": (k,), "histogram": (k, 2 * bins)},
+        "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2 * bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
         "scores": {"counts": (2, k + 1, 4)},
     }
@@ -100,6 +98,7 @@ class Desk:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._built: tuple[tuple[str, Shape, int, str], Silo] | None = None
+        self._looked_at: Silo | None = None  # no column of it is rare
 
     def answer(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
         """Do what is asked, or refuse it."""
@@ -108,7 +107,7 @@ class Desk:
         if not analysis.queries and not analysis.questions:
             return wire.content(introduction=site.introduce(order, config).model_dump_json())
         if analysis.queries:
-            made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis)
+            made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config)
         else:
             made = self._questions(order, analysis, config, request)
         said = f"{asked(analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
@@ -119,18 +118,21 @@ class Desk:
         if order.shape is None:
             raise RefusalError("questions about samples need the agreed columns")
         silo = self._silo(order, order.shape, config)
-        d = silo.X.shape[1] * (1 if silo.b.ndim == 1 else silo.b.shape[1])
+        d = minimum.width(silo)
         expected: dict[str, Form] = {}
         for i, question in enumerate(analysis.questions):
             expected |= forms(question, i, d)
         given = wire.unpack(request, expected)
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
+        self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
+        if self._looked_at is not silo and any(one.name != "scores" for one in requests):
+            minimum.check_columns(self._site.limits, silo, order.shape.names)
+            self._looked_at = silo
         for one in requests:
-            check_samples(self._site.limits, silo, one)
-        self._site.ledger.admit(order.job, 0, {}, **cost(requests))
+            minimum.check_samples(self._site.limits, silo, one)
         vectors: Vectors = {}
         for i, one in enumerate(requests):
-            sums = within(answer(silo, one), self._site.limits.min_count)
+            sums = minimum.within(self._site.limits, silo, one, answer(silo, one))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")
@@ -150,7 +152,7 @@ class Desk:
             except ValueError as error:
                 raise DataError(str(error)) from None
             by_samples = config.problem.weights == "samples"
-            self._built = key, dataclasses.replace(made, parts=rest[0].parts if rest else {}, by_samples=by_samples)
+            self._built = key, dataclasses.replace(made, parts=(rest or [made])[0].parts, by_samples=by_samples)
         return self._built[1]
 
     def _request(self, order: Order, config: Config, q: Question, place: int, given: Vectors) -> Request:
@@ -162,7 +164,7 @@ class Desk:
             secret = self._site.ledger.secret_seed(order.job, config.seed, order.client)
             rows = dataclasses.replace(rows, seed=secret)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
-        return Request(q.name, arrays, {"width": q.width, "bins": q.bins}, rows, q.part)
+        return Request(q.name, arrays, {"width": q.width, "bins": q.bins, "errors": int(q.errors)}, rows, q.part)
 
 
 def check_allowed(limits: Limits, config: Config) -> None:
@@ -173,12 +175,16 @@ def check_allowed(limits: Limits, config: Config) -> None:
         raise RefusalError("analyses have no noise: they are not for sites with a privacy budget, nor with [privacy]")
 
 
-def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis) -> RecordDict:
+def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config) -> RecordDict:
     """Counts and sums of a table; each query is an evaluation in the ledger."""
+    recipe = Recipe(**(config.recipe or {}))
     rules = Rules(min_count=site.limits.min_count)
     site.ledger.admit(order.job, 0, {}, evaluations=len(analysis.queries))
     try:
-        said = [write_answer(tell(sheet, parse_query(text), rules)) for text in analysis.queries]
+        asked_for = [parse_query(text) for text in analysis.queries]
+        for query in asked_for:
+            minimum.check_steps(site.limits, sheet, query.steps, recipe)
+        said = [write_answer(tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None
     return wire.content(answers=json.dumps(said))
@@ -195,39 +201,3 @@ def cost(requests: list[Request]) -> dict[str, int]:
         else:
             evaluations += len(one.arrays["models"]) if one.name == "losses" else 1
     return {k: v for k, v in {"gradients": gradients, "evaluations": evaluations}.items() if v}
-
-
-def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
-    """Refuse sums over few samples, over all but a few, and at models that single samples out."""
-    own = silo.of_part(request.part)
-    inside = int((own.weights(request.rows) > 0).sum())
-    for count, what in ((inside, "behind"), (len(own.X) - inside, "left out of")):
-        if 0 < count < limits.min_samples:
-            raise RefusalError(f"{count} samples are {what} a sum, fewer than min_samples = {limits.min_samples}")
-    if request.name == "scores" and not _rising(request.arrays["edges"]):
-        raise RefusalError(f"the edges of bins must rise and be at most {_MOST_EDGES}")
-    if policy.affine(silo.loss):
-        return
-    for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, request_width(silo)):
-        if len(own.X) and not float(own.margins(x).abs().max()) <= limits.max_margin:
-            raise RefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
-
-
-def request_width(silo: Silo) -> int:
-    """Coordinates of a model."""
-    return silo.X.shape[1] * (1 if silo.b.ndim == 1 else silo.b.shape[1])
-
-
-def _rising(edges: Tensor) -> bool:
-    return 0 < len(edges) <= _MOST_EDGES and bool((edges.diff() > 0).all())
-
-
-def within(sums: Sums, least: int) -> Sums:
-    """The sums, with bins of fewer than ``least`` samples joined with their neighbours."""
-    made = dict(sums)
-    if "counts" in sums:
-        made["counts"] = joined(sums["counts"], least)
-    if "histogram" in sums and sums["histogram"].numel():
-        halves = sums["histogram"].view(len(sums["histogram"]), 2, -1, 1)
-        made["histogram"] = torch.stack([joined(one, least) for one in halves]).view_as(sums["histogram"])
-    return made

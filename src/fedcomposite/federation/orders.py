@@ -101,6 +101,8 @@ class Question(_Data):
     """Over which a kink of the loss is rounded off."""
     bins: int = Field(default=0, ge=0, le=4096)
     """Of the histograms behind an AUC."""
+    errors: bool = False
+    """Whether ``losses`` are to tell errors as well."""
     count: int = Field(default=0, ge=0, le=10_000)
     """Models of ``losses``, edges of ``scores``."""
     rows: Samples = Samples()

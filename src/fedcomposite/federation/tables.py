@@ -121,7 +121,7 @@ class TableSite(Site):
             self._approvals.check(config, order, len(sheet.columns))
         if sheet.rows < self.limits.min_samples:
             raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
-        made = desk.answered_queries(self, sheet, order, order.analysis)
+        made = desk.answered_queries(self, sheet, order, order.analysis, config)
         said = f"{desk.asked(order.analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
         self._log(f"job {order.job}: exchange {order.analysis.number}: {said}")
         return made
