@@ -13,12 +13,14 @@ import scipy.optimize
 import scipy.special
 import tomli_w
 import torch
+from sklearn.metrics import r2_score
 
 import fedcomposite as fc
 from fedcomposite.data import Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments import Config
-from fedcomposite.problems.requests import joined
+from fedcomposite.problems.requests import residuals
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
@@ -29,12 +31,14 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.minimum import joined
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.policy import RefusalError
 from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import parse
+from fedcomposite.federation.sources import Newcomers, Source
 from fedcomposite.federation.states import StateStore
-from fedcomposite.federation.tables import Source, TableSite
+from fedcomposite.federation.tables import TableSite
 
 PLAIN = """
 seed = 3
@@ -61,7 +65,9 @@ def hospitals():
 @pytest.fixture(scope="module")
 def messy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messy") / "hospitals"
-    return fc.data.messy_consortium(folder), folder / "experiment.toml"
+    files, config = fc.data.messy_consortium(folder), folder / "experiment.toml"
+    config.write_text(config.read_text().replace("# rare = 5", "rare = 5"))  # two patients of one site have a gap
+    return files, config
 
 
 def inquiry(sites, text=PLAIN, **options):
@@ -301,6 +307,94 @@ def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals,
         asking.meet()
 
 
+def newcomers(sites, folder, rows=None):
+    """Let sites score patients: their own, or the first of them."""
+    for site in sites:
+        source = site._source
+        if rows is not None:
+            path = Path(folder) / f"new-{site.name}.csv"
+            path.write_bytes(b"\n".join(source.path.read_bytes().splitlines()[: rows + 1]) + b"\n")
+            source = replace(source, path=path)
+        site.newcomers = Newcomers(source, Path(folder) / site.name / "scored")
+
+
+def test_sites_score_their_own_patients(messy, tmp_path):
+    """The file that stays at a site is the one of `predict`, and the quality that is told is that of files at hand."""
+    files, config = messy
+    here = Config.read(config)
+    problem = here.make_problem()
+    found = fc.analyse(problem, "fit", seed=here.seed)
+    found.save(tmp_path / "run")
+    sites, lines = tables(files, tmp_path, opened(min_count=1)), []
+    newcomers(sites, tmp_path)
+    sites[1]._log = lines.append
+    asking, grid = inquiry(sites, recipe_text(config))
+    asking.recipe = learned = problem.silos.recipe
+    there = asking.meet()
+    told = predict_at_sites(there, found.x, asking, threshold=0.3).set_index("site")
+    sheets = Recipe(**here.recipe).sheets(files.values(), names=list(files))
+    silos = fc.Silos.from_arrays([learned.table(one) for one in sheets], names=list(files))
+    ours = fc.quality(fc.Problem(silos, loss="logistic", bias=True), found.x)
+    for name in ours.table:
+        same(told[name], ours.table[name])
+    assert told.loc["all", "sensitivity"] == pytest.approx(ours.overall.confusion(0.3)["sensitivity"], abs=1e-12)
+    for name, path in files.items():
+        expected = fc.predict(tmp_path / "run", path, site=name, threshold=0.3).table
+        (scored,) = (tmp_path / name / "scored").iterdir()
+        frame = pd.read_csv(scored)
+        assert len(frame) == len(expected)
+        for column in ("margin", "prediction", "class"):
+            same(frame[column], expected[column])
+        assert scored.parent.stat().st_mode & 0o077 == 0
+    assert "stays here" in lines[-2]
+    assert "scores (new)" in lines[-1]
+    assert wire.weight(grid.log[-1][2]) < 100_000  # bins and no rows
+
+
+def test_few_new_patients_are_scored_and_nothing_is_told(messy, tmp_path):
+    files, config = messy
+    sites, lines = tables(files, tmp_path, opened(min_samples=10, min_evaluation=10)), []
+    newcomers(sites, tmp_path, rows=6)
+    sites[0]._log = lines.append
+    asking, _ = inquiry(sites, recipe_text(config))
+    asking.learn(Config.read(config).data["target"])
+    there = asking.meet()
+    x = torch.zeros(there.dimension, dtype=torch.float64)
+    assert predict_at_sites(there, x, asking).empty
+    assert len(pd.read_csv(next((tmp_path / "north" / "scored").iterdir()))) == 6
+    assert "too few with a known outcome" in lines[-2]
+    with pytest.raises(FederationError, match="nothing to be scored"):
+        asking.ask([fc.estimators.Request("information", {"x": x}, {}, part="new")])
+
+
+def test_sites_score_regressions_with_offsets(tmp_path):
+    """Plain columns, a Poisson model, an offset: R2 as scikit-learn has it."""
+    silos, text = counts_of_events(), PLAIN.replace('"logistic"', '"poisson"')
+    silos = replace(silos, weights=None)
+    sites = make_sites(silos, tmp_path, opened())
+    frames = []
+    for i, site in enumerate(sites):
+        (X, y), rows = silos[i], slice(*silos.offsets[i : i + 2])
+        frame = pd.DataFrame(X.numpy(), columns=list("abcd")).assign(events=y.numpy())
+        frame["log_time"] = silos.margin_offsets[rows].numpy()
+        frame.to_csv(tmp_path / f"{site.name}.csv", index=False)
+        source = Source(site.name, tmp_path / f"{site.name}.csv")
+        site.newcomers = Newcomers(source, tmp_path / f"scored-{i}", "events", "log_time")
+        frames.append(frame)
+    asking, _ = inquiry(sites, text)
+    there = asking.meet()
+    x = torch.tensor([0.5, -0.4, 0, 0, 0.3], dtype=torch.float64)
+    told = predict_at_sites(there, x, asking)
+    assert told["site"].tolist() == [*silos.names, "all"]
+    for i, frame in enumerate([*frames, pd.concat(frames)]):
+        mean = np.exp(frame[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + frame["log_time"])
+        assert told["r2"][i] == pytest.approx(r2_score(frame["events"], mean), abs=1e-10)
+        assert told["rmse"][i] == pytest.approx(np.sqrt(np.mean((frame["events"] - mean) ** 2)), rel=1e-10)
+    (first, *_) = frames
+    rate = np.exp(first[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + first["log_time"])
+    same(pd.read_csv(tmp_path / "scored-0" / "job.csv")["prediction"], rate)
+
+
 FIELDS = {
     "schema": {"columns", "kinds", "rows"},
     "gaps": {"n", "missing"},
@@ -312,6 +406,7 @@ FIELDS = {
     "losses": {"weight", "deviance", "error", "histogram"},
     "information": {"weight", "loss", "gradient", "hessian", "outer"},
     "scores": {"counts"},
+    "residuals": {"sums"},
 }
 """All that a site may say to a query or a question, by its name."""
 
@@ -320,13 +415,17 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     files, config = messy
     lines = []
     here = Config.read(config)
-    asking, grid = inquiry(tables(files, tmp_path, log=lines.append), recipe_text(config))
+    sites = tables(files, tmp_path, log=lines.append)
+    newcomers(sites, tmp_path)
+    asking, grid = inquiry(sites, recipe_text(config))
     look_at(asking, asking.names)
     asking.learn(here.data["target"])
     there = asking.meet()
     cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, score="auc", sites=asking)
     fc.confidence(there, cv.solution(), sites=asking)
     fc.quality(there, cv, sites=asking)
+    predict_at_sites(there, cv.solution(), asking)
+    asking.ask([residuals(cv.solution(), "train")])
     told = (DOCS / "federation.md").read_text()
     seen, sizes = set(), set()
     for _, request, answer in grid.log:

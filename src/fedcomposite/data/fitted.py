@@ -60,6 +60,15 @@ class FittedRecipe(BaseModel):
             )
         return features, self._targets(made) if labelled else None
 
+    def all_rows(self, sheet: Sheet, site: str | None = None) -> tuple[Floats, Floats | None]:
+        """As :meth:`table`, with every row, also those without a target, whose target is then NaN."""
+        local = self.recipe.local(site or sheet.name)
+        own = local.rename.get(self.target, self.target)
+        without = sheet.having({k: v for k, v in sheet.columns.items() if k not in (own, self.target)})
+        features, _ = self.table(without, site)
+        labelled = local.apply(sheet)
+        return features, self._targets(labelled) if self.target in labelled.columns else None
+
     def _targets(self, sheet: Sheet) -> Floats:
         if not self.recipe.target:
             return sheet.numbers(self.target)

@@ -162,6 +162,7 @@ def _question(request: Request) -> Question:
         bins=int(request.numbers.get("bins", 0)),
         errors=bool(request.numbers.get("errors", 0)),
         count=count,
+        threshold=float(request.numbers.get("threshold", 0.5)),
         rows=Samples(**dataclasses.asdict(request.rows)),
         part=request.part,  # type: ignore[arg-type]
     )

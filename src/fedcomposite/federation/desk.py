@@ -27,7 +27,7 @@ from fedcomposite.federation.orders import Analysis, Order, Question, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.problems.requests import Request, Rows, Silo, answer, silos_of
+from fedcomposite.problems.requests import NEW, Held, Request, Rows, Silo, answer, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site import Site
@@ -37,7 +37,8 @@ _DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
 
 def asked(analysis: Analysis) -> str:
     """What an exchange of an analysis is about, in a few words: ``11 newton``."""
-    names = [q.name if q.rows.kind == "all" else f"{q.name} ({q.rows.kind})" for q in analysis.questions]
+    parts = [q.part if q.part == NEW else q.rows.kind for q in analysis.questions]
+    names = [q.name if p == "all" else f"{q.name} ({p})" for p, q in zip(parts, analysis.questions, strict=True)]
     names += [_name(text) for text in analysis.queries]
     return (
         wire.clean(", ".join(f"{count} {name}" for name, count in collections.Counter(names).items())) or "introduction"
@@ -66,6 +67,7 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
         "losses": {"models": Form((question.count, d), torch.float64)},
         "information": {"x": x},
         "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
+        "residuals": {"x": x},
     }[question.name]
     return {f"{place}.{key}": form for key, form in made.items()}
 
@@ -80,6 +82,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
         "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2 * bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
         "scores": {"counts": (2, k + 1, 4)},
+        "residuals": {"sums": (4,)},
     }
     return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
 
@@ -125,7 +128,8 @@ class Desk:
         given = wire.unpack(request, expected)
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
         self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
-        if self._looked_at is not silo and any(one.name != "scores" for one in requests):
+        silo = self._newcomers(order, config, silo, requests)
+        if self._looked_at is not silo and any(one.name not in ("scores", "residuals") for one in requests):
             minimum.check_columns(self._site.limits, silo, order.shape.names)
             self._looked_at = silo
         for one in requests:
@@ -155,6 +159,39 @@ class Desk:
             self._built = key, dataclasses.replace(made, parts=(rest or [made])[0].parts, by_samples=by_samples)
         return self._built[1]
 
+    def _newcomers(self, order: Order, config: Config, silo: Silo, requests: list[Request]) -> Silo:
+        """The silo with new patients as a part, if a request is about them; they are scored here before any is told.
+
+        The part has those with a known outcome, if they are enough of each class to say something about.
+        """
+        asked_for = [one for one in requests if one.part == NEW]
+        if not asked_for:
+            return silo
+        site, shape = self._site, order.shape
+        possible = site.newcomers is not None and silo.b.ndim == 1
+        if not possible or any(one.name not in ("scores", "residuals") for one in asked_for):
+            raise RefusalError("there is nothing to be scored here")
+        assert site.newcomers is not None
+        assert shape is not None
+        new = site.newcomers.patients(site.silos.recipe, shape.names)
+        where = site.newcomers.write(
+            order.job, new, asked_for[0].arrays["x"], config.problem.bias, silo.loss, asked_for[0].numbers["threshold"]
+        )
+        known = new.known
+        X, y = torch.from_numpy(new.X[known]), torch.from_numpy(new.outcomes[known])
+        told: Held = silo.X[:0], silo.b[:0], None
+        if minimum.worth_telling(site.limits, silo.loss, y):
+            own = arrange(site.silos, shape.names)
+            shifts = dict(own.held_margin_offsets)
+            if new.offset is not None:
+                shifts["test"] = torch.from_numpy(new.offset[known])
+            own = dataclasses.replace(own, test=(X, y), held_by={}, held_margin_offsets=shifts)
+            parts = silos_of(local_problem(skeleton(config, shape), config, shape, own))[-1].parts
+            told = parts["test"]
+        few = "" if len(told[0]) else "; too few with a known outcome for others to hear how good it is"
+        site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
+        return dataclasses.replace(silo, parts={**silo.parts, NEW: told})
+
     def _request(self, order: Order, config: Config, q: Question, place: int, given: Vectors) -> Request:
         """A question as the function that answers it takes it; draws are nobody else's business."""
         rows = Rows(**q.rows.model_dump())
@@ -164,7 +201,8 @@ class Desk:
             secret = self._site.ledger.secret_seed(order.job, config.seed, order.client)
             rows = dataclasses.replace(rows, seed=secret)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
-        return Request(q.name, arrays, {"width": q.width, "bins": q.bins, "errors": int(q.errors)}, rows, q.part)
+        numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
+        return Request(q.name, arrays, numbers, rows, q.part)
 
 
 def check_allowed(limits: Limits, config: Config) -> None:

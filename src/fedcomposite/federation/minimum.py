@@ -17,7 +17,8 @@ from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
 from fedcomposite.federation import policy
 from fedcomposite.federation.policy import Limits, RefusalError
-from fedcomposite.problems.requests import ALL, Request, Silo, Sums, answer, joined
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.requests import ALL, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
 _ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
@@ -42,6 +43,8 @@ def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
         _check_columns(limits, own.X[inside], " of a fold")  # models are fitted to the others
     if request.name == "losses" and request.numbers.get("errors"):
         _check_errors(limits, own, request)
+    if request.name == "residuals":
+        policy.listed("r2", limits.metrics, "metrics")
     if request.name == "scores" and not _rising(request.arrays["edges"]):
         raise RefusalError(f"the edges of bins must rise and be at most {_MOST_EDGES}")
     if policy.affine(silo.loss):
@@ -61,6 +64,15 @@ def check_classes(limits: Limits, own: Silo, part: str) -> None:
         counts = torch.unique(own.labels(own.b), return_counts=True)[1]
         if int(counts.min()) < limits.min_class:
             raise RefusalError(f"a class has fewer {part} samples here than min_class = {limits.min_class}")
+
+
+def worth_telling(limits: Limits, loss: Loss, targets: Tensor) -> bool:
+    """Whether so many outcomes of new patients are known that sums over them may be told."""
+    if len(targets) < max(limits.min_samples, limits.min_evaluation):
+        return False
+    if not loss.classifier:
+        return enough(targets.numpy(), limits.min_class)
+    return int(torch.unique(targets, return_counts=True)[1].min()) >= limits.min_class
 
 
 def check_columns(limits: Limits, silo: Silo, names: Sequence[str]) -> None:
@@ -112,6 +124,31 @@ def within(limits: Limits, silo: Silo, request: Request, sums: Sums) -> Sums:
     halves, counts = sums["histogram"].view(*shape, 1), plain["histogram"].view(*shape)
     each = [joined(one, least, count) for one, count in zip(halves, counts, strict=True)]
     made["histogram"] = torch.stack(each).view_as(sums["histogram"])
+    return made
+
+
+def joined(sums: Tensor, least: int, counts: Tensor | None = None) -> Tensor:
+    """Sums in bins ``(classes, bins, sums)``, bins of fewer than ``least`` samples joined with their neighbours.
+
+    From left to right, in each class by itself, until a group is large enough; what remains at the end joins the last.
+    A group's sums are told in its bin in the middle of the samples. A class below ``least`` in all is left out.
+    ``counts`` are the numbers of samples ``(classes, bins)``; the first of the sums, unless samples have weights.
+    """
+    made = torch.zeros_like(sums)
+    for kind, (bins, out) in enumerate(zip(sums[..., 0] if counts is None else counts, made, strict=True)):
+        weight = bins.tolist()
+        groups, group = list[list[int]](), list[int]()
+        for at in [i for i, w in enumerate(weight) if w > 0]:
+            group.append(at)
+            if sum(weight[i] for i in group) >= least:
+                groups.append(group)
+                group = []
+        if group and groups:
+            groups[-1] += group
+        for group in groups:
+            before = torch.tensor([weight[i] for i in group]).cumsum(0)
+            middle = group[int((before < before[-1] / 2).sum())]
+            out[middle] = sums[kind, group].sum(0)
     return made
 
 

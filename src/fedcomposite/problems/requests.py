@@ -342,6 +342,10 @@ def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
     }
 
 
+NEW = "new"
+"""The part of a site's new patients: it scores them for its own people, and tells sums over those with an outcome."""
+
+
 def scores(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
     """Ask for the counts behind every measure of a classifier's quality, in bins of its margins."""
     return Request("scores", {"x": x, "edges": edges}, {}, rows, part)
@@ -357,29 +361,23 @@ def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"counts": made.view(2, -1, 4)}
 
 
-def joined(sums: Tensor, least: int, counts: Tensor | None = None) -> Tensor:
-    """Sums in bins ``(classes, bins, sums)``, bins of fewer than ``least`` samples joined with their neighbours.
-
-    From left to right, in each class by itself, until a group is large enough; what remains at the end joins the last.
-    A group's sums are told in its bin in the middle of the samples. A class below ``least`` in all is left out.
-    ``counts`` are the numbers of samples ``(classes, bins)``; the first of the sums, unless samples have weights.
-    """
-    made = torch.zeros_like(sums)
-    for kind, (bins, out) in enumerate(zip(sums[..., 0] if counts is None else counts, made, strict=True)):
-        weight = bins.tolist()
-        groups, group = list[list[int]](), list[int]()
-        for at in [i for i, w in enumerate(weight) if w > 0]:
-            group.append(at)
-            if sum(weight[i] for i in group) >= least:
-                groups.append(group)
-                group = []
-        if group and groups:
-            groups[-1] += group
-        for group in groups:
-            before = torch.tensor([weight[i] for i in group]).cumsum(0)
-            middle = group[int((before < before[-1] / 2).sum())]
-            out[middle] = sums[kind, group].sum(0)
-    return made
+def residuals(x: Tensor, part: str, rows: Rows = ALL) -> Request:
+    """Ask for the sums behind R2 and the root mean squared error of a regression."""
+    return Request("residuals", {"x": x}, {}, rows, part)
 
 
-_ANSWERS = {"newton": _newton, "losses": _losses, "information": _information, "scores": _scores}
+def _residuals(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """Weight, sum of squared errors of the predicted means, sums of targets and of their squares."""
+    b = silo.b.double()
+    wrong = silo.loss.response(silo.margins(request.arrays["x"])) - b
+    each = torch.stack([torch.ones_like(b), wrong.square(), b, b.square()])
+    return {"sums": each @ weights}
+
+
+_ANSWERS = {
+    "newton": _newton,
+    "losses": _losses,
+    "information": _information,
+    "scores": _scores,
+    "residuals": _residuals,
+}
