@@ -22,8 +22,8 @@ from fedcomposite.federation.folder import FederationFolder, SiteFolder
 pytestmark = pytest.mark.slow
 
 CONFIG = {
-    "algorithm": {"name": "Scaffold", "local_steps": 200, "step": 5e-3},
-    "run": {"rounds": 6, "stationarity_step": 1.0, "batch_size": 20},
+    "algorithm": {"name": "Scaffold", "local_steps": 20, "step": 5e-3},
+    "run": {"rounds": 4, "stationarity_step": 1.0, "batch_size": 20},
 }
 
 
