@@ -96,7 +96,9 @@ class LocalGrid(Grid):
 
 def alone(silos, i):
     X, y = silos[i]
-    return Silos.from_arrays([(X, y)], names=[silos.names[i]], feature_names=silos.feature_names)
+    rows, extra = slice(*silos.offsets[i : i + 2]), {"weights": silos.weights, "margin_offsets": silos.margin_offsets}
+    own = {k: [v[rows]] for k, v in extra.items() if v is not None}
+    return Silos.from_arrays([(X, y)], names=[silos.names[i]], feature_names=silos.feature_names, **own)
 
 
 def opened(**limits):

@@ -3,19 +3,24 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.optimize
+import scipy.special
 import tomli_w
 import torch
+from sklearn.metrics import r2_score
 
 import fedcomposite as fc
 from fedcomposite.data import Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments import Config
-from fedcomposite.problems.requests import joined
+from fedcomposite.problems.requests import residuals
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
@@ -26,12 +31,14 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.minimum import joined
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.policy import RefusalError
 from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import parse
+from fedcomposite.federation.sources import Newcomers, Source
 from fedcomposite.federation.states import StateStore
-from fedcomposite.federation.tables import Source, TableSite
+from fedcomposite.federation.tables import TableSite
 
 PLAIN = """
 seed = 3
@@ -58,7 +65,9 @@ def hospitals():
 @pytest.fixture(scope="module")
 def messy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messy") / "hospitals"
-    return fc.data.messy_consortium(folder), folder / "experiment.toml"
+    files, config = fc.data.messy_consortium(folder), folder / "experiment.toml"
+    config.write_text(config.read_text().replace("# rare = 5", "rare = 5"))  # two patients of one site have a gap
+    return files, config
 
 
 def inquiry(sites, text=PLAIN, **options):
@@ -139,8 +148,75 @@ def test_intervals_quality_and_stability_are_those_of_silos_at_hand(hospitals, t
     same(stable.bound, mine.bound)
 
 
+def counts_of_events(seed=2):
+    """Counts over exposures at three sites: weights for patients, the logarithm of the exposure as offset."""
+    generator = np.random.default_rng(seed)
+    pairs, weights, offsets = [], [], []
+    for size in (70, 50, 60):
+        X, exposure = generator.normal(size=(size, 4)), generator.random(size) + 0.5
+        rate = exposure * np.exp(X @ [0.6, -0.4, 0, 0] + 0.3)
+        pairs.append((X, generator.poisson(rate).astype(float)))
+        weights.append(generator.random(size) + 0.5)
+        offsets.append(np.log(exposure))
+    return fc.Silos.from_arrays(pairs, feature_names=list("abcd"), weights=weights, margin_offsets=offsets)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "logistic", "least_squares"])
+def test_weighted_samples_with_offsets_are_those_of_silos_at_hand(loss, tmp_path):
+    silos = counts_of_events()
+    if loss == "logistic":
+        silos = replace(silos, targets=(silos.targets > 1).double())
+    text = PLAIN.replace('"logistic"', f'"{loss}"')
+    here = Config.check({**tomllib.loads(text), "data": {"name": "heart_disease"}}).make_problem(silos)
+    asking, _ = inquiry(make_sites(silos, tmp_path, opened(min_count=1)), text)
+    there = asking.meet()
+    options = {"folds": 3, "count": 6, "ratio": 0.05, "seed": 3}
+    ours, theirs = fc.analyse(here, **options), fc.analyse(there, **options, sites=asking)
+    mine, found = ours.content(), theirs.content()
+    for part in (mine, found):
+        part.pop("communication")
+        part.pop("sites")
+    compare(found, mine)
+
+
+def compare(found, expected, where=""):
+    """Two trees of numbers are the same to ten digits."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            compare(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            compare(a, b, f"{where}[{i}]")
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-10, abs=1e-10, nan_ok=True), where
+    else:
+        assert found == expected, where
+
+
+def test_a_path_with_offsets_and_weights_is_that_of_scipy():
+    """Poisson regression of counts over exposures, at the end of a path without much of a regularizer."""
+    silos = counts_of_events()
+    problem = fc.Problem(silos, loss="poisson", regularizer=fc.regularizers.L1(1.0), bias=True, weights="samples")
+    along = fc.path(problem, lambdas=[1.0, 1e-9], tolerance=1e-12)
+    X = np.column_stack([silos.features, np.ones(len(silos.targets))])
+    y, w, t = (np.asarray(v) for v in (silos.targets, silos.weights, silos.margin_offsets))
+
+    def deviance(x):
+        z = X @ x + t
+        return float(w @ (np.exp(z) - y * z)) / w.sum()
+
+    best = scipy.optimize.minimize(deviance, np.zeros(5), method="BFGS", options={"gtol": 1e-10})
+    np.testing.assert_allclose(along.solutions[-1], best.x, atol=1e-5)
+    saturated = float(w @ (y - scipy.special.xlogy(y, y))) / w.sum()
+    null = scipy.optimize.minimize_scalar(lambda b: deviance(np.array([0, 0, 0, 0, b])), tol=1e-12).fun
+    explained = 1 - (best.fun - saturated) / (null - saturated)
+    assert along.deviance[-1] == pytest.approx(explained, abs=1e-8)
+
+
 def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
-    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False)))
+    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False, min_count=1)))
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
     local = fc.estimators.Local(on_silos(hospitals))
@@ -231,6 +307,94 @@ def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals,
         asking.meet()
 
 
+def newcomers(sites, folder, rows=None):
+    """Let sites score patients: their own, or the first of them."""
+    for site in sites:
+        source = site._source
+        if rows is not None:
+            path = Path(folder) / f"new-{site.name}.csv"
+            path.write_bytes(b"\n".join(source.path.read_bytes().splitlines()[: rows + 1]) + b"\n")
+            source = replace(source, path=path)
+        site.newcomers = Newcomers(source, Path(folder) / site.name / "scored")
+
+
+def test_sites_score_their_own_patients(messy, tmp_path):
+    """The file that stays at a site is the one of `predict`, and the quality that is told is that of files at hand."""
+    files, config = messy
+    here = Config.read(config)
+    problem = here.make_problem()
+    found = fc.analyse(problem, "fit", seed=here.seed)
+    found.save(tmp_path / "run")
+    sites, lines = tables(files, tmp_path, opened(min_count=1)), []
+    newcomers(sites, tmp_path)
+    sites[1]._log = lines.append
+    asking, grid = inquiry(sites, recipe_text(config))
+    asking.recipe = learned = problem.silos.recipe
+    there = asking.meet()
+    told = predict_at_sites(there, found.x, asking, threshold=0.3).set_index("site")
+    sheets = Recipe(**here.recipe).sheets(files.values(), names=list(files))
+    silos = fc.Silos.from_arrays([learned.table(one) for one in sheets], names=list(files))
+    ours = fc.quality(fc.Problem(silos, loss="logistic", bias=True), found.x)
+    for name in ours.table:
+        same(told[name], ours.table[name])
+    assert told.loc["all", "sensitivity"] == pytest.approx(ours.overall.confusion(0.3)["sensitivity"], abs=1e-12)
+    for name, path in files.items():
+        expected = fc.predict(tmp_path / "run", path, site=name, threshold=0.3).table
+        (scored,) = (tmp_path / name / "scored").iterdir()
+        frame = pd.read_csv(scored)
+        assert len(frame) == len(expected)
+        for column in ("margin", "prediction", "class"):
+            same(frame[column], expected[column])
+        assert scored.parent.stat().st_mode & 0o077 == 0
+    assert "stays here" in lines[-2]
+    assert "scores (new)" in lines[-1]
+    assert wire.weight(grid.log[-1][2]) < 100_000  # bins and no rows
+
+
+def test_few_new_patients_are_scored_and_nothing_is_told(messy, tmp_path):
+    files, config = messy
+    sites, lines = tables(files, tmp_path, opened(min_samples=10, min_evaluation=10)), []
+    newcomers(sites, tmp_path, rows=6)
+    sites[0]._log = lines.append
+    asking, _ = inquiry(sites, recipe_text(config))
+    asking.learn(Config.read(config).data["target"])
+    there = asking.meet()
+    x = torch.zeros(there.dimension, dtype=torch.float64)
+    assert predict_at_sites(there, x, asking).empty
+    assert len(pd.read_csv(next((tmp_path / "north" / "scored").iterdir()))) == 6
+    assert "too few with a known outcome" in lines[-2]
+    with pytest.raises(FederationError, match="nothing to be scored"):
+        asking.ask([fc.estimators.Request("information", {"x": x}, {}, part="new")])
+
+
+def test_sites_score_regressions_with_offsets(tmp_path):
+    """Plain columns, a Poisson model, an offset: R2 as scikit-learn has it."""
+    silos, text = counts_of_events(), PLAIN.replace('"logistic"', '"poisson"')
+    silos = replace(silos, weights=None)
+    sites = make_sites(silos, tmp_path, opened())
+    frames = []
+    for i, site in enumerate(sites):
+        (X, y), rows = silos[i], slice(*silos.offsets[i : i + 2])
+        frame = pd.DataFrame(X.numpy(), columns=list("abcd")).assign(events=y.numpy())
+        frame["log_time"] = silos.margin_offsets[rows].numpy()
+        frame.to_csv(tmp_path / f"{site.name}.csv", index=False)
+        source = Source(site.name, tmp_path / f"{site.name}.csv")
+        site.newcomers = Newcomers(source, tmp_path / f"scored-{i}", "events", "log_time")
+        frames.append(frame)
+    asking, _ = inquiry(sites, text)
+    there = asking.meet()
+    x = torch.tensor([0.5, -0.4, 0, 0, 0.3], dtype=torch.float64)
+    told = predict_at_sites(there, x, asking)
+    assert told["site"].tolist() == [*silos.names, "all"]
+    for i, frame in enumerate([*frames, pd.concat(frames)]):
+        mean = np.exp(frame[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + frame["log_time"])
+        assert told["r2"][i] == pytest.approx(r2_score(frame["events"], mean), abs=1e-10)
+        assert told["rmse"][i] == pytest.approx(np.sqrt(np.mean((frame["events"] - mean) ** 2)), rel=1e-10)
+    (first, *_) = frames
+    rate = np.exp(first[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + first["log_time"])
+    same(pd.read_csv(tmp_path / "scored-0" / "job.csv")["prediction"], rate)
+
+
 FIELDS = {
     "schema": {"columns", "kinds", "rows"},
     "gaps": {"n", "missing"},
@@ -242,6 +406,7 @@ FIELDS = {
     "losses": {"weight", "deviance", "error", "histogram"},
     "information": {"weight", "loss", "gradient", "hessian", "outer"},
     "scores": {"counts"},
+    "residuals": {"sums"},
 }
 """All that a site may say to a query or a question, by its name."""
 
@@ -250,13 +415,17 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     files, config = messy
     lines = []
     here = Config.read(config)
-    asking, grid = inquiry(tables(files, tmp_path, log=lines.append), recipe_text(config))
+    sites = tables(files, tmp_path, log=lines.append)
+    newcomers(sites, tmp_path)
+    asking, grid = inquiry(sites, recipe_text(config))
     look_at(asking, asking.names)
     asking.learn(here.data["target"])
     there = asking.meet()
     cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, score="auc", sites=asking)
     fc.confidence(there, cv.solution(), sites=asking)
     fc.quality(there, cv, sites=asking)
+    predict_at_sites(there, cv.solution(), asking)
+    asking.ask([residuals(cv.solution(), "train")])
     told = (DOCS / "federation.md").read_text()
     seen, sizes = set(), set()
     for _, request, answer in grid.log:

@@ -1,9 +1,11 @@
-"""``federation describe | fit | path | cv``: the analyses of files at hand, across the sites of a federation."""
+"""``federation describe | fit | path | cv | predict``: analyses of files at hand, across a federation's sites."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,6 +14,8 @@ from typing import Annotated, Any
 
 import tomli_w
 import typer
+from safetensors import safe_open
+from torch import Tensor
 
 from fedcomposite.choice import AUTO
 from fedcomposite.cli.analysis import (
@@ -28,13 +32,15 @@ from fedcomposite.cli.analysis import (
     records,
     tried,
 )
-from fedcomposite.cli.console import AsJson, out, print_json, reporting, results, rows
+from fedcomposite.cli.console import AsJson, out, print_frame, print_json, reporting, results, rows, written
 from fedcomposite.cli.federation_jobs import require_service, say
 from fedcomposite.cli.tables import page
+from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.estimators.analysis import Kind
+from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments.config import Config, ConfigError
-from fedcomposite.experiments.store import RunFolder
+from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.folder import FederationFolder
@@ -42,6 +48,8 @@ from fedcomposite.federation.grid import ServiceGrid
 from fedcomposite.federation.office import OfficeError
 from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.shape import parse, write
+from fedcomposite.files import write_atomic
+from fedcomposite.problems.losses import Multinomial, get_loss
 
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; the data are the sites'.")]
@@ -50,7 +58,7 @@ GiveUp = Annotated[float, typer.Option(help="Seconds that are waited for a site.
 
 def add_analysis_commands(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (describe, fit, path, cv):
+    for command in (describe, fit, path, cv, predict):
         app.command()(command)
 
 
@@ -132,6 +140,49 @@ def cv(
         number = folds_of(folds)
     options = {"folds": number, "score": score, "count": count, "ratio": ratio, "choice": choice}
     _conduct(folder, config, "cv", destination, give_up, as_json, **options)
+
+
+def predict(
+    folder: Federation,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `federation fit | path | cv`.")],
+    threshold: Annotated[float, typer.Option(help="Probability from which on a patient is of class 1.")] = 0.5,
+    destination: Annotated[Path | None, typer.Option("--out", help="Table to write (RUN/at-sites.csv).")] = None,
+    give_up: GiveUp = 86400.0,
+    as_json: AsJson = False,
+) -> None:
+    """Analyst: have every site score its new patients, in a file of its own, and hear how good the model is there."""
+    with reporting(failures=(FederationError, OfficeError)), results(as_json) as told:
+        experiment, recipe, x, names = _finished(RunFolder(run))
+        with inquiry(folder, experiment, give_up) as asking:
+            asking.recipe = recipe
+            problem = asking.meet()
+            if names != list(problem.coordinate_names):
+                raise ConfigError(f"{run}: the features of its model are not those of these sites' samples")
+            found = predict_at_sites(problem, x, asking, threshold=threshold)
+        say(f"scored at {', '.join(asking.names)}, each in a file of its own, which stays there")
+        if found.empty:
+            say("no site knows the outcome of enough patients to say how good this is")
+            return
+        shown = ["site", "samples", "positives", "auroc", "brier", "calibration_slope", "sensitivity", "specificity"]
+        told["sites"] = rows(found)
+        print_frame(found[shown] if "auroc" in found else found, "on the sites' patients")
+        target = destination or run / "at-sites.csv"
+        write_atomic(target, found.to_csv(index=False).encode())
+        written(target)
+
+
+def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list[str]]:
+    """The experiment, the recipe and the model of an analysis, and the names of its coordinates."""
+    run.summary()  # refuses what is no finished run
+    content = tomllib.loads(run.config.read_text(encoding="utf-8"))
+    loss = content.get("problem", {}).get("loss") or "logistic"
+    if "model" in content or isinstance(get_loss(loss), Multinomial):
+        raise StoreError(f"{run.path}: predict is for linear models with one output")
+    experiment = parse(tomli_w.dumps({**content, "algorithm": {"name": "ProxNewton"}}), str(run.config), recipe=True)
+    path = run.path / "recipe.json"
+    with safe_open(run.path / "model.safetensors", "pt") as opened:
+        x, names = opened.get_tensor("x").double(), json.loads(opened.metadata()["coordinates"])
+    return checked(experiment), FittedRecipe.read(path) if path.is_file() else None, x, names
 
 
 def _conduct(

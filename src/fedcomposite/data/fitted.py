@@ -60,6 +60,15 @@ class FittedRecipe(BaseModel):
             )
         return features, self._targets(made) if labelled else None
 
+    def all_rows(self, sheet: Sheet, site: str | None = None) -> tuple[Floats, Floats | None]:
+        """As :meth:`table`, with every row, also those without a target, whose target is then NaN."""
+        local = self.recipe.local(site or sheet.name)
+        own = local.rename.get(self.target, self.target)
+        without = sheet.having({k: v for k, v in sheet.columns.items() if k not in (own, self.target)})
+        features, _ = self.table(without, site)
+        labelled = local.apply(sheet)
+        return features, self._targets(labelled) if self.target in labelled.columns else None
+
     def _targets(self, sheet: Sheet) -> Floats:
         if not self.recipe.target:
             return sheet.numbers(self.target)
@@ -81,7 +90,7 @@ class FittedRecipe(BaseModel):
             if y is None:
                 raise DataError(f"{sheet.name}: no column {self.target!r}, the target")
         made = Silos.from_arrays(
-            [(X, y) for X, y in pairs if y is not None],
+            [(_without_rare(X, self.recipe.rare), y) for X, y in pairs if y is not None],
             names=[sheet.name for sheet in sheets],
             feature_names=self.features,
             test=None if held is None or held[1] is None else (held[0], held[1]),
@@ -160,6 +169,16 @@ class FittedRecipe(BaseModel):
             return cls.parse(Path(path).read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: not a readable recipe ({error})") from None
+
+
+def _without_rare(X: Floats, least: int) -> Floats:
+    """The features, those in which fewer than ``least`` rows differ from the commonest value made constant."""
+    made = X.copy()
+    for j in range(X.shape[1]):
+        values, counts = np.unique(X[:, j], return_counts=True)
+        if 0 < len(X) - int(counts.max()) < least:
+            made[:, j] = values[counts.argmax()]
+    return made
 
 
 def _is_table(source: Any) -> bool:

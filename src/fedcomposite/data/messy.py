@@ -32,6 +32,7 @@ one_hot = {{ sex = "f", smoker = "never", stage = "1" }}
 log = ["crp"]
 splines = {{ age = 3 }}
 standardize = true
+# rare = 5  # where files are apart: sites tell no sums over what fewer of their patients have; it is constant there
 
 [recipe.sites.south]
 rename = {{ patient = "Patient", visit = "Datum", age = "Alter", sex = "Geschlecht", smoker = "Raucher", chol = "Cholesterin", crp = "CRP", stage = "Stadium", platelets = "Thrombozyten", sick = "krank" }}

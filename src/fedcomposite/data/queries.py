@@ -138,7 +138,7 @@ class Moments(Query):
         for j, name in enumerate(self.columns):
             values = sheet.numbers(name)
             values = values[~np.isnan(values)]
-            if not _enough(values, rules.min_count):
+            if not enough(values, rules.min_count):
                 out["withheld"][j] = 1
                 continue
             out["n"][j], out["missing"][j] = len(values), sheet.rows - len(values)
@@ -149,7 +149,7 @@ class Moments(Query):
         return {**out, **sums}
 
 
-def _enough(values: npt.NDArray[np.float64], least: int) -> bool:
+def enough(values: npt.NDArray[np.float64], least: int) -> bool:
     """Whether sums of these values say little about any of them: none, or many, of which none or many are unlike."""
     if len(values) == 0 or least <= 1:
         return True

@@ -63,6 +63,10 @@ class Recipe(RecipeSpec):
         Products of columns, after coding.
     standardize : bool, "all" or list of str
         Mean 0 and deviation 1: of everything but columns of 0 and 1 that the recipe made, of all, or of some.
+    rare : int
+        A feature in which fewer rows of a site than this (but some) differ from the site's others is made constant
+        there, at the commonest value: a level that five patients have, an indicator of two gaps. Sites of a federation
+        do not tell sums over such features; new samples are not changed. 0 leaves all as they are.
     min_count : int
         Fewest rows behind a count that a site tells, here; a site of a federation has its own.
 

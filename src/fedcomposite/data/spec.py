@@ -75,6 +75,7 @@ class RecipeSpec(BaseModel):
     splines: dict[str, int | list[FiniteFloat]] = {}
     interactions: list[tuple[str, str]] = []
     standardize: bool | Literal["all"] | Names = True
+    rare: Annotated[int, Field(ge=0)] = 0
     min_count: Annotated[int, Field(ge=1)] = 5
 
     def __init__(self, **fields: Any) -> None:

@@ -156,7 +156,8 @@ def cross_validate(
     plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
     whole, *each = together([along(problem.regularizer, strengths, start, plan) for plan in plans], sites)
     models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
-    held = [losses(x, rows.others, _BINS if score == "auc" else 0) for x, rows in zip(models, parts, strict=True)]
+    bins, errors = _BINS if score == "auc" else 0, score == "error"
+    held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
     table, weights = _scored(sites.ask(held), score)
     mean, se = _summary(table, weights)
     found = collected(problem, strengths, start, whole, sites)

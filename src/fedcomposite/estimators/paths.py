@@ -18,6 +18,7 @@ from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import largest_factor, regularized, strength, varied
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
+from fedcomposite.problems.requests import ALL, losses
 from fedcomposite.regularizers import Regularizer
 
 Floats = npt.NDArray[np.float64]
@@ -39,6 +40,8 @@ class Path:
     losses: Floats
     null_loss: float
     """Of the model with intercept and features that are not regularized, all others zero."""
+    saturated: float
+    """Of a model that fits every sample; 0 for most losses."""
     samples: float
     """Samples, or their summed weight."""
     exchanges: int
@@ -70,8 +73,7 @@ class Path:
     @cached_property
     def deviance(self) -> Floats:
         """The share of the null model's deviance that each model explains."""
-        lowest = _lowest(self.problem)
-        return np.asarray(1 - (self.losses - lowest) / (self.null_loss - lowest))
+        return np.asarray(1 - (self.losses - self.saturated) / (self.null_loss - self.saturated))
 
     @property
     def _fits(self) -> Floats:
@@ -226,6 +228,7 @@ def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], 
         np.array([one.rounds for one in fits]),
         np.array([one.loss for one in fits]),
         start.null.loss,
+        _saturated(problem, start.null, sites),
         start.null.seen.total,
         sites.exchanges,
         sites.bytes_up,
@@ -234,9 +237,9 @@ def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], 
     )
 
 
-def _lowest(problem: Problem) -> float:
-    """The loss of a model that fits every sample."""
+def _saturated(problem: Problem, null: Fit, sites: Sites) -> float:
+    """The loss of a model that fits every sample: what the null model's deviance leaves of its loss."""
     if not isinstance(problem.loss, Loss) or problem.loss.nonnegative:
         return 0.0
-    smooth = problem.smooth()
-    return float(smooth.lowest() or 0.0)  # type: ignore[attr-defined]
+    [sums] = sites.ask([losses(null.x.unsqueeze(0), ALL)])
+    return null.loss - float(sums["deviance"][0] / sums["weight"][0]) / 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,13 @@ from safetensors.torch import load_file
 
 from fedcomposite.data import DataError, FittedRecipe, Silos
 from fedcomposite.data.sheets import Sheet, read_sheets
-from fedcomposite.estimators.quality import quality
+from fedcomposite.estimators.quality import Quality, edges_of, quality
+from fedcomposite.estimators.sites import Sites
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Logistic, Multinomial, get_loss
+from fedcomposite.problems.predictions import beside
+from fedcomposite.problems.requests import NEW, residuals, scores
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,13 +71,53 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
         names, sheet, X, held = _plain(folder, content, Path(file), len(x) - bias)
     weights, intercept = x[: len(x) - bias], float(x[-1]) if bias else 0.0
     margins = torch.from_numpy(X) @ weights + intercept
-    made = {"margin": margins.numpy(), "prediction": loss.response(margins).numpy()}
-    if isinstance(loss, Logistic):
-        made["prediction"] = torch.sigmoid(margins).numpy()
-        made["class"] = (made["prediction"] >= threshold).astype(int)
-    taken = {f"{k} (file)" if k in made else k: v for k, v in sheet.columns.items()}
-    table = pd.DataFrame({**taken, **made})
+    table = beside(sheet.columns, margins, loss, threshold)
     return Scored(table, None if held is None else _measures(loss, names, *held, x, bias, threshold))
+
+
+def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, threshold: float = 0.5) -> pd.DataFrame:
+    """Have a federation's sites score their new patients; what they tell is how good that is, where enough is known.
+
+    The scored files stay at the sites. One row per site that tells something, and one for all; in one exchange.
+
+    Parameters
+    ----------
+    problem : Problem
+        What the sites were met with.
+    x : Tensor
+        The model.
+    sites : Sites
+        Those of a federation.
+    threshold : float
+        Probability from which on a sample is of class 1.
+    """
+    if not 0 < threshold < 1:
+        raise DataError(f"threshold = {threshold}, must be between 0 and 1")
+    classes, edges = isinstance(problem.loss, Logistic), edges_of()
+    asked = scores(x, edges, NEW) if classes else residuals(x, NEW)
+    told = sites.each([replace(asked, numbers={"threshold": threshold})])
+    sums = {name: one["counts" if classes else "sums"] for name, (one,) in zip(sites.names, told, strict=True)}
+    known = {name: one for name, one in sums.items() if float(one.sum()) != 0}
+    rows = {**known, **({"all": torch.stack([*known.values()]).sum(0)} if known else {})}
+    measured = {name: _of_counts(one, edges, threshold) if classes else _of_sums(one) for name, one in rows.items()}
+    return pd.DataFrame(list(measured.values()), index=pd.Index(measured, name="site")).reset_index()
+
+
+def _of_counts(counts: torch.Tensor, edges: torch.Tensor, threshold: float) -> dict[str, float]:
+    one = Quality(counts, edges)
+    rates = one.confusion(threshold)
+    return {**one.summary(), **{k: rates[k] for k in ("sensitivity", "specificity")}}
+
+
+def _of_sums(sums: torch.Tensor) -> dict[str, float]:
+    """Measures of a regression from what :func:`residuals` asks for."""
+    weight, squares, total, of_targets = sums.tolist()
+    spread = of_targets - total**2 / weight
+    return {
+        "samples": weight,
+        "r2": 1 - squares / spread if spread > 0 else math.nan,
+        "rmse": math.sqrt(squares / weight),
+    }
 
 
 Held = tuple[Floats, Floats]
@@ -87,15 +131,9 @@ def _prepared(path: Path, file: Path, site: str | None) -> tuple[list[str], Shee
     part = recipe.recipe.sites.get(site or "")
     style = part.style if part else {}
     (sheet,) = read_sheets([file], text=recipe.recipe.texts([site or ""]), **style)  # type: ignore[arg-type]
-    own = recipe.recipe.local(site or "").rename.get(recipe.target, recipe.target)
-    without = sheet.having({k: v for k, v in sheet.columns.items() if k not in (own, recipe.target)})
-    X, _ = recipe.table(without, site or "")
-    held = None
-    if own in sheet.columns or recipe.target in sheet.columns:
-        known, y = recipe.table(sheet, site or "")
-        assert y is not None
-        there = ~np.isnan(y)
-        held = (known[there], y[there]) if bool(there.any()) else None
+    X, y = recipe.all_rows(sheet, site or "")
+    there = np.zeros(len(X), bool) if y is None else ~np.isnan(y)
+    held = (X[there], y[there]) if y is not None and bool(there.any()) else None
     return recipe.features, sheet, X, held
 
 

@@ -108,11 +108,11 @@ class Inquiry:
         met = self._send(self._orders(analysis=Analysis(number=self.exchanges + 1)), None, self._introduction)
         self._shape = agree(met)
         problem = skeleton(self.config, self._shape)
-        if not (isinstance(problem.loss, Loss) and problem.loss.nonnegative):
-            raise ConfigError(f"[problem] {problem.loss}: analyses over sites are for linear models and losses above 0")
-        if any(one.weight is not None for one in met):
-            raise ConfigError("analyses over sites whose samples have weights are not offered; use `federation run`")
+        if not isinstance(problem.loss, Loss):
+            raise ConfigError(f"[problem] {problem.loss}: analyses over sites are for linear models")
         silos = dataclasses.replace(problem.silos, recipe=self.recipe)
+        if any(one.weight is not None for one in met):  # intervals of weighted samples are other ones
+            silos = dataclasses.replace(silos, weights=torch.ones(len(silos.targets), dtype=torch.float64))
         return self.config.make_problem(silos)
 
     def _introduction(self, site: str, content: RecordDict) -> Introduction:
@@ -160,7 +160,9 @@ def _question(request: Request) -> Question:
         name=request.name,  # type: ignore[arg-type]
         width=float(request.numbers.get("width", 0.0)),
         bins=int(request.numbers.get("bins", 0)),
+        errors=bool(request.numbers.get("errors", 0)),
         count=count,
+        threshold=float(request.numbers.get("threshold", 0.5)),
         rows=Samples(**dataclasses.asdict(request.rows)),
         part=request.part,  # type: ignore[arg-type]
     )

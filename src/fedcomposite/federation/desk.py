@@ -15,31 +15,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from flwr.app import RecordDict
-from torch import Tensor
 
-from fedcomposite.data import DataError, Silos
+from fedcomposite.data import DataError, Recipe, Silos
 from fedcomposite.data.queries import RefusedQueryError, Rules, parse_query, write_answer
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.experiments.config import Config
-from fedcomposite.federation import policy, wire
+from fedcomposite.federation import minimum, policy, wire
 from fedcomposite.federation.orders import Analysis, Order, Question, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.problems.requests import Request, Rows, Silo, Sums, answer, joined, silos_of
+from fedcomposite.problems.requests import NEW, Held, Request, Rows, Silo, answer, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site import Site
 
 _DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
-_MOST_EDGES = 4096
 
 
 def asked(analysis: Analysis) -> str:
     """What an exchange of an analysis is about, in a few words: ``11 newton``."""
-    names = [q.name if q.rows.kind == "all" else f"{q.name} ({q.rows.kind})" for q in analysis.questions]
+    parts = [q.part if q.part == NEW else q.rows.kind for q in analysis.questions]
+    names = [q.name if p == "all" else f"{q.name} ({p})" for p, q in zip(parts, analysis.questions, strict=True)]
     names += [_name(text) for text in analysis.queries]
     return (
         wire.clean(", ".join(f"{count} {name}" for name, count in collections.Counter(names).items())) or "introduction"
@@ -68,6 +67,7 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
         "losses": {"models": Form((question.count, d), torch.float64)},
         "information": {"x": x},
         "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
+        "residuals": {"x": x},
     }[question.name]
     return {f"{place}.{key}": form for key, form in made.items()}
 
@@ -79,9 +79,10 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
     on = int(arrays["working"].sum()) if "working" in arrays else 0
     shapes: dict[str, dict[str, tuple[int, ...]]] = {
         "newton": {"weight": (2,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
-        "losses": {"weight": (2,), "deviance": (k,), "error": (k,), "histogram": (k, 2 * bins)},
+        "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2 * bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
         "scores": {"counts": (2, k + 1, 4)},
+        "residuals": {"sums": (4,)},
     }
     return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
 
@@ -100,6 +101,7 @@ class Desk:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._built: tuple[tuple[str, Shape, int, str], Silo] | None = None
+        self._looked_at: Silo | None = None  # no column of it is rare
 
     def answer(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
         """Do what is asked, or refuse it."""
@@ -108,7 +110,7 @@ class Desk:
         if not analysis.queries and not analysis.questions:
             return wire.content(introduction=site.introduce(order, config).model_dump_json())
         if analysis.queries:
-            made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis)
+            made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config)
         else:
             made = self._questions(order, analysis, config, request)
         said = f"{asked(analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
@@ -119,18 +121,22 @@ class Desk:
         if order.shape is None:
             raise RefusalError("questions about samples need the agreed columns")
         silo = self._silo(order, order.shape, config)
-        d = silo.X.shape[1] * (1 if silo.b.ndim == 1 else silo.b.shape[1])
+        d = minimum.width(silo)
         expected: dict[str, Form] = {}
         for i, question in enumerate(analysis.questions):
             expected |= forms(question, i, d)
         given = wire.unpack(request, expected)
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
+        self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
+        silo = self._newcomers(order, config, silo, requests)
+        if self._looked_at is not silo and any(one.name not in ("scores", "residuals") for one in requests):
+            minimum.check_columns(self._site.limits, silo, order.shape.names)
+            self._looked_at = silo
         for one in requests:
-            check_samples(self._site.limits, silo, one)
-        self._site.ledger.admit(order.job, 0, {}, **cost(requests))
+            minimum.check_samples(self._site.limits, silo, one)
         vectors: Vectors = {}
         for i, one in enumerate(requests):
-            sums = within(answer(silo, one), self._site.limits.min_count)
+            sums = minimum.within(self._site.limits, silo, one, answer(silo, one))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")
@@ -150,8 +156,41 @@ class Desk:
             except ValueError as error:
                 raise DataError(str(error)) from None
             by_samples = config.problem.weights == "samples"
-            self._built = key, dataclasses.replace(made, parts=rest[0].parts if rest else {}, by_samples=by_samples)
+            self._built = key, dataclasses.replace(made, parts=(rest or [made])[0].parts, by_samples=by_samples)
         return self._built[1]
+
+    def _newcomers(self, order: Order, config: Config, silo: Silo, requests: list[Request]) -> Silo:
+        """The silo with new patients as a part, if a request is about them; they are scored here before any is told.
+
+        The part has those with a known outcome, if they are enough of each class to say something about.
+        """
+        asked_for = [one for one in requests if one.part == NEW]
+        if not asked_for:
+            return silo
+        site, shape = self._site, order.shape
+        possible = site.newcomers is not None and silo.b.ndim == 1
+        if not possible or any(one.name not in ("scores", "residuals") for one in asked_for):
+            raise RefusalError("there is nothing to be scored here")
+        assert site.newcomers is not None
+        assert shape is not None
+        new = site.newcomers.patients(site.silos.recipe, shape.names)
+        where = site.newcomers.write(
+            order.job, new, asked_for[0].arrays["x"], config.problem.bias, silo.loss, asked_for[0].numbers["threshold"]
+        )
+        known = new.known
+        X, y = torch.from_numpy(new.X[known]), torch.from_numpy(new.outcomes[known])
+        told: Held = silo.X[:0], silo.b[:0], None
+        if minimum.worth_telling(site.limits, silo.loss, y):
+            own = arrange(site.silos, shape.names)
+            shifts = dict(own.held_margin_offsets)
+            if new.offset is not None:
+                shifts["test"] = torch.from_numpy(new.offset[known])
+            own = dataclasses.replace(own, test=(X, y), held_by={}, held_margin_offsets=shifts)
+            parts = silos_of(local_problem(skeleton(config, shape), config, shape, own))[-1].parts
+            told = parts["test"]
+        few = "" if len(told[0]) else "; too few with a known outcome for others to hear how good it is"
+        site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
+        return dataclasses.replace(silo, parts={**silo.parts, NEW: told})
 
     def _request(self, order: Order, config: Config, q: Question, place: int, given: Vectors) -> Request:
         """A question as the function that answers it takes it; draws are nobody else's business."""
@@ -162,7 +201,8 @@ class Desk:
             secret = self._site.ledger.secret_seed(order.job, config.seed, order.client)
             rows = dataclasses.replace(rows, seed=secret)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
-        return Request(q.name, arrays, {"width": q.width, "bins": q.bins}, rows, q.part)
+        numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
+        return Request(q.name, arrays, numbers, rows, q.part)
 
 
 def check_allowed(limits: Limits, config: Config) -> None:
@@ -173,12 +213,16 @@ def check_allowed(limits: Limits, config: Config) -> None:
         raise RefusalError("analyses have no noise: they are not for sites with a privacy budget, nor with [privacy]")
 
 
-def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis) -> RecordDict:
+def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config) -> RecordDict:
     """Counts and sums of a table; each query is an evaluation in the ledger."""
+    recipe = Recipe(**(config.recipe or {}))
     rules = Rules(min_count=site.limits.min_count)
     site.ledger.admit(order.job, 0, {}, evaluations=len(analysis.queries))
     try:
-        said = [write_answer(tell(sheet, parse_query(text), rules)) for text in analysis.queries]
+        asked_for = [parse_query(text) for text in analysis.queries]
+        for query in asked_for:
+            minimum.check_steps(site.limits, sheet, query.steps, recipe)
+        said = [write_answer(tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None
     return wire.content(answers=json.dumps(said))
@@ -195,39 +239,3 @@ def cost(requests: list[Request]) -> dict[str, int]:
         else:
             evaluations += len(one.arrays["models"]) if one.name == "losses" else 1
     return {k: v for k, v in {"gradients": gradients, "evaluations": evaluations}.items() if v}
-
-
-def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
-    """Refuse sums over few samples, over all but a few, and at models that single samples out."""
-    own = silo.of_part(request.part)
-    inside = int((own.weights(request.rows) > 0).sum())
-    for count, what in ((inside, "behind"), (len(own.X) - inside, "left out of")):
-        if 0 < count < limits.min_samples:
-            raise RefusalError(f"{count} samples are {what} a sum, fewer than min_samples = {limits.min_samples}")
-    if request.name == "scores" and not _rising(request.arrays["edges"]):
-        raise RefusalError(f"the edges of bins must rise and be at most {_MOST_EDGES}")
-    if policy.affine(silo.loss):
-        return
-    for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, request_width(silo)):
-        if len(own.X) and not float(own.margins(x).abs().max()) <= limits.max_margin:
-            raise RefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
-
-
-def request_width(silo: Silo) -> int:
-    """Coordinates of a model."""
-    return silo.X.shape[1] * (1 if silo.b.ndim == 1 else silo.b.shape[1])
-
-
-def _rising(edges: Tensor) -> bool:
-    return 0 < len(edges) <= _MOST_EDGES and bool((edges.diff() > 0).all())
-
-
-def within(sums: Sums, least: int) -> Sums:
-    """The sums, with bins of fewer than ``least`` samples joined with their neighbours."""
-    made = dict(sums)
-    if "counts" in sums:
-        made["counts"] = joined(sums["counts"], least)
-    if "histogram" in sums and sums["histogram"].numel():
-        halves = sums["histogram"].view(len(sums["histogram"]), 2, -1, 1)
-        made["histogram"] = torch.stack([joined(one, least) for one in halves]).view_as(sums["histogram"])
-    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from fedcomposite.federation.audit import Audit
 from fedcomposite.federation.folder import FolderError, SiteFolder, check_names
 from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.site import Site
+from fedcomposite.federation.sources import Newcomers, Source
 from fedcomposite.federation.states import StateStore
-from fedcomposite.federation.tables import Source, TableSite
+from fedcomposite.federation.tables import TableSite
 
 
 def open_site(
@@ -35,7 +36,8 @@ def open_site(
     path = data or (folder.path / section.file if section.file else None)
     wanted = target or section.target
     if section.recipe and path is not None:
-        return TableSite(*_common(folder, log), source=_source(folder, path), **_own(folder))
+        source = _source(folder, path, without=("weight", "offset", "features", "test"))
+        return TableSite(*_common(folder, log), source=source, newcomers=_newcomers(folder, source), **_own(folder))
     if path is None or (wanted is None and not is_svmlight([path])):
         missing = "--data FILE" if path is None else "--target COLUMN"
         raise FolderError(f"{folder.path / 'site.toml'}: [data] is not complete; fill it in or give {missing}")
@@ -44,11 +46,11 @@ def open_site(
         target=wanted,
         names=[folder.name],
         test=folder.path / section.test if section.test else None,
-        **section.model_dump(exclude={"file", "target", "test", "classes", "units", "recipe"}),
+        **section.model_dump(exclude={"file", "target", "test", "new", "classes", "units", "recipe"}),
     )
     silos = _in_units(silos, section.units, str(folder.path / "site.toml"))
     name, *rest = _common(folder, log)
-    return Site(name, silos, *rest, **_own(folder))
+    return Site(name, silos, *rest, newcomers=_newcomers(folder, _source(folder, path), wanted), **_own(folder))
 
 
 def _common(folder: SiteFolder, log: Callable[[str], None]) -> tuple[Any, ...]:
@@ -67,10 +69,17 @@ def _own(folder: SiteFolder) -> dict[str, Any]:
     }
 
 
-def _source(folder: SiteFolder, path: Path) -> Source:
+def _newcomers(folder: SiteFolder, source: Source, target: str | None = None) -> Newcomers:
+    """The patients whom models may score here."""
+    section = folder.file.data
+    made = Newcomers(source, folder.path / "scored", target, section.offset)
+    return made.at(folder.path / section.new) if section.new else made
+
+
+def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> Source:
     """A site's table, as site.toml says that it is written."""
     section, where = folder.file.data, folder.path / "site.toml"
-    for option in ("weight", "offset", "features", "test"):
+    for option in without:
         if getattr(section, option) is not None:
             raise FolderError(f"{where}: [data] {option} does not go with recipe = true")
     style = section.model_dump(include={"separator", "decimal", "encoding", "thousands"}, exclude_none=True)

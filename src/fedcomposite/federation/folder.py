@@ -66,6 +66,8 @@ class DataSection(_Section):
     file: str | None = None
     target: str | None = None
     test: str | None = None
+    new: str | None = None
+    """Patients whom ``federation predict`` scores, for this site's own people; those of ``file`` if left out."""
     drop: list[str] = []
     missing: list[str] = ["?"]
     columns: dict[str, str] = {}  # common name = name in this site's file
@@ -360,6 +362,7 @@ address = "{address}"
 # file = "patients.csv"        # .csv, .parquet, .npz or .svm; or give --data
 # target = "num"               # the column to predict; or give --target
 # test = "held-out.csv"        # samples on which the common model is tested
+# new = "admitted.csv"         # patients whom common models score, into scored/ here; those of file if left out
 # drop = ["patient_id"]
 # missing = ["?"]
 # separator = ";"              # only where it cannot be found from the .csv file

@@ -96,15 +96,19 @@ class Samples(_Data):
 class Question(_Data):
     """One request for sums over samples; its arrays travel as vectors ``i.NAME``."""
 
-    name: Literal["newton", "losses", "information", "scores"]
+    name: Literal["newton", "losses", "information", "scores", "residuals"]
     width: Constant = 0.0
     """Over which a kink of the loss is rounded off."""
     bins: int = Field(default=0, ge=0, le=4096)
     """Of the histograms behind an AUC."""
+    errors: bool = False
+    """Whether ``losses`` are to tell errors as well."""
     count: int = Field(default=0, ge=0, le=10_000)
     """Models of ``losses``, edges of ``scores``."""
     rows: Samples = Samples()
-    part: Literal["train", "validation", "test"] = "train"
+    part: Literal["train", "validation", "test", "new"] = "train"
+    threshold: float = Field(default=0.5, gt=0, lt=1)
+    """Probability from which on a new patient is of class 1, in the file that stays at the site."""
 
 
 class Analysis(_Data):

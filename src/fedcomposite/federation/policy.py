@@ -115,7 +115,7 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
         raise RefusalError(f"round {order.round + 1} of an experiment of {config.run.rounds} rounds")
     chosen = config.specs[0]["name"]
     if chosen != AUTO:
-        _listed(algorithms.lookup(chosen).__name__, limits.methods, "methods")
+        listed(algorithms.lookup(chosen).__name__, limits.methods, "methods")
     elif order.shape is not None:  # before the first round it may be open
         raise RefusalError("the coordinator has not said which method it chose")
     size, steps = config.run.batch_size, config.specs[0].get("local_steps")
@@ -125,13 +125,13 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
         raise RefusalError(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
     private(limits, config)
     for metric in config.problem.metrics:
-        _listed(METRICS.canonical(metric), limits.metrics, "metrics")
+        listed(METRICS.canonical(metric), limits.metrics, "metrics")
     if config.model is None:
-        _listed(LOSSES.canonical(config.problem.loss or "logistic"), limits.losses, "losses")
+        listed(LOSSES.canonical(config.problem.loss or "logistic"), limits.losses, "losses")
     elif not limits.networks:
         raise RefusalError("this site allows linear models only (networks = true in its [limits] would allow others)")
     else:
-        _listed(models.MODELS.canonical(config.model.name), limits.models, "models")
+        listed(models.MODELS.canonical(config.model.name), limits.models, "models")
     every, last = config.run.evaluate_every, config.run.rounds
     if order.evaluate and order.round % every and order.round != last:
         raise RefusalError(f"round {order.round} is not one in which this experiment evaluates (every {every})")
@@ -157,7 +157,8 @@ def private(limits: Limits, config: Config) -> None:
         raise RefusalError(f"with [privacy] only loss and accuracy are told, not {config.problem.metrics[0]}")
 
 
-def _listed(name: str, allowed: Sequence[str], kind: str) -> None:
+def listed(name: str, allowed: Sequence[str], kind: str) -> None:
+    """Refuse what is not in a list that has something in it."""
     if allowed and fold(name) not in map(fold, allowed):
         raise RefusalError(f"{name} is not among this site's {kind} ({', '.join(allowed)})")
 

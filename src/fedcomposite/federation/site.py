@@ -32,6 +32,7 @@ from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
+from fedcomposite.federation.sources import Newcomers
 from fedcomposite.federation.states import LostStateError, StateStore
 from fedcomposite.federation.sums import Sums, Worked, asked_of
 from fedcomposite.federation.wire import Vectors, WireError
@@ -83,7 +84,9 @@ class Site:
         vault: Vault | None = None,
         approvals: Approvals | None = None,
         audit: Audit | None = None,
+        newcomers: Newcomers | None = None,
     ) -> None:
+        self.newcomers = newcomers
         self.name, self.silos, self.store, self.limits, self._log = name, silos, store, limits or Limits(), log
         if len(silos) != 1:
             raise DataError(f"{name}: a site holds one silo, these are {len(silos)}")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,7 +10,6 @@ from flwr.app import RecordDict
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
 from fedcomposite.data.sheets import Sheet
-from fedcomposite.data.steps import Local
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import desk, policy, wire
 from fedcomposite.federation.approval import Approvals
@@ -24,28 +20,8 @@ from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.secure import Vault
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import Site
+from fedcomposite.federation.sources import Newcomers, Source
 from fedcomposite.federation.states import StateStore
-
-
-@dataclass(frozen=True)
-class Source:
-    """A site's file, and what the site itself does to it."""
-
-    name: str
-    path: Path
-    local: Local = field(default_factory=Local)
-    """Names, units and dropped columns of site.toml."""
-    style: Mapping[str, Any] | None = None
-
-    def sheet(self, recipe: Recipe) -> Sheet:
-        """The table, read as the recipe's categories need it."""
-        (made,) = recipe.sheets([self.path], names=[self.name], **(self.style or {}))
-        return self.local.apply(made)
-
-    @property
-    def digest(self) -> str:
-        """Of the file."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
 class _Prepared(Site):
@@ -74,7 +50,9 @@ class TableSite(Site):
         vault: Vault | None = None,
         approvals: Approvals | None = None,
         audit: Audit | None = None,
+        newcomers: Newcomers | None = None,
     ) -> None:
+        self.newcomers = newcomers
         self.name, self.store, self.limits, self._log = name, store, limits or Limits(), log
         self._source, self._classes, self._vault = source, classes, vault
         self._approvals, self._audit = approvals, audit
@@ -121,7 +99,7 @@ class TableSite(Site):
             self._approvals.check(config, order, len(sheet.columns))
         if sheet.rows < self.limits.min_samples:
             raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
-        made = desk.answered_queries(self, sheet, order, order.analysis)
+        made = desk.answered_queries(self, sheet, order, order.analysis, config)
         said = f"{desk.asked(order.analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
         self._log(f"job {order.job}: exchange {order.analysis.number}: {said}")
         return made
@@ -144,7 +122,7 @@ class TableSite(Site):
             silos = learned.silos([self._source.sheet(Recipe(**config.recipe))])
             made = _Prepared(
                 self._source.digest, self.name, silos, self.store, self.limits, self._log, self._classes,
-                vault=self._vault, approvals=self._approvals,
+                vault=self._vault, approvals=self._approvals, newcomers=self.newcomers,
             )  # fmt: skip
             self._prepared = order.recipe, made
         return self._prepared[1]

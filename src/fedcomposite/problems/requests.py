@@ -125,6 +125,10 @@ class Request:
         return sum(v.nbytes for v in self.arrays.values())
 
 
+Held = tuple[Tensor, Tensor, Tensor | None]
+"""Held-out samples: X, b, and what is added to their margins."""
+
+
 @dataclass(frozen=True)
 class Silo:
     """A site's samples as its answers are made from them."""
@@ -135,7 +139,8 @@ class Silo:
     loss: Loss
     id: int
     by_samples: bool  # whether the site counts by the weight of its samples, or as one
-    parts: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # held-out X and b
+    offset: Tensor | None = None  # (m,), what is added to the margins
+    parts: Mapping[str, Held] = field(default_factory=dict)  # held-out X, b and offsets
     kept: dict[Rows, Tensor] = field(default_factory=dict, repr=False)  # weights of rows
 
     @property
@@ -161,12 +166,17 @@ class Silo:
         """The same site with a held-out part in place of its samples."""
         if part == "train":
             return self
-        X, b = self.parts.get(part, (self.X[:0], self.b[:0]))
-        return replace(self, X=X, b=b, importance=X.new_ones(len(X)), kept={})
+        X, b, offset = self.parts.get(part, (self.X[:0], self.b[:0], None))
+        return replace(self, X=X, b=b, offset=offset, importance=X.new_ones(len(X)), kept={})
+
+    def counted(self, rows: Rows) -> Silo:
+        """The same site with every sample that is among some rows counted once, and no other."""
+        return replace(self, importance=(self.weights(rows) > 0).double(), kept={})
 
     def margins(self, x: Tensor) -> Tensor:
         """Margins of all samples at a model, ``(m,)`` or ``(m, C)``."""
-        return self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
+        z = self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
+        return z if self.offset is None else z + self.offset
 
 
 def silos_of(problem: Problem) -> list[Silo]:
@@ -178,26 +188,26 @@ def silos_of(problem: Problem) -> list[Silo]:
         raise ValueError(f"{smooth.loss}: a sum over samples; take the loss that is their mean")
     silos, nobody = problem.silos, len(problem.silos)
     tensors_only(silos.features, "an analysis by requests")
-    if silos.margin_offsets is not None:
-        raise ValueError("these silos have offsets of margins, which only fc.solve and fc.simulate take into account")
     X_all, held = smooth.X, {}
     assert isinstance(X_all, Tensor)
     for part, (X, y) in silos.held_out.items():
         owner = silos.held_by.get(part, torch.full((len(y),), nobody))
         design = smooth._design(X)
         assert isinstance(design, Tensor)
-        held[part] = design, smooth.loss.prepare(silos, y), owner
+        held[part] = design, smooth.loss.prepare(silos, y), silos.held_margin_offsets.get(part), owner
     weights = torch.ones(len(silos.targets), dtype=torch.float64) if silos.weights is None else silos.weights
     made, ids = [], list(silos.ids)
-    if any(bool((owner == nobody).any()) for _, _, owner in held.values()):
+    if any(bool((owner == nobody).any()) for *_, owner in held.values()):
         ids.append(rng.SERVER)  # a party with held-out samples only
     for i, id in enumerate(ids):
         rows = slice(*(silos.offsets[i : i + 2] if i < nobody else (0, 0)))
-        parts: dict[str, tuple[Tensor, Tensor]] = {
-            part: (X[owner == i], b[owner == i]) for part, (X, b, owner) in held.items()
+        parts: dict[str, Held] = {
+            part: (X[owner == i], b[owner == i], None if t is None else t[owner == i])
+            for part, (X, b, t, owner) in held.items()
         }
         by_samples = problem.weighting == "samples"
-        made.append(Silo(X_all[rows], smooth.b[rows], weights[rows], smooth.loss, id, by_samples, parts))
+        offset = None if silos.margin_offsets is None else silos.margin_offsets[rows]
+        made.append(Silo(X_all[rows], smooth.b[rows], weights[rows], smooth.loss, id, by_samples, offset, parts))
     return made
 
 
@@ -207,7 +217,8 @@ class _Oracle:
     def __init__(self, silo: Silo, weights: Tensor) -> None:
         some = weights > 0
         if float(some.double().mean()) < 0.75:  # most samples are left out
-            silo = replace(silo, X=silo.X[some], b=silo.b[some])
+            offset = None if silo.offset is None else silo.offset[some]
+            silo = replace(silo, X=silo.X[some], b=silo.b[some], offset=offset)
             weights = weights[some]
         self._silo, self._weights = silo, weights / weights.sum()
         self._seen: tuple[Tensor | None, Tensor] = (None, weights)
@@ -260,23 +271,25 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"weight": torch.tensor([share, total], dtype=torch.float64), **made}
 
 
-def losses(models: Tensor, rows: Rows, bins: int = 0) -> Request:
-    """Ask for deviance and error of several models, and with ``bins`` for the counts behind their AUC."""
-    return Request("losses", {"models": models}, {"bins": bins}, rows)
+def losses(models: Tensor, rows: Rows, bins: int = 0, errors: bool = False) -> Request:
+    """Ask for the deviance of several models, with ``errors`` also their errors, with ``bins`` the counts of an AUC."""
+    return Request("losses", {"models": models}, {"bins": bins, "errors": int(errors)}, rows)
 
 
 def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:
     total, bins, models = float(weights.sum()), int(request.numbers["bins"]), request.arrays["models"]
     share = silo.share(total)
     o = weights / total if total > 0 else weights
-    deviance, error = models.new_zeros(len(models)), models.new_zeros(len(models))
+    errors = bool(request.numbers.get("errors", 0))
+    deviance, error = models.new_zeros(len(models)), models.new_zeros(len(models) * errors)
     counts = models.new_zeros(len(models), 2 * bins)
     lowest = silo.loss.lowest(silo.b)
     for k, x in enumerate(models):
         z = silo.margins(x)
         each = silo.loss.value(z, silo.b)
         deviance[k] = 2 * share * (o @ (each if lowest is None else each - lowest))
-        error[k] = share * (o @ _errors(silo, z))
+        if errors:
+            error[k] = share * (o @ _errors(silo, z))
         if bins:
             counts[k] = _histogram(z, silo.labels(silo.b), weights, bins)
     weight = torch.tensor([share, total], dtype=torch.float64)
@@ -329,6 +342,10 @@ def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
     }
 
 
+NEW = "new"
+"""The part of a site's new patients: it scores them for its own people, and tells sums over those with an outcome."""
+
+
 def scores(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
     """Ask for the counts behind every measure of a classifier's quality, in bins of its margins."""
     return Request("scores", {"x": x, "edges": edges}, {}, rows, part)
@@ -344,28 +361,23 @@ def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"counts": made.view(2, -1, 4)}
 
 
-def joined(counts: Tensor, least: int) -> Tensor:
-    """Bins ``(classes, bins, sums)``, those with a weight below ``least`` joined with their neighbours.
-
-    From left to right, in each class by itself, until a group is large enough; what remains at the end joins the last.
-    A group's sums are told in its bin in the middle of the weight. A class below ``least`` in all is left out.
-    """
-    made = torch.zeros_like(counts)
-    for kind, (bins, out) in enumerate(zip(counts, made, strict=True)):
-        weight = bins[:, 0].tolist()
-        groups, group = list[list[int]](), list[int]()
-        for at in [i for i, w in enumerate(weight) if w > 0]:
-            group.append(at)
-            if sum(weight[i] for i in group) >= least:
-                groups.append(group)
-                group = []
-        if group and groups:
-            groups[-1] += group
-        for group in groups:
-            before = torch.tensor([weight[i] for i in group]).cumsum(0)
-            middle = group[int((before < before[-1] / 2).sum())]
-            out[middle] = counts[kind, group].sum(0)
-    return made
+def residuals(x: Tensor, part: str, rows: Rows = ALL) -> Request:
+    """Ask for the sums behind R2 and the root mean squared error of a regression."""
+    return Request("residuals", {"x": x}, {}, rows, part)
 
 
-_ANSWERS = {"newton": _newton, "losses": _losses, "information": _information, "scores": _scores}
+def _residuals(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """Weight, sum of squared errors of the predicted means, sums of targets and of their squares."""
+    b = silo.b.double()
+    wrong = silo.loss.response(silo.margins(request.arrays["x"])) - b
+    each = torch.stack([torch.ones_like(b), wrong.square(), b, b.square()])
+    return {"sums": each @ weights}
+
+
+_ANSWERS = {
+    "newton": _newton,
+    "losses": _losses,
+    "information": _information,
+    "scores": _scores,
+    "residuals": _residuals,
+}

@@ -1,0 +1,112 @@
+"""A site's tables: the file that experiments' recipes prepare, and the file of patients that a model is to score.
+
+What is scored is written at the site, beside the columns of its file; nobody else sees it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedcomposite.data import DataError, FittedRecipe, Recipe
+from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.steps import Local
+from fedcomposite.files import write_atomic
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.predictions import beside
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A site's file, and what the site itself does to it."""
+
+    name: str
+    path: Path
+    local: Local = field(default_factory=Local)
+    """Names, units and dropped columns of site.toml."""
+    style: Mapping[str, Any] | None = None
+
+    def sheet(self, recipe: Recipe) -> Sheet:
+        """The table, read as the recipe's categories need it."""
+        return self.local.apply(self.read(recipe))
+
+    def read(self, recipe: Recipe) -> Sheet:
+        """The table as the file has it."""
+        (made,) = recipe.sheets([self.path], names=[self.name], **(self.style or {}))
+        return made
+
+    @property
+    def digest(self) -> str:
+        """Of the file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Patients:
+    """Rows to be scored."""
+
+    file: Sheet
+    """As the site has them."""
+    X: Floats
+    outcomes: Floats
+    """Targets, NaN where there is none."""
+    offset: Floats | None
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """The rows whose outcome is known."""
+        return ~np.isnan(self.outcomes)
+
+
+@dataclass(frozen=True)
+class Newcomers:
+    """The patients that a site lets models score: those of ``[data] new``, or of its own file."""
+
+    source: Source
+    folder: Path
+    """Where scored files are written."""
+    target: str | None = None
+    """The column of outcomes, where no recipe says it."""
+    offset: str | None = None
+
+    def patients(self, learned: FittedRecipe | None, names: Sequence[str]) -> Patients:
+        """The rows with the features of a model; every row, also one without an outcome."""
+        recipe = Recipe() if learned is None else Recipe(**learned.recipe.model_dump())
+        file = self.source.read(recipe)
+        sheet = self.source.local.apply(file)
+        if learned is None:
+            X = np.stack([sheet.numbers(name) for name in names], axis=1)
+            if gaps := int(np.isnan(X).any(1).sum()):
+                raise DataError(f"{self.source.path}: {gaps} row(s) with gaps, which a recipe would fill")
+            y = sheet.numbers(self.target) if self.target is not None and self.target in sheet.columns else None
+        else:
+            X, y = learned.all_rows(sheet)
+            X = X[:, [learned.features.index(name) for name in names]]
+        outcomes = np.full(len(X), np.nan) if y is None else y
+        return Patients(file, X, outcomes, None if self.offset is None else sheet.numbers(self.offset))
+
+    def write(self, job: str, patients: Patients, x: torch.Tensor, bias: bool, loss: Loss, threshold: float) -> Path:
+        """The file with margins and predictions; for the site's own people."""
+        weights, intercept = x[: len(x) - bias], float(x[-1]) if bias else 0.0
+        margins = torch.from_numpy(patients.X) @ weights + intercept
+        if patients.offset is not None:
+            margins = margins + torch.from_numpy(patients.offset)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = self.folder / f"{job}.csv"
+        table = beside(patients.file.columns, margins, loss, threshold)
+        write_atomic(made, table.to_csv(index=False).encode())
+        return made
+
+    def at(self, path: Path) -> Newcomers:
+        """The same with another file."""
+        return dataclasses.replace(self, source=dataclasses.replace(self.source, path=path))

@@ -1,0 +1,226 @@
+"""Attacks on minimum counts of analyses: each finds a patient where a site opts out, and is refused by default."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedcomposite as fc
+from fedcomposite.data.queries import Gaps, Moments, Schema
+from fedcomposite.data.steps import Absent, Complete, Interact, Local, Log, Standardize
+from fedcomposite.estimators import Request, Rows
+
+pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+
+from test_federation import LocalGrid, make_sites, opened
+from test_federation_analysis import PLAIN, inquiry, question, same
+
+from fedcomposite.federation.asking import Inquiry
+from fedcomposite.federation.policy import Limits
+from fedcomposite.federation.post import FederationError
+from fedcomposite.federation.shape import parse
+from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.tables import Source, TableSite
+
+DEFAULT = {"min_count": 5, "min_samples": 10, "min_class": 5}
+
+
+def silos_of(sites=3, size=60, rare=0, seed=0, **more):
+    """Samples of three features; at the first site ``rare`` of them have the last one."""
+    generator = np.random.default_rng(seed)
+    pairs = []
+    for i in range(sites):
+        X = generator.normal(size=(size, 3))
+        X[:, 2] = (np.arange(size) < (rare if i == 0 else 20)).astype(float)
+        pairs.append((X, (generator.random(size) < 1 / (1 + np.exp(-X[:, 0]))).astype(float)))
+    return fc.Silos.from_arrays(pairs, feature_names=["a", "b", "level"], **more)
+
+
+def at(x, **arrays):
+    return {"x": torch.as_tensor(x, dtype=torch.float64), **arrays}
+
+
+def test_a_patient_with_a_rare_level_is_a_row_of_the_hessian(tmp_path):
+    """What one patient alone has selects that patient from every second moment."""
+    silos = silos_of(rare=1)
+    [answers, *_], _ = question(make_sites(silos, tmp_path / "a", opened(min_count=1)), "information")
+    row = answers[0]["hessian"][2]
+    same(row[:2] / row[2], silos[0][0][0, :2])  # the patient, exactly
+    for name, arrays in (("information", {}), ("newton", {"working": torch.ones(4, dtype=torch.bool)})):
+        with pytest.raises(FederationError, match="min_count = 5 samples differ from the others in level"):
+            question(make_sites(silos, tmp_path / name, opened(**DEFAULT)), name, **arrays)
+    question(make_sites(silos_of(rare=5), tmp_path / "five", opened(**DEFAULT)), "information")
+    question(make_sites(silos_of(rare=0), tmp_path / "none", opened(**DEFAULT)), "information")
+
+
+def test_a_fold_of_few_is_not_asked_for_directly(tmp_path):
+    sites = make_sites(silos_of(rare=6), tmp_path, opened(**{**DEFAULT, "min_samples": 1}))
+    question(sites, "information", Rows("fold", 0, 5, False, 3))
+    with pytest.raises(FederationError, match="samples of a fold differ"):
+        question(sites, "information", Rows("fold", 0, 5, True, 3))
+
+
+def test_one_event_of_a_poisson_regression(tmp_path):
+    """The gradient at a low intercept is minus the row of the one patient with an event."""
+    silos = silos_of(rare=20)
+    rare = torch.zeros(len(silos.targets), dtype=torch.float64)
+    rare[[7, 70, 71, 72, 130, 131, 132]] = 1.0
+    silos = dataclasses.replace(silos, targets=rare)
+    text = PLAIN.replace('"logistic"', '"poisson"')
+    low = at([0.0, 0.0, 0.0, -30.0], working=torch.zeros(4, dtype=torch.bool))
+    [answers, *_], _ = question(make_sites(silos, tmp_path / "a", opened()), text=text, **low)
+    same(-answers[0]["gradient"][:3], silos[0][0][7], 1e-9)
+    with pytest.raises(FederationError, match="min_class = 5 targets differ"):
+        question(make_sites(silos, tmp_path / "b", opened(min_class=5)), text=text, **low)
+
+
+def test_bins_are_joined_by_patients_and_not_by_their_weight(tmp_path):
+    """A patient who counts a hundred is one patient."""
+    heavy = [torch.ones(60, dtype=torch.float64) for _ in range(3)]
+    heavy[0][:] = 100.0
+    silos = silos_of(rare=20, weights=heavy)
+    edges = torch.linspace(-3, 3, 400, dtype=torch.float64)
+    sites = make_sites(silos, tmp_path, opened(**DEFAULT))
+    [answers, *_], _ = question(sites, "scores", **at([1.0, 0, 0, 0]), edges=edges)
+    told = answers[0]["counts"][..., 0]
+    assert float(told.sum()) == 6000
+    assert float(told[told > 0].min()) >= 500
+    models = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64)
+    asking, _ = inquiry(make_sites(silos, tmp_path / "b", opened(**DEFAULT)))
+    asking.meet()
+    [sums], *_ = asking.each([Request("losses", {"models": models}, {"bins": 512})])
+    assert float(sums["histogram"][sums["histogram"] > 0].min()) >= 500
+
+
+def test_wrong_predictions_are_counted_where_there_are_many(tmp_path):
+    """Counts of errors at planes of the asker's choice are a histogram of single patients."""
+    silos = silos_of(rare=20)
+    planes = torch.tensor([[1.0, 0.0, 0.0, t] for t in (0.0, 1.0, 5.0)], dtype=torch.float64)
+
+    def errors(limits, models, text=PLAIN, name="x"):
+        asking, _ = inquiry(make_sites(silos, tmp_path / name, limits), text)
+        asking.meet()
+        return asking.ask([Request("losses", {"models": models}, {"bins": 0, "errors": 1})])[0]["error"]
+
+    assert errors(opened(**DEFAULT), planes, name="a").shape == (3,)
+    X, y = silos.features, silos.targets
+    best = torch.linalg.lstsq(torch.cat([X, torch.ones(len(X), 1)], 1).double(), 2 * y - 1).solution
+    few = dataclasses.replace(silos, targets=(torch.cat([X, torch.ones(len(X), 1)], 1) @ best > 0).double())
+    flipped = few.targets.clone()
+    flipped[0] = 1 - flipped[0]
+    silos = dataclasses.replace(few, targets=flipped)
+    assert float(errors(opened(min_count=1), best[None], name="b")[0]) == 1
+    with pytest.raises(FederationError, match="wrongly or rightly predicted"):
+        errors(opened(**DEFAULT), best[None], name="c")
+    with pytest.raises(FederationError, match="mae is not among this site's metrics"):
+        errors(opened(**DEFAULT, metrics=Limits().metrics), planes, PLAIN.replace('"logistic"', '"least_squares"'), "d")
+
+
+def test_refusals_are_counted(tmp_path):
+    """Whether a margin is too large is an answer as well: asked often enough it finds the largest value."""
+    sites = make_sites(silos_of(rare=20), tmp_path, opened(**DEFAULT, max_margin=10.0, gradients_per_job=3))
+    asking, _ = inquiry(sites)
+    asking.meet()
+    asked = Request("newton", at([100.0, 0, 0, 0], working=torch.zeros(4, dtype=torch.bool)), {})
+    for _ in range(3):
+        with pytest.raises(FederationError, match="max_margin"):
+            asking.ask([asked])
+    with pytest.raises(FederationError, match="gradients_per_job = 3"):
+        asking.ask([asked])
+
+
+def test_a_rare_class_of_a_held_out_part(tmp_path):
+    silos = silos_of(rare=20)
+    X, y = silos.features[:20].clone(), torch.zeros(20)
+    y[3] = 1
+    sites = make_sites(silos, tmp_path / "a", opened(**DEFAULT))
+    for site in sites:
+        site.silos = dataclasses.replace(site.silos, test=(X, y))
+        site.sizes["test"] = 20
+    asking, _ = inquiry(sites)
+    asking.meet()
+    with pytest.raises(FederationError, match="a class has fewer test samples"):
+        asking.ask([Request("information", at([0.0, 0, 0, 0]), {}, part="test")])
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+TABLE = PLAIN + '[recipe]\nlog = { c = 1.0 }\nmissing_target = "drop"\n'
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Three tables; at the first one patient has no target, and one is 97 years old."""
+
+    def make(**limits):
+        generator, made = np.random.default_rng(1), []
+        for name in ("north", "south", "east"):
+            frame = pd.DataFrame({"age": generator.integers(20, 60, 40), "c": generator.random(40)})
+            frame["sick"] = generator.integers(0, 2, 40).astype(float)
+            frame["age"] = frame["age"].astype(float)
+            if name == "north":
+                frame.loc[3, "age"], frame.loc[3, "sick"] = 97.0, np.nan
+            frame.to_csv(tmp_path / f"{name}.csv", index=False)
+            store = StateStore(tmp_path / name)
+            made.append(TableSite(name, store, opened(**limits), source=Source(name, tmp_path / f"{name}.csv")))
+        grid = LocalGrid(made)
+        return Inquiry(grid, [s.name for s in made], grid.nodes, parse(TABLE, recipe=True), "job")
+
+    return make
+
+
+def test_a_table_counts_no_value_that_is_called_missing(tables):
+    """Gaps are counted exactly, so nobody but the site may say what a gap is."""
+    with pytest.raises(FederationError, match="not those of a recipe"):
+        tables()(Gaps(columns=["age"], steps=[Local(missing={"age": [97.0]})]))
+
+
+def test_a_logarithm_that_fails_finds_no_least_value(tables):
+    """It is the experiment that says what is added before a logarithm."""
+    asking = tables()
+    asking(Moments(columns=["log(c + 1)"], steps=[Log(offsets={"c": 1.0})]))
+    with pytest.raises(FederationError, match="logarithms"):
+        asking(Moments(columns=["log(age + -20)"], steps=[Log(offsets={"age": -20.0})]))
+
+
+def test_two_sums_that_differ_by_one_row(tables):
+    """The rows without a target are as many as the minimum, or they are in all sums."""
+    whole, less = Moments(columns=["age"]), Moments(columns=["age"], steps=[Complete(columns=["sick"])])
+    asking = tables(min_count=1)
+    found = [asking(query)[0]["sum"][0] for query in (whole, less)]
+    assert found[0] - found[1] == 97.0  # the patient
+    asking = tables(min_count=5)
+    asking(whole)
+    with pytest.raises(FederationError, match="min_count = 5 rows have no value in 'sick'"):
+        asking(less)
+
+
+def test_no_powers_of_a_column(tables):
+    """Sums of high powers are the largest value."""
+    steps = [Standardize(mean={"age": 20.0}, sd={"age": 1.0}), Interact(pairs=[("age", "age")])]
+    more = Interact(pairs=[("age:age", "age:age")])
+    asking = tables()
+    asking(Schema(steps=[Absent(columns=["age"]), steps[1]]))
+    for wrong in (steps, [steps[1], more]):
+        with pytest.raises(FederationError, match="not those of a recipe"):
+            asking(Moments(columns=["age"], steps=wrong))
+
+
+def test_recipes_make_what_is_rare_constant():
+    """The same numbers at a site and here; new patients keep what they have."""
+    frames = {}
+    for i, name in enumerate(("north", "south")):
+        generator = np.random.default_rng(i)
+        level = np.where(np.arange(60) < (3 if name == "north" else 30), "x", "y")
+        frames[name] = pd.DataFrame({"age": generator.normal(50, 9, 60), "kind": level, "sick": np.arange(60) % 2})
+    recipe = {"one_hot": {"kind": "y"}, "standardize": ["age"]}
+    plain, made = (fc.Recipe(**recipe, **more).prepare(frames, target="sick") for more in ({}, {"rare": 5}))
+    column = list(made.feature_names).index("kind=x")
+    assert float(plain[0][0][:, column].sum()) == 3
+    assert float(made[0][0][:, column].sum()) == 0
+    assert torch.equal(made[1][0], plain[1][0])
+    assert float(made.recipe.apply(frames["north"].head(6))["kind=x"].sum()) == 3
+    assert json.loads(made.recipe.text)["recipe"]["rare"] == 5
