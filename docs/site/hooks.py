@@ -22,11 +22,6 @@ sources: dict[str, str] = {}  # page of the site: file of the repository
 drawn = regularizers.Pictures()
 
 
-def on_pre_build(config):
-    """The theme would load its help for pages that are opened as files from another host; there is one of our own."""
-    config.extra["polyfills"] = ["assets/offline.js"]
-
-
 def on_files(files, config):
     """Add the pages that are made from the code, their pictures, and files outside docs/ that pages lead to."""
     made = {
@@ -37,7 +32,7 @@ def on_files(files, config):
     }
     shown = gallery.build(ROOT / "examples", ROOT / "build" / "gallery", log.info)
     made |= {**shown.pages, **shown.pictures, **drawn.files}
-    made |= {f"assets/{name}": (HERE / name).read_text(encoding="utf-8") for name in ("site.css", "offline.js")}
+    made |= {f"assets/{name}": (HERE / name).read_text(encoding="utf-8") for name in ("site.css", "iframe-worker.js")}
     sources.update({f.src_uri: f"docs/{f.src_uri}" for f in files.documentation_pages()})
     for path in led_to([*sources.values(), "CHANGELOG.md", "CONTRIBUTING.md"]):
         text = (ROOT / path).read_text(encoding="utf-8")
