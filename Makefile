@@ -6,7 +6,7 @@ WORKERS ?= 2
 # Real data for the tests that use it; they skip with a reason where it is absent.
 export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: demo test lint clean install bench-peers
+.PHONY: demo docs test lint clean install bench-peers
 
 demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
@@ -18,6 +18,11 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, in build/site: index.html opens as it is. Building needs no network, the first installation does.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 install: $(VENV)/.core
 
@@ -32,6 +37,11 @@ $(VENV)/.core: $(BIN)/pip pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.core
 	@echo "installing the test extras"
 	$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	@echo "installing the docs extra"
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 # Other frameworks for python -m benchmarks, each in an environment of its own. torch comes first, by its exact version.

@@ -1,8 +1,8 @@
 """Why averaging kills sparsity.
 
-Four hospitals fit a lasso each, and each model is sparse. But they keep different coefficients, so the mean of the models keeps nearly all
-of them: the union of the supports. The same happens inside a federated method that averages models after a local prox (FedMid), and FedAvg with a subgradient never has
-a zero at all. FedNMap averages what comes *before* the prox: it ends at the few coefficients of the pooled lasso.
+Four hospitals fit a lasso each, and each model is sparse. But they keep different coefficients, so the mean of the
+models has the union of the supports: nearly all of them. FedAvg, with subgradients of the lasso's term, has no zero at
+all. FedNMap averages what comes *before* the prox, and ends at the coefficients that the pooled lasso keeps.
 """
 
 import matplotlib.pyplot as plt
@@ -24,11 +24,7 @@ for name, model in zip(rows, models, strict=True):
     print(f"{name:12} {int((model != 0).sum()):2} of {models.shape[1]} coefficients")
 
 step = 0.1 / problem.smoothness()
-runs = {
-    "FedAvg": fc.algorithms.FedAvg(local_steps=10, step=step),
-    "FedMid": fc.algorithms.FedMid(local_steps=10, step=step),
-    "FedNMap": fc.algorithms.FedNMap(local_steps=10, step=step, gamma=10 * step),
-}
+methods = fc.algorithms.FedAvg(10, step), fc.algorithms.FedNMap(10, step, gamma=10 * step)
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", width_ratios=[1.3, 1])
 shown = models.where(models != 0, torch.nan).numpy()
 picture = left.imshow(shown, cmap="RdBu_r", vmin=-0.8, vmax=0.8, aspect="auto")
@@ -36,9 +32,10 @@ left.set_yticks(range(len(rows)), rows)
 left.set_xticks(range(models.shape[1]), problem.coordinate_names[:-1], rotation=60, ha="right", fontsize=8)
 left.set_title("coefficients; white is exactly zero", fontsize=10)
 fig.colorbar(picture, ax=left, shrink=0.8)
-for name, method in runs.items():
+for method in methods:
     records = fc.simulate(problem, method, rounds=150).history
-    right.plot([r.round for r in records], [r.nonzeros for r in records], label=name)
-right.set(xlabel="round", ylabel="nonzero coordinates", ylim=(0, None))
+    right.plot([r.round for r in records], [r.nonzeros for r in records], label=type(method).__name__)
+right.axhline(int((models[4] != 0).sum()) + 1, color="grey", ls="--", label="the mean of the four")
+right.set(xlabel="round", ylabel="nonzeros, with the intercept", ylim=(0, None))
 right.legend(frameon=False)
 fig.savefig("averaging.png", dpi=130)

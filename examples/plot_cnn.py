@@ -1,7 +1,8 @@
 """A sparse CNN.
 
-Five clients hold handwritten digits, each mostly a few of the ten, and train one small convolutional network. With a group term on the filters of the convolutions whole
-filters become zero and can be cut out; l1 on the dense layer removes single weights. What is white below is exactly zero, so it need not be stored or sent.
+Five clients hold handwritten digits, each mostly a few of the ten, and train one small convolutional network. With a
+group term on the filters of the convolutions whole filters become zero and can be cut out; l1 on the dense layer
+removes single weights. What is white below is exactly zero, so it need not be stored or sent.
 """
 
 import matplotlib.pyplot as plt
@@ -37,7 +38,14 @@ for panel, weights in zip(top.subplots(3, 8).flat, filters, strict=True):
     panel.set(xticks=[], yticks=[])
 top.suptitle(f"the 24 filters: {24 - kept} are exactly zero", fontsize=10)
 axes = bottom.subplots()
-axes.imshow(dense.where(dense != 0, torch.nan).numpy(), cmap="RdBu_r", vmin=-0.3, vmax=0.3, aspect="auto", interpolation="nearest")
+axes.imshow(
+    dense.where(dense != 0, torch.nan).numpy(),
+    cmap="RdBu_r",
+    vmin=-0.3,
+    vmax=0.3,
+    aspect="auto",
+    interpolation="nearest",
+)
 axes.set(xlabel="input of the dense layer", ylabel="digit", yticks=range(0, 10, 3))
 axes.set_title(f"the dense layer: {zeros:.0%} of 3840 weights are exactly zero", fontsize=10)
 fig.savefig("cnn.png", dpi=130)

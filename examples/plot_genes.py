@@ -1,8 +1,9 @@
 """Group lasso for genes.
 
-Five laboratories measure the same 200 genes in 40 samples each. Genes work in pathways of ten, and three pathways matter. The lasso picks single
-genes, some of them from pathways that have nothing to do with it; the group lasso keeps or drops a pathway as a whole, and finds the three. The strength of each is chosen
-by BIC along its path. (The data are drawn; the pathways are correlated, as real ones are.)
+Five laboratories measure the same 200 genes in 40 samples each. Genes work in pathways of ten, and three pathways
+matter. The lasso picks single genes: it misses some, and takes one from a pathway that has nothing to do with it. The
+group lasso keeps or drops a pathway as a whole, and finds the three. The strength of each is chosen by BIC along its
+path. (The data are drawn; the pathways are correlated, as real ones are.)
 """
 
 import matplotlib.pyplot as plt

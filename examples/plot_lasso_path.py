@@ -1,8 +1,8 @@
 """The path of a lasso across four hospitals.
 
-From right to left the regularizer gets weaker, and coefficients enter one after the other: first the type of chest pain,
-angina under exercise, ST depression. No patient leaves a hospital; all that is exchanged are sums of gradients and
-Hessians. The lines mark the strengths that cross-validation over the hospitals' own patients picks.
+From right to left the regularizer gets weaker, and coefficients enter one after the other: first the type of chest
+pain, angina under exercise, ST depression. No patient leaves a hospital; all that is exchanged are sums of gradients
+and Hessians. The lines mark the strengths that cross-validation over the hospitals' own patients picks.
 """
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,8 @@
 """Partial participation.
 
-Of 40 clients only some answer in a round. FedAvg then ends where the last few clients pulled it. FedNMap with control variates that remember the absent ones reaches the
-solution whoever takes part: with a tenth of the clients in more rounds, but not with more work, since each of these costs a tenth.
+Of 40 clients only some answer in a round. FedAvg then ends where the last few clients pulled it. FedNMap with control
+variates that remember the absent ones reaches the solution whoever takes part: with a tenth of the clients in more
+rounds, but not with more work, since each of these costs a tenth.
 """
 
 import matplotlib.pyplot as plt

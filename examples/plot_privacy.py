@@ -1,7 +1,8 @@
 """Privacy against accuracy.
 
-Four hospitals clip what each patient adds to a gradient and add noise, so that nobody can tell from all that is sent whether a given patient was there: epsilon says how sure. The smaller
-it is, the more noise. Above about 1 the model of these 740 patients hardly suffers; below 0.3 it is guessing more and more. Each dot is a run with noise of its own.
+Four hospitals clip what each patient adds to a gradient and add noise, so that nobody can tell from all that is sent
+whether a given patient was there: epsilon says how sure. The smaller it is, the more noise. Above about 1 the model of
+these 740 patients hardly suffers; below 0.3 it is guessing more and more. Each dot is a run with noise of its own.
 """
 
 import warnings

@@ -1,8 +1,8 @@
 """Fused lasso for a signal across sensors.
 
-Six sensors listen to one source, each through 40 noisy linear measurements of its own; none has enough of them to know the 120 values of the
-source. Together they have, if they also know that the source is constant over stretches: the fused lasso finds the stretches, the lasso does not. Measurements stay at
-their sensors.
+Six sensors listen to one source, each through 40 noisy linear measurements of its own; none has enough of them to know
+the 120 values of the source. Together they have, if they also know that the source is constant over stretches: the
+fused lasso finds the stretches, the lasso does not. Measurements stay at their sensors.
 """
 
 import matplotlib.pyplot as plt
@@ -27,7 +27,8 @@ fig, panels = plt.subplots(2, 1, figsize=(8, 4.8), layout="constrained", sharex=
 for axes, (name, h) in zip(panels, terms.items(), strict=True):
     found = fc.solve(fc.Problem(silos, loss="least_squares", regularizer=h)).solution.numpy()
     error = np.linalg.norm(found - source) / np.linalg.norm(source)
-    print(f"{name:12} relative error {error:.3f}, {np.count_nonzero(np.abs(np.diff(found)) > 1e-6):3} jumps (the source has 5)")
+    jumps = np.count_nonzero(np.abs(np.diff(found)) > 1e-6)
+    print(f"{name:12} relative error {error:.3f}, {jumps:3} jumps (the source has 5)")
     axes.step(range(120), source, where="mid", color="grey", lw=4, alpha=0.4, label="source")
     axes.step(range(120), found, where="mid", color="C0", lw=1.5, label=f"{name}, error {error:.0%}")
     axes.legend(frameon=False, loc="upper right")

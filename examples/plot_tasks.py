@@ -1,8 +1,9 @@
 """Nuclear norm for ten tasks that share directions.
 
-Handwritten digits at eight sites: ten tasks, "is it a 0?", "is it a 1?" and so on, with 64 coefficients each. As a matrix, 64 by 10, these are
-asked to have low rank: the tasks then share a few directions in the space of images. The stronger the nuclear norm, the fewer directions; six are nearly as good as nine.
-Below are the directions of the model of rank six, as images.
+Handwritten digits at eight sites: ten tasks, "is it a 0?", "is it a 1?" and so on, with 64 coefficients each. As a
+matrix, 64 by 10, these are asked to have low rank: the tasks then share a few directions in the space of images. The
+stronger the nuclear norm, the fewer directions; six are nearly as good as nine. Below are the directions of the model
+of rank six, as images.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +13,7 @@ import fedcomposite as fc
 
 plt.rcParams |= {"axes.spines.top": False, "axes.spines.right": False}
 silos = fc.data.load("digits", test=0.3).partition("dirichlet", clients=8, alpha=0.5, seed=0)
-strengths, ranks, scores, start, chosen = [0.1, 0.07, 0.05, 0.035, 0.025, 0.018, 0.012, 0.006], [], [], None, None
+strengths, ranks, scores, start, chosen = [0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05], [], [], None, None
 for lam in strengths:
     h = fc.regularizers.NuclearNorm(lam, shape=(64, 10))
     problem = fc.Problem(silos, loss="multinomial", regularizer=h, weights="samples")

@@ -28,7 +28,7 @@ field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}));
 """
 SEEN = """
 ({title: document.title, scheme: document.body.dataset.mdColorScheme,
-  found: [...document.querySelectorAll('.md-search-result__item h1, .md-search-result__item h2')].map(e => e.textContent),
+  found: [...document.querySelectorAll('.md-search-result__item :is(h1, h2)')].map(e => e.textContent),
   formulas: document.querySelectorAll('math').length,
   broken: [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
   wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,

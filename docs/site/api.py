@@ -1,4 +1,4 @@
-"""The reference of the package: a page for each room, a directive for each public name; the texts are the docstrings'."""
+"""The reference of the package: a page for each room, an entry for each public name, from the docstrings."""
 
 import importlib
 import inspect

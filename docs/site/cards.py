@@ -55,8 +55,8 @@ CARDS = {
         r"\text{ up to } |u| = \theta \lambda, \text{ then constant}",
         r"p_j = \frac{S_{s \kappa \lambda}(v_j)}{1 - s \kappa / \theta} \text{ up to } |v_j| = \theta \lambda" + ", "
         r"\quad p_j = v_j \text{ beyond}",
-        "Zeros without bias: large coefficients are not shrunk. θ sets how fast it flattens; the problem is weakly convex, "
-        "so a stationary point is what one gets.",
+        "Zeros without bias: large coefficients are not shrunk. θ sets how fast it flattens; the problem is weakly "
+        "convex, so a stationary point is what one gets.",
         {"lam": 1.0, "theta": 2.0},
         "line",
     ),
@@ -64,8 +64,8 @@ CARDS = {
         r"h(x) = \kappa \sum_j \phi(x_j), \quad \phi'(u) = \lambda \text{ up to } \lambda, \quad "
         r"\frac{(a \lambda - u)_+}{a - 1} \text{ beyond}",
         r"p_j = S_{s \kappa \lambda}(v_j) \text{ up to } \lambda (1 + s \kappa), \quad "
-        r"\frac{(a - 1) v_j - \operatorname{sign}(v_j)\, s \kappa a \lambda}{a - 1 - s \kappa} \text{ up to } a \lambda, "
-        r"\quad v_j \text{ beyond}",
+        r"\frac{(a - 1) v_j - \operatorname{sign}(v_j)\, s \kappa a \lambda}{a - 1 - s \kappa} "
+        r"\text{ up to } a \lambda, \quad v_j \text{ beyond}",
         "As MCP, with a stretch of plain l1 first: zeros without bias, a = 3.7 by custom.",
         {"lam": 1.0, "a": 3.0},
         "line",
@@ -108,7 +108,8 @@ CARDS = {
     ),
     "NuclearNorm": Card(
         r"h(x) = \lambda \sum_i \sigma_i(X)",
-        r"P = U \operatorname{diag}\left((\sigma_i - s \lambda)_+\right) V^\top, \quad \text{matrix } V_0 = U \Sigma V^\top",
+        r"P = U \operatorname{diag}\left((\sigma_i - s \lambda)_+\right) W^\top "
+        r"\quad \text{where } V = U \operatorname{diag}(\sigma) W^\top",
         "Low rank: tasks, or classes, that share a few directions.",
         {"lam": 4.0, "shape": (20, 20)},
         "singular",
@@ -134,9 +135,7 @@ CARDS = {
         {"low": -1.0, "high": 1.5},
         "line",
     ),
-    "NonNegative": Card(
-        r"x_j \geq 0", r"p_j = \max(v_j, 0)", "Amounts, mixtures, rates.", {}, "line"
-    ),
+    "NonNegative": Card(r"x_j \geq 0", r"p_j = \max(v_j, 0)", "Amounts, mixtures, rates.", {}, "line"),
     "L2Ball": Card(
         r"\|x\|_2 \leq r",
         r"p = v \min\left(1, \frac{r}{\|v\|_2}\right)",

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import re
 import textwrap
 
@@ -103,7 +104,7 @@ def comments(model):
         if not cls.__module__.startswith("fedcomposite"):
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-        for field, after in zip(body, body[1:], strict=False):
+        for field, after in itertools.pairwise(body):
             text = getattr(getattr(after, "value", None), "value", None)
             if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(text, str):
                 found[field.target.id] = " ".join(text.split()).replace("|", "\\|")

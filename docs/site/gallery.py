@@ -106,4 +106,6 @@ def page(name, title, text, code, pictures, folder):
 
 def card(name, title, picture):
     """An entry of the gallery's first page."""
-    return f'<a href="{name}.html"><img src="{name}/{Path(picture).name}" alt="" loading="lazy"><span>{title}</span></a>'
+    return (
+        f'<a href="{name}.html"><img src="{name}/{Path(picture).name}" alt="" loading="lazy"><span>{title}</span></a>'
+    )

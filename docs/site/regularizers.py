@@ -6,7 +6,6 @@ import io
 import math
 import re
 
-
 import numpy as np
 import torch
 from cards import CARDS
@@ -25,8 +24,8 @@ $$
 P_s(v) = \\underset{u}{\\operatorname{argmin}} \\; h(u) + \\frac{1}{2 s} \\|u - v\\|_2^2
 $$
 
-and $S_t$ is soft-thresholding at $t$. $h$ is $\\rho$-weakly convex if $h + \\frac{\\rho}{2} \\|x\\|^2$ is convex; a step
-of $1/\\rho$ or more is refused, since the prox would not be single-valued.
+and $S_t$ is soft-thresholding at $t$. $h$ is $\\rho$-weakly convex if $h + \\frac{\\rho}{2} \\|x\\|^2$ is convex; a
+step of $1/\\rho$ or more is refused, since the prox would not be single-valued.
 
 | you want | take |
 | --- | --- |
@@ -37,9 +36,11 @@ of $1/\\rho$ or more is refused, since the prox would not be single-valued.
 | low rank | [NuclearNorm](#nuclearnorm) |
 | stable coefficients, no zeros | [L2Squared](#l2squared) |
 | a network for sparse tensor cores | [Sparsity2to4](#sparsity2to4) |
-| a constraint | [Box](#box), [NonNegative](#nonnegative), [L1Ball](#l1ball), [L2Ball](#l2ball), [Simplex](#simplex), [Affine](#affine), [TopK](#topk) |
+| a constraint | [Box](#box), [NonNegative](#nonnegative), [L1Ball](#l1ball), [L2Ball](#l2ball) |
+| a constraint on sums or counts | [Simplex](#simplex), [Affine](#affine), [TopK](#topk) |
 
-`h.on([0, 1, 2])` or `h.on("*.weight")` lets one act on some coordinates or parameters only, and `a.on(...) + b.on(...)` puts several together.
+`h.on([0, 1, 2])` or `h.on("*.weight")` lets one act on some coordinates or parameters only, and
+`a.on(...) + b.on(...)` puts several together.
 One of your own: [add a regularizer](add-a-regularizer.md)."""
 
 
@@ -104,7 +105,12 @@ def table(cls):
 
 def words(annotation):
     """A field's annotation, with the names of checked numbers in words."""
-    named = {"ZeroOrMore": "float ≥ 0", "Positive": "float > 0", "Count": "int ≥ 0", "Annotated[float, at.Gt(2)]": "float > 2"}
+    named = {
+        "ZeroOrMore": "float ≥ 0",
+        "Positive": "float > 0",
+        "Count": "int ≥ 0",
+        "Annotated[float, at.Gt(2)]": "float > 2",
+    }
     text = str(annotation)
     for name, said in named.items():
         text = text.replace(name, said)

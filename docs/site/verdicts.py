@@ -19,6 +19,8 @@ def tables(folder, paper):
         rows = [line for line in text.splitlines() if line.startswith("|")]
         name = page.parent.name
         picture = f"![{title}](../reproductions/{name}/figure.png)"
-        again = f"`fedcomposite reproduce {name}` makes it again; [the whole verdict](../reproductions/{name}/verdict.md)."
+        again = (
+            f"`fedcomposite reproduce {name}` makes it again; [the whole verdict](../reproductions/{name}/verdict.md)."
+        )
         parts += [f"### {title}", "\n".join(rows), picture, again]
     return "\n\n".join(parts)
