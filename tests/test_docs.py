@@ -72,7 +72,9 @@ def having(kind):
 
 @pytest.mark.filterwarnings("ignore:.*leaves its proven range")
 @pytest.mark.parametrize("name", having("python"))
-def test_python_blocks_run(name, desk):
+def test_python_blocks_run(name, desk, request):
+    if 'load("mnist")' in pages.text_of(name):
+        request.getfixturevalue("real_data")
     scope = {"__name__": "shown"}
     for block in pages.blocks(name):
         if block.kind != "python" or block.why_not() is not None:
