@@ -3,9 +3,11 @@
 import ast
 import inspect
 import itertools
-import re
 import textwrap
+import types
+import typing
 
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from fedcomposite.data.spec import RecipeSpec, SitePart
@@ -56,45 +58,54 @@ def about(model):
 
 def fields(model):
     """Name, type, default and meaning of every field."""
-    said = comments(model)
+    said, hints = comments(model), typing.get_type_hints(model, include_extras=True)
     if hasattr(model, "model_fields"):
         for name, field in model.model_fields.items():
-            default = field.default
-            if field.default_factory is not None:
-                default = field.default_factory()
-            written = "required" if default is PydanticUndefined else f"`{value(default)}`"
-            limits = ", ".join(limit(m) for m in field.metadata if limit(m))
-            yield name, kind(field.annotation, limits), written, said.get(name, "")
+            default = field.default if field.default_factory is None else field.default_factory()
+            limits = [limit(mark) for mark in field.metadata]
+            yield name, ", ".join([kind(field.annotation), *filter(None, limits)]), written(default), said.get(name, "")
         return
     for name, parameter in inspect.signature(model).parameters.items():
-        written = "required" if parameter.default is parameter.empty else f"`{value(parameter.default)}`"
-        yield name, kind(parameter.annotation, ""), written, said.get(name, "")
+        yield name, kind(hints[name]), written(parameter.default), said.get(name, "")
 
 
-def value(default):
+def written(default):
     """A default as TOML has it."""
+    if default in (PydanticUndefined, inspect.Parameter.empty):
+        return "required"
+    if isinstance(default, BaseModel):
+        return "its defaults"
     if default is None:
-        return "none"
-    return str(default).lower() if isinstance(default, bool) else repr(default).replace("'", '"').replace("|", "\\|")
+        return ""
+    text = str(default).lower() if isinstance(default, bool) else repr(default).replace("'", '"')
+    return f"`{text}`".replace("|", "\\|")
 
 
 def limit(mark):
     """What an annotation demands of a number."""
-    for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-        if hasattr(mark, name):
-            return f"{sign} {getattr(mark, name)}"
-    return ""
+    signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+    return ", ".join(f"{sign} {getattr(mark, name):g}" for name, sign in signs if getattr(mark, name, None) is not None)
 
 
-def kind(annotation, limits):
+def kind(hint):
     """A type in words."""
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    text = str(annotation) if "[" in str(annotation) or "|" in str(annotation) else text
-    text = re.sub(r"(typing|builtins|fedcomposite[\w.]*|pydantic[\w.]*|annotated_types|[\w.]*faults)\.", "", text)
-    text = re.sub(r"Annotated\[(\w+), [^\[\]]*?\]", r"\1", text)
-    text = re.sub(r"Literal\[([^]]*)\]", lambda m: " or ".join(m[1].split(", ")).replace("'", '"'), text)
-    text = text.replace(" | None", "").replace("|", "or")
-    return f"`{text}`" + (f", {limits}" if limits else "")
+    inner, outer = typing.get_args(hint), typing.get_origin(hint)
+    if outer is typing.Annotated:
+        marks = [m for part in inner[1:] for m in getattr(part, "metadata", [part])]
+        return ", ".join([kind(inner[0]), *filter(None, map(limit, marks))])
+    if outer is typing.Literal:
+        return " or ".join(f'`"{choice}"`' if isinstance(choice, str) else f"`{choice}`" for choice in inner)
+    if outer in (typing.Union, types.UnionType):
+        return " or ".join(kind(each) for each in inner if each is not types.NoneType)
+    if outer is dict:
+        return f"table of {kind(inner[1])}"
+    if outer in (list, tuple):
+        return f"list of {kind(inner[0])}"
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return "table"
+    return {typing.Any: "values", str: "text", bool: "true or false", dict: "table"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )
 
 
 def comments(model):

@@ -30,8 +30,8 @@ def build(examples, kept, say):
     """Run what has changed, and write the pages."""
     pages, pictures, cards = {}, {}, []
     package = digest(*sorted((examples.parent / "src").rglob("*.py")))
-    for path in sorted(examples.glob("plot_*.py"), key=place):
-        name = path.stem.removeprefix("plot_")
+    for name in names(examples):
+        path = examples / f"plot_{name}.py"
         folder = kept / f"{name}-{digest(path)[:12]}-{package[:12]}"
         if not (folder / "output.txt").exists():
             say(f"running {path.name}")
@@ -52,10 +52,10 @@ def build(examples, kept, say):
     return Gallery(pages, pictures)
 
 
-def place(path):
-    """Where an example stands."""
-    name = path.stem.removeprefix("plot_")
-    return (ORDER.index(name) if name in ORDER else len(ORDER), name)
+def names(examples):
+    """The examples in their order."""
+    found = sorted(path.stem.removeprefix("plot_") for path in examples.glob("plot_*.py"))
+    return sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 def digest(*paths):

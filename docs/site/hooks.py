@@ -22,6 +22,19 @@ sources: dict[str, str] = {}  # page of the site: file of the repository
 drawn = regularizers.Pictures()
 
 
+def on_config(config):
+    """Put the pages that are made for each room and each example into the navigation."""
+    for section in config.nav:
+        if "Gallery" in section:
+            section["Gallery"] = [
+                "gallery/index.md",
+                *(f"gallery/{name}.md" for name in gallery.names(ROOT / "examples")),
+            ]
+        if "Reference" in section:
+            rooms = [{room: f"reference/api/{room}.md"} for room in api.ROOMS]
+            section["Reference"][1:1] = [{"Classes and functions": rooms}]
+
+
 def on_files(files, config):
     """Add the pages that are made from the code, their pictures, and files outside docs/ that pages lead to."""
     made = {

@@ -5,6 +5,7 @@ import inspect
 import io
 import math
 import re
+import typing
 
 import numpy as np
 import torch
@@ -95,26 +96,12 @@ def table(cls):
     chosen = [f for f in dataclasses.fields(cls) if f.init]
     if not chosen:
         return "No fields."
-    rows = []
+    rows, hints = [], typing.get_type_hints(cls, include_extras=True)
     for f in chosen:
         default = "required" if f.default is dataclasses.MISSING else f"`{f.default!r}`"
-        rows.append(f"| `{f.name}` | {kind(words(f.type), '')} | {default} |")
+        rows.append(f"| `{f.name}` | {kind(hints[f.name])} | {default} |")
     link = f"[The class](reference/api/regularizers.md#{cls.__module__}.{cls.__qualname__}) says more."
     return "\n".join(["| field | type | default |", "| --- | --- | --- |", *rows]) + f"\n\n{link}"
-
-
-def words(annotation):
-    """A field's annotation, with the names of checked numbers in words."""
-    named = {
-        "ZeroOrMore": "float ≥ 0",
-        "Positive": "float > 0",
-        "Count": "int ≥ 0",
-        "Annotated[float, at.Gt(2)]": "float > 2",
-    }
-    text = str(annotation)
-    for name, said in named.items():
-        text = text.replace(name, said)
-    return text
 
 
 def example(name, card, h):
