@@ -20,7 +20,7 @@ from PyQt6.QtWidgets import QApplication
 
 SEARCH = """
 const field = document.querySelector('input[name=query]');
-document.querySelector('#__search').checked = true;
+document.querySelector('#__search').click();
 field.focus();
 field.value = %s;
 field.dispatchEvent(new InputEvent('input', {bubbles: true}));

@@ -210,6 +210,7 @@ def singular(h):
     places = np.arange(1, 21)
     axes.bar(places - 0.2, torch.linalg.svdvals(v), 0.4, color=GREY, label="of V")
     axes.bar(places + 0.2, after, 0.4, color=BLUE, label="of its prox, step 1")
+    axes.set_xticks(places[::3])
     titled(axes, f"singular values: rank 20 becomes {int((after > 1e-10).sum())}", "place")
     key(axes)
     return figure
