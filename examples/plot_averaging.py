@@ -2,7 +2,7 @@
 
 Four hospitals fit a lasso each, and each model is sparse. But they keep different coefficients, so the mean of the
 models has the union of the supports: nearly all of them. FedAvg, with subgradients of the lasso's term, has no zero at
-all. FedNMap averages what comes *before* the prox, and ends at the coefficients that the pooled lasso keeps.
+all. FedNMap averages what comes *before* the prox, and ends at the solution of the common problem.
 """
 
 import matplotlib.pyplot as plt
