@@ -6,7 +6,7 @@ WORKERS ?= 2
 # Real data for the tests that use it; they skip with a reason where it is absent.
 export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: demo test test-wheel test-oldest lint clean install bench-peers
+.PHONY: demo docs test test-wheel test-oldest lint clean install bench-peers
 
 demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
@@ -37,6 +37,11 @@ $(OLDEST)/.done: pyproject.toml constraints-oldest.txt
 	$(OLDEST)/bin/pip install --quiet --constraint constraints-oldest.txt --editable . cvxpy hypothesis pytest pytest-xdist skglm
 	@touch $@
 
+# The site, in build/site: index.html opens as it is. Building needs no network, the first installation does.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 install: $(VENV)/.core
 
 $(BIN)/pip:
@@ -50,6 +55,11 @@ $(VENV)/.core: $(BIN)/pip pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.core
 	@echo "installing the test extras"
 	$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	@echo "installing the docs extra"
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 # Other frameworks for python -m benchmarks, each in an environment of its own. torch comes first, by its exact version.

@@ -17,7 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-collect_ignore = ["browser_page.py"]  # a program of its own, for a browser that few machines have
+collect_ignore = ["browser_page.py", "browser_site.py"]  # programs of their own, for a browser that few machines have
 
 LONGEST = ("test_federation_real.py", "test_federation_service.py", "test_contract.py", "test_regularizers.py")
 
