@@ -38,7 +38,7 @@ SETS = {  # silos, loss, strengths, their least over the largest, folds
     "heart": (lambda: fc.data.load("heart_disease").standardize(), "logistic", 100, 1e-3, 10),
     "wisconsin": (lambda: fc.data.load("wisconsin").partition("iid", clients=5), "logistic", 50, 1e-3, 5),
     "ilea": (lambda: fc.data.load("ilea_schools"), "least_squares", 50, 1e-3, 5),
-    "a9a": (lambda: fc.data.load("a9a").partition("iid", clients=10), "logistic", 20, 1e-3, 5),
+    "a9a": (lambda: fc.data.load("a9a").partition("iid", clients=10), "logistic", 15, 1e-2, 3),
     "w8a": (lambda: fc.data.load("w8a").partition("iid", clients=10), "logistic", 15, 1e-2, 3),
 }
 _EQUAL = 1e-5  # slopes within this share of lambda count as large as it
@@ -61,7 +61,7 @@ class Pooled:
         """Models with their intercepts last, warm-started."""
         made, X = [], self.solver_input
         if self.loss == "logistic":
-            solver = ProxNewton(tol=1e-9, fit_intercept=True, warm_start=True, max_iter=200, max_pn_iter=1000)
+            solver = ProxNewton(tol=1e-6, fit_intercept=True, warm_start=True, max_iter=200, max_pn_iter=1000)
             model: Any = GeneralizedLinearEstimator(Logistic(), L1(1.0), solver)
         else:
             model = Lasso(warm_start=True, precompute=True, tol=1e-14, max_iter=20_000)
@@ -70,10 +70,15 @@ class Pooled:
                 model.penalty = L1(lam)
             else:
                 model.set_params(alpha=lam)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                model.fit(X, self.y)
-            made.append(self.polished(np.append(np.ravel(model.coef_), np.ravel(model.intercept_)[0]), lam))
+            for tolerance in (1e-6, 1e-8, 1e-10):
+                (model.solver if self.loss == "logistic" else model).tol = tolerance
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    model.fit(X, self.y)
+                x = self.polished(np.append(np.ravel(model.coef_), np.ravel(model.intercept_)[0]), lam)
+                if self.violation(x, lam) <= 1e-12:
+                    break
+            made.append(x)
         return np.array(made)
 
     def polished(self, x: Floats, lam: float) -> Floats:

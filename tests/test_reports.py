@@ -190,6 +190,18 @@ def test_predictions_are_those_of_the_model(messy, tmp_path):
     assert made.measures["brier"][0] == pytest.approx(float(((expected - (y > 0).double()) ** 2).mean()), abs=1e-12)
 
 
+def test_a_file_called_after_a_site_is_read_as_that_sites(messy, tmp_path):
+    """Target and style as well as features, which went by the file's name alone."""
+    folder, run = messy
+    named, asked = predict(run, folder / "south.csv"), predict(run, folder / "south.csv", site="south")
+    pd.testing.assert_frame_equal(named.table, asked.table)
+    pd.testing.assert_frame_equal(named.measures, asked.measures)
+    assert named.site == "south"
+    said = command("predict", run, folder / "south.csv", "--out", tmp_path / "s.csv")
+    assert "with the names and units of south" in said
+    assert predict(run, folder / "north.csv").site is None
+
+
 def test_new_samples_without_a_target_and_with_strange_levels(messy, tmp_path):
     folder, run = messy
     raw = pd.read_csv(folder / "north.csv", sep=None, engine="python", dtype=str)

@@ -35,6 +35,8 @@ class Scored:
     ``margin[c]`` and ``prediction[c]``, the probability, of each."""
     measures: pd.DataFrame | None
     """How good they are, if the file has the target; one row."""
+    site: str | None = None
+    """Whose names, units and style were taken."""
 
 
 def predict(run: str | Path, file: str | Path, *, site: str | None = None, threshold: float = 0.5) -> Scored:
@@ -47,7 +49,8 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
     file : path
         A table with the columns that the run's files had; the target may be missing.
     site : str, optional
-        The site whose names, units and style the file has; the common ones if left out.
+        The site whose names, units and style the file has; if left out, the one that the file is called after, or
+        the common ones.
     threshold : float
         Probability from which on a sample is of class 1; of several classes the most probable one is taken.
     """
@@ -66,6 +69,7 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
     outputs = len(x) // len(coordinates)
     bias = bool(section.get("bias", False))
     if (folder.path / "recipe.json").is_file():
+        site = site or _named_after(folder.path / "recipe.json", Path(file))
         sheet, X, held = _prepared(folder.path / "recipe.json", Path(file), site)
     else:
         sheet, X, held = _plain(coordinates[: len(coordinates) - bias], content, Path(file))
@@ -76,7 +80,11 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
         measures = None if held is None else model.measures(*held, threshold)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
-    return Scored(pd.DataFrame({**taken, **made}), measures)
+    return Scored(pd.DataFrame({**taken, **made}), measures, site)
+
+
+def _named_after(recipe: Path, file: Path) -> str | None:
+    return file.stem if file.stem in FittedRecipe.read(recipe).recipe.sites else None
 
 
 def _coordinates(folder: RunFolder) -> list[str]:
