@@ -39,7 +39,7 @@ SETS = {  # silos, loss, strengths, their least over the largest, folds
     "wisconsin": (lambda: fc.data.load("wisconsin").partition("iid", clients=5), "logistic", 50, 1e-3, 5),
     "ilea": (lambda: fc.data.load("ilea_schools"), "least_squares", 50, 1e-3, 5),
     "a9a": (lambda: fc.data.load("a9a").partition("iid", clients=10), "logistic", 15, 1e-2, 3),
-    "w8a": (lambda: fc.data.load("w8a").partition("iid", clients=10), "logistic", 15, 1e-2, 3),
+    "w8a": (lambda: fc.data.load("w8a").partition("iid", clients=10), "logistic", 8, 1e-2, 3),
 }
 _EQUAL = 1e-5  # slopes within this share of lambda count as large as it
 

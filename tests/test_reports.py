@@ -319,6 +319,8 @@ def test_a_test_part_is_measured_and_reported(messy, tmp_path):
     for i, site in enumerate(problem.silos.names):
         assert table.loc[site, "samples"] == (owner == i).sum()
         assert table.loc[site, "Brier"] == pytest.approx(np.mean((1 / (1 + np.exp(-scores)) - y)[owner == i] ** 2))
+    for one in json.loads((tmp_path / "run" / "analysis.json").read_text())["test"].values():
+        assert 2 <= len(one["calibration"]) <= min(10, one["samples"] / 10)
     page = (tmp_path / "run" / "report.html").read_text()
     for expected in ("<h2>Test</h2>", "ROC curves on the test part", "Calibration on the test part"):
         assert expected in page

@@ -28,7 +28,9 @@ def predict_command(
     run: Run,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New samples: .csv or .parquet.")],
     destination: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("scored.csv"),
-    site: Annotated[str | None, typer.Option(help="Whose names and units the file has (default: the site it is called after).")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Whose names and units the file has (default: the site it is called after).")
+    ] = None,
     threshold: Annotated[float, typer.Option(help="Probability from which on a sample is of class 1.")] = 0.5,
 ) -> None:
     """Apply a run's recipe and model to new samples; with a target in the file, say how good the predictions are."""

@@ -145,7 +145,8 @@ def _measured(one: Quality) -> dict[str, Any]:
     """A site's measures, its curves among them."""
     both = one.positives and one.positives < one.samples
     roc = one.roc().drop_duplicates().to_numpy().tolist() if both else []
-    return {**one.summary(), "roc": roc, "calibration": one.calibration().to_dict("records")}
+    groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
+    return {**one.summary(), "roc": roc, "calibration": one.calibration(groups).to_dict("records")}
 
 
 def plain(value: Any) -> Any:
