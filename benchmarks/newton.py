@@ -3,6 +3,7 @@
     python -m benchmarks.newton                  # ProxNewton on all problems, checked against pooled solvers
     python -m benchmarks.newton --against        # six problems with every composite method and FISTA, as a table
     python -m benchmarks.newton --path           # 30 strengths, 20,000 features, 10 sites of 100 samples
+    python -m benchmarks.newton --solve          # Heart Disease with kinks, or half of the clients
 
 ``--only heart`` takes the problems whose name starts so. FISTA is what dsMTL does: one gradient per client and round,
 an accelerated step at the server. The table has the rounds to a stationarity of 1e-6 and of 1e-9, and the kilobytes
@@ -17,11 +18,13 @@ from __future__ import annotations
 import argparse
 import math
 import resource
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -272,6 +275,34 @@ def wide_path(features: int, sites: int = 10, samples: int = 100, count: int = 3
     return total <= 5 * count and worst <= 1e-7
 
 
+def kinks(tolerance: float = 1e-4) -> Iterator[tuple[str, fc.Run]]:
+    """Losses with kinks, to a duality gap."""
+    terms = {"ridge": reg.L2Squared(0.1), "group lasso": reg.GroupLasso(0.02, groups=2), "l1": reg.L1(0.02)}
+    for loss, name in (("hinge", "ridge"), ("hinge", "group lasso"), ("hinge", "l1"), ("absolute", "l1")):
+        problem = fc.Problem(_heart(), loss=loss, regularizer=terms[name], bias=True)
+        yield f"{loss}, {name}", fc.solve(problem, tolerance=tolerance)
+
+
+def halves(rounds: int) -> Iterator[tuple[str, fc.Run]]:
+    """Half of the hospitals in a round: local steps, and features of very different sizes with and without scaling."""
+    plan = {"participation": 0.5, "rounds": rounds}
+    for steps in (1, 5, 20):
+        problem = _logistic(_heart, reg.L1(0.005))()
+        yield f"half of the clients, {steps} local steps", fc.solve(problem, local_steps=steps, tolerance=1e-8, **plan)
+    hospitals, sizes = _heart(), 10.0 ** np.array([-2, 1, 0, 2, -1, 0, 1, 0, -2, 2])
+    apart = fc.Silos.from_arrays([(np.asarray(X) * sizes, y) for X, y in (hospitals[i] for i in range(4))])
+    problem = fc.Problem(apart, loss="logistic", regularizer=reg.L1(0.005), bias=True)
+    yield "features from 0.01 to 100, scaled", fc.solve(problem, tolerance=1e-7, **plan)
+    with mock.patch.object(sys.modules["fedcomposite.estimators.solve"], "worthwhile", return_value=False):
+        yield "features from 0.01 to 100, as they are", fc.solve(problem, tolerance=1e-7, **plan)
+
+
+def solved(rounds: int, tolerance: float = 1e-4) -> None:
+    """A line for each problem that takes more than Newton steps."""
+    for name, run in (*kinks(tolerance), *halves(rounds)):
+        print(f"{name:40} {run.rounds:5d} rounds  {run.status}  {run.certificate}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", action="store_true", help="every composite method as well")
@@ -280,7 +311,10 @@ def main() -> None:
     parser.add_argument("--methods", default="", help="of --against, with commas; all if left out")
     parser.add_argument("--rounds", type=int, default=1000, help="most rounds of the first-order methods")
     parser.add_argument("--features", type=int, default=20_000, help="of the path")
+    parser.add_argument("--solve", action="store_true", help="kinks, and half of the clients in a round")
     given = parser.parse_args()
+    if given.solve:
+        return solved(3 * given.rounds)
     if given.path:
         raise SystemExit(0 if wide_path(given.features) else 1)
     chosen = {name: make for name, make in PROBLEMS.items() if name.startswith(given.only)}

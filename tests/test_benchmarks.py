@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import cifar, inference, newton, prox, sparse, streaming, table6, workloads
+from benchmarks import analyst, cifar, inference, newton, prox, sparse, streaming, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -234,3 +235,43 @@ def test_inference_with_zeros():
     assert {"dense", "pruned", "CSR"} <= set(table["variant"])
     assert (table["ms"] > 0).all()
     assert (table.loc[table["variant"] == "dense", "dense / this"] == 1).all()
+
+
+def test_paths_are_compared_with_pooled_references(capsys):
+    assert analyst.compare("wisconsin", count=4, ratio=0.05, folds=2)
+    text = capsys.readouterr().out
+    assert "(4 of 4 models are unique)" in text
+    assert "same lambda.min: True, same lambda.1se: True" in text
+    apart = [float(v) for v in re.findall(r"coefficients (\S+)", text)]
+    assert len(apart) == 2
+    assert max(apart) < 1e-6
+    assert max(float(v) for v in re.findall(r"KKT (\S+)", text)) < 1e-10
+
+
+def test_the_pooled_reference_knows_when_a_model_is_not_unique():
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(60, 3))
+    y = X[:, 0] + generator.normal(size=60) / 5
+    lambdas = np.array([0.3, 0.1])
+    for columns, unique in ((X, True), (np.column_stack([X, X[:, 0]]), False)):
+        data = analyst.Pooled(columns, y, "least_squares")
+        for lam, x in zip(lambdas, data.path(lambdas), strict=True):
+            assert data.violation(x, lam) < 1e-12
+            assert data.unique(x, lam) == unique
+    seen = analyst.Apart()
+    data = analyst.Pooled(np.column_stack([X, X[:, 0]]), y, "least_squares")
+    x = data.path(lambdas[:1])[0]
+    shared = (x[0] + x[3]) / 2  # the copies share their coefficient in another way
+    seen.see(data, 0.3, x, np.array([shared, x[1], x[2], shared, x[4]]))
+    assert seen.unique == [False]
+    assert seen.coefficient == 0
+    assert seen.margin < 1e-12
+    assert seen.objective < 1e-12
+
+
+def test_what_takes_more_than_newton_steps_is_measured(capsys):
+    newton.solved(rounds=3, tolerance=0.2)
+    text = capsys.readouterr().out
+    assert text.count("rounds") == 9
+    assert "hinge, group lasso" in text
+    assert "features from 0.01 to 100, as they are" in text

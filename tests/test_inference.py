@@ -58,6 +58,30 @@ def test_logistic_intervals_are_a_step_from_the_unregularized_model():
     assert (table.odds_lower < table.odds_ratio).all()
 
 
+def test_a_second_step_takes_off_what_the_first_leaves_of_a_shrunk_logistic_model():
+    """Against the maximum likelihood, and against both steps written out."""
+    problem, x = posed("logistic", lam=0.1)
+    table = fc.confidence(problem, x, inverse="nodewise")
+    A, y = design(problem)
+    free = Logistic(C=np.inf, tol=1e-12, max_iter=1000).fit(A[:, :-1], y).coef_[0]
+
+    def step(x):
+        p = 1 / (1 + np.exp(-A @ x))
+        H = (A * (p * (1 - p))[:, None]).T @ A / len(y)
+        M = nodewise(torch.from_numpy(H), len(y), True).numpy()
+        return x - M @ A.T @ (p - y) / len(y), np.sqrt((M @ H @ M.T).diagonal() / len(y))
+
+    first, se = step(x.numpy())
+    clear = (x.numpy() != 0) & (np.abs(first / se) > np.sqrt(2 * np.log(7)))
+    assert clear[:6].tolist() == [True, True, False, False, False, False]
+    clear[-1] = True
+    second, se = step(np.where(clear, first, x.numpy()))
+    np.testing.assert_allclose(table.estimate, second, rtol=1e-10)
+    np.testing.assert_allclose(table.se, se, rtol=1e-10)
+    assert (np.abs(second - np.append(free, 0))[:2] < 0.5 * np.abs(first - np.append(free, 0))[:2]).all()
+    assert table.coefficient.tolist() == x.tolist()
+
+
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_robust_variances_are_the_sandwich(weights):
     problem, x = posed("logistic", weights=weights)

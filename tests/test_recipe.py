@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import CubicSpline
@@ -261,6 +262,26 @@ def test_a_held_out_table_teaches_nothing():
     assert len(silos.test[1]) == 80
     np.testing.assert_array_equal(silos.test[0].numpy(), silos.recipe.apply(held).to_numpy())
     assert silos.standardize().recipe == silos.recipe
+
+
+def test_a_share_is_held_out_at_every_site_and_teaches_nothing():
+    sites = tables()
+    recipe = Recipe(impute="mean", one_hot=["cp", "smoker"])
+    silos = recipe.prepare(sites, target="sick", test=0.2, seed=3)
+    assert silos.sizes.tolist() == [48, 36, 64]
+    X, y = silos.test
+    owner = silos.held_by["test"].numpy()
+    assert np.bincount(owner).tolist() == [12, 9, 16]
+    again = silos.recipe.silos([sheet_of(frame, name) for name, frame in sites.items()])
+    for i, name in enumerate(sites):  # train and test together are the site's rows
+        both = np.concatenate([silos[i][0].numpy(), X.numpy()[owner == i]])
+        np.testing.assert_allclose(np.sort(both, 0), np.sort(again[i][0].numpy(), 0), atol=1e-12)
+        assert float(silos[i][1].sum() + y[torch.from_numpy(owner == i)].sum()) == sites[name]["sick"].sum()
+    np.testing.assert_allclose(silos.features.double().mean(0)[:2], 0, atol=1e-12)  # learned from what is left alone
+    other = recipe.prepare(sites, target="sick", test=0.2, seed=4)
+    assert not torch.equal(silos.features, other.features)
+    with pytest.raises(fc.data.DataError, match=r"test = 1\.5, must be a share"):
+        recipe.prepare(sites, target="sick", test=1.5)
 
 
 def test_all_that_does_not_fit_is_told_at_once():

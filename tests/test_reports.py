@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, log_loss, mean_absolute_error, r2_score, roc_auc_score
 from typer.testing import CliRunner
 
 import fedcomposite as fc
@@ -190,6 +190,18 @@ def test_predictions_are_those_of_the_model(messy, tmp_path):
     assert made.measures["brier"][0] == pytest.approx(float(((expected - (y > 0).double()) ** 2).mean()), abs=1e-12)
 
 
+def test_a_file_called_after_a_site_is_read_as_that_sites(messy, tmp_path):
+    """Target and style as well as features, which went by the file's name alone."""
+    folder, run = messy
+    named, asked = predict(run, folder / "south.csv"), predict(run, folder / "south.csv", site="south")
+    pd.testing.assert_frame_equal(named.table, asked.table)
+    pd.testing.assert_frame_equal(named.measures, asked.measures)
+    assert named.site == "south"
+    said = command("predict", run, folder / "south.csv", "--out", tmp_path / "s.csv")
+    assert "with the names and units of south" in said
+    assert predict(run, folder / "north.csv").site is None
+
+
 def test_new_samples_without_a_target_and_with_strange_levels(messy, tmp_path):
     folder, run = messy
     raw = pd.read_csv(folder / "north.csv", sep=None, engine="python", dtype=str)
@@ -224,6 +236,95 @@ def test_a_run_without_a_recipe_predicts_by_column_names(tmp_path):
     np.testing.assert_allclose(made.table["prediction"], frame[["a", "b", "c"]] @ x[:3] + x[3], rtol=1e-12)
     assert made.measures["r2"][0] > 0.98
     write_report(tmp_path / "run")
+
+
+CLASSES = (3, 5, 9)
+
+
+@pytest.fixture
+def three_classes(tmp_path):
+    """Two sites' files with three classes, a run of them, and the pooled table."""
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame(g.normal(size=(150, 3)), columns=["a", "b", "c"])
+    margins = frame.to_numpy() @ g.normal(size=(3, 3)) * 2
+    frame["y"] = np.take(CLASSES, (margins + g.gumbel(size=margins.shape)).argmax(1))
+    for name, part in (("n", frame[:80]), ("s", frame[80:])):
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "e.toml").write_text(
+        f'[data]\nfiles = ["{tmp_path}/n.csv", "{tmp_path}/s.csv"]\ntarget = "y"\n[problem]\nloss = "multinomial"\n'
+        'bias = true\n[regularizer]\nname = "L1"\nlam = 0.01\n[algorithm]\nname = "auto"\n[run]\nrounds = 10\n'
+    )
+    return tmp_path, frame
+
+
+@pytest.mark.parametrize("recipe", ["", "[recipe]\nstandardize = true\n"], ids=["plain", "recipe"])
+def test_a_model_of_several_classes_predicts(three_classes, recipe):
+    folder, frame = three_classes
+    with (folder / "e.toml").open("a") as file:
+        file.write(recipe)
+    command("fit", folder / "e.toml", "--out", folder / "run")
+    frame[["c", "y", "a", "b"]].to_csv(folder / "new.csv", index=False)
+    said = command("predict", folder / "run", folder / "new.csv", "--out", folder / "scored.csv")
+    assert "accuracy" in said
+    scored = pd.read_csv(folder / "scored.csv")
+    problem = Config.read(folder / "e.toml").make_problem()
+    x = torch.tensor(json.loads((folder / "run" / "analysis.json").read_text())["model"], dtype=torch.float64)
+    margins = problem.predict(x, problem.silos.features.double())
+    np.testing.assert_allclose(scored[[f"margin[{c}]" for c in CLASSES]], margins, rtol=1e-9, atol=1e-12)
+    p = torch.softmax(margins, -1).numpy()
+    np.testing.assert_allclose(scored[[f"prediction[{c}]" for c in CLASSES]], p, rtol=1e-9)
+    np.testing.assert_array_equal(scored["class"], np.take(CLASSES, p.argmax(1)))
+    measured = predict(folder / "run", folder / "new.csv").measures.iloc[0]
+    assert measured["accuracy"] == pytest.approx(np.mean(scored["class"] == frame["y"]))
+    assert measured["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(frame["y"], scored["class"]))
+    assert measured["log_loss"] == pytest.approx(log_loss(frame["y"], p))
+    write_report(folder / "run")
+    frame.assign(y=4).to_csv(folder / "odd.csv", index=False)
+    with pytest.raises(DataError, match=r"odd\.csv: the target has classes that the run does not know: 4"):
+        predict(folder / "run", folder / "odd.csv")
+
+
+def test_counts_are_measured_on_their_own_scale(tmp_path):
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame(g.normal(size=(90, 2)), columns=["a", "b"])
+    frame["y"] = g.poisson(np.exp(0.5 + frame["a"] - 0.5 * frame["b"]))
+    for name, part in (("n", frame[:50]), ("s", frame[50:])):
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "e.toml").write_text(
+        f'[data]\nfiles = ["{tmp_path}/n.csv", "{tmp_path}/s.csv"]\ntarget = "y"\n[problem]\nloss = "poisson"\n'
+        'bias = true\n[regularizer]\nname = "L1"\nlam = 0.01\n[algorithm]\nname = "auto"\n[run]\nrounds = 10\n'
+    )
+    command("fit", tmp_path / "e.toml", "--out", tmp_path / "run")
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    made = predict(tmp_path / "run", tmp_path / "new.csv")
+    np.testing.assert_allclose(made.table["prediction"], np.exp(made.table["margin"]), rtol=1e-12)
+    assert made.measures["r2"][0] == pytest.approx(r2_score(frame["y"], made.table["prediction"]))
+    wrong = mean_absolute_error(frame["y"], made.table["prediction"])
+    assert made.measures["mean absolute error"][0] == pytest.approx(wrong)
+
+
+def test_a_test_part_is_measured_and_reported(messy, tmp_path):
+    experiment = messy[0] / "experiment.toml"
+    said = command("cv", experiment, "--set", "data.test=0.3", "--folds", 3, "--count", 8, "--out", tmp_path / "run")
+    assert "on the test part" in said
+    problem = Config.read(experiment, ["data.test=0.3"]).make_problem()
+    x = torch.tensor(json.loads((tmp_path / "run" / "analysis.json").read_text())["model"], dtype=torch.float64)
+    X, y = problem.silos.test
+    owner = problem.silos.held_by["test"].numpy()
+    scores, y = problem.predict(x, X).numpy(), (y > 0).numpy()
+    write_report(tmp_path / "run")
+    table = pd.read_csv(tmp_path / "run" / "report-test.csv").set_index("site")
+    assert table.loc["all", "samples"] == len(y)
+    assert table.loc["all", "AUROC"] == pytest.approx(roc_auc_score(y, scores), abs=1e-2)
+    for i, site in enumerate(problem.silos.names):
+        assert table.loc[site, "samples"] == (owner == i).sum()
+        assert table.loc[site, "Brier"] == pytest.approx(np.mean((1 / (1 + np.exp(-scores)) - y)[owner == i] ** 2))
+    for one in json.loads((tmp_path / "run" / "analysis.json").read_text())["test"].values():
+        assert 2 <= len(one["calibration"]) <= min(10, one["samples"] / 10)
+    page = (tmp_path / "run" / "report.html").read_text()
+    for expected in ("<h2>Test</h2>", "ROC curves on the test part", "Calibration on the test part"):
+        assert expected in page
+    assert sum(tag == "svg" for tag, _ in Page(page).tags) == 8
 
 
 def test_axes_and_ticks():

@@ -148,11 +148,13 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
     found |= {"message": made.message, "converged": made.converged, "folder": folder.path, "coefficients": rows(table)}
     caption = f"largest of {len(table)} nonzero coefficients" if len(table) > _SHOWN else "nonzero coefficients"
     print_frame(table.head(_SHOWN), caption, digits=6)
-    if made.quality is not None:
-        names = ["samples", "positives", "auroc", "brier", "calibration_slope"]
-        measured: pd.DataFrame = made.quality.table[names].reset_index(names="site")
-        found["quality"] = rows(measured)
-        print_frame(measured, "on held-out folds" if made.cv is not None else "on the samples of the fit")
+    where = "on held-out folds" if made.cv is not None else "on the samples of the fit"
+    for key, report, caption in (("quality", made.quality, where), ("tested", made.tested, "on the test part")):
+        if report is not None:
+            names = ["samples", "positives", "auroc", "brier", "calibration_slope"]
+            measured: pd.DataFrame = report.table[names].reset_index(names="site")
+            found[key] = rows(measured)
+            print_frame(measured, caption)
     written(folder.path)
     if not made.converged:
         out.print("[bold red]NOT CONVERGED[/]: see `converged` in analysis.json; take a larger lambda or --ratio")

@@ -31,12 +31,16 @@ def predict_command(
     run: Run,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New samples: .csv or .parquet.")],
     destination: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("scored.csv"),
-    site: Annotated[str | None, typer.Option(help="The site whose names and units the file has.")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Whose names and units the file has (default: the site it is called after).")
+    ] = None,
     threshold: Annotated[float, typer.Option(help="Probability from which on a sample is of class 1.")] = 0.5,
     as_json: AsJson = False,
 ) -> None:
     """Apply a run's recipe and model to new samples; with a target in the file, say how good the predictions are."""
     made = predict(run, file, site=site, threshold=threshold)
+    if made.site is not None and site is None:
+        out.print(f"{file.name} is read with the names and units of {made.site}, as it is called", markup=False)
     destination.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(destination, made.table.to_csv(index=False).encode())
     with results(as_json) as found:

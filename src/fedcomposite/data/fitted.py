@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedcomposite._version import __version__
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
-from fedcomposite.data.silos import Silos
+from fedcomposite.data.silos import HeldOut, Silos
 from fedcomposite.data.spec import RecipeSpec
 from fedcomposite.data.steps import AnyStep, Complete, Standardize, prepared
 from fedcomposite.files import write_atomic
@@ -80,22 +81,23 @@ class FittedRecipe(BaseModel):
             raise DataError(f"{sheet.name}: {count} target(s) are none of {levels}; add them to target = {{...}}")
         return np.array([np.nan if text is None else self.recipe.target[text] for text in texts])
 
-    def silos(self, sheets: Sequence[Sheet], test: Sheet | None = None) -> Silos:
-        """The sites' tables as silos, with this recipe in ``silos.recipe``."""
-        pairs = [self.table(sheet) for sheet in sheets]
-        held = None if test is None else self.table(test)
-        for sheet, (_, y) in zip(
-            [*sheets, *([test] if test else [])], [*pairs, *([held] if held else [])], strict=True
-        ):
-            if y is None:
-                raise DataError(f"{sheet.name}: no column {self.target!r}, the target")
-        made = Silos.from_arrays(
-            [(_without_rare(X, self.recipe.rare), y) for X, y in pairs if y is not None],
-            names=[sheet.name for sheet in sheets],
-            feature_names=self.features,
-            test=None if held is None or held[1] is None else (held[0], held[1]),
-        )
-        return replace(made, recipe=self)
+    def silos(self, sheets: Sequence[Sheet], test: Sheet | Sequence[Sheet] | None = None) -> Silos:
+        """The sites' tables as silos, with this recipe in ``silos.recipe``; ``test`` is nobody's, or one of each."""
+        pairs = [(_without_rare(X, self.recipe.rare), y) for X, y in map(self._labelled, sheets)]
+        made = Silos.from_arrays(pairs, names=[sheet.name for sheet in sheets], feature_names=self.features)
+        if test is None:
+            return replace(made, recipe=self)
+        held = [self._labelled(sheet) for sheet in ([test] if isinstance(test, Sheet) else test)]
+        X, y = (torch.from_numpy(np.concatenate(column)) for column in zip(*held, strict=True))
+        owner = torch.arange(len(held)).repeat_interleave(torch.tensor([len(b) for _, b in held]))
+        owners: dict[HeldOut, torch.Tensor] = {} if isinstance(test, Sheet) else {"test": owner}
+        return replace(made, recipe=self, test=(X, y), held_by=owners)
+
+    def _labelled(self, sheet: Sheet) -> tuple[Floats, Floats]:
+        X, y = self.table(sheet)
+        if y is None:
+            raise DataError(f"{sheet.name}: no column {self.target!r}, the target")
+        return X, y
 
     def apply(self, source: Source, site: str | None = None, **style: Any) -> pd.DataFrame:
         """The features of new samples, from a file or a table; a target is not needed.

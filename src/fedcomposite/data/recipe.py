@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedcomposite.data.faults import DataError
@@ -130,19 +131,36 @@ class Recipe(RecipeSpec):
         *,
         target: str,
         names: Sequence[str] = (),
-        test: str | Path | pd.DataFrame | Sheet | None = None,
+        test: str | Path | pd.DataFrame | Sheet | float | None = None,
+        seed: int = 0,
         rules: Rules | None = None,
         **options: Any,
     ) -> Silos:
         """Learn the recipe and give the prepared tables as silos; ``silos.recipe`` is what was learned.
 
-        ``test`` is a table with held-out samples: it is prepared, and nothing is learned from it.
+        ``test`` is a table with held-out samples, or the share of every site's rows that is held out, drawn from
+        ``seed``: they are prepared, and nothing is learned from them.
         """
         sheets = self.sheets(given, names=names, **options)
+        if isinstance(test, int | float):
+            kept, out = zip(*(held_out(sheet, test, seed, i) for i, sheet in enumerate(sheets)), strict=True)
+            return self._fit(kept, target, rules).silos(kept, out)
         held = None if test is None else self.sheets([test], names=["test"], **options)[0]
         if held is not None and held.name in [sheet.name for sheet in sheets]:
             raise DataError(f"test: a site is called {held.name!r} as well")
         return self._fit(sheets, target, rules).silos(sheets, held)
+
+
+def held_out(sheet: Sheet, share: float, seed: int, site: int) -> tuple[Sheet, Sheet]:
+    """A site's sheet without a random share of its rows, and these rows; at least one of each."""
+    if not 0 < share < 1:
+        raise DataError(f"test = {share}, must be a share between 0 and 1, or a table")
+    if sheet.rows < 2:
+        raise DataError(f"test = {share}: {sheet.name} has {sheet.rows} row(s), of which none can be held out")
+    out = np.zeros(sheet.rows, bool)
+    count = min(max(1, round(share * sheet.rows)), sheet.rows - 1)
+    out[np.random.default_rng([seed, site]).permutation(sheet.rows)[:count]] = True
+    return sheet.taking(~out), sheet.taking(out)
 
 
 def _has_tables(given: Given) -> bool:

@@ -55,6 +55,12 @@ class Sheet:
         """The sheet with these columns in place of its own."""
         return replace(self, columns=columns)
 
+    def taking(self, rows: npt.NDArray[np.bool_]) -> Sheet:
+        """The sheet with the marked rows only."""
+        return replace(
+            self, columns={name: values[rows] for name, values in self.columns.items()}, rows=int(rows.sum())
+        )
+
     def kind(self, name: str) -> Kind:
         """What a column holds."""
         values = self[name]

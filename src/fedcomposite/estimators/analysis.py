@@ -62,6 +62,8 @@ class Analysis:
     """Of linear and logistic models."""
     quality: Report | None
     """Of logistic models: on the folds held out, or on the samples the model was made from."""
+    tested: Report | None
+    """Of logistic models whose silos have a test part: on that part, which took no part in any choice."""
     certificate: Certificate | None
     exchanges: int
     bytes_up: int
@@ -101,9 +103,10 @@ class Analysis:
             }  # fmt: skip
         if self.intervals is not None:
             found["intervals"] = self.intervals.reset_index(names="name").to_dict("records")
+        for name, report in (("quality", self.quality), ("test", self.tested)):
+            if report is not None:
+                found[name] = {k: _measured(one) for k, one in {**report.by_site, "all": report.overall}.items()}
         if self.quality is not None:
-            each = {**self.quality.by_site, "all": self.quality.overall}
-            found["quality"] = {name: _measured(one) for name, one in each.items()}
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found
 
@@ -142,7 +145,8 @@ def _measured(one: Quality) -> dict[str, Any]:
     """A site's measures, its curves among them."""
     both = one.positives and one.positives < one.samples
     roc = one.roc().drop_duplicates().to_numpy().tolist() if both else []
-    return {**one.summary(), "roc": roc, "calibration": one.calibration().to_dict("records")}
+    groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
+    return {**one.summary(), "roc": roc, "calibration": one.calibration(groups).to_dict("records")}
 
 
 def plain(value: Any) -> Any:
@@ -236,9 +240,11 @@ def _measure(
 ) -> Analysis:
     """How sure and how good a model is."""
     intervals = confidence(problem, x, sites=sites) if isinstance(problem.loss, LeastSquares | Logistic) else None
-    seen = None
+    seen = tested = None
     if isinstance(problem.loss, Logistic):
         seen = quality(problem, x if cv is None else cv, choice=lam, sites=sites)
+        if "test" in problem.silos.held_out:
+            tested = quality(problem, x, part="test", sites=sites)
 
     def look(at: Tensor) -> Evaluation:
         [sums] = sites.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])
@@ -248,4 +254,6 @@ def _measure(
     certificate = certify(problem, x, look) if kind == "fit" else None
     sent = sites.exchanges, sites.bytes_up, sites.bytes_down
     names = [name for name in sites.names if name != "(held by nobody)"]
-    return Analysis(kind, problem, x, lam, choice, names, converged, along, cv, intervals, seen, certificate, *sent)
+    return Analysis(
+        kind, problem, x, lam, choice, names, converged, along, cv, intervals, seen, tested, certificate, *sent
+    )

@@ -20,9 +20,10 @@ from fedcomposite.data.sheets import Sheet, read_sheets
 from fedcomposite.estimators.quality import Quality, edges_of, quality
 from fedcomposite.estimators.sites import Sites
 from fedcomposite.experiments.store import RunFolder, StoreError
-from fedcomposite.problems import Problem
+from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import Logistic, Multinomial, get_loss
-from fedcomposite.problems.predictions import beside
+from fedcomposite.problems.metrics import AUC, Accuracy, BalancedAccuracy, Brier, LogLoss
+from fedcomposite.problems.predictions import beside, predicted
 from fedcomposite.problems.requests import NEW, residuals, scores
 
 Floats = npt.NDArray[np.float64]
@@ -33,9 +34,12 @@ class Scored:
     """A file with its predictions."""
 
     table: pd.DataFrame
-    """The columns of the file, and ``margin``, ``prediction`` and for a classifier ``class``."""
+    """The columns of the file, and ``margin``, ``prediction`` and for a classifier ``class``; with several classes
+    ``margin[c]`` and ``prediction[c]``, the probability, of each."""
     measures: pd.DataFrame | None
     """How good they are, if the file has the target; one row."""
+    site: str | None = None
+    """Whose names, units and style were taken."""
 
 
 def predict(run: str | Path, file: str | Path, *, site: str | None = None, threshold: float = 0.5) -> Scored:
@@ -48,9 +52,10 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
     file : path
         A table with the columns that the run's files had; the target may be missing.
     site : str, optional
-        The site whose names, units and style the file has; the common ones if left out.
+        The site whose names, units and style the file has; if left out, the one that the file is called after, or
+        the common ones.
     threshold : float
-        Probability from which on a sample is of class 1.
+        Probability from which on a sample is of class 1; of several classes the most probable one is taken.
     """
     if not 0 < threshold < 1:
         raise DataError(f"threshold = {threshold}, must be between 0 and 1")
@@ -60,19 +65,40 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
     if "model" in content:
         raise StoreError(f"{folder.path}: its model is a network; predict is for linear models")
     section = content.get("problem", {})
+    x, coordinates = load_file(folder.path / "model.safetensors")["x"].double(), _coordinates(folder)
     loss = get_loss(section.get("loss") or "logistic", section.get("loss_options", {}))
     if isinstance(loss, Multinomial):
-        raise StoreError(f"{folder.path}: predict is for models with one output, not for several classes")
-    x = load_file(folder.path / "model.safetensors")["x"].double()
+        loss, coordinates = _with_classes(coordinates)
+    outputs = len(x) // len(coordinates)
     bias = bool(section.get("bias", False))
     if (folder.path / "recipe.json").is_file():
-        names, sheet, X, held = _prepared(folder.path / "recipe.json", Path(file), site)
+        site = site or _named_after(folder.path / "recipe.json", Path(file))
+        sheet, X, held = _prepared(folder.path / "recipe.json", Path(file), site)
     else:
-        names, sheet, X, held = _plain(folder, content, Path(file), len(x) - bias)
-    weights, intercept = x[: len(x) - bias], float(x[-1]) if bias else 0.0
-    margins = torch.from_numpy(X) @ weights + intercept
-    table = beside(sheet.columns, margins, loss, threshold)
-    return Scored(table, None if held is None else _measures(loss, names, *held, x, bias, threshold))
+        sheet, X, held = _plain(coordinates[: len(coordinates) - bias], content, Path(file))
+    model = _Model(loss, x if outputs == 1 else x.view(-1, outputs), bias)
+    table = beside(sheet.columns, predicted(model.margins(X), loss, threshold))
+    try:
+        measures = None if held is None else model.measures(*held, threshold)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from None
+    return Scored(table, measures, site)
+
+
+def _named_after(recipe: Path, file: Path) -> str | None:
+    return file.stem if file.stem in FittedRecipe.read(recipe).recipe.sites else None
+
+
+def _coordinates(folder: RunFolder) -> list[str]:
+    with safe_open(folder.path / "model.safetensors", "pt") as opened:
+        return [str(name) for name in json.loads(opened.metadata()["coordinates"])]
+
+
+def _with_classes(coordinates: list[str]) -> tuple[Multinomial, list[str]]:
+    """The loss with its classes and the names of the features, from ``age[0], age[1], age[2], ...``."""
+    split = [name.removesuffix("]").rpartition("[") for name in coordinates]
+    labels, names = dict.fromkeys(int(label) for *_, label in split), dict.fromkeys(name for name, *_ in split)
+    return Multinomial(tuple(labels)), list(names)
 
 
 def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, threshold: float = 0.5) -> pd.DataFrame:
@@ -123,7 +149,7 @@ def _of_sums(sums: torch.Tensor) -> dict[str, float]:
 Held = tuple[Floats, Floats]
 
 
-def _prepared(path: Path, file: Path, site: str | None) -> tuple[list[str], Sheet, Floats, Held | None]:
+def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, Held | None]:
     """Features by the run's recipe; every row is scored, also one without a target."""
     recipe = FittedRecipe.read(path)
     if site is not None and site not in recipe.sites and site not in recipe.recipe.sites:
@@ -134,15 +160,11 @@ def _prepared(path: Path, file: Path, site: str | None) -> tuple[list[str], Shee
     X, y = recipe.all_rows(sheet, site or "")
     there = np.zeros(len(X), bool) if y is None else ~np.isnan(y)
     held = (X[there], y[there]) if y is not None and bool(there.any()) else None
-    return recipe.features, sheet, X, held
+    return sheet, X, held
 
 
-def _plain(
-    folder: RunFolder, content: dict[str, object], file: Path, count: int
-) -> tuple[list[str], Sheet, Floats, Held | None]:
+def _plain(names: list[str], content: dict[str, object], file: Path) -> tuple[Sheet, Floats, Held | None]:
     """Features as columns of numbers, by the names that the run knows."""
-    with safe_open(folder.path / "model.safetensors", "pt") as opened:
-        names = [str(n) for n in json.loads(opened.metadata()["coordinates"])[:count]]
     (sheet,) = read_sheets([file])
     X = np.stack([sheet.numbers(name) for name in names], axis=1)
     if gaps := int(np.isnan(X).any(1).sum()):
@@ -150,25 +172,49 @@ def _plain(
     source = content.get("data")
     target = source.get("target") if isinstance(source, dict) else None
     if not isinstance(target, str) or target not in sheet.columns:
-        return names, sheet, X, None
+        return sheet, X, None
     y = sheet.numbers(target)
-    return names, sheet, X, (X[~np.isnan(y)], y[~np.isnan(y)])
+    return sheet, X, (X[~np.isnan(y)], y[~np.isnan(y)])
 
 
-def _measures(
-    loss: object, names: list[str], X: Floats, y: Floats, x: torch.Tensor, bias: bool, threshold: float
-) -> pd.DataFrame | None:
-    """AUROC and its like of a classifier; errors of a regression."""
-    weights, intercept = x[: len(x) - bias].numpy(), float(x[-1]) if bias else 0.0
-    if not isinstance(loss, Logistic):
-        wrong = X @ weights + intercept - y
-        spread = float(((y - y.mean()) ** 2).sum())
-        r2 = 1 - float((wrong**2).sum()) / spread if spread else float("nan")
-        return pd.DataFrame([{"samples": len(y), "r2": r2, "mean absolute error": float(np.abs(wrong).mean())}])
-    if len(np.unique(y)) < 2:
-        return None
-    silos = Silos.from_arrays([(X, y)], feature_names=names)
-    overall = quality(Problem(silos, loss="logistic", bias=bias), x, exact=True).overall
-    rates = overall.confusion(threshold)
-    told = {k: rates[k] for k in ("sensitivity", "specificity")}
-    return pd.DataFrame([{**overall.summary(), **told}]).drop(columns=["auroc_error", "auprc_error"])
+@dataclass(frozen=True)
+class _Model:
+    """A run's model; ``x`` is a vector, or a matrix with a column per class."""
+
+    loss: Loss
+    x: torch.Tensor
+    bias: bool
+
+    def margins(self, X: Floats) -> torch.Tensor:
+        """Of samples, ``(m,)`` or ``(m, C)``."""
+        Z = torch.from_numpy(X)
+        return Z @ self.x[:-1] + self.x[-1] if self.bias else Z @ self.x
+
+    def measures(self, X: Floats, y: Floats, threshold: float) -> pd.DataFrame | None:
+        """AUROC and its like of a classifier, accuracy and its like of several classes; errors of a regression."""
+        if isinstance(self.loss, Multinomial):
+            return self._of_classes(X, y, self.loss.labels or ())
+        if not self.loss.classifier:
+            wrong = self.loss.response(self.margins(X)).numpy() - y
+            spread = float(((y - y.mean()) ** 2).sum())
+            r2 = 1 - float((wrong**2).sum()) / spread if spread else float("nan")
+            return pd.DataFrame([{"samples": len(y), "r2": r2, "mean absolute error": float(np.abs(wrong).mean())}])
+        if len(np.unique(y)) < 2:
+            return None
+        if not isinstance(self.loss, Logistic):
+            z, classes = self.margins(X), torch.from_numpy(y > y.min()).long()
+            told = {m.name: m.exact(z, classes) for m in (Accuracy(), BalancedAccuracy(), AUC())}
+            return pd.DataFrame([{"samples": len(y), **told}])
+        problem = Problem(Silos.from_arrays([(X, y)]), loss="logistic", bias=self.bias)
+        overall = quality(problem, self.x, exact=True).overall
+        rates = overall.confusion(threshold)
+        told = {k: rates[k] for k in ("sensitivity", "specificity")}
+        return pd.DataFrame([{**overall.summary(), **told}]).drop(columns=["auroc_error", "auprc_error"])
+
+    def _of_classes(self, X: Floats, y: Floats, labels: tuple[int, ...]) -> pd.DataFrame:
+        if strange := sorted(set(y.tolist()) - set(labels)):
+            shown = ", ".join(f"{v:g}" for v in strange[:5])
+            raise DataError(f"the target has classes that the run does not know: {shown}")
+        z, classes = self.margins(X), torch.tensor([labels.index(int(v)) for v in y])
+        metrics = (Accuracy(), BalancedAccuracy(), LogLoss(), Brier())
+        return pd.DataFrame([{"samples": len(y), **{m.name: m.exact(z, classes) for m in metrics}}])

@@ -371,9 +371,8 @@ def _term(fields: Mapping[str, Any], where: str) -> regularizers.Regularizer:
         on = fields.get("on")
         if not (on is None or isinstance(on, str | list)):
             raise ConfigError(f"on = {on!r}, must be a pattern of parameter names, or a list of them")
-        h = regularizers.build(
-            _name(fields), **{k: v for k, v in fields.items() if k not in ("name", "on", "strength")}
-        )
+        rest = {k: v for k, v in fields.items() if k not in ("name", "on", "strength")}
+        h = regularizers.build(_name(fields), **rest)
         h = h if on is None else h.on(on if isinstance(on, str) else tuple(on))
         return h.ramped(_schedule(fields["strength"])) if "strength" in fields else h
     except (TypeError, ValueError, ArithmeticError) as error:

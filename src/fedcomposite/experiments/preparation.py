@@ -11,7 +11,7 @@ from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.sheets import read_sheets
 from fedcomposite.experiments.toml import ConfigError
 
-_OWN = ("name", "files", "target", "test")
+_OWN = ("name", "files", "target", "test", "seed")
 
 
 def check(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
@@ -26,6 +26,11 @@ def check(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
         )
     if not isinstance(source.get("target"), str):
         raise ConfigError("[data] a recipe needs a target: the name of the column to predict")
+    test, seed = source.get("test", 0.5), source.get("seed", 0)
+    if isinstance(test, bool) or not (isinstance(test, str) or (isinstance(test, int | float) and 0 < test < 1)):
+        raise ConfigError(f"[data] test = {test}, must be a file, or a share of every site's rows between 0 and 1")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"[data] seed = {seed}, must be a whole number from 0 on")
     options = {key: value for key, value in source.items() if key not in _OWN}
     try:
         check_call("[data] with a recipe", read_sheets, options, ConfigError)
@@ -40,4 +45,5 @@ def prepare(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> Silos:
     """The prepared silos, with what was learned."""
     options = {key: value for key, value in source.items() if key not in _OWN}
     given = data.frames(source["name"]) if "name" in source else source["files"]
-    return Recipe(**recipe).prepare(given, target=source["target"], test=source.get("test"), **options)
+    held = {key: source[key] for key in ("test", "seed") if key in source}
+    return Recipe(**recipe).prepare(given, target=source["target"], **held, **options)

@@ -86,7 +86,6 @@ class Site:
         audit: Audit | None = None,
         newcomers: Newcomers | None = None,
     ) -> None:
-        self.newcomers = newcomers
         self.name, self.silos, self.store, self.limits, self._log = name, silos, store, limits or Limits(), log
         if len(silos) != 1:
             raise DataError(f"{name}: a site holds one silo, these are {len(silos)}")
@@ -97,7 +96,7 @@ class Site:
             if size < self.limits.min_evaluation:
                 least = self.limits.min_evaluation
                 raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
-        self._approvals, self._audit = approvals, audit
+        self._approvals, self._audit, self.newcomers = approvals, audit, newcomers
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())
         self._account = Account(self.ledger, self.limits)

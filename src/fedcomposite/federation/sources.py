@@ -21,7 +21,7 @@ from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.steps import Local
 from fedcomposite.files import write_atomic
 from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.predictions import beside
+from fedcomposite.problems.predictions import beside, predicted
 
 Floats = npt.NDArray[np.float64]
 
@@ -103,7 +103,7 @@ class Newcomers:
             margins = margins + torch.from_numpy(patients.offset)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = self.folder / f"{job}.csv"
-        table = beside(patients.file.columns, margins, loss, threshold)
+        table = beside(patients.file.columns, predicted(margins, loss, threshold))
         write_atomic(made, table.to_csv(index=False).encode())
         return made
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fedcomposite.reports.drawing import COLORS, Axes
@@ -13,12 +15,14 @@ _FOREST = 40  # coefficients that are drawn
 
 def figures(found: Found) -> dict[str, str]:
     """All pictures that this run has, by their captions."""
-    makers = {
+    makers: dict[str, Callable[[Found], str]] = {
         "Coefficients along the path": path,
         "Cross-validation": cross_validation,
         "Coefficients with 95 % confidence intervals": forest,
         "ROC curves": roc,
         "Calibration": calibration,
+        "ROC curves on the test part": partial(roc, part="test"),
+        "Calibration on the test part": partial(calibration, part="test"),
         "Convergence": convergence,
     }
     made = {caption: draw(found) for caption, draw in makers.items()}
@@ -98,9 +102,9 @@ def forest(found: Found) -> str:
     return axes.svg("estimates with confidence intervals", numbers=(True, False))
 
 
-def roc(found: Found) -> str:
+def roc(found: Found, part: str = "quality") -> str:
     """A curve per site."""
-    measured = {k: v for k, v in found.analysis.get("quality", {}).items() if v["roc"]}
+    measured = {k: v for k, v in found.analysis.get(part, {}).items() if v["roc"]}
     if not measured:
         return ""
     axes = Axes((0, 1), (0, 1), labels=("false positive rate", "true positive rate"), size=(420, 400))
@@ -116,9 +120,9 @@ def _site_color(site: str, i: int) -> str:
     return "#000000" if site == "all" else [c for c in COLORS if c != "#000000"][i % (len(COLORS) - 1)]
 
 
-def calibration(found: Found) -> str:
+def calibration(found: Found, part: str = "quality") -> str:
     """Observed shares by predicted probability, per site."""
-    measured = found.analysis.get("quality", {})
+    measured = found.analysis.get(part, {})
     if not measured:
         return ""
     axes = Axes((0, 1), (0, 1), labels=("predicted probability", "observed share"), size=(420, 400))

@@ -39,12 +39,14 @@ _AFTER = {
     "Data": [],
     "Coefficients": ["Coefficients with 95 % confidence intervals"],
     "Quality": ["ROC curves", "Calibration"],
+    "Test": ["ROC curves on the test part", "Calibration on the test part"],
     "Path": ["Coefficients along the path", "Cross-validation", "Convergence"],
 }
 _NOTES = {
     "Data": "Mean (standard deviation), or levels with counts, as the sites told them.",
     "Coefficients": "coefficient: of the model; original: per unit of the column; debiased, from, to: 95 % confidence "
     "interval after one step without the regularizer. Intervals do not know how the model was chosen.",
+    "Test": "Measured on the test part, which neither the fit nor the choice of the model has seen.",
 }
 
 

@@ -85,9 +85,10 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
         made["Data"] = _described(pd.DataFrame(rows))
     if found.coefficients is not None:
         made["Coefficients"] = _coefficients(found)
-    if measured := found.analysis.get("quality"):
-        rows = [{"site": k, **{label: v[name] for name, label in _QUALITY.items()}} for k, v in measured.items()]
-        made["Quality"] = pd.DataFrame(rows)
+    for part, title in (("quality", "Quality"), ("test", "Test")):
+        if measured := found.analysis.get(part):
+            rows = [{"site": k, **{label: v[name] for name, label in _QUALITY.items()}} for k, v in measured.items()]
+            made[title] = pd.DataFrame(rows)
     if (along := found.analysis.get("path")) is not None:
         columns = {k: along[k] for k in ("lambda", "nonzeros", "deviance", "rounds", "aic", "bic", "ebic")}
         if cv := found.analysis.get("cv"):
