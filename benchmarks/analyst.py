@@ -70,7 +70,7 @@ class Pooled:
                 model.penalty = L1(lam)
             else:
                 model.set_params(alpha=lam)
-            for tolerance in (1e-6, 1e-8, 1e-10):
+            for tolerance in (1e-6, 1e-8, 1e-10) if self.loss == "logistic" else (1e-14,):
                 (model.solver if self.loss == "logistic" else model).tol = tolerance
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
