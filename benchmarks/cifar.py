@@ -25,7 +25,7 @@ from fedcomposite.plots import canvas
 from fedcomposite.regularizers import L1, PositivePart, SparseGroupLasso
 from fedcomposite.schedules import Cosine, Staircase
 
-STEP, GAMMA = 0.1, 1.0
+STEP, GAMMA = 0.2, 2.0
 
 
 def problem_of(arguments: argparse.Namespace) -> fc.Problem:
@@ -82,7 +82,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     """The run, and what becomes of its model."""
     problem, device, rounds = problem_of(arguments), arguments.device, arguments.rounds
     print(problem.silos)
-    stairs = max(1, rounds // 12)
+    stairs = max(1, rounds // 8)
     steps = Staircase(stairs, Cosine(STEP, STEP / 50, rounds, warmup=min(stairs, rounds - 1)))
     method = FedNMap(arguments.local_steps, steps, gamma=GAMMA)
     began = time.perf_counter()
@@ -128,12 +128,12 @@ def draw(curve: list[dict[str, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a try with few images")
-    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--local-steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--images", type=int, default=0, help="so many training images; 0 takes all")
-    parser.add_argument("--l1", type=float, default=2e-5)
+    parser.add_argument("--l1", type=float, default=3e-5)
     parser.add_argument("--group", type=float, default=2e-5)
     parser.add_argument("--bias", type=float, default=1e-3)
     parser.add_argument("--plain", action="store_true", help="torchvision's form, l1, no augmentation")

@@ -52,7 +52,7 @@ def descend(problem, make, steps, after=lambda x: None, x0=None):
         (ADAM, lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.95))),
         (BALL, lambda p: torch.optim.SGD(p, lr=0.05 * 0.5, momentum=0.7, dampening=0.7)),
     ],
-    ids=str,
+    ids=["Adam", "Adam with its own decay", "Momentum"],
 )
 def test_a_server_optimizer_is_torchs(one, server, make):
     run = fc.simulate(one, FedAvg(1, 0.5, 0.05, server_optimizer=server), rounds=30)

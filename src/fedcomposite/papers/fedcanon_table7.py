@@ -24,10 +24,12 @@ PAPER = {  # accuracies of FedCanon, FedDR, FedADMM: iid, Dir(1), Dir(0.2)
 
 def measure(study: Study) -> pd.DataFrame:
     """A sweep for each pair of data and model."""
-    model = study.content["model"]
+    model, run = study.content["model"], study.content["run"]
     parts = [
-        study.sweep(f"{data}-{name}", data={"name": data}, model={**model, "name": name}).assign(what=f"{data} {name}")
-        for data, name in study.settings["models"]
+        study.sweep(
+            f"{data}-{name}", data={"name": data}, model={**model, "name": name}, run={**run, "rounds": rounds}
+        ).assign(what=f"{data} {name}")
+        for data, name, rounds in study.settings["models"]
     ]
     return pd.concat(parts, ignore_index=True)
 
