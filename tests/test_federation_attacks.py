@@ -40,7 +40,7 @@ def experiment(loss="logistic", bias=False, model=None, method=None, **run):
     content = {
         "problem": {"loss": loss, "bias": bias} if model is None else {},
         "algorithm": {"name": "FedAvg", "local_steps": 1, "step": 1.0} if method is None else method,
-        "run": {"rounds": 1000, "stationarity_step": 1.0, **run},
+        "run": {"rounds": 1000, "stationarity_step": 1.0, "dtype": "float64", **run},
     }
     return tomli_w.dumps(content | ({} if model is None else {"model": model}))
 

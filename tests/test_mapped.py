@@ -234,8 +234,8 @@ def program(silos, compile=False, device="cpu", batch=5, **options):
     who = np.arange(len(silos), dtype=np.uint64)
     message = method.broadcast(sim.server)
     made = Program(method, sim.smooth, problem.regularizer, sim.batches, message, sim.clients, sim.buffers, who,
-                   everyone=True, compile=compile)  # fmt: skip
-    return [made(message, sim.clients, sim.buffers, who, r)[0] for r in (0, 1, 5)]
+                   (0, len(who)), everyone=True, compile=compile)  # fmt: skip
+    return [made(message, sim.clients, sim.buffers, who, r, 0)[0] for r in (0, 1, 5)]
 
 
 @pytest.mark.parametrize("options", [{}, {"augment": Chain((Crop(1), Flip()))}], ids=["plain", "augmented"])

@@ -93,7 +93,7 @@ BAD_NPZ = {
     "columns": (WHOLE, {"columns": {"a": "b"}}, ".npz files take no option 'columns'"),
     "strings": (npz(X=np.array([["1", "a"]]), y=[0]), {}, "1 of 2 values are text"),
     "vector": (npz(X=np.ones(2), y=[0, 1]), {}, "features have shape (2,)"),
-    "matrix of targets": (npz(X=np.eye(2), y=np.eye(2)), {}, "targets have shape (2, 2)"),
+    "column of targets": (npz(X=np.eye(2), y=np.ones((2, 1))), {}, "targets have shape (2, 1)"),
     "records": (npz(X=np.zeros(2, [("a", "f8"), ("b", "f8")]), y=[0, 1]), {}, "are not numbers"),
 }
 

@@ -111,7 +111,9 @@ def test_a_network_with_buffers(tmp_path, monkeypatch):
     sites = secure_sites(silos, tmp_path)
     _, run = federate(LocalGrid(sites), write(method("Scaffold"), batch_size=4), SECURE)
     problem = fc.Problem(silos, model=net, loss="cross_entropy")
-    want = simulate(problem, method("Scaffold"), rounds=5, batch_size=4, stationarity_step=0.1, backend="loop")
+    want = simulate(
+        problem, method("Scaffold"), rounds=5, batch_size=4, stationarity_step=0.1, backend="loop", dtype=torch.float64
+    )
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-9)
     for a, b in zip(run.history, want.history, strict=True):
         near(a, b)
