@@ -22,7 +22,7 @@ def measure(study: Study) -> pd.DataFrame:
 
 
 def claims(data: pd.DataFrame) -> list[Claim]:
-    """Accuracy after the same rounds, and the time they took."""
+    """Accuracy after the same rounds."""
     ends, found = last(data), []
     for title, alpha in SKEWS:
         rows = skewed(ends, alpha)
@@ -35,20 +35,10 @@ def claims(data: pd.DataFrame) -> list[Claim]:
                 judged(accuracy["FedCanon"].mean() > best, rows),
             )
         )
-    seconds = {m: only(ends, method=m)["seconds"].mean() for m in METHODS}
-    ratio = {m: s / seconds["FedCanon"] for m, s in seconds.items()}
-    found.append(
-        Claim(
-            "K = 40: FedCanon takes the least time, FedMid 5.67, FedDA 5.35 and Zhang 9.74 times as much",
-            ", ".join(f"{m} {r:.2f} times" for m, r in ratio.items() if m != "FedCanon")
-            + "; a prox that costs little more than a copy leaves no advantage to avoiding it",
-            judged(min(r for m, r in ratio.items() if m != "FedCanon") > 3, ends),
-        )
-    )
     return found
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
-    """Test accuracy over seconds, a panel for each partition."""
-    panels = [Panel(histories(skewed(data, a)), y="test_accuracy", x="seconds", title=t) for t, a in SKEWS]
+    """Test accuracy against rounds, a panel for each partition."""
+    panels = [Panel(histories(skewed(data, a)), y="test_accuracy", title=t) for t, a in SKEWS]
     draw_panels([p for p in panels if p.histories], path, methods=classes(data))
