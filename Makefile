@@ -39,7 +39,7 @@ $(OLDEST)/.done: pyproject.toml constraints-oldest.txt
 
 # The site, in build/site: index.html opens as it is. Building needs no network, the first installation does.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 install: $(VENV)/.core

@@ -205,7 +205,7 @@ def test_links_lead_somewhere(name):
 def test_figures_name_their_command(name):
     """In the section of a picture, or before the first section of its page, there is the command that makes it."""
     opening, *sections = re.split(r"^##+ ", pages.text_of(name), flags=re.M)
-    named = re.compile(r"(?:`|^)(?:fedcomposite|make|python) \w", re.M)
+    named = re.compile(r"(?:`|^)(?:fedcomposite|make|python(?: -m)?) \w", re.M)
     for section in [opening, *sections]:
         for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", section):
             drawn = picture.endswith(".svg")  # written by hand: it is its own source

@@ -9,8 +9,10 @@ import fedcomposite
 ROOMS = {
     "fedcomposite": "what an analyst calls: silos, problems, solving, paths, intervals, reports",
     "algorithms": "the methods, and what one is made of",
+    "algorithms.optimizers": "momentum and Adam at the server",
     "regularizers": "h: value, prox, rho",
     "data": "silos, data sets, partitions, recipes",
+    "data.augmentation": "random changes of training samples",
     "problems": "losses and problems",
     "metrics": "what is measured beside the loss",
     "models": "networks by name",
@@ -20,6 +22,7 @@ ROOMS = {
     "aggregators": "robust means",
     "privacy": "levels of privacy and their accounting",
     "theory": "step rules and bounds",
+    "exporting": "models as files; networks that their zeros make smaller or faster",
     "experiments": "TOML files, run folders, comparisons",
     "testing": "the laws, for methods and regularizers of your own",
 }
