@@ -37,7 +37,7 @@ OPEN = {
     },
     "[regularizer]": {
         "name": "One of [the regularizers](../regularizers.md), whose fields are the others here",
-        "on": 'parameters by pattern, `"*.weight"`, or a list of patterns; what h acts on',
+        "on": 'Parameters by pattern, `"*.weight"`, or a list of patterns; what h acts on',
         "strength": "A [schedule](../training.md#sparsity-that-grows) that h is multiplied with, round by round",
     },
     "[algorithm]": {
@@ -46,7 +46,7 @@ OPEN = {
         "steps": '`"auto"` or `"theory"`: [steps that are left out](../experiments.md) come from constants',
         "constants": "For `steps`: what cannot be measured, or what you know better",
         "label": "Its name in tables and pictures",
-        "server_optimizer": 'of `FedAvg` and `FedMid`: `{ optimizer = "adam" }` or `{ optimizer = "momentum" }`, '
+        "server_optimizer": 'Of `FedAvg` and `FedMid`: `{ optimizer = "adam" }` or `{ optimizer = "momentum" }`, '
         "[with its numbers](../training.md#momentum-and-adam)",
     },
     "[[callbacks]]": {
