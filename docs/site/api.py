@@ -1,5 +1,6 @@
 """The reference of the package: a page for each room, an entry for each public name, from the docstrings."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -13,8 +14,8 @@ ROOMS = {
     "regularizers": "h: value, prox, rho",
     "data": "silos, data sets, partitions, recipes",
     "data.augmentation": "random changes of training samples",
-    "problems": "losses and problems",
     "metrics": "what is measured beside the loss",
+    "problems": "losses and problems",
     "models": "networks by name",
     "runtime": "rounds, records, runs",
     "callbacks": "what is called after a round",
@@ -26,7 +27,7 @@ ROOMS = {
     "experiments": "TOML files, run folders, comparisons",
     "testing": "the laws, for methods and regularizers of your own",
 }
-"""What there is a page for, and what is on it."""
+"""What there is a page for, and what is on it; what several rooms show is written out in the first of them."""
 
 
 def pages():
@@ -59,8 +60,22 @@ def page(room):
     """One room."""
     title = "fedcomposite" if room == "fedcomposite" else f"fedcomposite.{room}"
     text = plain(inspect.cleandoc(module(room).__doc__ or ""))
-    parts = [f"# {title}", text, *(f"::: {path}" for path in public(room).values())]
+    written = {name: path for name, path in public(room).items() if home(path) == room}
+    others = [link(name, path, "") for name, path in public(room).items() if name not in written]
+    also = [f"On other pages: {', '.join(others)}."] if others else []
+    parts = [f"# {title}", text, *also, *(f"::: {path}" for path in written.values())]
     return "\n\n".join(parts) + "\n"
+
+
+@functools.cache
+def home(path):
+    """The room on whose page a thing is written out."""
+    return next(room for room in ROOMS if path in public(room).values())
+
+
+def link(name, path, folder):
+    """A name that leads to where it is written out."""
+    return f"[`{name}`]({folder}{home(path)}.md#{path})"
 
 
 def index():
@@ -72,7 +87,7 @@ def index():
         "`import fedcomposite as fc` is assumed throughout.",
     ]
     for room, about in ROOMS.items():
-        names = ", ".join(f"[`{n}`](api/{room}.md#{path})" for n, path in public(room).items())
+        names = ", ".join(link(name, path, "api/") for name, path in public(room).items())
         title = "fc" if room == "fedcomposite" else f"fc.{room}"
         parts += [f"## [{title}](api/{room}.md)", f"{about[0].upper()}{about[1:]}.", names]
     return "\n\n".join(parts) + "\n"
