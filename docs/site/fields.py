@@ -92,6 +92,14 @@ TOP = {
 }
 """The tables of an experiment."""
 
+WORDS = {
+    Config: TOP,
+    DataSection: FILE,
+    SitePart: {name: FILE[name] for name in ("separator", "decimal", "encoding", "thousands")},
+    RunSection: {"batch_size": "Samples per local step; all of a client's if left out"},
+}
+"""What is said here, since it is nowhere else, or there in Python's words."""
+
 SECTIONS = {
     "An experiment": Config,
     "[recipe]": RecipeSpec,
@@ -186,8 +194,7 @@ def kind(hint):
 
 def explained(model):
     """What is said about the fields: under them, in the class's docstring, or where they are explained."""
-    found = {Config: TOP, DataSection: FILE, SitePart: FILE}.get(model, {})
-    found = found | parameters(TWINS.get(model)) | parameters(model)
+    found = parameters(TWINS.get(model)) | parameters(model) | WORDS.get(model, {})
     return {name: re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text) for name, text in (found | comments(model)).items()}
 
 
