@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
 FENCE = re.compile(r"^(?P<marks>(?:<!-- not run.*? -->\n+)*)```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.S | re.M)
 MARK = re.compile(r"<!-- not run(?: `(?P<which>[^`]+)`)?: (?P<why>.+?) -->", re.S)

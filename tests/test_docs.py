@@ -117,11 +117,11 @@ def test_commands_exist(name):
     shown = [c for b in pages.blocks(name) for c in b.commands if c.startswith("fedcomposite ")]
     for command in [*shown, *pages.inline_commands(name)]:
         found, words = main, pages.words(command.partition(" | ")[0])[1:]
-        while words and hasattr(found, "commands"):
+        while words and hasattr(found, "commands") and not words[0].startswith("-"):
             found = federation if words[0] == "federation" else found.commands.get(words[0])
             assert found is not None, f"{name}: {command}: there is no {words[0]!r}"
             words = words[1:]
-        if not hasattr(found, "commands"):
+        if words or not hasattr(found, "commands"):
             found.make_parser(typer.Context(found)).parse_args(words)  # refuses what it does not know
 
 
@@ -205,7 +205,7 @@ def test_links_lead_somewhere(name):
 def test_figures_name_their_command(name):
     """In the section of a picture, or before the first section of its page, there is the command that makes it."""
     opening, *sections = re.split(r"^##+ ", pages.text_of(name), flags=re.M)
-    named = re.compile(r"(?:`|^)(?:fedcomposite|make|python) \w", re.M)
+    named = re.compile(r"(?:`|^)(?:fedcomposite|make|python(?: -m)?) \w", re.M)
     for section in [opening, *sections]:
         for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", section):
             drawn = picture.endswith(".svg")  # written by hand: it is its own source

@@ -25,11 +25,29 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        [sys.executable, "-m", *build_command(), "--site-dir", str(folder)],
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def build_command():
+    """What `make docs` runs."""
+    found = re.search(r"\$\(BIN\)/(mkdocs build.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    return found[1].split()
+
+
+def test_a_warning_ends_the_build(tmp_path):
+    """With --quiet, MkDocs does not see warnings and --strict says nothing."""
+    if find_spec("mkdocs") is None:
+        pytest.skip("the docs extra is not installed: pip install 'fedcomposite[docs]'")
+    (tmp_path / "mkdocs.yml").write_text("site_name: small\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("[nowhere](nothing.md)\n")
+    done = subprocess.run([sys.executable, "-m", *build_command()], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0, done.stderr
+    assert "nothing.md" in done.stderr
 
 
 class Reader(HTMLParser):
@@ -80,7 +98,10 @@ def test_what_is_made_from_the_code_is_there(site):
     assert "<math" in regularizers
     assert "arithmatex" not in regularizers
     assert "fedcomposite federation join" in (site / "reference/cli.html").read_text(encoding="utf-8")
-    assert "evaluation_samples" in (site / "reference/toml.html").read_text(encoding="utf-8")
+    fields = (site / "reference/toml.html").read_text(encoding="utf-8")
+    for name in ("evaluation_samples", "clip_norm", "strength", "practical", "closing", "rare", "server_optimizer"):
+        assert f"<code>{name}</code>" in fields
+    assert "<td></td>\n</tr>" not in fields, "a field of an experiment or a site file without a word about it"
     for example in (ROOT / "examples").glob("plot_*.py"):
         page = (site / f"gallery/{example.stem.removeprefix('plot_')}.html").read_text(encoding="utf-8")
         assert "<img" in page

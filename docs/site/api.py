@@ -1,5 +1,6 @@
 """The reference of the package: a page for each room, an entry for each public name, from the docstrings."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -9,10 +10,12 @@ import fedcomposite
 ROOMS = {
     "fedcomposite": "what an analyst calls: silos, problems, solving, paths, intervals, reports",
     "algorithms": "the methods, and what one is made of",
+    "algorithms.optimizers": "momentum and Adam at the server",
     "regularizers": "h: value, prox, rho",
     "data": "silos, data sets, partitions, recipes",
-    "problems": "losses and problems",
+    "data.augmentation": "random changes of training samples",
     "metrics": "what is measured beside the loss",
+    "problems": "losses and problems",
     "models": "networks by name",
     "runtime": "rounds, records, runs",
     "callbacks": "what is called after a round",
@@ -20,10 +23,11 @@ ROOMS = {
     "aggregators": "robust means",
     "privacy": "levels of privacy and their accounting",
     "theory": "step rules and bounds",
+    "exporting": "models as files; networks that their zeros make smaller or faster",
     "experiments": "TOML files, run folders, comparisons",
     "testing": "the laws, for methods and regularizers of your own",
 }
-"""What there is a page for, and what is on it."""
+"""What there is a page for, and what is on it; what several rooms show is written out in the first of them."""
 
 
 def pages():
@@ -56,8 +60,22 @@ def page(room):
     """One room."""
     title = "fedcomposite" if room == "fedcomposite" else f"fedcomposite.{room}"
     text = plain(inspect.cleandoc(module(room).__doc__ or ""))
-    parts = [f"# {title}", text, *(f"::: {path}" for path in public(room).values())]
+    written = {name: path for name, path in public(room).items() if home(path) == room}
+    others = [link(name, path, "") for name, path in public(room).items() if name not in written]
+    also = [f"On other pages: {', '.join(others)}."] if others else []
+    parts = [f"# {title}", text, *also, *(f"::: {path}" for path in written.values())]
     return "\n\n".join(parts) + "\n"
+
+
+@functools.cache
+def home(path):
+    """The room on whose page a thing is written out."""
+    return next(room for room in ROOMS if path in public(room).values())
+
+
+def link(name, path, folder):
+    """A name that leads to where it is written out."""
+    return f"[`{name}`]({folder}{home(path)}.md#{path})"
 
 
 def index():
@@ -69,7 +87,7 @@ def index():
         "`import fedcomposite as fc` is assumed throughout.",
     ]
     for room, about in ROOMS.items():
-        names = ", ".join(f"[`{n}`](api/{room}.md#{path})" for n, path in public(room).items())
+        names = ", ".join(link(name, path, "api/") for name, path in public(room).items())
         title = "fc" if room == "fedcomposite" else f"fc.{room}"
         parts += [f"## [{title}](api/{room}.md)", f"{about[0].upper()}{about[1:]}.", names]
     return "\n\n".join(parts) + "\n"

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import re
 import textwrap
 import types
 import typing
@@ -10,10 +11,12 @@ import typing
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import fedcomposite as fc
 from fedcomposite.data.spec import RecipeSpec, SitePart
 from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.sections import ModelSection, ProblemSection, RunSection, TrialsSection
 from fedcomposite.federation.approval import Approval, Rule
+from fedcomposite.federation.folder import DataSection
 from fedcomposite.federation.policy import Limits
 from fedcomposite.privacy import ClientLevel, SampleLevel
 
@@ -21,9 +24,81 @@ INTRODUCTION = """# Fields of the files
 
 Made from the models that check a file before anything runs: a field that is not here is refused, with the nearest name.
 [Experiments](../experiments.md) and [the site's page](../site-it.md) explain them with examples.
-The fields of `[regularizer]` and `[algorithm]` are those of the classes: [regularizers](../regularizers.md),
-[methods](api/algorithms.md); `[data]` takes the options of [the data set](../datasets.md).
 """
+
+OPEN = {
+    "[data]": {
+        "name": "A data set of `fedcomposite list datasets`; the other fields are [its options](../datasets.md)",
+        "files, target": "In place of a name: [files](../datasets.md#files), one per client, with their options",
+    },
+    "[partition]": {
+        "name": "How pooled samples are dealt out: `fedcomposite list partitions`",
+        "clients": "How many clients there are then; the other fields are [the partition's](../datasets.md)",
+    },
+    "[regularizer]": {
+        "name": "One of [the regularizers](../regularizers.md), whose fields are the others here",
+        "on": 'Parameters by pattern, `"*.weight"`, or a list of patterns; what h acts on',
+        "strength": "A [schedule](../training.md#sparsity-that-grows) that h is multiplied with, round by round",
+    },
+    "[algorithm]": {
+        "name": "One of [the methods](../methods.md), whose [fields](api/algorithms.md) are the others here, "
+        'or `"auto"`, which leaves it to the package',
+        "steps": '`"auto"` or `"theory"`: [steps that are left out](../experiments.md) come from constants',
+        "constants": "For `steps`: what cannot be measured, or what you know better",
+        "label": "Its name in tables and pictures",
+        "server_optimizer": 'Of `FedAvg` and `FedMid`: `{ optimizer = "adam" }` or `{ optimizer = "momentum" }`, '
+        "[with its numbers](../training.md#momentum-and-adam)",
+    },
+    "[[callbacks]]": {
+        "name": "One of [the callbacks](../callbacks.md), whose fields are the others here",
+    },
+}
+"""Tables whose other fields are those of a class: what they have beside."""
+
+TWINS = {RecipeSpec: fc.Recipe, SitePart: fc.Recipe, ProblemSection: fc.Problem, ModelSection: fc.Problem}
+TWINS |= {RunSection: fc.simulate}
+"""Where the fields of a table are explained, if not under them."""
+
+FILE = {
+    "file": "The samples: .csv, .parquet, .npz or .svm",
+    "target": "The column that is to be predicted",
+    "test": "A file of samples on which the common model is tested here",
+    "drop": "Columns that are not used",
+    "missing": "Texts that mean a missing value",
+    "separator": "Between columns; recognised if left out",
+    "decimal": "Sign of decimals; recognised if left out",
+    "encoding": "If it is not UTF-8, or UTF-16 with a byte order mark",
+    "thousands": "Sign between thousands",
+}
+"""What a site says about its file."""
+
+TOP = {
+    "name": "Of the experiment, and of its folder",
+    "seed": "Used wherever a section does not set its own",
+    "seeds": "A comparison is repeated for each",
+    "data": "[`[data]`](#data)",
+    "recipe": "[`[recipe]`](#recipe): how tables become features",
+    "partition": "[`[partition]`](#partition)",
+    "problem": "[`[problem]`](#problem)",
+    "model": "[`[model]`](#model): a network in place of a linear model",
+    "regularizer": "[`[regularizer]`](#regularizer), or several `[[regularizer]]`, which are added up",
+    "algorithm": "[`[algorithm]`](#algorithm): the method of `run`",
+    "algorithms": "Several `[[algorithms]]`: the methods of `compare`",
+    "callbacks": "[`[[callbacks]]`](#callbacks)",
+    "trials": "[`[trials]`](#trials)",
+    "privacy": '`[privacy]`, with its level: [`"sample"`](#privacy-level-sample) or '
+    '[`"client"`](#privacy-level-client)',
+    "run": "[`[run]`](#run)",
+}
+"""The tables of an experiment."""
+
+WORDS = {
+    Config: TOP,
+    DataSection: FILE,
+    SitePart: {name: FILE[name] for name in ("separator", "decimal", "encoding", "thousands")},
+    RunSection: {"batch_size": "Samples per local step; all of a client's if left out"},
+}
+"""What is said here, since it is nowhere else, or there in Python's words."""
 
 SECTIONS = {
     "An experiment": Config,
@@ -35,6 +110,7 @@ SECTIONS = {
     "[trials]": TrialsSection,
     '[privacy], level = "sample"': SampleLevel,
     '[privacy], level = "client"': ClientLevel,
+    "[data] of site.toml": DataSection,
     "[limits] of site.toml": Limits,
     "[approval] of site.toml": Approval,
     "[[approval.allow]] of site.toml": Rule,
@@ -48,7 +124,15 @@ def page():
         parts += [f"## `{title}`" if title.startswith("[") else f"## {title}", about(model)]
         rows = [f"| `{name}` | {kind} | {default} | {text} |" for name, kind, default, text in fields(model)]
         parts.append("\n".join(["| field | type | default | |", "| --- | --- | --- | --- |", *rows]))
+        if model is Config:
+            parts += [part for name, said in OPEN.items() for part in opened(name, said)]
     return "\n\n".join(parts) + "\n"
+
+
+def opened(title, said):
+    """A table of which only some fields are known here."""
+    rows = [f"| `{name}` | {text} |" for name, text in said.items()]
+    return f"## `{title}`", "\n".join(["| field | |", "| --- | --- |", *rows])
 
 
 def about(model):
@@ -58,7 +142,7 @@ def about(model):
 
 def fields(model):
     """Name, type, default and meaning of every field."""
-    said, hints = comments(model), typing.get_type_hints(model, include_extras=True)
+    said, hints = explained(model), typing.get_type_hints(model, include_extras=True)
     if hasattr(model, "model_fields"):
         for name, field in model.model_fields.items():
             default = field.default if field.default_factory is None else field.default_factory()
@@ -106,6 +190,21 @@ def kind(hint):
     return {typing.Any: "values", str: "text", bool: "true or false", dict: "table"}.get(
         hint, getattr(hint, "__name__", str(hint))
     )
+
+
+def explained(model):
+    """What is said about the fields: under them, in the class's docstring, or where they are explained."""
+    found = parameters(TWINS.get(model)) | parameters(model) | WORDS.get(model, {})
+    return {name: re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text) for name, text in (found | comments(model)).items()}
+
+
+def parameters(thing):
+    """The texts of a docstring's parameters."""
+    sections = r"^(?:(?:Other )?Parameters|Attributes)\n-+\n(.*?)(?=\n\n\w|\Z)"
+    text = "\n".join(re.findall(sections, inspect.getdoc(thing) or "", re.S | re.M))
+    entries = re.findall(r"^(\w.*)\n((?:[ ]+.*\n?|\n)+)", text + "\n", re.M)
+    said = {names.partition(" : ")[0]: " ".join(text.split()).replace("|", "\\|") for names, text in entries}
+    return {name: text for names, text in said.items() for name in names.split(", ")}
 
 
 def comments(model):

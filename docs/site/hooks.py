@@ -47,7 +47,7 @@ def on_files(files, config):
     made |= {**shown.pages, **shown.pictures, **drawn.files}
     made |= {f"assets/{name}": (HERE / name).read_text(encoding="utf-8") for name in ("site.css", "iframe-worker.js")}
     sources.update({f.src_uri: f"docs/{f.src_uri}" for f in files.documentation_pages()})
-    for path in led_to([*sources.values(), "CHANGELOG.md", "CONTRIBUTING.md"]):
+    for path in led_to([*sources.values(), "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]):
         text = (ROOT / path).read_text(encoding="utf-8")
         made[uri(path)] = text if path.endswith(".md") else f"# {path}\n\n```python\n{text}```\n"
         sources[uri(path)] = path

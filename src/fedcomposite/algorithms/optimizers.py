@@ -27,6 +27,8 @@ from fedcomposite._validation import Positive, suggest, validate
 from fedcomposite.registry import make
 from fedcomposite.regularizers.base import Regularizer, Step
 
+__all__ = ["Adam", "Moments", "Momentum", "Optimizer"]
+
 Decay = Annotated[float, at.Ge(0), at.Lt(1)]
 
 

@@ -27,7 +27,7 @@ class Recipe(RecipeSpec):
     The order is fixed. Each site renames, marks values as missing, changes units and drops, on its own table; then all
     sites impute, code categories, take logarithms, splines and interactions, and standardize.
 
-    Parameters
+    Attributes
     ----------
     rename : dict
         ``{"common name": "name in a file"}``.

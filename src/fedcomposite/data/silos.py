@@ -163,6 +163,9 @@ class Silos:
             The files; a client is called as its file is, without the suffix.
         target : str
             The column to predict; not for ``.svm`` files.
+
+        Other Parameters
+        ----------------
         weight : str, optional
             The column that says what each sample counts.
         offset : str, optional
@@ -235,6 +238,9 @@ class Silos:
         datasets : list of data sets, or one
             Map-style data sets of torch whose items are (x, y), images of Pillow included; tables of Hugging Face's
             ``datasets``; DataFrames, whose columns keep their names; lists of pairs.
+
+        Other Parameters
+        ----------------
         features, target : str or list of str
             Columns of tables, or keys of items that are dictionaries. All columns but the target if left out.
         test, validation : data set, optional

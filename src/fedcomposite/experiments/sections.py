@@ -29,8 +29,11 @@ class ModelSection(Section):
     """``[model]``: a network of :mod:`fedcomposite.models` instead of a linear model, and how it is evaluated."""
 
     name: str
+    """One of ``fedcomposite list models``."""
     options: dict[str, Any] = {}
+    """The model's own."""
     seed: int | None = None
+    """Of the first parameters; the experiment's if left out."""
     gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
     chunk: int | None = Field(default=None, ge=1)
     precision: Literal["full", "bf16"] = "full"
@@ -47,15 +50,18 @@ class RunSection(Section):
     clip_norm: float | None = Field(default=None, gt=0)
     participation: float = Field(default=1.0, gt=0, le=1)
     replace: bool = False
+    """Whether cohorts are drawn with replacement."""
     dtype: Literal["float32", "float64"] | None = None
     """float64 for linear models and float32 for networks if left out."""
     device: str = "cpu"
+    """``"cpu"``, ``"cuda"`` or ``"cuda:1"``."""
     evaluate_every: int = Field(default=1, ge=1)
     tolerance: float | None = Field(default=None, gt=0)
     stationarity_step: float | None = Field(default=None, gt=0)
     backend: Literal["stacked", "loop"] = "stacked"
     mode: Literal["auto", "eager", "record", "compile"] = "auto"
     checkpoint_every: int = Field(default=50, ge=0)
+    """Rounds between checkpoints; 0 writes one at the end and at Ctrl-C."""
     aggregator: dict[str, Any] | None = None
     """A robust mean of :mod:`fedcomposite.aggregators`: its name and fields."""
 

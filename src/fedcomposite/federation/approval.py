@@ -39,11 +39,15 @@ class Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     methods: list[str] = Field(min_length=1)
+    """The methods that are meant."""
     losses: list[str] = Field(min_length=1)
+    """The losses that are meant."""
     max_rounds: int = Field(ge=1)
+    """Most rounds of the experiment."""
     max_evaluations: int = Field(ge=1)
     """Evaluated rounds of the experiment."""
     max_features: int | None = Field(default=None, ge=1)
+    """Most features of the samples."""
     max_epsilon: float | None = Field(default=None, gt=0)
     """What a whole experiment may cost of the privacy budget; those without noise are then not meant."""
     secure: bool = True
@@ -77,6 +81,7 @@ class Approval(BaseModel):
     required: bool = False
     """Whether experiments wait for the site's people."""
     allow: list[Rule] = []
+    """Classes of experiments that need no further word."""
 
 
 def digest(config: Config, secure: Secure | None = None, *, analysis: bool = False) -> str:

@@ -70,7 +70,8 @@ class DataSection(_Section):
     """Patients whom ``federation predict`` scores, for this site's own people; those of ``file`` if left out."""
     drop: list[str] = []
     missing: list[str] = ["?"]
-    columns: dict[str, str] = {}  # common name = name in this site's file
+    columns: dict[str, str] = {}
+    """Common name = name in this site's file."""
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None
@@ -85,7 +86,8 @@ class DataSection(_Section):
     """What makes this site's numbers those of the common unit, by common name."""
     classes: list[int] | None = None
     """The labels that the target may have, if they are other than -1 and 1 or 0 and 1; they are told to others."""
-    recipe: bool = False  # whether the file is a table as people have it, which experiments' recipes prepare
+    recipe: bool = False
+    """Whether the file is a table as people have it, which experiments' recipes prepare."""
 
 
 class SiteFile(_Section):

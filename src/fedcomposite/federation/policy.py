@@ -42,6 +42,7 @@ class Limits(BaseModel):
 
     # -- which experiments
     max_rounds: int = Field(default=100_000, ge=1)
+    """Rounds of a run."""
     max_local_steps: int = Field(default=10_000, ge=1)
     """Gradients in one round."""
     methods: list[str] = []
@@ -79,10 +80,15 @@ class Limits(BaseModel):
     """Delta at which the budget is meant."""
     # -- how often
     gradients_per_job: int = Field(default=100_000, ge=1)
+    """Gradients of a job, counted as they are computed."""
     gradients_per_day: int = Field(default=200_000, ge=1)
+    """Gradients of all jobs in a day."""
     evaluations_per_job: int = Field(default=2_000, ge=1)
+    """Evaluated models of a job."""
     evaluations_per_day: int = Field(default=5_000, ge=1)
+    """Evaluated models of all jobs in a day."""
     jobs_per_day: int = Field(default=100, ge=1)
+    """Jobs that are begun in a day."""
     models_per_round: int = Field(default=2, ge=1)
     """Different models that are answered in one round of a job; a lost answer is asked for again with the same one."""
     # -- with whom
@@ -101,7 +107,9 @@ class Limits(BaseModel):
     max_message_mb: float = Field(default=1024.0, gt=0)
     """Largest message taken from the server."""
     max_parameters: int = Field(default=50_000_000, ge=1)
+    """Parameters of a model."""
     max_clients: int = Field(default=10_000, ge=1)
+    """Clients of an experiment."""
     max_memory_mb: float = Field(default=4096.0, gt=0)
     """Memory that an experiment may need beside the samples, as estimated from its numbers."""
 
