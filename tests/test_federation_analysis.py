@@ -19,7 +19,7 @@ import fedcomposite as fc
 from fedcomposite.data import Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.estimators.predicting import predict_at_sites
-from fedcomposite.experiments import Config
+from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.problems.requests import residuals
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
@@ -27,10 +27,13 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 from cryptography.hazmat.primitives.asymmetric import ec
 from test_federation import LocalGrid, make_sites, opened
 
+from fedcomposite.cli.federation_analysis import read
 from fedcomposite.federation import wire
 from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.enrol import open_site
+from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.minimum import joined
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.policy import Limits, RefusalError
@@ -332,6 +335,32 @@ def test_what_is_shipped_runs_at_sites_with_default_limits(shipped, messy, tmp_p
     assert told.overall.auroc_error < 0.06
     with pytest.raises(FederationError, match="take fewer folds"):
         fc.cross_validate(there, **options | {"folds": 40}, sites=asking)
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ('weight = "n"', "recipes are learned from plain counts; prepare the file yourself and set recipe = false"),
+        ('offset = "n"', "recipes are learned from plain counts"),
+        ('test = "b.csv"', "patients for `federation predict` are `new"),
+    ],
+)
+def test_what_does_not_go_with_a_recipe_at_a_site_says_what_does(tmp_path, line, remedy):
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["north"])
+    place = fed.path / "sites" / "north"
+    text = (place / "site.toml").read_text()
+    (place / "site.toml").write_text(text.replace("[data]", f'[data]\nfile = "a.csv"\nrecipe = true\n{line}', 1))
+    with pytest.raises(FolderError, match=re.escape(remedy)):
+        open_site(SiteFolder(place))
+
+
+def test_a_test_part_is_refused_and_not_forgotten(messy, tmp_path):
+    """Files at hand would hold patients out: the same experiment would give other numbers in a federation."""
+    config = tmp_path / "e.toml"
+    config.write_text(messy[1].read_text().replace('target = "sick"', 'target = "sick"\ntest = 0.2', 1))
+    read(str(config))  # a description is of all patients, here and there
+    with pytest.raises(ConfigError, match=r"\[data\] test: a federation holds no patients out.*federation predict"):
+        read(str(config), fitted=True)
 
 
 def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals, tmp_path):
