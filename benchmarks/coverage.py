@@ -2,6 +2,7 @@
 
     python -m benchmarks.coverage                    # 200 data sets of each kind
     python -m benchmarks.coverage --sets 20 --only linear
+    python -m benchmarks.coverage --only "logistic, many" --seed 200   # data sets on which nothing was chosen
 
 Every data set has four sites, features with correlations 0.5^|j - k|, five coefficients of 0.5 or -0.5 and the others
 zero. Intervals are those of ``fc.confidence`` at a lasso whose strength is sqrt(log p / n); coverage is the share
@@ -52,11 +53,11 @@ def problem_of(loss: str, silos: fc.Silos, features: int) -> fc.Problem:
     return fc.Problem(silos, loss=loss, regularizer=fc.regularizers.L1(lam), bias=True, weights="samples")
 
 
-def intervals(kind: str, sets: int) -> None:
+def intervals(kind: str, sets: int, first: int) -> None:
     loss, samples, features = KINDS[kind]
     inside, lengths, truths = [], [], []
     began = time.perf_counter()
-    for seed in range(sets):
+    for seed in range(first, first + sets):
         silos, truth = drawn(loss, samples, features, seed)
         problem = problem_of(loss, silos, features)
         model = fc.LogisticRegression if loss == "logistic" else fc.LinearRegression
@@ -75,11 +76,11 @@ def intervals(kind: str, sets: int) -> None:
     )
 
 
-def selection(sets: int) -> None:
+def selection(sets: int, first: int) -> None:
     wrong, right = [], []
     began = time.perf_counter()
     bound = math.nan
-    for seed in range(sets):
+    for seed in range(first, first + sets):
         silos, truth = drawn("least_squares", 50, 60, 1000 + seed)
         problem = problem_of("least_squares", silos, 60)
         found = fc.stability(problem, draws=30, errors=1.0, threshold=0.75, seed=seed, count=15, ratio=0.1)
@@ -97,13 +98,14 @@ def selection(sets: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the first data set; the others follow it")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     for kind in KINDS:
         if kind.startswith(options.only):
-            intervals(kind, options.sets)
+            intervals(kind, options.sets, options.seed)
     if "stability".startswith(options.only):
-        selection(options.sets)
+        selection(options.sets, options.seed)
 
 
 if __name__ == "__main__":

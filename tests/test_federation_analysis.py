@@ -19,7 +19,7 @@ import fedcomposite as fc
 from fedcomposite.data import Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.estimators.predicting import predict_at_sites
-from fedcomposite.experiments import Config
+from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.problems.requests import residuals
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
@@ -27,13 +27,16 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 from cryptography.hazmat.primitives.asymmetric import ec
 from test_federation import LocalGrid, make_sites, opened
 
+from fedcomposite.cli.federation_analysis import read
 from fedcomposite.federation import wire
 from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.enrol import open_site
+from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.minimum import joined
 from fedcomposite.federation.orders import Order
-from fedcomposite.federation.policy import RefusalError
+from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.sources import Newcomers, Source
@@ -66,7 +69,6 @@ def hospitals():
 def messy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messy") / "hospitals"
     files, config = fc.data.messy_consortium(folder), folder / "experiment.toml"
-    config.write_text(config.read_text().replace("# rare = 5", "rare = 5"))  # two patients of one site have a gap
     return files, config
 
 
@@ -288,6 +290,77 @@ def test_joined_bins_keep_sums_and_order():
     assert made[0, :, 0].tolist() == [0, 0, 0, 14, 0, 0, 0]
     assert float(made[1].sum()) == 0  # two samples of a class are not told
     assert torch.equal(joined(counts, 1), counts)
+
+
+def test_curves_of_joined_bins_are_as_far_off_as_they_say():
+    """Bins of each class by itself would make groups of one class only, and nearly every model perfect."""
+    edges = torch.linspace(-3, 3, 300, dtype=torch.float64)
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        z = torch.from_numpy(draw.normal(size=40))
+        at = torch.bucketize(z, edges, right=True) + torch.from_numpy((draw.random(40) < 0.4).astype(int)) * 301
+        counts = torch.zeros(602, 4, dtype=torch.float64)
+        counts[:, 0] = torch.bincount(at, minlength=602)
+        fine, told = counts.view(2, 301, 4), joined(counts.view(2, 301, 4), 5)
+        assert not bool(((told[..., 0] > 0) & (told[..., 0] < 5)).any())
+        ours, theirs = (fc.estimators.Quality(c, edges) for c in (fine, told))
+        for name in ("auroc", "auprc"):
+            off = abs(getattr(theirs, name) - getattr(ours, name))
+            assert off <= getattr(theirs, f"{name}_error") + getattr(ours, f"{name}_error") + 1e-12, (seed, name)
+
+
+def frames_on_disk(name, folder):
+    files = {site: folder / f"{site}.csv" for site in fc.data.frames(name)}
+    for site, frame in fc.data.frames(name).items():
+        frame.to_csv(files[site], index=False)
+    return files
+
+
+@pytest.mark.parametrize("shipped", ["messy", "heart-recipe"])
+def test_what_is_shipped_runs_at_sites_with_default_limits(shipped, messy, tmp_path):
+    """The first try of a newcomer: no limit of a site is touched, and the numbers are those of files at hand."""
+    files = messy[0] if shipped == "messy" else frames_on_disk("heart_disease", tmp_path)
+    here = Config.read(messy[1] if shipped == "messy" else shipped)
+    problem = here.make_problem()
+    text = tomli_w.dumps({**tomllib.loads(here.text), "algorithm": {"name": "ProxNewton"}})
+    asking, _ = inquiry(tables(files, tmp_path, Limits()), text)
+    assert asking.learn(here.data["target"]).model_dump() == problem.silos.recipe.model_dump()
+    options = {"folds": 5, "count": 6, "ratio": 0.05, "seed": here.seed}
+    there = asking.meet()
+    ours, theirs = fc.cross_validate(problem, **options), fc.cross_validate(there, **options, sites=asking)
+    same(theirs.mean, ours.mean)
+    exact, told = fc.quality(problem, ours), fc.quality(there, theirs, sites=asking)
+    same(told.table[["samples", "positives", "brier"]], exact.table[["samples", "positives", "brier"]])
+    assert ((told.table["auroc"] - exact.table["auroc"]).abs() <= told.table["auroc_error"] + 1e-3).all()
+    assert told.overall.auroc_error < 0.06
+    with pytest.raises(FederationError, match="take fewer folds"):
+        fc.cross_validate(there, **options | {"folds": 40}, sites=asking)
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ('weight = "n"', "recipes are learned from plain counts; prepare the file yourself and set recipe = false"),
+        ('offset = "n"', "recipes are learned from plain counts"),
+        ('test = "b.csv"', "patients for `federation predict` are `new"),
+    ],
+)
+def test_what_does_not_go_with_a_recipe_at_a_site_says_what_does(tmp_path, line, remedy):
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["north"])
+    place = fed.path / "sites" / "north"
+    text = (place / "site.toml").read_text()
+    (place / "site.toml").write_text(text.replace("[data]", f'[data]\nfile = "a.csv"\nrecipe = true\n{line}', 1))
+    with pytest.raises(FolderError, match=re.escape(remedy)):
+        open_site(SiteFolder(place))
+
+
+def test_a_test_part_is_refused_and_not_forgotten(messy, tmp_path):
+    """Files at hand would hold patients out: the same experiment would give other numbers in a federation."""
+    config = tmp_path / "e.toml"
+    config.write_text(messy[1].read_text().replace('target = "sick"', 'target = "sick"\ntest = 0.2', 1))
+    read(str(config))  # a description is of all patients, here and there
+    with pytest.raises(ConfigError, match=r"\[data\] test: a federation holds no patients out.*federation predict"):
+        read(str(config), fitted=True)
 
 
 def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals, tmp_path):

@@ -35,7 +35,6 @@ def hospitals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     files = fc.data.messy_consortium(folder / "hospitals")
     experiment = folder / "hospitals" / "experiment.toml"
-    experiment.write_text(experiment.read_text().replace("# rare = 5", "rare = 5"))
     fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, list(files))
     parties = []
     try:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, log_loss, mean_absolute_error, r2_score, roc_auc_score
 from typer.testing import CliRunner
 
@@ -301,6 +302,46 @@ def test_counts_are_measured_on_their_own_scale(tmp_path):
     assert made.measures["r2"][0] == pytest.approx(r2_score(frame["y"], made.table["prediction"]))
     wrong = mean_absolute_error(frame["y"], made.table["prediction"])
     assert made.measures["mean absolute error"][0] == pytest.approx(wrong)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "logistic"])
+def test_new_samples_have_their_offset(tmp_path, loss):
+    """Exposures of new samples count as those of the fit did: the run's own margins, and its measures."""
+    g = np.random.default_rng(1)
+    frame = pd.DataFrame(g.normal(size=(120, 2)), columns=["a", "b"]).assign(at_risk=g.normal(size=120))
+    margin = 0.5 + frame["a"] - 0.5 * frame["b"] + frame["at_risk"]
+    frame["y"] = g.poisson(np.exp(margin)) if loss == "poisson" else (g.random(120) < 1 / (1 + np.exp(-margin))) * 1
+    frame.to_csv(tmp_path / "n.csv", index=False)
+    (tmp_path / "e.toml").write_text(
+        f'[data]\nfiles = ["{tmp_path}/n.csv"]\ntarget = "y"\noffset = "at_risk"\n[problem]\nloss = "{loss}"\n'
+        'bias = true\n[regularizer]\nname = "L1"\nlam = 0.01\n[algorithm]\nname = "auto"\n[run]\nrounds = 10\n'
+    )
+    command("fit", tmp_path / "e.toml", "--out", tmp_path / "run")
+    problem = Config.read(tmp_path / "e.toml").make_problem()
+    x = load_file(tmp_path / "run" / "model.safetensors")["x"]
+    frame.rename(columns={"at_risk": "exposure"}).to_csv(tmp_path / "other.csv", index=False)
+    made = predict(tmp_path / "run", tmp_path / "n.csv")
+    named = predict(tmp_path / "run", tmp_path / "other.csv", offset="exposure")
+    by_hand = frame[["a", "b"]].to_numpy() @ x[:2].numpy() + float(x[2]) + frame["at_risk"]
+    for one in (made, named):
+        np.testing.assert_allclose(one.table["margin"], by_hand, rtol=1e-10)
+    with pytest.raises(DataError, match="no column 'at_risk'"):
+        predict(tmp_path / "run", tmp_path / "other.csv")
+    if loss == "poisson":
+        assert made.measures["r2"][0] == pytest.approx(r2_score(frame["y"], np.exp(by_hand)))
+    else:
+        assert made.measures["auroc"][0] == pytest.approx(roc_auc_score(frame["y"], by_hand))
+        assert made.measures["auroc"][0] == pytest.approx(fc.quality(problem, x, exact=True).overall.auroc)
+
+
+def test_what_is_no_run_is_called_so(messy, tmp_path):
+    with pytest.raises(StoreError, match=r"nowhere: there is no such folder; give the folder of a run"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match=r"this is not the folder of a run"):
+        write_report(messy[0])
+    used = CliRunner().invoke(app, ["cv", str(messy[0] / "experiment.toml"), "--out", str(messy[1])])
+    assert "use --overwrite or another --out" in str(used.exception)
+    assert "--resume" not in str(used.exception)
 
 
 def test_a_test_part_is_measured_and_reported(messy, tmp_path):

@@ -62,6 +62,16 @@ def test_thousands(tmp_path, mark, decimal, cells, expected):
         sheet(tmp_path, content, thousands=decimal, decimal=decimal)
 
 
+def test_commas_between_thousands_of_a_file_with_decimal_points(tmp_path):
+    content = b"a\tb\n338,000\t256.0\n1,250\t1\n"
+    with pytest.warns(DataWarning, match=r"'338,000' in column 'a' is read as thousands.*say thousands = ','"):
+        assert sheet(tmp_path, content)["a"].tolist() == [338000, 1250]
+    with pytest.raises(fc.DataError, match="the decimal mark is unclear"):  # not every comma has three digits behind
+        sheet(tmp_path, content + b"1,5\t2.0\n")
+    with pytest.raises(fc.DataError, match="may be a thousand or a fraction"):
+        sheet(tmp_path, b"a\tb\n338,000\t256\n")
+
+
 def test_every_problem_of_every_file_at_once(tmp_path):
     (tmp_path / "a.csv").write_text("p,q,r\n1,<0.1,1.5\n2,3,2\n3,<0.1,3\n4,5\n")
     (tmp_path / "b.csv").write_text("p,p,q\n1,2,inf\n")
@@ -103,7 +113,7 @@ def mess(tmp_path_factory):
 def test_the_mess_holds_the_clean_patients(mess):
     folder, _ = mess
     clean = clean_consortium(3)
-    silos = Config.read(folder / "experiment.toml").make_silos()
+    silos = Config.read(folder / "experiment.toml", ["recipe.rare=0"]).make_silos()  # what few have, as it is
     every = pd.concat(clean.values(), ignore_index=True)
     fitted = silos.recipe
     assert silos.targets.tolist() == (every["sick"] == "yes").astype(float).tolist()
@@ -183,7 +193,7 @@ def test_an_experiment_with_a_recipe_leaves_it_with_the_model(mess, tmp_path):
     from fedcomposite.estimators import solve
 
     folder, files = mess
-    problem = Config.read(folder / "experiment.toml").make_problem()
+    problem = Config.read(folder / "experiment.toml", ["recipe.rare=0"]).make_problem()  # as new patients are prepared
     run = solve(problem)
     RunFolder(tmp_path / "run").finish(run, problem, "solve")
     read = fc.FittedRecipe.read(tmp_path / "run" / "recipe.json")
@@ -239,6 +249,10 @@ def test_the_swiss_zeros_are_missing():
         ({"data": {"name": "digits", "target": "y"}}, r"\[recipe\] 'digits' has no tables to prepare"),
         ({"data": {"name": "heart_disease"}}, r"\[data\] a recipe needs a target"),
         ({"recipe": {"inpute": "mean"}}, r"\[recipe\] inpute is not a known field; did you mean 'impute'"),
+        (
+            {"data": {"files": ["a.csv"], "target": "y", "offset": "a"}},
+            r"\[data\] offset does not go with a \[recipe\], which is learned from plain counts; prepare the files",
+        ),
         ({"data": {"files": ["a.csv"], "target": "y", "drop": ["a"]}}, r"\[data\] with a recipe has no option 'drop'"),
     ],
 )

@@ -105,7 +105,7 @@ def _local(
     experiment = checked(Config.read(config, overrides or ()))
     folder = RunFolder(destination or Path("runs") / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}")
     with FolderLock(folder.path):
-        folder.check_new(overwrite)
+        folder.check_new(overwrite, instead="--overwrite or another --out")
         began = time.monotonic()
         problem = experiment.make_problem()
         made = tried(problem, kind, experiment.seed, **options)

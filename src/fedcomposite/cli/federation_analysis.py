@@ -62,7 +62,7 @@ def add_analysis_commands(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def read(source: str) -> tuple[Config, str]:
+def read(source: str, *, fitted: bool = False) -> tuple[Config, str]:
     """An experiment whose data are at sites, and its target's name."""
     content, where = load(source, ())
     content = {**content, "algorithm": {"name": "ProxNewton"}}
@@ -71,6 +71,11 @@ def read(source: str) -> tuple[Config, str]:
     target = content.get("data", {}).get("target")
     if "recipe" in content and not isinstance(target, str):
         raise ConfigError(f"{where}: [data] a recipe needs a target: the name of the column to predict")
+    if fitted and "test" in content.get("data", {}):
+        raise ConfigError(
+            f"{where}: [data] test: a federation holds no patients out; leave it out here, and measure the model on "
+            "each site's new patients (`new` in its site.toml) with `federation predict`"
+        )
     return checked(parse(tomli_w.dumps(content), where, recipe=True)), str(target or "target")
 
 
@@ -189,10 +194,10 @@ def _conduct(
     folder: Path, config: str, kind: Kind, destination: Path | None, give_up: float, as_json: bool, **options: Any
 ) -> None:
     with reporting(failures=(FederationError, OfficeError)), results(as_json) as found:
-        experiment, target = read(config)
+        experiment, target = read(config, fitted=True)
         runs = FederationFolder(folder).runs
         place = RunFolder((destination or runs / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}").absolute())
-        place.check_new()
+        place.check_new(instead="another --out")
         began = time.monotonic()
         with inquiry(folder, experiment, give_up) as asking:
             described = table_of(look_at(asking, asking.names), target)

@@ -35,10 +35,13 @@ def predict_command(
         str | None, typer.Option(help="Whose names and units the file has (default: the site it is called after).")
     ] = None,
     threshold: Annotated[float, typer.Option(help="Probability from which on a sample is of class 1.")] = 0.5,
+    offset: Annotated[
+        str | None, typer.Option(help="Column that is added to the margins (default: the run's [data] offset).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Apply a run's recipe and model to new samples; with a target in the file, say how good the predictions are."""
-    made = predict(run, file, site=site, threshold=threshold)
+    made = predict(run, file, site=site, threshold=threshold, offset=offset)
     if made.site is not None and site is None:
         out.print(f"{file.name} is read with the names and units of {made.site}, as it is called", markup=False)
     destination.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def solve_command(
     else:
         folder = RunFolder(destination)
         with FolderLock(destination):
-            folder.check_new(overwrite)
+            folder.check_new(overwrite, instead="--overwrite or another --out")
             journal = Journal(folder, experiment.only({"name": AUTO}, experiment.seed).text, fresh=True)
             found, problem = _solved(experiment, tolerance, rounds, journal)
             journal.close()

@@ -156,6 +156,14 @@ def decimal_faults(columns: Sequence[Column], source: str) -> list[Fault]:
     return [Fault(source, what, "say decimal = ',' or '.'", count=sum(c.found["comma"].count for c in commas))]
 
 
+def grouped_by_commas(columns: Sequence[Column]) -> str | None:
+    """The column whose commas can but part thousands: the file has decimal points, three digits follow every comma."""
+    commas = [c for c in columns if c.decimal is None and "comma" in c.found]
+    if commas and all(c.grouped_only for c in commas) and any(c.dot is not None for c in columns):
+        return commas[0].name
+    return None
+
+
 def shown(text: str) -> str:
     """A cell in quotes, cut where it is long."""
     return repr(text if len(text) <= 30 else text[:27] + "...")

@@ -32,7 +32,7 @@ one_hot = {{ sex = "f", smoker = "never", stage = "1" }}
 log = ["crp"]
 splines = {{ age = 3 }}
 standardize = true
-# rare = 5  # where files are apart: sites tell no sums over what fewer of their patients have; it is constant there
+rare = 5                                # what fewer patients of a hospital have is constant there: apart, sites tell no less
 
 [recipe.sites.south]
 rename = {{ patient = "Patient", visit = "Datum", age = "Alter", sex = "Geschlecht", smoker = "Raucher", chol = "Cholesterin", crp = "CRP", stage = "Stadium", platelets = "Thrombozyten", sick = "krank" }}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedcomposite._validation import check_call, suggest
-from fedcomposite.data.cells import Column, column_faults, decimal_faults, shown
+from fedcomposite.data.cells import Column, column_faults, decimal_faults, grouped_by_commas, shown
 from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse, stop
 from fedcomposite.data.frames import names_of
 from fedcomposite.data.reading import csv_columns, kind_of, listed, parquet_frame
@@ -211,7 +211,17 @@ def read_sheets(
 
 def _csv(path: Path, label: str, options: Wanted, text: frozenset[str], faults: list[Fault]) -> Sheet:
     source = str(path)
-    _, columns, kept, lines = csv_columns(path, options, faults, _Cells, _FALLBACK)
+    first: list[Fault] = []
+    _, columns, kept, lines = csv_columns(path, options, first, _Cells, _FALLBACK)
+    if options.thousands is None and (name := grouped_by_commas(columns)) is not None:
+        sample = next(c for c in columns if c.name == name).found["comma"].sample
+        message = f"{source}: {sample!r} in column {name!r} is read as thousands, as the file has decimal points"
+        warnings.warn(f"{message}; say thousands = ',', or decimal = ',' if that is wrong", DataWarning, stacklevel=5)
+        first = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # they were given
+            _, columns, kept, lines = csv_columns(path, replace(options, thousands=","), first, _Cells, _FALLBACK)
+    faults += first
     return _sheet(label, source, columns, [k.position for k in kept], lines, text, faults)
 
 

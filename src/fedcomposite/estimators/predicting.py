@@ -7,6 +7,7 @@ import math
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,9 @@ class Scored:
     """Whose names, units and style were taken."""
 
 
-def predict(run: str | Path, file: str | Path, *, site: str | None = None, threshold: float = 0.5) -> Scored:
+def predict(
+    run: str | Path, file: str | Path, *, site: str | None = None, threshold: float = 0.5, offset: str | None = None
+) -> Scored:
     """Apply the model of a run folder to a new file.
 
     Parameters
@@ -56,6 +59,9 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
         the common ones.
     threshold : float
         Probability from which on a sample is of class 1; of several classes the most probable one is taken.
+    offset : str, optional
+        The column that is added to each sample's margin, such as the logarithm of an exposure; if left out, the one
+        that the run's ``[data] offset`` names.
     """
     if not 0 < threshold < 1:
         raise DataError(f"threshold = {threshold}, must be between 0 and 1")
@@ -73,16 +79,35 @@ def predict(run: str | Path, file: str | Path, *, site: str | None = None, thres
     bias = bool(section.get("bias", False))
     if (folder.path / "recipe.json").is_file():
         site = site or _named_after(folder.path / "recipe.json", Path(file))
-        sheet, X, held = _prepared(folder.path / "recipe.json", Path(file), site)
+        sheet, X, y = _prepared(folder.path / "recipe.json", Path(file), site)
     else:
-        sheet, X, held = _plain(coordinates[: len(coordinates) - bias], content, Path(file))
+        sheet, X, y = _plain(coordinates[: len(coordinates) - bias], content, Path(file))
     model = _Model(loss, x if outputs == 1 else x.view(-1, outputs), bias)
-    table = beside(sheet.columns, predicted(model.margins(X), loss, threshold))
+    added = _offsets(sheet, offset or _named(content, "offset"))
+    table = beside(sheet.columns, predicted(model.margins(X, added), loss, threshold))
+    known = np.zeros(len(X), bool) if y is None else ~np.isnan(y)
     try:
-        measures = None if held is None else model.measures(*held, threshold)
+        measures = None if y is None or not known.any() else model.measures(X[known], y[known], added[known], threshold)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
     return Scored(table, measures, site)
+
+
+def _named(content: dict[str, Any], option: str) -> str | None:
+    """A column that the run's ``[data]`` names."""
+    source = content.get("data")
+    name = source.get(option) if isinstance(source, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _offsets(sheet: Sheet, name: str | None) -> Floats:
+    """What is added to the margins of a file's samples."""
+    if name is None:
+        return np.zeros(sheet.rows)
+    found = sheet.numbers(name)
+    if gaps := int(np.isnan(found).sum()):
+        raise DataError(f"{sheet.name}: {gaps} row(s) without a number in {name!r}, which is added to the margins")
+    return found
 
 
 def _named_after(recipe: Path, file: Path) -> str | None:
@@ -146,10 +171,7 @@ def _of_sums(sums: torch.Tensor) -> dict[str, float]:
     }
 
 
-Held = tuple[Floats, Floats]
-
-
-def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, Held | None]:
+def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, Floats | None]:
     """Features by the run's recipe; every row is scored, also one without a target."""
     recipe = FittedRecipe.read(path)
     if site is not None and site not in recipe.sites and site not in recipe.recipe.sites:
@@ -157,24 +179,17 @@ def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, 
     part = recipe.recipe.sites.get(site or "")
     style = part.style if part else {}
     (sheet,) = read_sheets([file], text=recipe.recipe.texts([site or ""]), **style)  # type: ignore[arg-type]
-    X, y = recipe.all_rows(sheet, site or "")
-    there = np.zeros(len(X), bool) if y is None else ~np.isnan(y)
-    held = (X[there], y[there]) if y is not None and bool(there.any()) else None
-    return sheet, X, held
+    return sheet, *recipe.all_rows(sheet, site or "")
 
 
-def _plain(names: list[str], content: dict[str, object], file: Path) -> tuple[Sheet, Floats, Held | None]:
+def _plain(names: list[str], content: dict[str, Any], file: Path) -> tuple[Sheet, Floats, Floats | None]:
     """Features as columns of numbers, by the names that the run knows."""
     (sheet,) = read_sheets([file])
     X = np.stack([sheet.numbers(name) for name in names], axis=1)
     if gaps := int(np.isnan(X).any(1).sum()):
         raise DataError(f"{file}: {gaps} row(s) with gaps; the run has no recipe that says how to fill them")
-    source = content.get("data")
-    target = source.get("target") if isinstance(source, dict) else None
-    if not isinstance(target, str) or target not in sheet.columns:
-        return sheet, X, None
-    y = sheet.numbers(target)
-    return sheet, X, (X[~np.isnan(y)], y[~np.isnan(y)])
+    target = _named(content, "target")
+    return sheet, X, sheet.numbers(target) if target is not None and target in sheet.columns else None
 
 
 @dataclass(frozen=True)
@@ -185,36 +200,37 @@ class _Model:
     x: torch.Tensor
     bias: bool
 
-    def margins(self, X: Floats) -> torch.Tensor:
+    def margins(self, X: Floats, added: Floats) -> torch.Tensor:
         """Of samples, ``(m,)`` or ``(m, C)``."""
-        Z = torch.from_numpy(X)
-        return Z @ self.x[:-1] + self.x[-1] if self.bias else Z @ self.x
+        Z, more = torch.from_numpy(X), torch.from_numpy(added)
+        made = Z @ self.x[:-1] + self.x[-1] if self.bias else Z @ self.x
+        return made + (more if made.ndim == 1 else more.unsqueeze(1))
 
-    def measures(self, X: Floats, y: Floats, threshold: float) -> pd.DataFrame | None:
+    def measures(self, X: Floats, y: Floats, added: Floats, threshold: float) -> pd.DataFrame | None:
         """AUROC and its like of a classifier, accuracy and its like of several classes; errors of a regression."""
         if isinstance(self.loss, Multinomial):
-            return self._of_classes(X, y, self.loss.labels or ())
+            return self._of_classes(X, y, added, self.loss.labels or ())
         if not self.loss.classifier:
-            wrong = self.loss.response(self.margins(X)).numpy() - y
+            wrong = self.loss.response(self.margins(X, added)).numpy() - y
             spread = float(((y - y.mean()) ** 2).sum())
             r2 = 1 - float((wrong**2).sum()) / spread if spread else float("nan")
             return pd.DataFrame([{"samples": len(y), "r2": r2, "mean absolute error": float(np.abs(wrong).mean())}])
         if len(np.unique(y)) < 2:
             return None
         if not isinstance(self.loss, Logistic):
-            z, classes = self.margins(X), torch.from_numpy(y > y.min()).long()
+            z, classes = self.margins(X, added), torch.from_numpy(y > y.min()).long()
             told = {m.name: m.exact(z, classes) for m in (Accuracy(), BalancedAccuracy(), AUC())}
             return pd.DataFrame([{"samples": len(y), **told}])
-        problem = Problem(Silos.from_arrays([(X, y)]), loss="logistic", bias=self.bias)
+        problem = Problem(Silos.from_arrays([(X, y)], margin_offsets=[added]), loss="logistic", bias=self.bias)
         overall = quality(problem, self.x, exact=True).overall
         rates = overall.confusion(threshold)
         told = {k: rates[k] for k in ("sensitivity", "specificity")}
         return pd.DataFrame([{**overall.summary(), **told}]).drop(columns=["auroc_error", "auprc_error"])
 
-    def _of_classes(self, X: Floats, y: Floats, labels: tuple[int, ...]) -> pd.DataFrame:
+    def _of_classes(self, X: Floats, y: Floats, added: Floats, labels: tuple[int, ...]) -> pd.DataFrame:
         if strange := sorted(set(y.tolist()) - set(labels)):
             shown = ", ".join(f"{v:g}" for v in strange[:5])
             raise DataError(f"the target has classes that the run does not know: {shown}")
-        z, classes = self.margins(X), torch.tensor([labels.index(int(v)) for v in y])
+        z, classes = self.margins(X, added), torch.tensor([labels.index(int(v)) for v in y])
         metrics = (Accuracy(), BalancedAccuracy(), LogLoss(), Brier())
         return pd.DataFrame([{"samples": len(y), **{m.name: m.exact(z, classes) for m in metrics}}])

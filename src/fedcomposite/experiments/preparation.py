@@ -32,6 +32,12 @@ def check(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"[data] seed = {seed}, must be a whole number from 0 on")
     options = {key: value for key, value in source.items() if key not in _OWN}
+    for role in ("weight", "offset"):
+        if role in options:
+            raise ConfigError(
+                f"[data] {role} does not go with a [recipe], which is learned from plain counts; "
+                f"prepare the files yourself, or leave {role} out"
+            )
     try:
         check_call("[data] with a recipe", read_sheets, options, ConfigError)
         Recipe(**recipe)

@@ -107,14 +107,17 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def check_new(self, overwrite: bool = False) -> None:
-        """Refuse a folder that holds something, unless it is a run to be overwritten. Changes nothing."""
+    def check_new(self, overwrite: bool = False, *, instead: str = "--resume, --overwrite or another --out") -> None:
+        """Refuse a folder that holds something, unless it is a run to be overwritten. Changes nothing.
+
+        ``instead`` are the options that the command has for that case.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise StoreError(f"{self.path}: is a file; give another folder with --out")
         held = {p for p in self.path.iterdir() if p.name != LOCK} if self.path.is_dir() else set()
         if held - set(leftovers(self.path)):
             if not overwrite:
-                raise StoreError(f"{self.path}: already holds files; use --resume, --overwrite or another --out")
+                raise StoreError(f"{self.path}: already holds files; use {instead}")
             if not self.config.exists():
                 raise StoreError(f"{self.path}: is not a run folder (no config.toml), so it is not overwritten")
             if any(self.path.glob("*/seed-*/config.toml")):
@@ -157,8 +160,16 @@ class RunFolder:
         try:
             content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):
-            raise StoreError(f"{file}: missing or unreadable") from None
+            raise StoreError(self._why_no_summary(file)) from None
         return content
+
+    def _why_no_summary(self, file: Path) -> str:
+        if not self.path.is_dir():
+            return f"{self.path}: there is no such folder; give the folder of a run"
+        if file.is_file():
+            return f"{file}: unreadable; make the run again"
+        what = "the run has not finished" if self.config.is_file() else "this is not the folder of a run"
+        return f"{self.path}: {what} (summary.json is missing or unreadable)"
 
     def finish(self, run: Run, problem: Problem, label: str, *, draw: bool = True) -> None:
         """Write the model, the coefficient table, the plot and the summary (last: it marks a finished run)."""

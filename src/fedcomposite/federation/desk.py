@@ -27,7 +27,7 @@ from fedcomposite.federation.orders import Analysis, Order, Question, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.problems.requests import NEW, Held, Request, Rows, Silo, answer, silos_of
+from fedcomposite.problems.requests import NEW, Held, Request, Rows, Silo, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site import Site
@@ -135,8 +135,7 @@ class Desk:
         for one in requests:
             minimum.check_samples(self._site.limits, silo, one)
         vectors: Vectors = {}
-        for i, one in enumerate(requests):
-            sums = minimum.within(self._site.limits, silo, one, answer(silo, one))
+        for i, sums in enumerate(minimum.told(self._site.limits, silo, requests)):
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")

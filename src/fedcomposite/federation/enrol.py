@@ -24,6 +24,9 @@ from fedcomposite.federation.sources import Newcomers, Source
 from fedcomposite.federation.states import StateStore
 from fedcomposite.federation.tables import TableSite
 
+_PLAIN = ": recipes are learned from plain counts; prepare the file yourself and set recipe = false, or leave it out"
+_REMEDIES = {"weight": _PLAIN, "offset": _PLAIN, "test": '; patients for `federation predict` are `new = "FILE"`'}
+
 
 def open_site(
     folder: SiteFolder,
@@ -81,7 +84,7 @@ def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> Sour
     section, where = folder.file.data, folder.path / "site.toml"
     for option in without:
         if getattr(section, option) is not None:
-            raise FolderError(f"{where}: [data] {option} does not go with recipe = true")
+            raise FolderError(f"{where}: [data] {option} does not go with recipe = true{_REMEDIES.get(option, '')}")
     style = section.model_dump(include={"separator", "decimal", "encoding", "thousands"}, exclude_none=True)
     local = Local(rename=section.columns, units=section.units, drop=section.drop)
     return Source(folder.name, path, local, {**style, "missing": section.missing})

@@ -7,6 +7,7 @@ few: a row of its Hessian is then those few rows. These are refused. Bins of few
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,7 +37,9 @@ def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
     count = int(inside.sum())
     for number, what in ((count, "behind"), (len(own.X) - count, "left out of")):
         if 0 < number < limits.min_samples:
-            raise RefusalError(f"{number} samples are {what} a sum, fewer than min_samples = {limits.min_samples}")
+            remedy = "; take fewer folds (--folds)" if request.rows.kind == "fold" else ""
+            least = f"fewer than min_samples = {limits.min_samples}"
+            raise RefusalError(f"{number} samples are {what} a sum, {least}{remedy}")
     if request.part != "train":
         check_classes(limits, own, request.part)
     if request.name in ("newton", "information") and request.rows.kind == "fold" and request.rows.held:
@@ -90,7 +93,7 @@ def _check_columns(limits: Limits, X: Tensor, where: str, names: Sequence[str] =
         told = ", ".join(names[j] for j in rare[:5] if j < len(names))
         raise RefusalError(
             f"fewer than min_count = {limits.min_count} samples{where} differ from the others in {told or 'a column'}; "
-            "drop it, or have the recipe make what is rare constant (rare = ...)"
+            f"put rare = {limits.min_count} under [recipe] in the experiment (it is then constant here), or drop it"
         )
 
 
@@ -109,47 +112,100 @@ def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
             )
 
 
-def within(limits: Limits, silo: Silo, request: Request, sums: Sums) -> Sums:
-    """The sums, with bins of fewer than ``min_count`` samples joined with their neighbours, whatever these weigh."""
-    made, least = dict(sums), limits.min_count
-    if "counts" not in sums and not ("histogram" in sums and sums["histogram"].numel()):
-        return made
+def told(limits: Limits, silo: Silo, requests: Sequence[Request]) -> list[Sums]:
+    """The answers, with bins of fewer than ``min_count`` samples joined with their neighbours, whatever these weigh.
+
+    Counts of scores on different folds are told as one, in the place of the first: each sample by the model of its
+    fold, in bins that need not be as coarse as a fold is small.
+    """
+    made = [dict(answer(silo, one)) for one in requests]
+    for places in _together(requests):
+        one = requests[places[0]]
+        key = "counts" if one.name == "scores" else "histogram"
+        if key not in made[places[0]] or not made[places[0]][key].numel():
+            continue
+        plain = [_counted(silo, requests[i])[key] for i in places]
+        sums, counts = torch.stack([made[i][key] for i in places]).sum(0), torch.stack(plain).sum(0)
+        for i in places[1:]:
+            made[i][key] = torch.zeros_like(sums)
+        made[places[0]][key] = _joined_bins(sums, counts, limits.min_count)
+    return made
+
+
+def _together(requests: Sequence[Request]) -> list[list[int]]:
+    """Places of requests whose counts are told as one: scores on folds of one division, each fold once."""
+    made = list[list[int]]()
+    for i, one in enumerate(requests):
+        fold = one.name == "scores" and one.rows.kind == "fold" and one.rows.held
+        if fold and made and _same_division(requests, made[-1], one):
+            made[-1].append(i)
+        else:
+            made.append([i])
+    return made
+
+
+def _same_division(requests: Sequence[Request], places: Sequence[int], one: Request) -> bool:
+    others = [requests[i] for i in places]
+    if any(other.name != "scores" or other.rows.number == one.rows.number for other in others):
+        return False
+    alike = replace(one.rows, number=others[0].rows.number) == others[0].rows and one.part == others[0].part
+    return alike and torch.equal(one.arrays["edges"], others[0].arrays["edges"])
+
+
+def _counted(silo: Silo, request: Request) -> Sums:
+    """The answer if every sample of the rows counted one."""
     own = silo.of_part(request.part)
     numbers = {**request.numbers, "errors": 0}
-    plain = answer(own.counted(request.rows), Request(request.name, request.arrays, numbers, ALL))
-    if "counts" in sums:
-        made["counts"] = joined(sums["counts"], least, plain["counts"][..., 0])
-        return made
-    shape = len(sums["histogram"]), 2, -1
-    halves, counts = sums["histogram"].view(*shape, 1), plain["histogram"].view(*shape)
-    each = [joined(one, least, count) for one, count in zip(halves, counts, strict=True)]
-    made["histogram"] = torch.stack(each).view_as(sums["histogram"])
-    return made
+    return answer(own.counted(request.rows), Request(request.name, request.arrays, numbers, ALL))
+
+
+def _joined_bins(sums: Tensor, counts: Tensor, least: int) -> Tensor:
+    """Joined counts of scores ``(2, bins, 4)``, or histograms of several models ``(models, 2 bins)``."""
+    if sums.ndim == 3:
+        return joined(sums, least, counts[..., 0])
+    shape = len(sums), 2, -1
+    halves, plain = sums.view(*shape, 1), counts.view(*shape)
+    each = [joined(one, least, count) for one, count in zip(halves, plain, strict=True)]
+    return torch.stack(each).view_as(sums)
 
 
 def joined(sums: Tensor, least: int, counts: Tensor | None = None) -> Tensor:
-    """Sums in bins ``(classes, bins, sums)``, bins of fewer than ``least`` samples joined with their neighbours.
+    """Sums in bins ``(classes, bins, sums)``, neighbours joined until each class has none or ``least`` samples in one.
 
-    From left to right, in each class by itself, until a group is large enough; what remains at the end joins the last.
-    A group's sums are told in its bin in the middle of the samples. A class below ``least`` in all is left out.
-    ``counts`` are the numbers of samples ``(classes, bins)``; the first of the sums, unless samples have weights.
+    The classes are joined alike, so that pairs within a group are ties: curves of the groups say less than those of the
+    bins, but nothing else, and the bounds of their areas hold. A group's sums are told in its bin in the middle of the
+    samples. A class below ``least`` in all is left out. ``counts`` are the numbers of samples ``(classes, bins)``; the
+    first of the sums, unless samples have weights.
     """
-    made = torch.zeros_like(sums)
-    for kind, (bins, out) in enumerate(zip(sums[..., 0] if counts is None else counts, made, strict=True)):
-        weight = bins.tolist()
-        groups, group = list[list[int]](), list[int]()
-        for at in [i for i, w in enumerate(weight) if w > 0]:
-            group.append(at)
-            if sum(weight[i] for i in group) >= least:
-                groups.append(group)
-                group = []
-        if group and groups:
-            groups[-1] += group
-        for group in groups:
-            before = torch.tensor([weight[i] for i in group]).cumsum(0)
-            middle = group[int((before < before[-1] / 2).sum())]
-            out[middle] = sums[kind, group].sum(0)
+    numbers = sums[..., 0] if counts is None else counts
+    large = numbers.sum(1) >= least
+    made, kept = torch.zeros_like(sums), numbers[large]
+    for group in _groups(kept.T.tolist(), least):
+        before = kept[:, group].sum(0).cumsum(0)
+        middle = group[int((before < before[-1] / 2).sum())]
+        made[large, middle] = sums[large][:, group].sum(1)
     return made
+
+
+def _groups(bins: Sequence[Sequence[float]], least: int) -> list[list[int]]:
+    """Bins that are told as one, from left to right; what remains at the end joins those before it."""
+    groups, group, inside = list[list[int]](), list[int](), [0.0]
+    for at in [i for i, each in enumerate(bins) if sum(each) > 0]:
+        inside = [a + b for a, b in zip(inside, bins[at], strict=True)] if group else list(bins[at])
+        group.append(at)
+        if not _few(inside, least):
+            groups.append(group)
+            group = []
+    while group and groups:
+        group = groups.pop() + group
+        if not _few([sum(kind) for kind in zip(*(bins[i] for i in group), strict=True)], least):
+            groups.append(group)
+            group = []
+    return groups
+
+
+def _few(numbers: Sequence[float], least: int) -> bool:
+    return any(0 < number < least for number in numbers)
 
 
 def check_steps(limits: Limits, sheet: Sheet, steps: Sequence[Step], recipe: Recipe) -> None:
