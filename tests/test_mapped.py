@@ -257,12 +257,11 @@ def test_what_cannot_be_recorded_says_why(both, monkeypatch):
 @pytest.mark.parametrize("gradients", ["vmap", "streams"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_on_a_gpu(both, mode, gradients, participation):
-    """Without convolutions, whose gradients a GPU need not repeat; samples in memory are recorded, not compiled."""
+    """Without convolutions, whose gradients a GPU need not repeat; of augmented passes only the rule is compiled."""
     options = {"gradients": gradients, "augment": Chain((Crop(1), Flip())), "normalization": (0.5, 0.3)}
     given = {"rounds": 12, "batch_size": 6, "dtype": torch.float32, "device": "cuda", "participation": participation}
-    modes = "record" if mode == "compile" else mode, mode
     problems = (fc.Problem(s, model=nn.Sequential(*list(module(Drops))[:3]), loss=loss, **options) for s in both)
-    memory, kept = (fc.simulate(p, METHODS[0], mode=m, **given) for p, m in zip(problems, modes, strict=True))
+    memory, kept = (fc.simulate(p, METHODS[0], mode=mode, **given) for p in problems)
     assert torch.equal(memory.solution, kept.solution)
 
 

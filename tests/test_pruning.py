@@ -291,6 +291,52 @@ def test_refusals(monkeypatch):
         prune(convolutions(0, [0.5]), torch.randn(2, 1, 9, 9))
 
 
+class Noting(nn.Module):
+    """A module that notes in which precision it is asked to compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = kill(nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 3)), 0)
+        self.settings = []
+
+    def __deepcopy__(self, memo):  # the copies that are compared share the list
+        made = type(self)()
+        made.inner, made.settings = copy.deepcopy(self.inner, memo), self.settings
+        return made
+
+    def forward(self, x):
+        self.settings.append(precision())
+        return self.inner(x)
+
+
+def precision():
+    return torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+
+def test_outputs_are_compared_in_full_precision():
+    """TF32 differs by far more than float32's rounding explains; the settings come back, also after a refusal."""
+    before, module = precision(), Noting()
+    assert before == (True, "highest")
+    torch.set_float32_matmul_precision("high")
+    try:
+        prune(module, torch.randn(2, 40))
+        assert len(module.settings) >= 4  # two modules on two batches
+        assert set(module.settings) == {(False, "highest")}
+        with pytest.raises(PruneError, match="needs an example"):
+            prune(module, torch.ones(()))
+        assert precision() == (True, "high")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu():
+    """Where convolutions are TF32's unless one asks for more."""
+    module = kill(fc.models.build("resnet18", "cifar10", stem="small"), 0, share=0.3).cuda()
+    made = prune(module, torch.randn(4, 3, 32, 32, device="cuda"))
+    assert made.pruned_parameters < 0.9 * made.parameters
+
+
 def test_tensors_of_a_pruned_module_fit_the_whole_one():
     module = kill(Joined(1, False, 1), 1)
     made = prune(module, torch.randn(3, 2, 8, 8))

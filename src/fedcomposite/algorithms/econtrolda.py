@@ -76,6 +76,8 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
         bibtex="gao2025composite",
     )
 
+    recordable: ClassVar[bool] = False  # the first round sends everything, the others what is kept
+
     one_regularizer: ClassVar[str] = "its prox stands for h of all rounds so far"
 
     schedulable: ClassVar[frozenset[str]] = frozenset({"step"})

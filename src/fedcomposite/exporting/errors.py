@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -17,6 +21,26 @@ class ExportError(FailedError):
 
 class PruneError(ExportError):
     """A module that cannot be pruned, and why."""
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Convolutions and products that round as float32 does: a GPU's convolutions are in TF32, ten bits, by default."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    _set_precision(False, "highest")
+    try:
+        yield
+    finally:
+        _set_precision(*before)
+
+
+def _set_precision(tf32: bool, products: str) -> None:
+    """By torch's older settings: beside the newer ones, ``fp32_precision``, it does not export."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are newer ones
+        torch.backends.cudnn.allow_tf32 = tf32
+        if torch.get_float32_matmul_precision() != products:
+            torch.set_float32_matmul_precision(products)
 
 
 def rounding(outputs: Tensor, format: str = "state_dict") -> float:

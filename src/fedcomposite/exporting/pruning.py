@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedcomposite.exporting.errors import PruneError, rounding
+from fedcomposite.exporting.errors import PruneError, full_precision, rounding
 from fedcomposite.exporting.planning import Kept, Layer, Network, Plan, State
 
 
@@ -65,6 +65,7 @@ class Pruned:
         )
 
 
+@full_precision()  # numbers that are folded into biases, and the comparison
 def prune(module: nn.Module, example: Tensor) -> Pruned:
     """Remove dead filters and neurons of a module; its outputs in evaluation mode stay the same up to rounding.
 
