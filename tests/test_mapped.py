@@ -1,7 +1,9 @@
 """Samples in a file: a run on them is the run in memory, bit for bit, with no more of them at hand than it needs."""
 
 import json
+import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from fedcomposite.algorithms import FedAvg, FedMid, FedNMap, Mime, Scaffold, Zha
 from fedcomposite.data import DataError
 from fedcomposite.data.augmentation import Chain, Crop, Flip
 from fedcomposite.data.mapped import MappedRows
+from fedcomposite.data.saved import ArrayFile
 from fedcomposite.problems import Batches
 from fedcomposite.problems.network.samples import Loader, Window
 from fedcomposite.regularizers import L1
@@ -313,12 +316,56 @@ def test_what_is_not_for_files(both, tmp_path):
     assert not (tmp_path / "sparse").exists()
 
 
+def test_a_run_keeps_the_file_that_it_opened(tmp_path, monkeypatch):
+    """Whoever replaces or removes the folder during a run changes no number of it, nor does another working folder."""
+    silos = make((9, 12))
+    silos.save(tmp_path / "saved")
+    monkeypatch.chdir(tmp_path)
+    opened = fc.Silos.open("saved")
+
+    def meddle(view):
+        if view.round == 1:
+            (tmp_path / "saved" / "features.npy").rename(tmp_path / "was.npy")
+            np.save(tmp_path / "saved" / "features.npy", np.zeros((21, 3, 8, 8), np.uint8))
+            monkeypatch.chdir("/")
+        if view.round == 3:
+            shutil.rmtree(tmp_path / "saved")
+
+    settings = {"rounds": 6, "batch_size": 4}
+    found = fc.simulate(fc.Problem(opened, model=module()), FedAvg(2, 0.1), callbacks=[meddle], **settings)
+    wanted = fc.simulate(fc.Problem(silos, model=module()), FedAvg(2, 0.1), **settings)
+    assert torch.equal(found.solution, wanted.solution)
+
+
+def test_a_file_that_is_written_to_during_a_run_is_refused(tmp_path):
+    make((9, 12)).save(tmp_path / "saved")
+    problem = fc.Problem(fc.Silos.open(tmp_path / "saved"), model=module())
+
+    def cut(view):
+        os.truncate(tmp_path / "saved" / "features.npy", 64)  # a read beyond it would end the process
+
+    with pytest.raises(DataError, match=r"features\.npy was changed while it was in use"):
+        fc.simulate(problem, FedAvg(2, 0.1), rounds=6, batch_size=4, callbacks=[cut])
+
+
+def test_samples_in_a_file_as_an_array(tmp_path):
+    silos = make((9, 12))
+    silos.save(tmp_path / "saved")
+    rows = fc.Silos.open(tmp_path / "saved").features
+    assert np.array_equal(np.asarray(rows[3:7]), silos.features[3:7].numpy())
+    assert np.asarray(rows, float).dtype == float
+    with pytest.raises(IndexError, match="by a slice or a list of rows"):
+        rows[3]
+
+
 def test_a_folder_that_is_not_what_was_written(tmp_path):
     silos = make((5, 6))
     folder = tmp_path / "saved"
     silos.save(folder)
     with pytest.raises(DataError, match="is there and not empty"):
         silos.save(folder)
+    with pytest.raises(DataError, match="another process writes this folder"):  # it began after new_folder had looked
+        ArrayFile(folder / "features.npy", np.dtype("u1"), (2,))
     content = (folder / "features.npy").read_bytes()
     Silos = fc.Silos
     (folder / "features.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -333,6 +380,9 @@ def test_a_folder_that_is_not_what_was_written(tmp_path):
         Silos.open(folder)
     np.save(folder / "features.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(DataError, match="is not an array of numbers"):
+        Silos.open(folder)
+    (folder / "features.npy").write_bytes(b"something else")
+    with pytest.raises(DataError, match="is not an array of numbers; write the folder again"):  # no advice to unpickle
         Silos.open(folder)
     (folder / "features.npy").unlink()
     with pytest.raises(DataError, match=r"features\.npy is missing"):

@@ -587,6 +587,8 @@ def test_errors_say_what_to_do():
         fc.Problem(silos, model=small(features=5))
     with pytest.raises(fc.DataError, match="one output per sample"):
         fc.Problem(silos, model=small(), loss="mse")
+    with pytest.raises(ValueError, match="a sum over samples"):
+        fc.Problem(silos, model=small(), loss=nn.CrossEntropyLoss(reduction="sum"))
     with pytest.raises(ValueError, match="'logistic' is not for a model"):
         fc.Problem(silos, model=small(), loss="logistic")
     with pytest.raises(ValueError, match="chunk: only for a problem with a model"):

@@ -46,7 +46,10 @@ class ArrayFile:
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._dtype, self._shape, self._rows = dtype.newbyteorder("="), shape, 0
         self._digest = hashlib.sha256()
-        self._file: BinaryIO = path.open("xb")
+        try:
+            self._file: BinaryIO = path.open("xb")
+        except FileExistsError:
+            raise DataError(f"{path} is there: another process writes this folder; give each its own") from None
         head = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, head)
 
@@ -161,13 +164,14 @@ def _index(folder: Path) -> dict[str, Any]:
 def _mapped(folder: Path, name: str, described: Mapping[str, Any], verify: bool) -> MappedRows:
     """Rows of an array's file, whose kind and size are as they were when it was written."""
     path = folder / f"{name}.npy"
-    rows = MappedRows(path, str(described[name]["sha256"]))
+    rows = MappedRows(path.absolute(), str(described[name]["sha256"]))
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = rows.opened
     except FileNotFoundError:
         raise DataError(f"{path} is missing; write the folder again") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not an array of numbers ({str(error).splitlines()[0]})") from None
+        why = "" if "pickle" in str(error) else f" ({str(error).splitlines()[0]})"  # NumPy's advice is to unpickle it
+        raise DataError(f"{path} is not an array of numbers{why}; write the folder again") from None
     told = described[name]["dtype"], tuple(described[name]["shape"])
     if (found.dtype.str, found.shape) != told:
         raise DataError(f"{path} holds {found.dtype.str} {found.shape}, {INDEX} says {told[0]} {told[1]}")

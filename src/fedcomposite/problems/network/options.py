@@ -147,9 +147,14 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             f"loss = {loss!r} is not for a model{suggest(str(loss), known)} (known: {', '.join(known)}, "
             "or a function of outputs and targets)"
         )
-    values = _tried(loss, outputs, targets.to(dtype) if targets.is_floating_point() else targets)
+    given = targets.to(dtype) if targets.is_floating_point() else targets
+    values = _tried(loss, outputs, given)
     if values.shape not in ((), targets.shape[:1]):
         raise ValueError(f"the loss gives shape {tuple(values.shape)} for 2 samples, expected (2,) or a mean ()")
+    if values.ndim == 0 and values != 0:
+        twice = _tried(loss, torch.cat([outputs, outputs]), torch.cat([given, given]))
+        if torch.isclose(twice, 2 * values, rtol=1e-4):
+            raise ValueError("the loss gives a sum over samples, which grows with the batch; give their mean")
     classes = targets.ndim == outputs.ndim - 1 == 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
     name = getattr(loss, "__qualname__", repr(loss))
     return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
@@ -166,7 +171,9 @@ def _tried(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
     try:
         values = loss(outputs, targets)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        hint = "; class labels are integers (or take loss='cross_entropy')" if targets.is_floating_point() else ""
+        hint = "; give flags as floating-point numbers" if targets.shape == outputs.shape else ""
+        if targets.is_floating_point():
+            hint = "; class labels are integers (or take loss='cross_entropy')"
         raise DataError(
             f"the loss does not take outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} of type "
             f"{targets.dtype}: {_line(error)}{hint}"
