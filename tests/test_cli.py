@@ -381,7 +381,7 @@ def test_lists_and_version(cli):
     assert "MCP" in cli("list", "regularizers", check=0).out
     assert "breast_cancer" in cli("list", "datasets", check=0).out
     assert "logistic" in cli("list", "losses", check=0).out
-    assert cli("--version", check=0).out.strip() == "0.1.0"
+    assert cli("--version", check=0).out.strip() == "0.2.0"
 
 
 def test_describe_prints_and_draws(tmp_path, cli):
