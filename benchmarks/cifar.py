@@ -12,7 +12,8 @@ groups' sizes, counts in the same units. Noise is the smaller matter: z of a zer
 step local steps and stays below the threshold gamma l1 the better, the longer that is, so gamma is large, but no more
 than fits into the last stair. A filter before batch norm gets gradients in proportion to its gain over its length,
 which push it away from zero: the gains are shrunk as well. There is no warm-up: cut into stairs, its first value, a
-small part of the step, would be that of a whole stair.
+small part of the step, would be that of a whole stair. The strengths are reckoned so and tried on a small network only:
+no run on CIFAR-10 has measured these defaults yet.
 """
 
 from __future__ import annotations
