@@ -177,8 +177,9 @@ class Gradients:
         if way == "vmap" and (self.options.augment is None or self.counted):  # without the host: it can be recorded
             each = [(x[c], local.buffers[c], rows[c], weight[c]) for c in self._chunks(*rows.shape)]
             if self.counted:
-                inputs = self._inputs_of(rows, local, np.arange(len(rows)), 0).split([len(given[0]) for given in each])
-                parts = [self._stacked(*g[:2], i, *g[2:]) for g, i in zip(each, inputs, strict=True)]
+                inputs = self._inputs_of(rows, local, np.arange(len(rows)), 0)
+                cut = inputs.split_with_sizes([len(given[0]) for given in each])
+                parts = [self._stacked(*g[:2], i, *g[2:]) for g, i in zip(each, cut, strict=True)]
             else:
                 parts = [self._listed_if_repeated(self._vectorised, *given) for given in each]
             gradient, local.buffers = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
