@@ -186,6 +186,15 @@ def test_examples_run(path, tmp_path, monkeypatch):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
 
 
+def test_the_docs_extra_brings_what_the_examples_need():
+    """`make docs` runs them in an environment that has the core and this extra, nothing else."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    brought = re.search(r"fedcomposite\[(.*)\]", " ".join(extras["docs"]))[1].split(",")
+    examples = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("plot_*.py")]
+    needed = {"flower"} | {"privacy" for text in examples if "fc.privacy" in text}  # flower: the commands' page
+    assert needed <= set(brought)
+
+
 @pytest.mark.parametrize("name", pages.NAMES)
 def test_links_lead_somewhere(name):
     """To a file that is there and, if they name one, to a heading of it."""
