@@ -44,7 +44,7 @@ def main() -> None:
         for name, path in files.items():
             site = fed.path / "sites" / name
             text = (site / "site.toml").read_text().replace("[data]", f'[data]\nfile = "{path}"\nrecipe = true', 1)
-            (site / "site.toml").write_text(text.replace("[limits]", "[limits]\nmin_class = 1\nmin_count = 1\n", 1))
+            (site / "site.toml").write_text(text)
             starting.append((name, "waiting for work", ["join", str(site)]))
         for name, sign, command in starting:
             process = stack.enter_context(party(folder / f"{name}.log", *command))
