@@ -74,9 +74,7 @@ class MappedRows:
             at = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, np.int64)
         at = np.where(at < 0, at + len(self), at)
         if at.ndim != 1:
-            raise IndexError(
-                "samples in a file are chosen by a slice or a list of rows; read() gives them"
-            )
+            raise IndexError("samples in a file are chosen by a slice or a list of rows; read() gives them")
         if len(at) and not 0 <= at.min() <= at.max() < len(self):
             raise IndexError(f"rows {at.min()} to {at.max()} of {len(self)}")
         found = replace(self, chosen=at if self.chosen is None else self.chosen[at])
