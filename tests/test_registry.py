@@ -441,3 +441,10 @@ def test_citation_file_has_what_the_format_requires():
     assert "cff-version: 1.2.0" in lines
     assert f"version: {_version.__version__}" in lines
     assert any(line.startswith("  - name: ") for line in lines)
+
+
+def test_citing_an_unknown_method_is_a_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cite.cite("FedNobody")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: unknown algorithm 'FedNobody'")

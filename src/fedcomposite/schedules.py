@@ -184,8 +184,9 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Ramp(Schedule):
-    """end + (start - end) (1 - t / rounds)^power, after ``delay`` rounds at start; end from t = ``rounds`` on.
+    """end + (start - end) (1 - t / rounds)^power, and end from t = ``rounds`` on.
 
+    t counts the rounds after the first ``delay``, which are at start.
     power = 1 is a line; 3, the default, moves fast at first and slowly at the end, as Zhu and Gupta (2017) prune.
     """
 
