@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -73,15 +74,15 @@ def claims(data: pd.DataFrame) -> list[Claim]:
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
-    """A dot for each method in each row, ours full and the paper's hollow."""
+    """A mark for each method in each row, ours full and the paper's hollow."""
     table = best(data)
     figure, (axis,) = canvas.make(7.0, 0.26 * len(table) + 1.3, 1)
     style = looks(METHODS)
     for m, method in enumerate(METHODS):
-        color = style[method].color
-        axis.plot(table[method], range(len(table)), "o", color=color, label=method)
+        look: dict[str, Any] = {"color": style[method].color, "marker": style[method].marker, "linestyle": "none"}
+        axis.plot(table[method], range(len(table)), label=method, **look)
         paper = [_theirs(what, title)[m] for what, title in table.index]
-        axis.plot(paper, range(len(table)), "o", color=color, fillstyle="none", label=f"{method}, the paper's")
+        axis.plot(paper, range(len(table)), fillstyle="none", label=f"{method}, the paper's", **look)
     axis.set_yticks(range(len(table)), [f"{what}, {title}" for what, title in table.index])
     axis.invert_yaxis()
     axis.set_xlabel("highest test accuracy")
