@@ -35,7 +35,7 @@ from fedcomposite.plots import canvas
 from fedcomposite.regularizers import L1, PositivePart, SparseGroupLasso
 from fedcomposite.schedules import Cosine, Staircase
 
-STEP, GAMMA, STAIRS = 0.2, 4.0, 8
+STEP, STAIRS = 0.2, 8
 
 
 def problem_of(arguments: argparse.Namespace) -> fc.Problem:
@@ -50,7 +50,8 @@ def problem_of(arguments: argparse.Namespace) -> fc.Problem:
         h = SparseGroupLasso(arguments.l1, arguments.group, "rows").on(("*conv1.weight", "*conv2.weight"))
         h += L1(arguments.l1).on(("*.downsample.0.weight", "fc.weight"))
         h += PositivePart(arguments.bias).on("layer*.bn1.bias")
-        h += L1(arguments.gain).on("layer*.bn1.weight")
+        if arguments.gain:
+            h += L1(arguments.gain).on("layer*.bn1.weight")
     return fc.Problem(
         silos,
         model=fc.models.build("resnet18", "cifar10", stem="large" if arguments.plain else "small"),
@@ -93,8 +94,8 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     """The run, and what becomes of its model."""
     problem, device, rounds = problem_of(arguments), arguments.device, arguments.rounds
     print(problem.silos)
-    steps = Staircase(max(1, rounds // STAIRS), Cosine(STEP, STEP / 50, rounds))
-    method = FedNMap(arguments.local_steps, steps, gamma=GAMMA)
+    steps = Staircase(max(1, rounds // STAIRS), Cosine(STEP, STEP / 50, rounds, arguments.warmup))
+    method = FedNMap(arguments.local_steps, steps, gamma=arguments.gamma)
     began = time.perf_counter()
     run = fc.simulate(
         problem, method, rounds=rounds, batch_size=arguments.batch, dtype=torch.float32, device=device,
@@ -147,6 +148,8 @@ def main() -> None:
     parser.add_argument("--group", type=float, default=8e-5)
     parser.add_argument("--bias", type=float, default=1e-3)
     parser.add_argument("--gain", type=float, default=1e-3)
+    parser.add_argument("--gamma", type=float, default=4.0)
+    parser.add_argument("--warmup", type=int, default=0, help="rounds of a slow start")
     parser.add_argument("--plain", action="store_true", help="torchvision's form, l1, no augmentation")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--figure", type=Path, help="also draw the curve here")
