@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedcomposite import papers
+from fedcomposite import UserError, papers
 from fedcomposite.experiments import Sweep
 from fedcomposite.papers import fedcanon_table1, fedmls_fig1
 from fedcomposite.papers.base import HOLDS, Claim, digest_of, first_at, judged, relative, slope, split
@@ -92,6 +93,25 @@ def test_an_interrupted_reproduction_goes_on_and_a_finished_one_is_not_repeated(
         .drop(columns="seconds")
         .equals(pd.read_csv(first.folder / "data.csv").drop(columns="seconds"))
     )
+
+
+def test_finished_runs_of_another_device_are_taken_as_they_are(tmp_path):
+    said = []
+    options = {"quick": True, "overrides": ["run.rounds=2"], "say": said.append}
+    folder = papers.reproduce("zhang-fig2", tmp_path, **options).folder
+    runs = sorted(folder.glob("runs/**/seed-*/config.toml"))
+    for config in runs:
+        text = config.read_text()
+        assert 'device = "cpu"' in text
+        config.write_text(text.replace('device = "cpu"', 'device = "cuda"').replace('mode = "auto"', 'mode = "record"'))
+    (runs[0].parent / "summary.json").unlink()  # one that did not end
+    (folder / "state.json").unlink()
+    del said[:]
+    with pytest.raises(UserError, match=r"was run with run\.device = 'cuda', not 'cpu'"):
+        papers.reproduce("zhang-fig2", tmp_path, **options)
+    shutil.rmtree(runs[0].parent)
+    papers.reproduce("zhang-fig2", tmp_path, **options)
+    assert len(said) == 1  # the others were not repeated
 
 
 def test_commands(tmp_path, cli, monkeypatch):

@@ -178,15 +178,17 @@ def _check(config: Config, folder: RunFolder, *, finished: bool, fresh: bool) ->
     chosen = "steps" in config.specs[0]  # numbers for the steps come from the data
     problem = workers.problem_of(config) if chosen or not finished else None
     if folder.config.is_file() and not fresh:
-        _check_same(folder, runner.resolve(config, problem)[0])
+        _check_same(folder, runner.resolve(config, problem)[0], finished=finished)
     if not finished:
         runner.prepare(config, folder, problem, fresh=fresh)
 
 
-def _check_same(folder: RunFolder, wanted: Config) -> None:
-    """Refuse results of another experiment."""
-    stored = tomllib.loads(Config.read(folder.config).text)
-    if found := toml.difference(stored, tomllib.loads(wanted.text)):
+def _check_same(folder: RunFolder, wanted: Config, *, finished: bool) -> None:
+    """Refuse results of another experiment; the device of a run matters only where it goes on."""
+    stored, asked = (tomllib.loads(text) for text in (Config.read(folder.config).text, wanted.text))
+    if finished and stored["run"]["device"] != asked["run"]["device"]:  # each device has its mode
+        asked["run"] |= {key: stored["run"][key] for key in ("device", "mode")}
+    if found := toml.difference(stored, asked):
         raise StoreError(f"{folder.path}: was run with {found}; use --overwrite or another --out")
 
 

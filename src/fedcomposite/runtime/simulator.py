@@ -232,9 +232,8 @@ def simulate(
         Folder of that file; the system's temporary folder if left out. It should not be a disk in memory.
     distributed : bool, optional
         Share the clients out to the processes of ``torch.distributed``. If left out, it is done when a process group
-        is there; True initialises one under ``torchrun``. Local rounds are then carried out eagerly. Process 0 calls
-        ``on_record`` and writes the checkpoint, and each process the states of its own clients beside it, in a folder
-        that all must see in order to resume.
+        is there; True initialises one under ``torchrun``. Process 0 calls ``on_record`` and writes the checkpoint, and
+        each process the states of its own clients beside it, in a folder that all must see in order to resume.
     privacy : privacy.SampleLevel or privacy.ClientLevel, optional
         Clip and noise what clients compute, or what they reply; records then tell the epsilon that the run has cost so
         far. The records themselves are exact: a simulator's own look, which no site would give away.
