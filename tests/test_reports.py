@@ -117,6 +117,15 @@ def test_a_page_in_chromium(messy, browser, size, media):
     assert browser.requests() == [(run / "report.html").resolve().as_uri()]
 
 
+def test_words_of_marks_stay_in_the_picture_and_apart(tmp_path, browser):
+    axes = Axes((1.0, 1e-3), (0, 1), labels=("lambda", "deviance"), logarithmic=(True, False))
+    axes.mark(1e-3, "min")
+    axes.mark(1.1e-3, "1se")
+    (tmp_path / "marks.html").write_text(axes.svg("two marks at the right edge"))
+    browser.open(tmp_path / "marks.html")
+    assert browser.overlaps() == []
+
+
 def test_a_pointer_on_the_path_names_the_line_on_screen_and_not_on_paper(messy, browser):
     _, run = messy
     write_report(run)
