@@ -55,8 +55,8 @@ $(VENV)/.core: $(BIN)/pip pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@echo "installing the test extras"
-	$(PIP) --editable '.[test,lint]'
+	@echo "installing the test extras, and what builds the site that they open in a browser"
+	$(PIP) --editable '.[test,lint,docs]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.core

@@ -17,9 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-collect_ignore = ["browser_page.py", "browser_site.py"]  # programs of their own, for a browser that few machines have
-
-LONGEST = ("test_federation_real.py", "test_federation_service.py", "test_contract.py", "test_regularizers.py")
+LONGEST = (
+    "test_federation_real.py", "test_federation_service.py", "test_contract.py", "test_regularizers.py", "test_site.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
@@ -53,6 +53,17 @@ def real_data():
     if not folder or not Path(folder).is_dir():
         pytest.skip("FEDCOMPOSITE_DATA does not name a folder with the real data sets")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A real browser, or a skip that says what is missing."""
+    import browser as module
+
+    if reason := module.missing():
+        pytest.skip(reason)
+    with module.started() as made:
+        yield made
 
 
 @pytest.fixture

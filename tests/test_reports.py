@@ -1,16 +1,14 @@
 """Reports and predictions: the numbers of the run, on one page that needs nothing from outside."""
 
 import json
-import subprocess
-import sys
 import tomllib
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from browser import DESKTOP, PHONE
 from safetensors.torch import load_file
 from sklearn.metrics import balanced_accuracy_score, log_loss, mean_absolute_error, r2_score, roc_auc_score
 from typer.testing import CliRunner
@@ -23,6 +21,8 @@ from fedcomposite.experiments import Config
 from fedcomposite.experiments.store import StoreError
 from fedcomposite.reports import read_run, write_report
 from fedcomposite.reports.drawing import Axes, ticks
+
+PAPER = (680, 960)  # A4 without its margins, in pixels
 
 
 def command(*arguments, code=0):
@@ -100,21 +100,48 @@ def test_everything_drawn_is_inside_its_picture(messy):
         assert all(-0.5 <= a <= width + 0.5 and -0.5 <= b <= height + 0.5 for a, b in points), (tag, given)
 
 
-def test_a_page_in_chromium(messy):
-    """No line on the console, no request but for the page itself, a name where one points, nothing wider than it."""
-    pytest.importorskip("PyQt6.QtWebEngineCore", reason="no browser: PyQt6-WebEngine is not installed")
+@pytest.mark.parametrize(
+    ("size", "media"), [(DESKTOP, ""), (PHONE, ""), (PAPER, "print")], ids=["desk", "phone", "paper"]
+)
+def test_a_page_in_chromium(messy, browser, size, media):
+    """No line on the console, no request but for the page itself, nothing cut, hidden or on top of another."""
     _, run = messy
     write_report(run)
-    script = Path(__file__).parent / "browser_page.py"
-    done = subprocess.run([sys.executable, script, run / "report.html"], capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["console"] == []
-    assert said["requests"] == [(run / "report.html").resolve().as_uri()]
-    name, faded, wide, window, pictures = said["pointed"]
+    browser.open(run / "report.html", size, media=media)
+    seen = browser.seen()
+    assert (seen["cut"], seen["wide"]) == ([], 0)
+    assert (browser.overlaps(), browser.faint()) == ([], [])
+    scales = browser.run("return [...document.querySelectorAll('svg')].map(s => s.getScreenCTM().a)")
+    assert all(0.7 < scale <= 1 for scale in scales)  # words of smaller pictures cannot be read
+    assert browser.console() == []
+    assert browser.requests() == [(run / "report.html").resolve().as_uri()]
+
+
+def test_words_of_marks_stay_in_the_picture_and_apart(tmp_path, browser):
+    axes = Axes((1.0, 1e-3), (0, 1), labels=("lambda", "deviance"), logarithmic=(True, False))
+    axes.mark(1e-3, "min")
+    axes.mark(1.1e-3, "1se")
+    (tmp_path / "marks.html").write_text(axes.svg("two marks at the right edge"))
+    browser.open(tmp_path / "marks.html")
+    assert browser.overlaps() == []
+
+
+def test_a_pointer_on_the_path_names_the_line_on_screen_and_not_on_paper(messy, browser):
+    _, run = messy
+    write_report(run)
+    browser.open(run / "report.html")
+    browser.point("polyline.trace")
+    tip = "const tip = document.getElementById('tip'); return [tip.checkVisibility(), tip.textContent, "
+    tip += "[...document.querySelectorAll('.trace')].filter(e => getComputedStyle(e).opacity < 1).length]"
+    shown, name, faded = browser.run(tip)
+    assert shown
+    assert name == browser.one("polyline.trace").get_attribute("data-name")
     assert name in json.loads((run / "analysis.json").read_text())["coordinates"]
     assert faded > 2
-    assert wide <= window
-    assert all(0 < width <= window for width in pictures)
+    browser.emulate(media="print")
+    assert browser.run(tip)[::2] == [False, 0]
+    browser.pdf(run / "report.pdf")
+    assert (run / "report.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_tables_have_the_numbers_of_the_analysis(messy, tmp_path):

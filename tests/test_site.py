@@ -1,20 +1,29 @@
 """The site as a visitor meets it: built from the clone, opened in a browser without a network."""
 
-import json
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import DESKTOP, PHONE
 
 ROOT = Path(__file__).parent.parent
 NEEDED = ("mkdocs", "material", "mkdocstrings", "latex2mathml")
-BROWSER = "PyQt6.QtWebEngineWidgets"
+SIZES = """
+const found = ['h1', 'h2', 'h3'].map(h => document.querySelector('article ' + h)).filter(Boolean);
+return found.map(h => parseFloat(getComputedStyle(h).fontSize));
+"""
+FOUND = (
+    "const e = [...document.querySelectorAll('.md-search-result__item :is(h1, h2)')]; return e.map(t => t.innerText)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -112,39 +121,69 @@ def test_what_is_made_from_the_code_is_there(site):
 
 
 VISITS = [
-    {"page": "index.html"},
-    {"page": "index.html", "dark": True},
-    {"page": "index.html", "query": "nuclear norm"},
-    {"page": "reference/api/algorithms.html"},
-    {"page": "gallery/lasso_path.html"},
-    {"page": "regularizers.html", "dark": True},
-    *(
-        {"page": page, "width": 390}
-        for page in ("index.html", "regularizers.html", "gallery/index.html", "reference/cli.html", "papers/zhang.html")
-    ),
+    *((page, DESKTOP, False) for page in ("index.html", "reference/api/algorithms.html", "gallery/lasso_path.html")),
+    *((page, DESKTOP, True) for page in ("index.html", "regularizers.html", "benchmarks.html")),
+    *((page, PHONE, False) for page in ("index.html", "regularizers.html", "gallery/index.html", "reference/cli.html")),
+    *((page, PHONE, True) for page in ("papers/zhang.html", "reproductions/index.html", "reference/toml.html")),
 ]
 
 
-def test_in_a_browser(site, tmp_path):
-    """Light, dark, on a phone; no errors, no requests to other hosts, and the search finds what it is asked for."""
-    if find_spec("PyQt6") is None or find_spec(BROWSER) is None:
-        pytest.skip("no browser: pip install PyQt6-WebEngine")
-    program = Path(__file__).with_name("browser_site.py")
-    done = subprocess.run(
-        [sys.executable, str(program), str(site), str(tmp_path)],
-        input=json.dumps(VISITS), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    if "libGL" in done.stderr or "could not load" in done.stderr:
-        pytest.skip(f"the browser does not start here: {done.stderr.splitlines()[-1]}")
-    told = json.loads(done.stdout)
-    assert len(told) == len(VISITS)
-    for visit, seen in zip(VISITS, told, strict=True):
-        assert seen["console"] == [], visit
-        assert all(r.startswith(("file:", "data:", "blob:")) for r in seen["requests"]), visit
-        assert seen["broken"] == [], visit
-        assert seen["wide"] <= 0, f"{visit} is wider than the window"
-        assert seen["scheme"] == ("slate" if visit.get("dark") else "default")
-        if "query" in visit:
-            assert any("NuclearNorm" in title or "uclear norm" in title for title in seen["found"]), seen["found"]
-    assert told[5]["formulas"] > 40
-    assert len(list(tmp_path.glob("*.png"))) == len(VISITS)
+@pytest.mark.parametrize(("page", "size", "dark"), VISITS)
+def test_in_a_browser(site, browser, page, size, dark):
+    """Light, dark, on a phone; no errors, no requests to other hosts, nothing that is not there or is cut."""
+    browser.open(site / page, size, dark=dark)
+    seen = browser.seen()
+    assert seen["scheme"] == ("slate" if dark else "default")
+    assert seen["broken"] == []
+    assert (seen["cut"], seen["wide"]) == ([], 0)
+    assert browser.faint("article :is(p, li, td, th, h1, h2, h3, code)") == []
+    headings = browser.run(SIZES)
+    assert headings == sorted(headings, reverse=True)
+    if page == "regularizers.html":
+        assert seen["formulas"] > 40
+        assert browser.run("return Math.min(...[...document.querySelectorAll('math')].map(m => m.clientHeight))") > 5
+    assert browser.console() == []
+    assert all(r.startswith((site.as_uri(), "data:", "blob:")) for r in browser.requests())
+
+
+def test_the_switch_between_light_and_dark(site, browser):
+    """As the system says, also when it changes and on a second visit; then light, dark, and as the system again."""
+    browser.open(site / "index.html")
+    for dark in (True, False, True):
+        browser.emulate(dark=dark)
+        browser.driver.refresh()
+        assert browser.seen()["scheme"] == ("slate" if dark else "default")
+    for scheme in ("default", "slate", "slate"):
+        browser.click("form[data-md-component=palette] label:not([hidden])")
+        assert browser.seen()["scheme"] == scheme
+    browser.emulate(dark=False)
+    assert browser.until("return document.body.dataset.mdColorScheme === 'default'")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture(params=["file", "http"])
+def address(request, site):
+    """The site as files, and from a server."""
+    if request.param == "file":
+        yield site.as_uri()
+        return
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_search_finds_what_it_is_asked_for(address, browser):
+    """With and without a server, and what is found leads to its page."""
+    browser.open(f"{address}/index.html")
+    browser.write("input[name=query]", "nuclear norm")
+    found = browser.until(FOUND)
+    assert any("NuclearNorm" in title or "uclear norm" in title for title in found), found
+    browser.click(".md-search-result__item a")
+    assert "uclear" in browser.until("return !location.pathname.endsWith('/index.html') && document.body.innerText")
+    assert browser.console() == []
+    assert all(r.startswith((address, "data:", "blob:")) for r in browser.requests())

@@ -9,10 +9,15 @@ _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
 body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .3rem .6rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .3rem .6rem; vertical-align: top; }
+#sites td:first-child, #job td:last-child { overflow-wrap: anywhere; }
+#job td:first-child, #certificates td:first-child { width: 35%; }
 tr { border-bottom: 1px solid #8884; } th { font-weight: 600; }
-.online { color: #18794e; } .offline, .gone, .failed, .warn { color: #c62a2f; } .revoked, .awaited { opacity: .6; }
-svg { width: 100%; height: 9rem; border: 1px solid #8884; } polyline { fill: none; stroke: #3e63dd; stroke-width: 2; }
+.online { color: light-dark(#18794e, #4cc38a); } .revoked, .awaited { opacity: .7; }
+.offline, .gone, .failed, .warn { color: light-dark(#c62a2f, #ff8b8b); }
+svg { box-sizing: border-box; width: 100%; height: 9rem; border: 1px solid #8884; }
+polyline { fill: none; stroke: light-dark(#3e63dd, #9eb1ff); stroke-width: 2; }
 """
 
 _SCRIPT = """
@@ -45,6 +50,8 @@ function curve(points) {
   const place = (v, a, b, size) => b > a ? (v - a) / (b - a) * size : size / 2;
   const shown = good.map(p => place(p[0], left, right, 600) + "," + (120 - place(p[1], low, high, 120)));
   at("line").setAttribute("points", good.length > 1 ? shown.join(" ") : "");
+  const ends = [0, good.length - 1].map(i => good.length && number(ys[i], 6) + " after round " + xs[i]);
+  say("ends", good.length > 1 ? ends.join(", ") : "");
 }
 function show(seen) {
   const job = seen.job, last = job.last || {}, missing = job.missing || {};
@@ -106,6 +113,7 @@ PAGE = f"""<!doctype html>
 <h2>Objective</h2>
 <svg viewBox="0 0 600 120" preserveAspectRatio="none" role="img" aria-label="objective by round">
 <polyline id="line" points="" vector-effect="non-scaling-stroke"></polyline></svg>
+<p id="ends"></p>
 <h2>Certificates</h2>
 <table><tbody id="certificates"></tbody></table>
 <script>{_SCRIPT}</script>

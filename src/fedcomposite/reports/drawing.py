@@ -42,11 +42,12 @@ class Axes:
         size: tuple[int, int] = (560, 340),
         logarithmic: tuple[bool, bool] = (False, False),
         left: int = _LEFT,
+        right: int = _RIGHT,
     ) -> None:
-        self._log, (self.width, self.height), self._left = logarithmic, size, left
+        self._log, (self.width, self.height), self._left, self._right = logarithmic, size, left, right
         self._x, self._y = self._span(x, 0), self._span(y, 1)
         self.parts: list[str] = []
-        self._labels = labels
+        self._labels, self._marks = labels, 0
 
     def _span(self, ends: tuple[float, float], axis: int) -> tuple[float, float]:
         low, high = (self._value(v, axis) for v in ends)
@@ -60,7 +61,7 @@ class Axes:
         (x0, x1), (y0, y1) = self._x, self._y
         across = (self._value(x, 0) - x0) / (x1 - x0)
         up = (self._value(y, 1) - y0) / (y1 - y0)
-        inner = self.width - self._left - _RIGHT, self.height - _TOP - _BOTTOM
+        inner = self.width - self._left - self._right, self.height - _TOP - _BOTTOM
         return self._left + across * inner[0], self.height - _BOTTOM - up * inner[1]
 
     def line(self, points: Points, color: str, *, title: str = "", kind: str = "", dashed: bool = False) -> None:
@@ -87,13 +88,32 @@ class Axes:
         self.parts.append(f'<line {place} stroke="{color}" stroke-width="{width}"/>')
 
     def mark(self, x: float, label: str, color: str = "#666") -> None:
-        """A vertical dashed line with a word at its head."""
-        a = self.at(x, self._end(1))[0]
-        base = self.height - _BOTTOM
+        """A vertical dashed line with a word at its head, on the side where there is room."""
+        a, base, head = self.at(x, self._end(1))[0], self.height - _BOTTOM, _TOP + 10 + 13 * self._marks
+        side, anchor = (3, "start") if a < self.width / 2 else (-3, "end")
+        place = f'x="{a + side:.1f}" y="{head}" text-anchor="{anchor}"'
         self.parts.append(
             f'<line x1="{a:.1f}" y1="{_TOP}" x2="{a:.1f}" y2="{base}" stroke="{color}" stroke-dasharray="3 3"/>'
-            f'<text x="{a + 3:.1f}" y="{_TOP + 10}" font-size="11" fill="{color}">{escape(label)}</text>'
+            f'<text {place} font-size="11" fill="{color}">{escape(label)}</text>'
         )
+        self._marks += 1  # the next word stands lower
+
+    def names(self, ends: Sequence[tuple[str, float, str]]) -> None:
+        """Names at the right end of lines (each with its last value and a colour), none over another."""
+        gap, base, right = 13.0, self.height - _BOTTOM, self.width - self._right
+        rows = sorted((self.at(self._end(0), y)[1], name, color) for name, y, color in ends)
+        heights: list[float] = []
+        for b, _, _ in rows:
+            heights.append(max(b, heights[-1] + gap if heights else 0.0))
+        below = base + gap
+        for i in reversed(range(len(heights))):
+            below = heights[i] = min(heights[i], below - gap)
+        for b, (end, name, color) in zip(heights, rows, strict=True):
+            place = f'x1="{right}" y1="{end:.1f}" x2="{right + 12}" y2="{b:.1f}"'
+            self.parts.append(
+                f'<line {place} stroke="{color}" stroke-width="1.4"/>'
+                f'<text x="{right + 15}" y="{b + 4:.1f}" font-size="11">{escape(name)}</text>'
+            )
 
     def _end(self, axis: int) -> float:
         low = (self._x, self._y)[axis][0]
@@ -116,9 +136,10 @@ class Axes:
         """Names in their colours, in the lower or the upper right corner."""
         for i, (name, color) in enumerate(zip(names, colors, strict=True)):
             y = _TOP + 14 + 16 * i if top else self.height - _BOTTOM - 10 - 16 * (len(names) - 1 - i)
+            right = self.width - self._right
             self.parts.append(
-                f'<rect x="{self.width - _RIGHT - 12}" y="{y - 9}" width="10" height="10" fill="{color}"/>'
-                f'<text x="{self.width - _RIGHT - 17}" y="{y}" text-anchor="end" font-size="12">{escape(name)}</text>'
+                f'<rect x="{right - 12}" y="{y - 9}" width="10" height="10" fill="{color}"/>'
+                f'<text x="{right - 17}" y="{y}" text-anchor="end" font-size="12">{escape(name)}</text>'
             )
 
     def _axis(self, axis: int) -> list[tuple[float, str]]:
@@ -134,7 +155,7 @@ class Axes:
 
     def svg(self, title: str, *, numbers: tuple[bool, bool] = (True, True)) -> str:
         """The picture; ``title`` is what a reader who cannot see it is told."""
-        frame, (right, base) = [], (self.width - _RIGHT, self.height - _BOTTOM)
+        frame, (right, base) = [], (self.width - self._right, self.height - _BOTTOM)
         for v, label in self._axis(0) if numbers[0] else []:
             a = self.at(v, self._end(1))[0]
             frame.append(f'<line x1="{a:.1f}" y1="{_TOP}" x2="{a:.1f}" y2="{base}" stroke="#eee"/>')

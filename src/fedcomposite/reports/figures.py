@@ -11,6 +11,7 @@ from fedcomposite.reports.drawing import COLORS, Axes
 from fedcomposite.reports.reading import Found
 
 _FOREST = 40  # coefficients that are drawn
+_NAMED = 20  # lines of a path with their names beside them
 
 
 def figures(found: Found) -> dict[str, str]:
@@ -45,14 +46,16 @@ def path(found: Found) -> str:
     names, count = found.analysis["coordinates"], found.analysis["features"]
     drawn = [j for j in range(count) if any(model[j] for model in models)]
     values = [model[j] for model in models for j in drawn] or [0.0]
+    named = sorted(range(len(drawn)), key=lambda i: -abs(models[-1][drawn[i]]))[:_NAMED]
     axes = Axes(
         (lambdas[0], lambdas[-1]), _room(values), labels=("lambda", "coefficient"), size=(760, 400),
-        logarithmic=(True, False),
+        logarithmic=(True, False), right=min(200, 30 + 7 * max((len(str(names[drawn[i]])) for i in named), default=0)),
     )  # fmt: skip
     axes.bar((lambdas[0], 0.0), (lambdas[-1], 0.0), "#999", 1.0)
     for i, j in enumerate(drawn):
         points = [(lam, model[j]) for lam, model in zip(lambdas, models, strict=True)]
         axes.line(points, _color(i), title=str(names[j]), kind="trace")
+    axes.names([(str(names[drawn[i]]), models[-1][drawn[i]], _color(i)) for i in named])
     axes.mark(found.analysis["lambda"], str(found.analysis["choice"]))
     return axes.svg("coefficients for falling strengths of the regularizer")
 

@@ -18,14 +18,18 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:1000px;margin:2em auto;padding:0 1.2em}
 h1{font-size:1.6em;margin-bottom:.2em}h2{font-size:1.2em;border-bottom:1px solid #ddd;margin-top:2em}
 table{border-collapse:collapse;font-size:13px;margin:.8em 0}th,td{padding:.25em .7em;text-align:left;vertical-align:top}
-th{border-bottom:2px solid #888}td{border-bottom:1px solid #eee}td.n,th.n{text-align:right;white-space:nowrap}
-.wide{overflow-x:auto}figure{margin:1em 0;display:inline-block;vertical-align:top}figcaption{font-size:13px;color:#555}
+th,td{border-bottom:1px solid #eee}thead th{border-bottom:2px solid #888}td.n,th.n{text-align:right;white-space:nowrap}
+.wide,figure{overflow-x:auto}figure{margin:1em 0;display:inline-block;vertical-align:top;max-width:100%}
+figcaption{font-size:13px;color:#555}
 svg{max-width:100%;height:auto}pre{background:#f6f6f6;padding:1em;overflow-x:auto;font-size:12px}
 .message{background:#eef5fb;border-left:4px solid #0072B2;padding:.6em 1em}.bad{background:#fdeee7;border-color:#D55E00}
 .flags li{margin:.2em 0}#tip{position:fixed;display:none;background:#222;color:#fff;padding:.2em .6em;font-size:12px;
 border-radius:3px;pointer-events:none}.faded{opacity:.15}
-@media print{body{max-width:none;margin:0;font-size:11px}figure,table,pre{break-inside:avoid}h2{break-after:avoid}
-.wide{overflow:visible}pre{white-space:pre-wrap}#tip{display:none}}
+@media screen and (max-width:700px){svg[width="760"]{max-width:none;width:640px}.wide td{min-width:5em}}
+@media print{body{max-width:none;margin:0;padding:0;font-size:11px}table{font-size:9.5px}th,td{padding:.2em .5em}
+svg[width="420"]{width:320px}svg[width="760"]{width:600px}figure,table,tr{break-inside:avoid}h2{break-after:avoid}
+.wide,figure{overflow:visible}figcaption{font-size:11px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:9px}#tip{display:none!important}.faded{opacity:1}}
 """
 _SCRIPT = """
 const tip=document.getElementById('tip'),traces=[...document.querySelectorAll('polyline.trace')];
