@@ -6,7 +6,7 @@ WORKERS ?= 2
 # Real data for the tests that use it; they skip with a reason where it is absent.
 export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: demo docs test test-wheel test-oldest lint clean install bench-peers
+.PHONY: demo docs test test-site test-wheel test-oldest lint clean install bench-peers
 
 demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
@@ -18,6 +18,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, built and opened in a browser: a part of its own, as the gallery's examples are run for it.
+test-site: $(VENV)/.test $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_site.py
 
 # What a stranger does: sdist and wheel of the last commit, installed out of sight of the repository.
 test-wheel: $(VENV)/.test
@@ -55,8 +59,8 @@ $(VENV)/.core: $(BIN)/pip pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@echo "installing the test extras, and what builds the site that they open in a browser"
-	$(PIP) --editable '.[test,lint,docs]'
+	@echo "installing the test extras"
+	$(PIP) --editable '.[test,lint]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.core

@@ -17,9 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = (
-    "test_federation_real.py", "test_federation_service.py", "test_contract.py", "test_regularizers.py", "test_site.py",
-)  # fmt: skip
+LONGEST = ("test_federation_real.py", "test_federation_service.py", "test_contract.py", "test_regularizers.py")
 
 
 def pytest_collection_modifyitems(items):
