@@ -85,6 +85,7 @@ class Simulator(Driver):
             if backend == "stacked"
             else Loop(problem, algorithm, **shared)
         )
+        transport.smooth.check_batches(batches.size, problem.silos)
         check_privacy(privacy, algorithm, transport.smooth, batches, cohorts, problem.weights)
         check_aggregator(aggregator, privacy, algorithm, cohorts.size, problem.weighting)
         start = _start(transport.smooth, x0)
