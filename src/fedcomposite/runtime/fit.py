@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 
 from fedcomposite.algorithms import REGISTRY, fields
-from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Ramped, Regularizer, Zero
 from fedcomposite.runtime.cohorts import Cohorts
@@ -15,6 +16,26 @@ from fedcomposite.runtime.cohorts import Cohorts
 
 class NonSmoothWarning(UserWarning):
     """A method that needs a smooth loss was given one with kinks."""
+
+
+def check_given(problem: object, algorithm: object, dtype: object, device: object, **numbers: object) -> None:
+    """Refuse what is no problem, no method, no device, no type to compute in or no number, by its name."""
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"problem is a {type(problem).__name__}; make one: fc.Problem(silos, loss=..., regularizer=...)"
+        )
+    if not isinstance(algorithm, Algorithm):
+        shown = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", type(algorithm).__name__)
+        raise TypeError(f"algorithm = {shown}, must be a method with its steps: fc.algorithms.FedAvg(5, 0.1)")
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
+        raise ValueError(f"dtype = {dtype!r}, must be torch.float64 or torch.float32")
+    try:
+        torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device = {device!r}, must be 'cpu', 'cuda' or 'cuda:1'") from None
+    for name, value in numbers.items():
+        if not (value is None or isinstance(value, int | float | np.number)):
+            raise ValueError(f"{name} = {value!r}, must be a number")
 
 
 def check_fit(
