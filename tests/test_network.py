@@ -610,3 +610,50 @@ def test_divergence_is_reported():
     with pytest.warns(fc.DivergenceWarning, match="step is probably too large"):
         run = fc.simulate(problem, fc.algorithms.FedAvg(local_steps=5, step=1e6), rounds=20)
     assert run.status == "diverged"
+
+
+# -- batch norm and single samples -----------------------------------------------------------------------------------
+
+METHODS_OF_ONE = [fc.algorithms.FedAvg(2, 0.1), fc.algorithms.Scaffold(2, 0.1), fc.algorithms.MimeLite(2, 0.1)]
+
+
+@pytest.mark.parametrize("gradients", ["vmap", "loop", "auto"])
+@pytest.mark.parametrize("backend", ["stacked", "loop"])
+def test_a_batch_norm_refuses_a_silo_of_one_sample_before_any_work(gradients, backend):
+    problem = fc.Problem(make_silos(sizes=(9, 1, 7, 1)), model=small(normed=True), gradients=gradients)
+    seen = []
+    for method in METHODS_OF_ONE:
+        for batch in (None, 4):
+            with pytest.raises(fc.DataError, match=r"BatchNorm1d '1' .*'client 1' and 1 more .*leave .*nn.GroupNorm"):
+                fc.simulate(problem, method, rounds=2, batch_size=batch, backend=backend, on_record=seen.append)
+    assert not seen
+
+
+@pytest.mark.parametrize("gradients", ["vmap", "loop", "auto"])
+def test_a_batch_norm_refuses_batches_of_one_sample(gradients):
+    problem = fc.Problem(make_silos(), model=small(normed=True), gradients=gradients)
+    with pytest.raises(fc.DataError, match=r"BatchNorm1d '1' .*: batch_size = 1; take 2 or more, or use nn.GroupNorm"):
+        fc.simulate(problem, METHODS_OF_ONE[0], rounds=2, batch_size=1)
+    assert not list(problem.smooth().flat.module.modules())[2]._forward_pre_hooks
+
+
+def test_one_sample_is_enough_where_a_channel_has_several_values():
+    silos = make_silos(shape=(1, 4, 4), sizes=(5, 1))
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    for batch in (None, 1):
+        run = fc.simulate(fc.Problem(silos, model=model), METHODS_OF_ONE[0], rounds=1, batch_size=batch)
+        assert run.status == "completed"
+
+
+def test_a_comparison_says_it_once_for_all_methods(tmp_path, cli, monkeypatch):
+    def normed(shape, classes):
+        return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
+
+    monkeypatch.setitem(fc.models.MODELS._own, "normed", normed)
+    monkeypatch.setitem(fc.models.MODELS._folded, "normed", "normed")
+    methods = "".join(f"[[algorithms]]\nname = '{n}'\nlocal_steps = 1\nstep = 0.1\n" for n in ("FedAvg", "Scaffold"))
+    data = "[data]\nname = 'synthetic'\nclients = 3\nfeatures = 5\nsamples = 1\n"
+    (tmp_path / "c.toml").write_text(f"{data}{methods}[model]\nname = 'normed'\n[run]\nrounds = 1\n")
+    (line,) = cli("compare", tmp_path / "c.toml", "--out", tmp_path / "c", check=2).err.splitlines()
+    assert "BatchNorm1d '1'" in line
+    assert not (tmp_path / "c").exists()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from fedcomposite.experiments import Config, RunFolder, comparison, execute
+from fedcomposite.experiments import Config, ConfigError, RunFolder, comparison, execute
 from fedcomposite.experiments.comparison import folder_names
+from fedcomposite.experiments.sweeps import Sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*leaves its proven range")
 
@@ -218,6 +219,85 @@ def test_all_mistakes_are_told_at_once(tmp_path, cli):
     for line, words in zip(lines, wanted, strict=True):
         assert line.startswith("error: c.toml: ")
         assert words in line
+
+
+def test_a_mistake_hides_no_other(tmp_path, cli):
+    """Several in one table, wrong types beside wrong names, files, grids, methods that cannot take the regularizer."""
+    path = tmp_path / "c.toml"
+    path.write_text(
+        "seeds = [0, 0]\n"
+        "[data]\nfiles = ['no.csv', 'nowhere.csv']\ntarget = 'y'\n"
+        "[partition]\nname = 'dirichlet'\nclients = 3\nalpa = 0.5\n"
+        "[problem]\nbias = 'yes'\nloss = 'logistik'\nmetrics = ['auk']\n"
+        "[regularizer]\nname = 'MCP'\nlam = 0.1\ntheta = 3.0\n"
+        "[[algorithms]]\nname = 'FedMidd'\n"
+        "[[algorithms]]\nname = 'FedMid'\nlocal_step = 3\nstep = -0.1\n"
+        "[[algorithms]]\nname = 'FedDA'\nlocal_steps = 3\nstep = 0.1\n"
+        "[[algorithms]]\nname = 'Zhang'\nlocal_steps = 3\nstep = 50.0\n"
+        "[[algorithms]]\nname = 'FedAvg'\nlocal_steps = {grid = [3, 3]}\nstep = 0.1\n"
+        "[[callbacks]]\nname = 'Csvv'\n[[callbacks]]\nname = 'EarlyStopping'\nmetric = 'loss'\npatience = 0\n"
+        "[trials]\nseed = -3\n[run]\nrounds = 'many'\n"
+    )
+    wanted = [
+        "algorithms.4.local_steps: grid = [3, 3] has a value twice",
+        "[problem] bias = 'yes'",
+        "[trials] seed = -3",
+        "[run] rounds = 'many'",
+        "unknown algorithm 'FedMidd'",
+        "FedMid has no field 'local_step'; did you mean 'local_steps'?",
+        "FedMid: step = -0.1, must be a number > 0",
+        "seeds = [0, 0]",
+        "[partition] partition 'dirichlet' has no option 'alpa'; did you mean 'alpha'?",
+        "[problem] unknown loss 'logistik'",
+        "[problem] unknown metric 'auk'",
+        "[[callbacks]] unknown callback 'Csvv'",
+        "[[callbacks]] EarlyStopping: patience = 0",
+        "FedDA: FedDA needs a convex h",
+        "Zhang: prox of MCP",
+        "no.csv: no such file",
+        "nowhere.csv: no such file",
+    ]
+    for command in (
+        ("compare", path, "--out", tmp_path / "r"),
+        ("run", path, "--out", tmp_path / "r"),
+        ("solve", path),
+    ):
+        lines = cli(*command, check=2).err.splitlines()
+        assert all(line.startswith("error: c.toml: ") for line in lines)
+        assert not [words for words in wanted if not any(words in line for line in lines)]
+        assert len(lines) == len(set(lines)) == len(wanted)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_federation_hears_all_mistakes_too():
+    shape = pytest.importorskip("fedcomposite.federation.shape")
+    text = (
+        "[data]\nname = 'wine'\nweight = 'w'\n[recipe]\nlogg = ['a']\n[regularizer]\nname = 'l1'\nlam = -1\n"
+        "[[algorithms]]\nname = 'FedMidd'\n[run]\nrounds = 3\nreplace = true\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        shape.parse(text, "c.toml")
+    lines = str(caught.value).splitlines()
+    for words in ("lam = -1", "'FedMidd'", "logg", "a [recipe] is not", "[data] weight", "replace = true", "one [alg"):
+        assert sum(words in line for line in lines) == 1, words
+    with pytest.raises(ConfigError) as caught:  # nobody learns from it which files a site has
+        shape.parse(text.replace("name = 'wine'", "files = ['secret.csv']"), "c.toml")
+    assert "secret" not in str(caught.value)
+
+
+def test_trials_and_recipes_say_all(tmp_path):
+    content = {
+        "data": {"files": ["a.csv"], "test": 3, "seed": -1, "weight": "w"},
+        "recipe": {"drop": 3, "logg": ["a"]},
+        "algorithm": {"name": "FedAvg", "local_steps": 0, "step": {"tune": [0.1, "x"]}},
+        "trials": {"seed": "first"},
+        "run": {"rounds": 1},
+    }
+    with pytest.raises(ConfigError) as caught:
+        Sweep(content, "c").check()
+    for words in ("a target", "test = 3", "seed = -1", "weight does not", "drop", "logg", "local_steps = 0", "'x'"):
+        assert words in str(caught.value), words
+    assert "[trials] seed = 'first'" in str(caught.value)
 
 
 def test_byte_order_mark_and_endless_integer(tmp_path, cli):

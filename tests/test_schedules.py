@@ -55,6 +55,25 @@ def test_formulas():
     assert [later(t) for t in range(5)] == [0.5, 1.0, 1.5, 2.0, 2 / math.sqrt(2)]
 
 
+def test_edges():
+    """The first value is the start and the last the end, to the last digit; a schedule of one round is its start."""
+    for start, end in ((0.3, 0.01), (0.1, 0.7), (1e-3, 3.3)):
+        for cls in (Cosine, Ramp):
+            assert [cls(start, end, rounds=1)(t) for t in (0, 1, 2)] == [start, end, end]
+            assert cls(start, end, rounds=7)(0) == start
+            assert cls(start, end, rounds=7)(7) == end
+        assert Cosine(start, end, rounds=2)(1) == Cosine(start, end, rounds=7)(6) == end
+        assert [Cosine(start, end, rounds=3, warmup=2)(t) for t in (2, 3)] == [start, end]  # one round is left
+        assert [Ramp(start, end, rounds=1, delay=2)(t) for t in (1, 2, 3)] == [start, start, end]
+        then = Cosine(start, end, rounds=5)
+        assert [Warmup(0, then)(t) for t in range(9)] == [then(t) for t in range(9)]
+        assert [Warmup(3, then)(t) for t in (3, 7, 99)] == [start, end, end]
+        assert [Staircase(3, then)(t) for t in range(9)] == [then(3 * (t // 3)) for t in range(9)]
+        assert Staircase(100, then)(99) == start
+    climb = Warmup(100, Constant(1.0))  # longer than any run that uses it
+    assert [climb(t) for t in (0, 9)] == pytest.approx([1 / 101, 10 / 101])
+
+
 @given(st.sampled_from(ALL), st.integers(0, 10**7))
 def test_positive_in_every_round(schedule, t):
     value = schedule(t)
@@ -93,6 +112,10 @@ def test_every_schedule_has_a_table():
         ({"schedule": "cosine", "start": 1.0}, "schedule 'cosine' needs end, rounds"),
         ({"schedule": "inverse", "start": 0}, "Inverse: start = 0, must be a number > 0"),
         ({"schedule": "cosine", "start": 1, "end": 0.1, "rounds": 5, "warmup": 5}, "warmup = 5, must be below rounds"),
+        (
+            {"schedule": "exponential", "start": 1e-3, "decay": 0.5, "least": 0.1},
+            "least = 0.1, must not be above start",
+        ),
         ({"schedule": "piecewise", "values": [1, 2], "boundaries": [3, 4]}, "must be one value more"),
         ({"schedule": "piecewise", "values": [1, 2, 3], "boundaries": [4, 4]}, "must increase"),
         ({"schedule": "warmup", "rounds": 3, "then": 0.1}, "Warmup: then = 0.1, must be Schedule"),

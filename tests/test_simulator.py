@@ -318,3 +318,24 @@ def test_no_warning_in_an_ordinary_run(lasso):
         began = time.perf_counter()
         run = fc.simulate(lasso, Zhang(3, 1.0), rounds=3)
     assert 0 < run.history[-1].seconds <= time.perf_counter() - began
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"problem": "a"}, "problem is a str; make one: fc.Problem"),
+        ({"algorithm": "FedAvg"}, "algorithm = FedAvg, must be a method with its steps"),
+        ({"algorithm": fc.algorithms.FedAvg}, "algorithm = FedAvg, must be a method with its steps"),
+        ({"dtype": "float32"}, "dtype = 'float32', must be torch.float64 or torch.float32"),
+        ({"dtype": torch.int32}, "dtype = torch.int32, must be"),
+        ({"device": "gpu"}, "device = 'gpu', must be 'cpu', 'cuda'"),
+        ({"participation": "half"}, "participation = 'half', must be a number"),
+        ({"tolerance": "small"}, "tolerance = 'small', must be a number"),
+        ({"clip_norm": "1"}, "clip_norm = '1', must be a number"),
+        ({"seed": "a"}, "seed = 'a', must be a number"),
+    ],
+)
+def test_what_is_given_wrongly_is_named(lasso, wrong, says):
+    given = {"problem": lasso, "algorithm": fc.algorithms.FedAvg(2, 0.1), "rounds": 1, **wrong}
+    with pytest.raises((TypeError, ValueError), match=says):
+        fc.simulate(**given)

@@ -132,6 +132,27 @@ def test_statuses_are_honest(hospitals):
     assert torch.isfinite(apart.solution).all()
 
 
+@pytest.mark.parametrize("h", [fc.regularizers.MCP(0.02, 3.0), fc.regularizers.Zero()], ids=["mcp", "zero"])
+def test_a_feature_of_one_class_has_no_coefficient_where_h_is_flat(h):
+    """Not all samples are right, so the loss stays; but one coefficient grows by a unit with every round."""
+    rng = np.random.default_rng(0)
+
+    def silo(m):
+        X = rng.normal(size=(m, 4))
+        y = np.where(X[:, 0] + rng.normal(size=m) > 0, 1.0, -1.0)
+        X[:, 3] = (rng.random(m) < 0.2) * (y > 0)
+        return X, y
+
+    silos = fc.Silos.from_arrays([silo(80) for _ in range(3)], feature_names=["a", "b", "c", "rare"])
+    run = fc.solve(fc.Problem(silos, loss="logistic", bias=True, regularizer=h))
+    assert run.status == "not converged"
+    assert "the coefficients of rare grow without end: regularize more" in run.message
+    assert (
+        fc.solve(fc.Problem(silos, loss="logistic", bias=True, regularizer=fc.regularizers.L1(0.02))).status
+        == "converged"
+    )
+
+
 def test_a_network_gets_steps_that_lower_its_objective():
     torch.manual_seed(0)
     rng = np.random.default_rng(0)

@@ -115,33 +115,43 @@ def _hints(cls: Hashable) -> dict[str, Any]:
 def validate(instance: Any, skip: Collection[str] = ()) -> None:
     """Check the fields of a dataclass instance against their annotations, and normalise ints to floats."""
     cls = type(instance)
+    given = {f.name: getattr(instance, f.name) for f in dataclasses.fields(cls) if f.name not in skip}
     hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
-    for field in (f for f in dataclasses.fields(cls) if f.name not in skip):
-        value = getattr(instance, field.name)
-        ok, converted = _accept(hints[field.name], value)
+    for name, value in given.items():
+        ok, converted = _accept(hints[name], value)
         if not ok:
-            shown = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-            raise ValueError(f"{cls.__name__}: {field.name} = {shown}, must be {describe(hints[field.name])}")
-        object.__setattr__(instance, field.name, converted)
+            _refuse(wrong_values(cls, given))
+        object.__setattr__(instance, name, converted)
 
 
-def check_names(cls: type[Any], fields: Iterable[str]) -> None:
-    """Refuse names that are no fields of a dataclass."""
+def _refuse(faults: Collection[str], error: type[ValueError] = ValueError) -> None:
+    """One error for all faults, a line for each."""
+    if faults:
+        raise error("\n".join(faults))
+
+
+def wrong_values(cls: type[Any], fields: Mapping[str, Any]) -> list[str]:
+    """A line for every value that a dataclass's field does not accept."""
+    hints = _hints(cls)  # type: ignore[arg-type]
+    wrong = {name: value for name, value in fields.items() if not _accept(hints[name], value)[0]}
+    shown = {name: "a tensor" if isinstance(value, torch.Tensor) else repr(value) for name, value in wrong.items()}
+    return [f"{cls.__name__}: {name} = {shown[name]}, must be {describe(hints[name])}" for name in wrong]
+
+
+def wrong_names(cls: type[Any], fields: Iterable[str]) -> list[str]:
+    """A line for every name that is no field of a dataclass."""
     known = [f.name for f in dataclasses.fields(cls) if f.init]
-    for given in fields:
-        if given not in known:
-            raise ValueError(
-                f"{cls.__name__} has no field {given!r}{suggest(given, known)} (its fields: {', '.join(known)})"
-            )
+    return [
+        f"{cls.__name__} has no field {given!r}{suggest(given, known)} (its fields: {', '.join(known)})"
+        for given in fields
+        if given not in known
+    ]
 
 
 def check_fields(cls: type[Any], fields: Mapping[str, Any]) -> None:
     """Check some of the fields of a dataclass: every name known, every value of its type."""
-    check_names(cls, fields)
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for name, value in fields.items():
-        if not _accept(hints[name], value)[0]:
-            raise ValueError(f"{cls.__name__}: {name} = {value!r}, must be {describe(hints[name])}")
+    known = {f.name for f in dataclasses.fields(cls) if f.init}
+    _refuse([*wrong_names(cls, fields), *wrong_values(cls, {k: v for k, v in fields.items() if k in known})])
 
 
 def check_call(
@@ -154,15 +164,21 @@ def check_call(
     """
     hints = typing.get_type_hints(function, include_extras=True)
     known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    checked = {}
+    checked, faults = {}, []
     for name, value in options.items():
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise error(f"{what} has no option {name!r}{suggest(name, known)} (its options: {listed})")
+            faults.append(f"{what} has no option {name!r}{suggest(name, known)} (its options: {listed})")
+            continue
         ok, checked[name] = _accept(hints[name], value)
         if not ok:
-            raise error(f"{what}: {name} = {value!r}, must be {describe(hints[name])}")
-    missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
-    if missing:
-        raise error(f"{what} needs " + ", ".join(f"{name} ({describe(hints[name])})" for name in missing))
+            faults.append(f"{what}: {name} = {value!r}, must be {describe(hints[name])}")
+    _refuse([*faults, *lacking(what, {n: hints[n] for n, p in known.items() if p.default is p.empty}, options)], error)
     return checked
+
+
+def lacking(what: str, needed: Mapping[str, Any], given: Iterable[str]) -> list[str]:
+    """A line about the names that are needed, with their types, and are neither given nor misspelt."""
+    meant = "".join(suggest(name, needed) for name in given if name not in needed)
+    missing = [name for name in needed if name not in given and repr(name) not in meant]
+    return [f"{what} needs " + ", ".join(f"{name} ({describe(needed[name])})" for name in missing)] if missing else []

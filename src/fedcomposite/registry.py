@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from fedcomposite._validation import check_names, describe, suggest
+from fedcomposite._validation import lacking, suggest, wrong_names, wrong_values
 
 T = TypeVar("T")
 OURS = "fedcomposite"
@@ -198,16 +198,11 @@ def callable_only(name: str, thing: Any) -> Any:
 
 def make(cls: type[Any], fields: Mapping[str, Any]) -> Any:
     """Make a dataclass from ``fields``, with errors that a configuration's author can act on."""
-    check_names(cls, fields)
-    missing = [
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.init
-        and f.name not in fields
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        raise ValueError(f"{cls.__name__} needs " + ", ".join(f"{n} ({describe(hints[n])})" for n in missing))
+    hints = typing.get_type_hints(cls, include_extras=True)
+    own = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    needed = {k: hints[k] for k, f in own.items() if f.default is f.default_factory is dataclasses.MISSING}
+    faults = [*wrong_names(cls, fields), *lacking(cls.__name__, needed, fields)]
+    if faults:  # the class itself cannot say what else is wrong; what it reads tables and lists as is its own matter
+        plain = {k: v for k, v in fields.items() if k in own and not isinstance(v, Mapping | list | tuple)}
+        raise ValueError("\n".join([*faults, *wrong_values(cls, plain)]))
     return cls(**fields)

@@ -125,7 +125,7 @@ class Inverse(Schedule):
 class Cosine(Schedule):
     """Half a cosine from start, in round ``warmup``, to end, in round ``rounds`` - 1 and after.
 
-    The first ``warmup`` rounds climb in a line: (t + 1) / (warmup + 1) of start.
+    The first ``warmup`` rounds climb in a line: (t + 1) / (warmup + 1) of start. A single round after them is at start.
     """
 
     start: Positive
@@ -142,6 +142,8 @@ class Cosine(Schedule):
         """Line, cosine, constant."""
         if round < self.warmup:
             return self.start * (round + 1) / (self.warmup + 1)
+        if round == self.warmup:
+            return self.start
         if round >= self.rounds - 1:
             return self.end
         done = (round - self.warmup) / (self.rounds - 1 - self.warmup)
@@ -155,6 +157,11 @@ class Exponential(Schedule):
     start: Positive
     decay: Annotated[float, at.Gt(0), at.Lt(1)]
     least: Positive = 1e-12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least > self.start:
+            raise ValueError(f"Exponential: least = {self.least:g}, must not be above start = {self.start:g}")
 
     def formula(self, round: int) -> float:
         """The larger of the two."""
@@ -198,15 +205,17 @@ class Ramp(Schedule):
 
     def formula(self, round: int) -> float:
         """Start, ramp, end."""
+        if round <= self.delay:
+            return self.start
         left = 1 - (round - self.delay) / self.rounds
-        return self.end + (self.start - self.end) * math.pow(min(1.0, max(0.0, left)), self.power)
+        return self.end + (self.start - self.end) * math.pow(max(0.0, left), self.power)
 
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Another schedule after ``rounds`` rounds that climb in a line towards its first value."""
+    """Another schedule after ``rounds`` rounds, perhaps none, that climb in a line towards its first value."""
 
-    rounds: Count
+    rounds: Whole
     then: Schedule
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from fedcomposite.estimators.scaling import rescale, worthwhile
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
+from fedcomposite.runtime.callbacks import View
 from fedcomposite.runtime.certificate import certify
 
 NEWTON_ROUNDS, FIRST_ORDER_ROUNDS = 100, 5000
@@ -96,8 +97,9 @@ def solve(
     settings |= {"on_record": on_record, "mode": "eager"}
     choice = choose(problem, participation=participation, local_steps=local_steps, L=1.0)
     if isinstance(choice.algorithm, ProxNewton):
-        run = _quietly(problem, choice, NEWTON_ROUNDS if rounds is None else rounds, settings)
-        return _finish(problem, run, choice, tolerance, 0)
+        steps = _Steps()
+        run = _quietly(problem, choice, NEWTON_ROUNDS if rounds is None else rounds, settings | {"callbacks": [steps]})
+        return _finish(problem, run, choice, tolerance, 0, steps.endless(problem))
     most = FIRST_ORDER_ROUNDS if rounds is None else rounds
     settings |= {"batch_size": batch_size, "evaluate_every": max(1, min(10, most))}
     return _first_order(problem, most, local_steps, settings)
@@ -239,7 +241,37 @@ def _explained(problem: Problem, run: Run, tolerance: float) -> Run:
     return dataclasses.replace(run, message=message)
 
 
-def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int) -> Run:
+class _Steps:
+    """The last two models of a run by Newton steps: whether these became small, or went on and on.
+
+    Where h is flat (MCP, SCAD) and some features separate classes, there is no minimiser: the gradient falls by 1/e
+    with every round, and their coefficients grow by as much, until the gradient is below any tolerance.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[Tensor] = []
+
+    def __call__(self, view: View) -> None:
+        self._last = [*self._last[-1:], view.solution.double().cpu()]
+
+    def endless(self, problem: Problem) -> list[str]:
+        """The largest of the coefficients that still grow, if the objective is no larger far along the last step."""
+        if len(self._last) < 2:
+            return []
+        move, x = (self._last[1] - self._last[0]), self._last[1]
+        longest = float(move.abs().max())
+        if longest < 1e-2 * float(1 + x.abs().max()):
+            return []
+        value = problem.objective(x)
+        if problem.objective(x + 10 * move) > value + 1e-9 * abs(value):
+            return []
+        order = move.abs().argsort(descending=True).tolist()
+        return [problem.coordinate_names[i] for i in order[:3] if move[i].abs() > longest / 2]
+
+
+def _finish(
+    problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int, endless: Sequence[str] = ()
+) -> Run:
     """The run with its certificate, and a status that says whether it can be relied upon."""
     name = type(choice.algorithm).__name__
     message = f"{name}, since {choice.why}"
@@ -247,8 +279,9 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
     x = run.solution.double().cpu()
     certificate = certify(problem, x)
     last = run.history[-1]
-    if run.status == "converged" and _separated(last, tolerance):
-        reason = "the classes can be separated and the coefficients grow without end: regularize more"
+    if run.status == "converged" and (endless or _separated(last, tolerance)):
+        which = f"the coefficients of {', '.join(endless)}" if endless else "the coefficients"
+        reason = f"the classes can be separated and {which} grow without end: regularize more"
         return dataclasses.replace(run, status="not converged", message=f"{message}: {reason}", certificate=certificate)
     if run.status == "converged":
         message += f": {run.rounds} rounds, {certificate}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import torch
 from pydantic import Field, ValidationError
 
 from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
-from fedcomposite._validation import check_call
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Silos
-from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.experiments import grids, preparation, toml
+from fedcomposite.experiments.mistakes import conflicts, missing_files, mistakes
 from fedcomposite.experiments.sections import ModelSection, ProblemSection, RunSection, Section, Seed, TrialsSection
-from fedcomposite.experiments.toml import ConfigError, locate, shipped
+from fedcomposite.experiments.toml import ConfigError, locate, name_in, shipped
 from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Problem
@@ -73,7 +72,11 @@ class Config(Section):
     @classmethod
     def read(cls, source: str | Path, overrides: Sequence[str] = ()) -> Config:
         """Read a file, or one of the package's own by name, and apply ``section.field=value`` overrides."""
-        return cls.check(*toml.load(source, overrides))
+        content, name = toml.load(source, overrides)
+        try:
+            return cls.check(content, name)
+        except ConfigError as error:
+            raise ConfigError.of(missing_files(content), name, error) from error
 
     @classmethod
     def check(cls, content: Mapping[str, Any], where: str = "config") -> Config:
@@ -81,38 +84,20 @@ class Config(Section):
 
         A method's grids are written out as methods; any other grid makes several experiments, which is for `compare`.
         """
-        content = grids.without_grids(content)
-        for path, _ in (*grids.find(content, "grid"), *grids.find(content, "tune")):
-            place = ".".join(map(str, path))
-            raise ConfigError(f"{where}: {place} has several values, which makes several runs: use `compare`")
+        content, told = grids.single(content)
         large = list(toml.oversized(content))
-        mistakes, wrong = [line for _, line in large], {path[0] for path, _ in large}
-        filler: dict[str, Any] = {"data": {"name": "synthetic"}, "run": {"rounds": 0}}
+        told, wrong = [*told, *(line for _, line in large)], {path[0] for path, _ in large}
         rest = {k: v for k, v in content.items() if k not in wrong}
         try:
-            config = cls.model_validate({k: v for k, v in filler.items() if k in wrong} | rest)
+            config = cls.model_validate({k: v for k, v in grids.FILLER.items() if k in wrong} | rest)
         except ValidationError as error:  # the other sections are looked at all the same
-            mistakes += toml.explain(error, cls)
-            wrong |= {str(problem["loc"][0]) for problem in error.errors()}
-            config = cls.model_validate(filler | {k: v for k, v in content.items() if k not in wrong})
-        found = config._mistakes()
-        if mistakes or found:
-            raise ConfigError.of([*mistakes, *map(str, found)], where) from (found[0] if found else None)
+            told += toml.explain(error, cls)
+            config = cls.model_validate(grids.FILLER | toml.sound(rest, error, grids.FILLER))
+        found = mistakes(config)
+        if told or found:
+            found += conflicts(config)
+            raise ConfigError.of([*told, *map(str, found)], where) from (found[0] if found else None)
         return config
-
-    def _mistakes(self) -> list[ConfigError]:
-        """What is wrong with the names and values of each section."""
-        checks: list[Callable[[], Any]] = [self.make_regularizer]
-        checks += [functools.partial(self.make_algorithm, spec, None) for spec in self.specs]
-        checks += [self._check_labels, self._check_data, self._check_partition, self._check_model]
-        checks += [functools.partial(self.make_callbacks, Path()), self.make_privacy, self.make_aggregator]
-        found = []
-        for check in checks:
-            try:
-                check()
-            except ConfigError as error:
-                found.append(error)
-        return found
 
     @property
     def text(self) -> str:
@@ -161,7 +146,10 @@ class Config(Section):
         """
         if isinstance(self.regularizer, dict):
             return _term(self.regularizer, "[regularizer]")
-        terms = [_term(fields, f"[[regularizer]] {i + 1}:") for i, fields in enumerate(self.regularizer)]
+        each = [
+            functools.partial(_term, fields, f"[[regularizer]] {i + 1}:") for i, fields in enumerate(self.regularizer)
+        ]
+        terms = toml.every(each)
         if not terms:
             raise ConfigError("[[regularizer]] is an empty list; leave it out for no regularizer")
         try:
@@ -178,7 +166,7 @@ class Config(Section):
         """
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
-            name = _name(spec)
+            name = name_in(spec)
             if self.privacy is not None and (name == AUTO or spec.get("steps") is not None):
                 raise ConfigError("with [privacy] no step may be read off the data; name the method and give its steps")
             if name == AUTO:
@@ -190,7 +178,7 @@ class Config(Section):
             known = None if problem is None else self._constants(problem)
             return theory.choose(algorithms.lookup(name), spec["steps"], known, fields)
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise ConfigError(f"[algorithm] {error}") from None
+            raise ConfigError.at("[algorithm]", error) from None
 
     def _constants(self, problem: Problem) -> theory.Constants:
         if problem.model is not None:
@@ -207,30 +195,20 @@ class Config(Section):
                 raise ConfigError("each sample's gradient is clipped already; leave clip_norm of [run] out")
             return made
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"[privacy] {error}") from None
+            raise ConfigError.at("[privacy]", error) from None
 
     def make_aggregator(self) -> Aggregator | None:
         """Build ``aggregator`` of ``[run]``."""
         if (given := self.run.aggregator) is None:
             return None
         try:
-            return aggregators.build(_name(given), **{k: v for k, v in given.items() if k != "name"})
+            return aggregators.build(name_in(given), **{k: v for k, v in given.items() if k != "name"})
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"[run] aggregator: {error}") from None
+            raise ConfigError.at("[run] aggregator:", error) from None
 
     def make_callbacks(self, folder: Path) -> list[Callback]:
         """Build ``[[callbacks]]``; paths that are not absolute lie in the run's folder."""
-        made = []
-        for spec in self.callbacks:
-            fields = {k: v for k, v in spec.items() if k != "name"}
-            for key in ("path", "folder"):
-                if isinstance(fields.get(key), str):
-                    fields[key] = str(folder / fields[key])
-            try:
-                made.append(build_callback(_name(spec), **fields))
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"[[callbacks]] {error}") from None
-        return made
+        return toml.every([functools.partial(_callback, spec, folder) for spec in self.callbacks])
 
     def outside_theory(self, algorithm: AnyAlgorithm, problem: Problem) -> list[str]:
         """Conditions of the method's theorem that the run breaks, in sentences; none for networks."""
@@ -240,56 +218,6 @@ class Config(Section):
 
     def _seeded(self, options: dict[str, Any], function: Any) -> dict[str, Any]:
         return {"seed": self.seed, **options} if "seed" in inspect.signature(function).parameters else options
-
-    def _check_labels(self) -> None:
-        for spec in self.specs:
-            if "label" in spec and not (isinstance(spec["label"], str) and spec["label"].strip()):
-                raise ConfigError(f"[algorithm] label = {spec['label']!r}, must be a string")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"seeds = {self.seeds}: a seed is there twice")
-
-    def _check_data(self) -> None:
-        """Refuse unknown names and options before anything is read."""
-        if self.recipe is not None:
-            preparation.check(self.data, self.recipe)
-            return
-        files = self.data.get("files")
-        if ("name" in self.data) == (files is not None):
-            raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
-        if files is None:
-            try:
-                loader = data.DATASETS[_name(self.data)]
-                if options := {k: v for k, v in self.data.items() if k not in ("name", "class_weights")}:
-                    check_call(self.data["name"], loader, options)
-            except (TypeError, ValueError, ArithmeticError) as error:
-                raise ConfigError(f"[data] {error}") from None
-        elif "target" not in self.data and not is_svmlight([Path(str(file)) for file in files]):
-            raise ConfigError("[data] files need a target: the name of the column to predict")
-
-    def _check_partition(self) -> None:
-        if self.partition is None:
-            return
-        try:
-            data.PARTITIONERS[_name(self.partition)]
-            if "clients" not in self.partition:
-                raise ConfigError("needs clients")
-        except ValueError as error:
-            raise ConfigError(f"[partition] {error}") from None
-
-    def _check_model(self) -> None:
-        """Refuse names and options that make no network, before any data are read."""
-        if self.model is None:
-            return
-        try:
-            with torch.device("meta"):  # nothing is allocated or drawn
-                models.build(self.model.name, "mnist", **self.model.options)
-        except ValueError as error:
-            raise ConfigError(f"[model] {error}") from None
-        except (TypeError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"[model] options = {self.model.options} do not fit {self.model.name!r}: {reason}"
-            ) from None
 
     def make_silos(self) -> Silos:
         """Load ``[data]``, prepare it as ``[recipe]`` and deal it out as ``[partition]`` says."""
@@ -372,11 +300,23 @@ def _term(fields: Mapping[str, Any], where: str) -> regularizers.Regularizer:
         if not (on is None or isinstance(on, str | list)):
             raise ConfigError(f"on = {on!r}, must be a pattern of parameter names, or a list of them")
         rest = {k: v for k, v in fields.items() if k not in ("name", "on", "strength")}
-        h = regularizers.build(_name(fields), **rest)
+        h = regularizers.build(name_in(fields), **rest)
         h = h if on is None else h.on(on if isinstance(on, str) else tuple(on))
         return h.ramped(_schedule(fields["strength"])) if "strength" in fields else h
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise ConfigError(f"{where} {error}") from None
+        raise ConfigError.at(where, error) from None
+
+
+def _callback(spec: Mapping[str, Any], folder: Path) -> Callback:
+    """One callback, whose files lie in the run's folder."""
+    fields = {k: v for k, v in spec.items() if k != "name"}
+    for key in ("path", "folder"):
+        if isinstance(fields.get(key), str):
+            fields[key] = str(folder / fields[key])
+    try:
+        return build_callback(name_in(spec), **fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigError.at("[[callbacks]]", error) from None
 
 
 def _schedule(given: Any) -> Schedule:
@@ -389,12 +329,3 @@ def _schedule(given: Any) -> Schedule:
 def _method(spec: Mapping[str, Any]) -> str:
     """The class name of a method, or "auto"."""
     return AUTO if spec["name"] == AUTO else algorithms.lookup(spec["name"]).__name__
-
-
-def _name(fields: Mapping[str, Any]) -> str:
-    """The name in a section, which must be there and be one."""
-    if "name" not in fields:
-        raise ConfigError("needs a name")
-    if not isinstance(fields["name"], str):
-        raise ConfigError(f"name = {fields['name']!r}, must be a string")
-    return fields["name"]

@@ -17,11 +17,12 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from fedcomposite.experiments.toml import ConfigError
-
 Path = tuple[str | int, ...]
 Word = Literal["grid", "tune"]
 METHODS = ("algorithm", "algorithms")
+FILLER: dict[str, Any] = {"data": {"name": "synthetic"}, "run": {"rounds": 0}}
+"""What stands in for a section that is needed and is wrong, while the others are looked at."""
+_WORDS: tuple[Word, ...] = ("grid", "tune")
 
 
 class Setting(NamedTuple):
@@ -42,32 +43,75 @@ class Variant(NamedTuple):
     spec: dict[str, Any]
 
 
-def find(content: Any, word: Word, path: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
-    """Every grid (or choice to tune) with its place, in the order of the file."""
-    if isinstance(content, Mapping):
-        if word in content:
-            values = content[word]
-            where = ".".join(map(str, path)) or word
-            if len(content) > 1:
-                raise ConfigError(f"{where}: {{{word} = [...]}} stands alone, but {_others(content, word)} is with it")
+def single(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The experiment with its methods' grids written out, and a line for each value that is not a single one there.
+
+    The first of several values stands in the experiment, so that it can be looked at all the same.
+    """
+    mended, lines = mend(content)
+    several = without_grids(mended)
+    places = [".".join(map(str, path)) for word in _WORDS for path, _ in find(several, word)]
+    lines += [f"{place} has several values, which makes several runs: use `compare`" for place in places]
+    if places:
+        several = settings(several)[0].content
+        several |= {k: _firsts(several[k]) for k in METHODS if k in several}
+    return several, lines
+
+
+def mend(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The experiment without the grids that are none, and a line for each of them.
+
+    Of a grid with values these stay; one without any goes.
+    """
+    made: dict[str, Any] = copy.deepcopy(dict(content))
+    lines: list[str] = []
+    gone: list[Path] = []
+    for word in _WORDS:
+        for path, table in list(_tables(made, word)):
+            values, where = table[word], ".".join(map(str, path)) or word
             if not isinstance(values, list) or not values:
-                raise ConfigError(f"{where}: {word} = {values!r}, must be a list of values")
-            if any(values.count(v) > 1 for v in values):
-                raise ConfigError(f"{where}: {word} = {values!r} has a value twice")
-            yield path, values
-            return
-        for key, value in content.items():
-            yield from find(value, word, (*path, key))
-    elif isinstance(content, list):
-        for number, value in enumerate(content):
-            yield from find(value, word, (*path, number))
+                lines.append(f"{where}: {word} = {values!r}, must be a list of values")
+                gone.append(path)
+                continue
+            if len(table) > 1:
+                lines.append(f"{where}: {{{word} = [...]}} stands alone, but {_others(table, word)} is with it")
+            if len(rest := [v for i, v in enumerate(values) if v not in values[:i]]) < len(values):
+                lines.append(f"{where}: {word} = {values!r} has a value twice")
+            if outside := word == "tune" and path[0] not in METHODS:
+                lines.append(f"{where}: only the fields of a method can be tuned")
+            _put(made, path, rest[0] if outside else {word: rest})
+    for *above, last in reversed(gone):
+        place: Any = made
+        for part in above:
+            place = place[part]
+        del place[last]
+    return {**{k: v for k, v in FILLER.items() if (k,) in gone}, **made}, lines
+
+
+def _tables(content: Any, word: Word, path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Every table with this word in it, sound or not, with its place."""
+    if isinstance(content, Mapping) and word in content and path:
+        yield path, content
+    elif isinstance(content, Mapping | list):
+        for key, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+            yield from _tables(value, word, (*path, key))
+
+
+def _firsts(content: Any) -> Any:
+    """The content with the first value of everything that is to be tuned."""
+    if isinstance(content, Mapping):
+        return _firsts(content["tune"][0]) if "tune" in content else {k: _firsts(v) for k, v in content.items()}
+    return [_firsts(v) for v in content] if isinstance(content, list) else content
+
+
+def find(content: Any, word: Word, path: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
+    """Every grid (or choice to tune) with its place, in the order of the file; :func:`mend` has left no wrong ones."""
+    return ((at, table[word]) for at, table in _tables(content, word, path))
 
 
 def settings(content: Mapping[str, Any]) -> list[Setting]:
     """All combinations of the grids outside the methods; one setting without a point if there is none."""
     rest = {k: v for k, v in content.items() if k not in METHODS}
-    if found := next(find(rest, "tune"), None):
-        raise ConfigError(f"{'.'.join(map(str, found[0]))}: only the fields of a method can be tuned")
     names = _names([path for path, _ in find(rest, "grid")])
     return [Setting(point, made) for point, made in _product(content, list(find(rest, "grid")), names)]
 
@@ -113,11 +157,14 @@ def _product(
     for values in itertools.product(*(v for _, v in found)):
         made = copy.deepcopy(dict(content))
         for (path, _), value in zip(found, values, strict=True):
-            place: Any = made
-            for part in path[:-1]:
-                place = place[part]
-            place[path[-1]] = copy.deepcopy(value)
+            _put(made, path, copy.deepcopy(value))
         yield dict(zip(names, values, strict=True)), made
+
+
+def _put(content: Any, path: Path, value: Any) -> None:
+    for part in path[:-1]:
+        content = content[part]
+    content[path[-1]] = value
 
 
 def _names(paths: list[Path]) -> list[str]:

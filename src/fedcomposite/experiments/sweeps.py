@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import tomli_w
+from pydantic import ValidationError
 
 from fedcomposite.experiments import grids, toml
 from fedcomposite.experiments.config import Config, ConfigError, TrialsSection
+from fedcomposite.experiments.mistakes import missing_files
 from fedcomposite.experiments.store import RunFolder, folder_names
 
 
@@ -35,7 +37,10 @@ class Sweep:
     def read(cls, source: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Read a file, or one of the package's own by name; everything that the data are not needed for is checked."""
         sweep = cls(*toml.load(source, overrides))
-        sweep.check()
+        try:
+            sweep.check()
+        except ConfigError as error:
+            raise ConfigError.of(missing_files(sweep.content), sweep.name, error) from error
         return sweep
 
     @classmethod
@@ -53,7 +58,10 @@ class Sweep:
     @property
     def parts(self) -> list[Part]:
         """Its settings."""
-        return [Part(*setting) for setting in grids.settings(self.content)]
+        content, lines = grids.mend(self.content)
+        if lines:
+            raise ConfigError.of(lines, self.name)
+        return [Part(*setting) for setting in grids.settings(content)]
 
     @property
     def tuned(self) -> bool:
@@ -62,13 +70,17 @@ class Sweep:
 
     def check(self) -> list[Config]:
         """Every setting as an experiment, the first of each value to tune in it; all mistakes are told at once."""
-        found, mistakes = [], dict[str, None]()
-        for part in self.parts:
-            try:
-                found.append(self.final(part)[0])
-            except ConfigError as error:
-                where = f" ({named(part.point)})" if part.point else ""
-                mistakes |= dict.fromkeys(f"{line}{where}" for line in str(error).splitlines())
+        content, lines = grids.mend(self.content)
+        whole = Sweep(content, self.name)
+        found, mistakes = [], dict.fromkeys(f"{self.name}: {line}" for line in lines)
+        for part in whole.parts:
+            where = f" ({named(part.point)})" if part.point else ""
+            for look in (whole.trials, whole.final) if whole.tuned else (whole.final,):
+                try:
+                    made = look(part)
+                    found += [made[0]] if isinstance(made, tuple) else []
+                except ConfigError as error:
+                    mistakes |= dict.fromkeys(f"{line}{where}" for line in str(error).splitlines())
         if mistakes:
             raise ConfigError("\n".join(mistakes))
         return found
@@ -89,7 +101,10 @@ class Sweep:
         Without a folder the first of the values to tune stand for the choice.
         """
         specs, points = [], []
-        names = dict(zip((t := self.trials(part)).labels, folder_names(t.labels), strict=True)) if self.tuned else {}
+        names: dict[str, str] = {}
+        if self.tuned and folder is not None:
+            labels = self.trials(part).labels
+            names = dict(zip(labels, folder_names(labels), strict=True))
         for trials in self._bases(part):
             best = trials[0]
             if best.tuned and folder is not None:
@@ -101,7 +116,10 @@ class Sweep:
         return config, dict(zip(config.labels, points, strict=True))
 
     def _tuning(self, part: Part) -> TrialsSection:
-        rules = TrialsSection.model_validate(part.content.get("trials", {}))
+        try:
+            rules = TrialsSection.model_validate(part.content.get("trials", {}))
+        except ValidationError:
+            rules = TrialsSection()  # the check of the sections says what is wrong
         seeds = part.content.get("seeds") or [part.content.get("seed", 0)]
         if rules.seed in seeds:
             raise ConfigError(f"{self.name}: [trials] seed = {rules.seed} is also reported; choose with another seed")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from fedcomposite._validation import UserError, suggest
 
+T = TypeVar("T")
 _LARGEST = 2**63 - 1  # TOML's integers have 64 bits
 
 
@@ -20,9 +21,37 @@ class ConfigError(UserError):
     """A configuration that cannot be run; the message has one line per mistake, which names the place."""
 
     @classmethod
-    def of(cls, mistakes: Sequence[str], where: str) -> ConfigError:
-        """One error for all the mistakes of a file."""
-        return cls("\n".join(f"{where}: {line}" for mistake in mistakes for line in mistake.splitlines()))
+    def of(cls, mistakes: Sequence[str], where: str, first: ConfigError | None = None) -> ConfigError:
+        """One error for all the mistakes of a file, after those that were found first."""
+        lines = [f"{where}: {line}" for mistake in mistakes for line in mistake.splitlines()]
+        return cls("\n".join(dict.fromkeys([*([] if first is None else str(first).splitlines()), *lines])))
+
+    @classmethod
+    def at(cls, place: str, error: Exception | str) -> ConfigError:
+        """The lines of an error, each with its place."""
+        return cls("\n".join(f"{place} {line}" for line in str(error).splitlines()))
+
+
+def every(makers: Sequence[Callable[[], T]]) -> list[T]:
+    """What all of these make, or one error for all that is wrong."""
+    made, wrong = [], []
+    for maker in makers:
+        try:
+            made.append(maker())
+        except ConfigError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return made
+
+
+def name_in(fields: Mapping[str, Any]) -> str:
+    """The name in a section, which must be there and be one."""
+    if "name" not in fields:
+        raise ConfigError("needs a name")
+    if not isinstance(fields["name"], str):
+        raise ConfigError(f"name = {fields['name']!r}, must be a string")
+    return fields["name"]
 
 
 def shipped() -> dict[str, str]:
@@ -75,14 +104,14 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, A
     for wish in overrides:
         override(content, wish)
     base = path.parent.absolute()  # the resolved file lies elsewhere
-    for found in _file_tables(content.get("data")):
+    for found in file_tables(content.get("data")):
         found["files"] = [str(base / str(f)) for f in found["files"]]
         if isinstance(found.get("test"), str):
             found["test"] = str(base / found["test"])
     return content, path.name
 
 
-def _file_tables(section: Any) -> list[dict[str, Any]]:
+def file_tables(section: Any) -> list[dict[str, Any]]:
     """``[data]`` where it names files, or each such table of a grid of them."""
     if not isinstance(section, dict):
         return []
@@ -118,6 +147,26 @@ def override(content: dict[str, Any], wish: str) -> None:
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Every problem of a validation, each in one line."""
     return [_line(problem, model) for problem in error.errors()]
+
+
+def sound(content: Mapping[str, Any], error: ValidationError, filler: Mapping[str, Any]) -> dict[str, Any]:
+    """The content without the fields that a validation refused, or without their sections where these are no tables.
+
+    ``filler`` has what cannot be left out.
+    """
+    made = dict(content)
+    for section, *place in (problem["loc"] for problem in error.errors()):
+        table, key = made.get(str(section)), str(place[0]) if place else ""
+        if isinstance(table, Mapping) and key in {*table, *filler.get(str(section), {})}:
+            made[str(section)] = {**{k: v for k, v in table.items() if k != key}, **_one(filler, str(section), key)}
+        else:
+            made.pop(str(section), None)
+    return made
+
+
+def _one(filler: Mapping[str, Any], section: str, key: str) -> dict[str, Any]:
+    found = filler.get(section, {})
+    return {key: found[key]} if key in found else {}
 
 
 def _line(problem: Any, model: type[BaseModel]) -> str:

@@ -39,25 +39,34 @@ def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
         content = tomllib.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    found: list[str] = []
     if "recipe" in content and not recipe:
-        raise ConfigError(f"{where}: a [recipe] is not learned over a federation by `run`; use `fit`, `path` or `cv`")
+        found.append("a [recipe] is not learned over a federation by `run`; use `fit`, `path` or `cv`")
     given = content.get("data")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
-    for option in ("weight", "offset", "class_weights"):
-        if option in section:
-            raise ConfigError(
-                f"{where}: [data] {option}: the data of a federation are at its sites; "
-                "name columns of weights and offsets in each site.toml, and leave this out"
-            )
+    found += [
+        f"[data] {option}: the data of a federation are at its sites; "
+        "name columns of weights and offsets in each site.toml, and leave this out"
+        for option in ("weight", "offset", "class_weights")
+        if option in section
+    ]
+    run = content.get("run")
+    if isinstance(run, dict) and run.get("replace") is True:
+        found.append("[run] replace = true: a site cannot take part twice in a round")
+    if not content.get("algorithm") or content.get("algorithms"):
+        found.append("a federation runs one [algorithm]")
     named = section.get("name")
     here = (
         _NO_DATA if named is None or "recipe" in content else {"name": named}
     )  # a name says how images are normalised
-    config = Config.check({**content, "data": here, "partition": None}, where)
-    if not config.algorithm or config.algorithms:
-        raise ConfigError(f"{where}: a federation runs one [algorithm]")
-    if config.run.replace:
-        raise ConfigError(f"{where}: [run] replace = true: a site cannot take part twice in a round")
+    try:
+        config = Config.check({**content, "data": here, "partition": None}, where)
+    except ConfigError as error:
+        raise ConfigError.of(found, where, error) from error
+    if config.algorithms:  # what grids make
+        found.append("a federation runs one [algorithm]")
+    if found:
+        raise ConfigError.of(found, where)
     if config.run.device != "cpu":
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
     return config

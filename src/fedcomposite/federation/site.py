@@ -283,6 +283,7 @@ class Site:
         problem = self._problem(config, shape, silos)
         algorithm = config.make_algorithm(config.specs[0], None)
         smooth = problem.smooth(config.dtype)
+        smooth.check_batches(config.run.batch_size, silos)
         per = config.run.batch_size or int(silos.sizes[0])
         if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
             torch.set_num_threads(count)
@@ -298,8 +299,7 @@ class Site:
             algorithm, smooth, problem.regularizer, batches, Counter(), guard=purse.guard,
             privacy=privacy, source=System(),
         )  # fmt: skip
-        start = smooth.start()
-        rules = algorithm.at(0)
+        start, rules = smooth.start(), algorithm.at(0)
         server, state = rules.init(start, problem.regularizer.during(0))
         return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy, query)
 

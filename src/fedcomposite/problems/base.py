@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import Features
 from fedcomposite.problems.measures import Counts, Measures
 
@@ -186,6 +187,9 @@ class Smooth(ABC):
 
     def check_private(self) -> None:  # noqa: B027
         """Refuse what lets one sample change the gradients of others."""
+
+    def check_batches(self, size: int | None, silos: Silos) -> None:  # noqa: B027
+        """Refuse batches that are too small for the functions: minibatches of ``size``, or whole silos."""
 
     @abstractmethod
     def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:

@@ -22,7 +22,7 @@ from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.driver import Driver, Plan
-from fedcomposite.runtime.fit import check_fit
+from fedcomposite.runtime.fit import check_fit, check_given
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import identify
 from fedcomposite.runtime.program import Mode
@@ -85,6 +85,7 @@ class Simulator(Driver):
             if backend == "stacked"
             else Loop(problem, algorithm, **shared)
         )
+        transport.smooth.check_batches(batches.size, problem.silos)
         check_privacy(privacy, algorithm, transport.smooth, batches, cohorts, problem.weights)
         check_aggregator(aggregator, privacy, algorithm, cohorts.size, problem.weighting)
         start = _start(transport.smooth, x0)
@@ -260,6 +261,8 @@ def simulate(
     >>> run.status
     'converged'
     """
+    numbers = {"tolerance": tolerance, "participation": participation, "clip_norm": clip_norm, "seed": seed}
+    check_given(problem, algorithm, dtype, device, **numbers)
     _check_counts(rounds=(rounds, 0), evaluate_every=(evaluate_every, 1), checkpoint_every=(checkpoint_every, 0))
     if resume and keep_solutions:
         raise ValueError(

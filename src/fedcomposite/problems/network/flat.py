@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any, Literal, Self
@@ -178,6 +178,31 @@ class FlatModule:
             named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
             outputs: Tensor = functional_call(module, {**state, **named}, (inputs,), tie_weights=False)  # type: ignore[dict-item]
         return outputs if outputs.dtype == self.dtype else outputs.to(self.dtype)
+
+    def starved(self, one: Tensor) -> str | None:
+        """The first batch norm that has a single value per channel when it trains on one sample; torch refuses that."""
+        found: list[str] = []
+
+        def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            def look(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+                if layer.training and given[0].numel() == given[0].shape[1]:
+                    found.append(f"{type(layer).__name__} {name!r}")
+
+            return look
+
+        layers = [(k, m) for k, m in self.module.named_modules() if isinstance(m, _BATCH_NORM)]
+        hooks = [m.register_forward_pre_hook(watch(k)) for k, m in layers]
+        devices = [self.device] if self.device.type == "cuda" else []
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=devices):
+                self.forward(self.state(self.start(), self.buffers()), one, train=True)
+        except ValueError:
+            if not found:
+                raise
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found[0] if found else None
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._precision == "bf16" and self.device.type == "cuda":

@@ -21,6 +21,9 @@ from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 IGNORED = -100
 """A token's label that counts for nothing, as in torch."""
 
+MODEL_LOSSES = ("cross_entropy", "mse")
+"""The losses of a model that have names."""
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -142,9 +145,8 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
         kinds = ("regression",) if targets.ndim == 1 else ()
         return ModelLoss("mse", _squared_error, classifier=False, per_sample=True, kinds=kinds)
     if not callable(loss):
-        known = ("cross_entropy", "mse")
         raise ValueError(
-            f"loss = {loss!r} is not for a model{suggest(str(loss), known)} (known: {', '.join(known)}, "
+            f"loss = {loss!r} is not for a model{suggest(str(loss), MODEL_LOSSES)} (known: {', '.join(MODEL_LOSSES)}, "
             "or a function of outputs and targets)"
         )
     given = targets.to(dtype) if targets.is_floating_point() else targets

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedcomposite import rng
 from fedcomposite.data.mapped import MappedRows, in_memory
-from fedcomposite.data.silos import Silos
+from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import Features, not_sparse
 from fedcomposite.problems.base import Evaluation, Local, Smooth, UnsuitableError
 from fedcomposite.problems.measures import Measures
@@ -153,6 +153,21 @@ class Network(Smooth):
             raise ValueError("privacy: batch norm mixes the samples of a batch; use group norm, or none")
         if flat.random or self.options.augment is not None:
             raise ValueError("privacy: random layers and augmentation have no clipped gradients; leave them out")
+
+    def check_batches(self, size: int | None, silos: Silos) -> None:
+        """Refuse batches of one sample where a batch norm finds a single value per channel in it."""
+        alone = np.flatnonzero(silos.sizes == 1)
+        if not self.flat.batch_norm or not (size == 1 or len(alone)):
+            return
+        first = in_memory(not_sparse(silos.features, "a model")[:1]).to(self.device)
+        if (layer := self.flat.starved(self.options.inputs(first, self.dtype))) is None:
+            return
+        what = f"{layer} of the model cannot take the variance of a batch of one sample"
+        if len(alone):
+            more = f" and {len(alone) - 1} more have" if len(alone) > 1 else " has"
+            where = f"{silos.names[alone[0]]!r}{more} no more than one"
+            raise DataError(f"{what}, and {where}; leave such silos out, join them with others, or use nn.GroupNorm")
+        raise DataError(f"{what}: batch_size = 1; take 2 or more, or use nn.GroupNorm")
 
     def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
         """Vectorised over the samples."""
