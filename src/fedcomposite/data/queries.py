@@ -262,11 +262,8 @@ class LevelCounts(Query):
         for name in self.columns:
             there = ~sheet.missing(name)
             values, ours = sheet[name][there], sheet.own(name)[there]
-            found, place, counts = np.unique(
-                values if values.dtype == np.float64 else values.astype(np.str_),
-                return_inverse=True,
-                return_counts=True,
-            )
+            listed = values if values.dtype == np.float64 else values.astype(np.str_)
+            found, place, counts = np.unique(listed, return_inverse=True, return_counts=True)
             own = np.bincount(place[ours], minlength=len(found))
             least, name_of = rules.min_count, level if values.dtype == np.float64 else str
             order = [i for i in np.argsort(-counts, kind="stable") if counts[i] >= least and not 0 < own[i] < least]
