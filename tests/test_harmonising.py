@@ -104,3 +104,14 @@ def test_all_that_a_new_file_lacks_is_told_at_once(tmp_path):
     odd = one.assign(sex="x")
     with pytest.raises(DataError, match="80 value"):
         made.apply(odd)
+
+
+def test_all_that_a_recipe_misnames_is_told_at_once():
+    with pytest.raises(DataError) as caught:
+        fc.Recipe(one_hot=["sexx"], impute={"ages": "mean"}, log=["crp"]).fit({"a": hospital(0)}, target="sick")
+    said = str(caught.value)
+    for part in ("one_hot: no column 'sexx'; did you mean 'sex'?", "impute: no column 'ages'", "log: no column 'crp'"):
+        assert part in said
+    assert "column 'sex': is text" in said
+    with pytest.raises(DataError, match="2 problems"):
+        fc.Recipe(drop=["x"], missing={"y": [0]}).fit({"a": hospital(0)}, target="sick")

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedcomposite.data.faults import DataError
+from fedcomposite.data.faults import DataError, refuse
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.learning import Learner
 from fedcomposite.data.queries import Ask, Rules, Sites
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.spec import RecipeSpec
-from fedcomposite.data.steps import known
+from fedcomposite.data.steps import known, unknown
 
 Given = Mapping[str, pd.DataFrame] | Iterable[Source] | Source
 
@@ -122,8 +122,7 @@ class Recipe(RecipeSpec):
         everything = {name: None for sheet in sheets for name in (*sheet.columns, *self.local(sheet.name).rename)}
         parts = {k: list(getattr(self, k)) for k in ("drop", "missing", "recode", "units")}
         parts |= {"rename": list(self.rename.values())}
-        for what, columns in parts.items():
-            known(what, columns, everything)
+        refuse([fault for what, columns in parts.items() for fault in unknown(what, columns, everything)])
         local = [self.local(sheet.name).apply(sheet) for sheet in sheets]
         return self.learn(Sites(local, rules or Rules(self.min_count)), labels, target)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedcomposite._validation import suggest
-from fedcomposite.data.faults import DataError
+from fedcomposite.data.faults import DataError, Fault, refuse
 from fedcomposite.data.sheets import Sheet, level
 
 Floats = npt.NDArray[np.float64]
@@ -301,6 +301,10 @@ def prepared(sheet: Sheet, steps: Iterable[Step]) -> Sheet:
 
 def known(what: str, given: Iterable[str], columns: Mapping[str, Any] | Sequence[str]) -> None:
     """Refuse names of columns that nobody has."""
-    for name in given:
-        if name not in columns:
-            raise DataError(f"{what}: no column {name!r}{suggest(name, columns)} (there are: {', '.join(columns)})")
+    refuse(unknown(what, given, columns))
+
+
+def unknown(what: str, given: Iterable[str], columns: Mapping[str, Any] | Sequence[str]) -> list[Fault]:
+    """A fault for every name of a column that nobody has."""
+    there = f"there are: {', '.join(columns)}"
+    return [Fault(what, f"no column {n!r}{suggest(n, columns)}", there, n) for n in given if n not in columns]

@@ -23,6 +23,10 @@ def studied(found: Found) -> dict[str, str]:
     if overall := one.get("quality", {}).get("all"):
         n, events = overall["samples"], overall["positives"]
         made["samples"] = f"{n:.6g}, {events:.6g} of them of class 1 (events), at {len(one['sites'])} sites"
+    elif rows := one.get("description"):
+        first = rows[0].get("feature")
+        counts = [r["n"] + r["missing"] if "n" in r else r["samples"] for r in rows if r.get("feature") == first]
+        made["samples"] = f"{sum(counts)}, at {len(one['sites'])} sites"
     choice = _CHOICES.get(one["choice"], one["choice"])
     made["strength"] = f"lambda = {one['lambda']:.4g}, {choice.format(score=one.get('cv', {}).get('score'))}"
     if cv := one.get("cv"):
