@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedcomposite as fc
-from fedcomposite.data.queries import Gaps, Moments, Schema
-from fedcomposite.data.steps import Absent, Complete, Interact, Local, Log, Standardize
+from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Schema
+from fedcomposite.data.steps import Absent, Complete, Impute, Interact, Local, Log, Spline, Standardize
 from fedcomposite.estimators import Request, Rows
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
@@ -207,6 +207,88 @@ def test_no_powers_of_a_column(tables):
     for wrong in (steps, [steps[1], more]):
         with pytest.raises(FederationError, match="not those of a recipe"):
             asking(Moments(columns=["age"], steps=wrong))
+
+
+@pytest.fixture
+def gappy(tmp_path):
+    """Three tables with gaps; at the first, one patient is 97 years old, one has the marker, and one the level."""
+
+    def make(recipe="one_hot = ['kind']\nimpute = 'median'\n", **limits):
+        generator, made = np.random.default_rng(2), []
+        for name in ("north", "south", "east"):
+            age, marker = generator.integers(20, 60, 60).astype(float), np.zeros(60)
+            kind = np.where(np.arange(60) % 2, "a", "b").astype(object)
+            if name == "north":
+                age[3], marker[4], kind[5] = 97.0, 1.0, "rare"
+            age[10:18], marker[10:18], kind[10:18] = np.nan, np.nan, None
+            frame = pd.DataFrame({"age": age, "marker": marker, "kind": kind, "sick": generator.integers(0, 2, 60)})
+            frame.to_csv(tmp_path / f"{name}.csv", index=False)
+            store = StateStore(tmp_path / name)
+            made.append(TableSite(name, store, opened(**limits), source=Source(name, tmp_path / f"{name}.csv")))
+        grid = LocalGrid(made)
+        text = f"{PLAIN}[recipe]\n{recipe}"
+        return Inquiry(grid, [s.name for s in made], grid.nodes, parse(text, recipe=True), "job")
+
+    return make
+
+
+def test_one_patient_among_filled_gaps(gappy):
+    """Whoever says what gaps are filled with can put the eight of them beside a patient: ten less eight is one."""
+    with_age, with_marker = Impute(values={"age": 97.0}), Impute(values={"marker": 7.0})
+    kinds = Impute(values={"kind": "rare"})
+    asked = {
+        "age": Below(edges={"age": [90.0, 96.5, 97.5]}, steps=[with_age]),
+        "marker": Moments(columns=["marker"], steps=[with_marker]),
+        "product": Moments(columns=["marker:marker"], steps=[with_marker, Interact(pairs=[("marker", "marker")])]),
+        "kind": LevelCounts(columns=["kind"], steps=[kinds]),
+    }
+    found = {name: gappy(min_count=1)(query)[0] for name, query in asked.items()}
+    assert found["age"]["low:age"].tolist() == found["age"]["high:age"].tolist() == [51, 51, 60]  # 8 gaps, 1 patient
+    assert found["marker"]["sum"][0] == 8 * 7 + 1
+    assert dict(zip(found["kind"]["levels:kind"], found["kind"]["counts:kind"], strict=True))["rare"] == 8 + 1
+    found = {name: gappy(min_count=5)(query)[0] for name, query in asked.items()}
+    assert (found["age"]["high:age"] - found["age"]["low:age"])[1] >= 5 + 8
+    assert found["marker"]["withheld"][0] == found["product"]["withheld"][0] == 1
+    assert "rare" not in found["kind"]["levels:kind"]
+    told = int(found["kind"]["counts:kind"].sum() + found["kind"]["rest:kind"][0])
+    assert told == 60 or 60 - told >= 5 + 8
+
+
+def test_levels_that_are_only_filled_in_are_told(gappy):
+    """A level of its own for gaps is nobody's."""
+    asking = gappy(min_count=5)
+    [found, *_] = asking(LevelCounts(columns=["kind"], steps=[Impute(values={"kind": "unknown"})]))
+    assert "unknown" in found["levels:kind"]
+    [found, *_] = asking(Moments(columns=["new"], steps=[Absent(columns=["new"]), Impute(values={"new": 3.0})]))
+    assert found["sum"][0] == 180.0
+
+
+def test_one_patient_among_filled_gaps_is_no_row_of_the_hessian(gappy):
+    """Nor in sums over features; `rare` makes such a feature constant."""
+    recipe = "drop = ['age', 'kind']\nimpute = 7.0\nstandardize = false\n"
+    information = Request("information", at([0.0, 0.0]), {})
+
+    def ask(recipe, **limits):
+        asking = gappy(recipe, **limits)
+        asking.learn("sick")
+        asking.meet()
+        return asking.each([information])[0][0]["hessian"]
+
+    assert float(ask(recipe, min_count=1)[0, 1]) * 4 == pytest.approx(8 * 7 + 1)  # the patient
+    with pytest.raises(
+        FederationError, match=r"beside filled gaps, fewer than min_count = 5 .* in marker; put rare = 5"
+    ):
+        ask(recipe, min_count=5)
+    assert float(ask(recipe + "rare = 5\n", min_count=5)[0, 0]) == 0
+
+
+def test_a_shift_finds_no_largest_value(gappy):
+    """The outermost cells reach to fixed edges, which a shift would move."""
+    asking = gappy(min_count=5)
+    shifts = Standardize(mean={"age": 96.5}, sd={"age": 1.0})
+    for steps in ([shifts], [Interact(pairs=[("age", "marker")])], [Spline(knots={"age": [20.0, 40.0, 60.0]})]):
+        with pytest.raises(FederationError, match="before they are shifted"):
+            asking(Below(edges={"age": [-1.0, 0.0, 1.0]}, steps=steps))
 
 
 def test_recipes_make_what_is_rare_constant():

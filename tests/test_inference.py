@@ -1,6 +1,7 @@
 """Intervals, bootstrap and stability selection: formulas for pooled data, and laws."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import torch
@@ -163,3 +164,40 @@ def test_refusals():
         fc.stability(problem, draws=3)
     with pytest.raises(ValueError, match="four or more"):
         fc.stability(problem, over="sites")
+
+
+def test_intervals_per_unit_are_those_of_columns_as_they_are():
+    """Odds ratios of a year and of a man, whatever the recipe standardized; the intercept has its own interval."""
+    g = np.random.default_rng(0)
+    frames = {}
+    for name in ("north", "south"):
+        frame = pd.DataFrame({"age": g.normal(60, 9, 150), "male": g.integers(0, 2, 150).astype(float)})
+        margin = (frame["age"] - 60) / 9 + frame["male"]
+        frames[name] = frame.assign(sick=(g.random(150) < 1 / (1 + np.exp(-margin))).astype(int))
+    silos = fc.Recipe().prepare(frames, target="sick")
+    problem = fc.Problem(silos, loss="logistic", bias=True, weights="samples", regularizer=fc.regularizers.L1(1e-9))
+    table = fc.analyse(problem, "fit").intervals
+    pooled = pd.concat(frames.values())
+    A, y = np.column_stack([pooled[["age", "male"]], np.ones(300)]), pooled["sick"].to_numpy()
+    b = np.zeros(3)
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-A @ b))
+        H = (A * (p * (1 - p))[:, None]).T @ A
+        b = b - np.linalg.solve(H, A.T @ (p - y))
+    se = np.sqrt(np.linalg.inv(H).diagonal())
+    np.testing.assert_allclose(table.unit_estimate, b, atol=1e-6)
+    np.testing.assert_allclose(table.unit_odds_upper, np.exp(b + 1.959964 * se), rtol=1e-5)
+    np.testing.assert_allclose(table.odds_ratio["male"] ** (1 / pooled["male"].std(ddof=0)), np.exp(b[1]), rtol=1e-6)
+
+
+def test_what_samples_do_not_determine_has_no_interval():
+    """A column twice, and a constant: no short interval, and no p-value of 0."""
+    g = np.random.default_rng(0)
+    X = g.normal(size=(300, 3))
+    X = np.column_stack([X, X[:, 0], np.zeros(300)])
+    y = (X[:, 0] > g.normal(size=300)).astype(float)
+    silos = fc.Silos.from_arrays([(X[:150], y[:150]), (X[150:], y[150:])])
+    for loss in ("logistic", "least_squares"):
+        problem = fc.Problem(silos, loss=loss, bias=True, weights="samples", regularizer=fc.regularizers.L1(0.01))
+        table = fc.confidence(problem, torch.zeros(6, dtype=torch.float64))
+        assert table[["estimate", "se", "lower", "p"]].isna().all(axis=1).tolist() == [1, 0, 0, 1, 1, 0]

@@ -9,6 +9,7 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.estimators.curves import average_precision, smoothed
+from fedcomposite.estimators.quality import Quality
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,21 @@ def test_refusals(fitted):
         fc.quality(problem, x).overall.confusion(1)
     with pytest.raises(ValueError, match="logistic models"):
         fc.quality(fc.Problem(problem.silos, loss="least_squares", bias=True), x)
+
+
+def test_calibration_does_not_hang_on_the_width_of_bins():
+    """From six bins as from every sample: what margins do within a bin is in its sums."""
+    g = np.random.default_rng(0)
+    for n, strength in ((120, 0.6), (400, 1.5)):
+        X = g.normal(size=(n, 1))
+        y = (g.random(n) < 1 / (1 + np.exp(-1.3 * strength * X[:, 0] - 0.3))).astype(float)
+        problem = fc.Problem(fc.Silos.from_arrays([(X, y)]), loss="logistic", bias=True)
+        x = torch.tensor([strength, 0.0], dtype=torch.float64)
+        exact, fine = fc.quality(problem, x, exact=True).overall, fc.quality(problem, x).overall
+        cells = fine.counts.view(2, -1, 4)
+        places = np.array_split(np.arange(cells.shape[1]), 6)
+        ends = torch.tensor([float(fine.edges[p[-1]]) for p in places[:-1]], dtype=torch.float64)
+        coarse = Quality(torch.stack([cells[:, p[0] : p[-1] + 1].sum(1) for p in places], 1), ends)
+        assert coarse.calibration_slope == pytest.approx(exact.calibration_slope, abs=0.03)
+        assert coarse.calibration_intercept == pytest.approx(exact.calibration_intercept, abs=0.03)
+        assert fine.calibration_slope == pytest.approx(exact.calibration_slope, abs=1e-4)

@@ -74,7 +74,7 @@ def test_a_page_is_whole_and_asks_for_nothing(messy):
     assert "url(" not in text
     assert "@import" not in text
     assert text.count("http") == text.count('xmlns="http://www.w3.org/2000/svg"') + text.count("http-equiv")
-    assert sum(tag == "svg" for tag, _ in page.tags) == 6
+    assert sum(tag == "svg" for tag, _ in page.tags) == 7
     said = " ".join(page.words)
     for heading in ("Data", "Coefficients", "Quality", "Path", "Configuration"):
         assert heading in said
@@ -162,8 +162,60 @@ def test_the_tables_have_the_numbers_of_the_analysis(messy, tmp_path):
     written = write_report(run, tmp_path)
     assert {p.name for p in written} >= {"report.html", "report.md", "report.tex", "report-quality.csv"}
     assert pd.read_csv(tmp_path / "report-quality.csv")["AUROC"].tolist() == found.tables["Quality"]["AUROC"].tolist()
+    assert (table.loc[exact.index, "original"] == 0).tolist() == (exact["coefficient"] == 0).tolist()
+    for ours, theirs in {"OR per unit": "unit_odds_ratio", "OR from": "unit_odds_lower"}.items():
+        np.testing.assert_allclose(table.loc[exact.index, ours], exact[theirs], rtol=1e-9)
     assert (tmp_path / "report.tex").read_text().count("\\begin{tabular}") == 3
     assert (tmp_path / "report.md").read_text().count("\n## ") == 4
+
+
+def test_a_reader_is_told_what_was_done(messy, tmp_path):
+    """In every format: who was studied, how the model was chosen, on whom it was measured, and what a ratio is of."""
+    folder, run = messy
+    write_report(run, tmp_path)
+    texts = {p.suffix: " ".join(p.read_text().replace("\\", "").split()) for p in tmp_path.glob("report.*")}
+    assert set(texts) == {".html", ".md", ".tex"}
+    for text in texts.values():
+        assert "Measured on held-out folds: every sample by a model of the other folds" in text
+        assert "strength were learned from all samples" in text
+        assert "per unit of the column (one year, 1 against 0)" in text
+        assert "not adjusted for the number of coefficients" in text
+    for text in (texts[".html"], texts[".md"]):
+        assert "600, 273 of them of class 1 (events), at 4 sites" in text
+        assert "3 folds, dealt out within each site" in text
+        assert "within one standard error of the best cross-validated deviance" in text
+    assert read_run(run).tables["Data"].set_index("feature").loc["(rows)"].tolist() == ["220", "160", "130", "90"]
+    command("fit", folder / "experiment.toml", "--out", tmp_path / "fit")
+    write_report(tmp_path / "fit")
+    for name in ("report.html", "report.md", "report.tex"):
+        assert "Apparent performance: measured on training samples" in (tmp_path / "fit" / name).read_text()
+
+
+def test_another_run_in_the_folder_leaves_nothing_of_the_first(messy, tmp_path):
+    """Neither its recipe, by which new patients would be prepared, nor its tables."""
+    folder, _ = messy
+    run, experiment = tmp_path / "run", folder / "experiment.toml"
+    command("fit", experiment, "--out", run)
+    command("report", run)
+    command("fit", "heart-recipe", "--set", "recipe.standardize=false", "--out", run, "--overwrite")
+    assert json.loads((run / "recipe.json").read_text())["target"] == "num"
+    command("report", run)
+    command("solve", "heart-recipe", "--out", run, "--overwrite")
+    assert not list(run.glob("report*"))
+    assert not (run / "analysis.json").exists()
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["a", "b"]).assign(y=[0, 1] * 30)
+    frame.to_csv(tmp_path / "n.csv", index=False)
+    silos = fc.Silos.from_csv([tmp_path / "n.csv"], target="y")
+    problem = fc.Problem(silos, regularizer=fc.regularizers.L1(0.01), bias=True)
+    found = fc.analyse(problem, "fit")
+    with pytest.raises(StoreError, match="already holds files; use overwrite=True, or another folder"):
+        found.save(run)
+    assert (run / "recipe.json").exists()
+    found.save(run, overwrite=True)
+    assert not (run / "recipe.json").exists()
+    assert not (run / "history.jsonl").exists()
+    assert predict(run, tmp_path / "n.csv").measures is None  # the run's problem names no target
+    assert (tmp_path / "n.csv").exists()
 
 
 def test_names_that_are_markup_stay_names(messy, tmp_path):
@@ -392,7 +444,7 @@ def test_a_test_part_is_measured_and_reported(messy, tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     for expected in ("<h2>Test</h2>", "ROC curves on the test part", "Calibration on the test part"):
         assert expected in page
-    assert sum(tag == "svg" for tag, _ in Page(page).tags) == 8
+    assert sum(tag == "svg" for tag, _ in Page(page).tags) == 10
 
 
 def test_axes_and_ticks():

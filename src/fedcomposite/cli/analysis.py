@@ -110,7 +110,6 @@ def _local(
         problem = experiment.make_problem()
         made = tried(problem, kind, experiment.seed, **options)
         text = experiment.only({"name": AUTO}, experiment.seed).text
-        folder.remove("summary.json", "history.jsonl", "plot.png", "report*")
         made.write(folder, text, _description(experiment, problem.silos), time.monotonic() - began)
     with results(as_json) as found:
         finish(made, folder, found)

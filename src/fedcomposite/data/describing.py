@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedcomposite.data.flags import flags_of
@@ -126,9 +127,7 @@ class _Looker:
 
     def _moments(self, looks: dict[str, list[Look]]) -> None:
         names = list(looks)
-        query = Moments(columns=names)
-        total = query.combine(self._ask(query))
-        centres = total["sum"] / np.maximum(total["n"], 1)
+        centres = _middle_means(self._ask(Moments(columns=names)))
         for i, found in enumerate(self._ask(Moments(columns=names, centres=centres.tolist()))):
             for j, name in enumerate(names):
                 n, look = int(found["n"][j]), looks[name][i]
@@ -152,6 +151,15 @@ class _Looker:
                     each[i].edges = np.asarray(edges[name])
                     each[i].low, each[i].high = found[f"low:{name}"], found[f"high:{name}"]
                     each[i].quantiles = [each[i].value_at(share * n) for share in SHARES]
+
+
+def _middle_means(answers: Sequence[Answer]) -> npt.NDArray[np.float64]:
+    """Per column the mean of a site in the middle by size: a pooled mean would hang on one site's typing error."""
+    means = np.stack([a["sum"] / np.where(a["n"] > 0, a["n"], np.nan) for a in answers])
+    order = np.argsort(np.abs(means), axis=0)  # NaN last
+    place = np.maximum((~np.isnan(means)).sum(0) - 1, 0) // 2
+    made: npt.NDArray[np.float64] = np.take_along_axis(means, np.take_along_axis(order, place[None], 0), 0)[0]
+    return np.nan_to_num(made)
 
 
 def _second(name: str, answers: Sequence[Answer], cells: int) -> list[float]:

@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedcomposite._version import __version__
 from fedcomposite.data.faults import DataError
+from fedcomposite.data.queries import enough
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
 from fedcomposite.data.silos import HeldOut, Silos
 from fedcomposite.data.spec import RecipeSpec
-from fedcomposite.data.steps import AnyStep, Complete, Standardize, prepared
+from fedcomposite.data.steps import Absent, AnyStep, Complete, Standardize, prepared
 from fedcomposite.files import write_atomic
 
 Floats = npt.NDArray[np.float64]
@@ -49,10 +50,7 @@ class FittedRecipe(BaseModel):
 
         ``site`` says whose names, units and markers the sheet has; its own name's if left out.
         """
-        sheet = self.recipe.local(site or sheet.name).apply(sheet)
-        labelled = self.target in sheet.columns
-        steps = [step for step in self.steps if labelled or not isinstance(step, Complete)]
-        made = prepared(sheet, steps)
+        labelled, made = self._made(sheet, site)
         features = np.stack([made.numbers(name) for name in self.features], axis=1)
         if gaps := int(np.isnan(features).any(1).sum()):
             names = [name for j, name in enumerate(self.features) if bool(np.isnan(features[:, j]).any())]
@@ -60,6 +58,43 @@ class FittedRecipe(BaseModel):
                 f"{sheet.name}: {gaps} row(s) with gaps in {', '.join(names)}; the recipe does not say how to fill them"
             )
         return features, self._targets(made) if labelled else None
+
+    def _made(self, sheet: Sheet, site: str | None) -> tuple[bool, Sheet]:
+        """Whether a sheet has targets, and what the steps make of it."""
+        given, sheet = sheet, self.recipe.local(site or sheet.name).apply(sheet)
+        self._check_columns(given, sheet)
+        labelled = self.target in sheet.columns
+        steps = [step for step in self.steps if labelled or not isinstance(step, Complete)]
+        return labelled, prepared(sheet, steps)
+
+    def _check_columns(self, given: Sheet, sheet: Sheet) -> None:
+        """Refuse a table that lacks columns: all of them, and the site by whose names it would have them."""
+        if any(isinstance(step, Absent) for step in self.steps):
+            return
+        products = {f"{a}:{b}" for a, b in self.recipe.interactions}
+        lacking = [name for name in dict.fromkeys(self.sources.values()) if name not in {*sheet.columns, *products}]
+        if not lacking:
+            return
+        named = [s for s in self.recipe.sites if set(lacking) <= set(self.recipe.local(s).apply(given).columns)]
+        hint = f"say site = {named[0]!r}, whose names it has" if named else f"it has: {', '.join(sheet.columns)}"
+        raise DataError(f"{sheet.name}: no column {', '.join(map(repr, lacking))}; {hint}")
+
+    def few(self, sheet: Sheet, least: int) -> list[str]:
+        """Features of a site in which few of its own values, not put into a gap by a step, are unlike the others."""
+        X, _ = self._samples(sheet)
+        own = self._own(sheet)
+        varying = [j for j in range(X.shape[1]) if bool((X[:, j] != X[0, j]).any())]
+        return [self.features[j] for j in varying if not enough(X[own[:, j], j], least)]
+
+    def _own(self, sheet: Sheet) -> npt.NDArray[np.bool_]:
+        """Where features are made from the site's own values, ``(rows, features)``."""
+        _, made = self._made(sheet, None)
+        return np.stack([made.own(name) for name in self.features], axis=1)
+
+    def _samples(self, sheet: Sheet) -> tuple[Floats, Floats]:
+        """What a model is fitted to: features, without what is rare, and targets."""
+        X, y = self._labelled(sheet)
+        return _without_rare(X, self._own(sheet), self.recipe.rare), y
 
     def all_rows(self, sheet: Sheet, site: str | None = None) -> tuple[Floats, Floats | None]:
         """As :meth:`table`, with every row, also those without a target, whose target is then NaN."""
@@ -83,7 +118,7 @@ class FittedRecipe(BaseModel):
 
     def silos(self, sheets: Sequence[Sheet], test: Sheet | Sequence[Sheet] | None = None) -> Silos:
         """The sites' tables as silos, with this recipe in ``silos.recipe``; ``test`` is nobody's, or one of each."""
-        pairs = [(_without_rare(X, self.recipe.rare), y) for X, y in map(self._labelled, sheets)]
+        pairs = map(self._samples, sheets)
         made = Silos.from_arrays(pairs, names=[sheet.name for sheet in sheets], feature_names=self.features)
         if test is None:
             return replace(made, recipe=self)
@@ -173,12 +208,16 @@ class FittedRecipe(BaseModel):
             raise DataError(f"{path}: not a readable recipe ({error})") from None
 
 
-def _without_rare(X: Floats, least: int) -> Floats:
-    """The features, those in which fewer than ``least`` rows differ from the commonest value made constant."""
+def _without_rare(X: Floats, own: npt.NDArray[np.bool_], least: int) -> Floats:
+    """The features, those in which fewer than ``least`` rows differ from the commonest value made constant.
+
+    So are those of whose own values, beside filled gaps, so few differ.
+    """
     made = X.copy()
     for j in range(X.shape[1]):
         values, counts = np.unique(X[:, j], return_counts=True)
-        if 0 < len(X) - int(counts.max()) < least:
+        hidden = not own[:, j].all() and not enough(X[own[:, j], j], least)
+        if 0 < len(X) - int(counts.max()) < least or hidden:
             made[:, j] = values[counts.argmax()]
     return made
 

@@ -26,6 +26,7 @@ UNITS = {
 """Ratios by which the same quantity differs in other units."""
 _RATIO = 2.0  # medians further apart than this may be in other units
 _NEAR = 0.12  # relative distance to a known ratio
+_ROWS = 20  # from which on numbers in a row are no accident
 
 
 def flags_of(group: Sequence[Look], target: bool) -> list[list[str]]:
@@ -34,7 +35,7 @@ def flags_of(group: Sequence[Look], target: bool) -> list[list[str]]:
     for i, look in enumerate(group):
         others = [o for j, o in enumerate(group) if j != i and o.n > 0]
         found = [_gaps(look, others), _constant(look, others, target), _unit(look, others), _zeros(look)]
-        found += [_levels(look, others), _identifier(look)]
+        found += [_code(look), _outlier(look), _levels(look, others), _identifier(look)]
         if look.withheld:
             found.append("too few rows, or too few that differ: not told")
         out.append([text for text in found if text])
@@ -94,10 +95,32 @@ def _zeros(look: Look) -> str:
     return f"{zeros} zeros far from the other values: not measured?" if near <= 0.02 * look.n else ""
 
 
+def _code(look: Look) -> str:
+    """A value that several rows have and no other is near to, or that alone is negative: 999, -9."""
+    low, high = look.quantiles[1], look.quantiles[3]
+    if not look.numeric or look.category or not high > low:
+        return ""
+    for text, count in look.levels.items():
+        value, reach = float(text), 5 * (high - low)
+        near = look.below(value + abs(value) / 20) - look.below(value - abs(value) / 20)
+        far = not low - reach <= value <= high + reach and near <= 1.1 * count
+        if count < look.n / 4 and (far or (value < 0 and look.below(0.0) <= 1.1 * count)):
+            return f"{count} values are {text}, far from the others: not measured?"
+    return ""
+
+
+def _outlier(look: Look) -> str:
+    """A deviation that nearly all values together do not explain."""
+    spread = look.quantiles[4] - look.quantiles[0]
+    if not look.numeric or look.category or not spread > 0 or not look.sd > 5 * spread:
+        return ""
+    return "mean and deviation come from a few values far from all others: typing errors?"
+
+
 def _levels(look: Look, others: Sequence[Look]) -> str:
     """Levels that only this site has, or that it alone does not have."""
     compared = [o for o in others if o.category]
-    if not look.category or not compared:
+    if not look.category or not look.n or not compared:
         return ""
     elsewhere = set().union(*(o.levels for o in compared))
     said = []
@@ -116,4 +139,12 @@ def _identifier(look: Look) -> str:
         return "dates"
     if look.kind == "text" and not look.levels and look.n:
         return "no value is common: an identifier or free text?"
+    if look.numeric and look.n >= _ROWS and not look.missing and not look.levels:
+        return "consecutive numbers: an identifier?" if _consecutive(look) else ""
     return ""
+
+
+def _consecutive(look: Look) -> bool:
+    """Whether mean and deviation are those of n numbers in a row."""
+    first = look.mean - (look.n - 1) / 2
+    return abs(look.sd - math.sqrt((look.n**2 - 1) / 12)) < 1e-9 * look.n and abs(first - round(first)) < 1e-6

@@ -28,6 +28,7 @@ from fedcomposite.data.steps import (
     indicator,
     known,
     logarithm,
+    unknown,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -75,9 +76,7 @@ class Learner:
         self.kinds = dict(zip(total["columns"].tolist(), total["kinds"].tolist(), strict=True))
         known("target", [self.target], self.kinds)
         features = [name for name in self.kinds if name != self.target]
-        for part, names in self.spec.named.items():
-            known(part, names, features)
-        faults: list[Fault] = []
+        faults = [fault for part, names in self.spec.named.items() for fault in unknown(part, names, features)]
         for site, one in zip(self.sites, answers, strict=True):
             absent = sorted(set(self.kinds) - set(one["columns"].tolist()))
             if self.target in absent or (absent and self.spec.absent == "refuse"):

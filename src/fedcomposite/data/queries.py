@@ -16,8 +16,9 @@ outside     per column: whether some value is none of the given levels
 What a site does not tell, with m = ``min_count``: moments of a column with fewer than m values, or in which fewer than
 m (but some) differ from the commonest one (rare indicators and their products); cells of a histogram with fewer than m
 values, which are joined with their neighbours; levels of fewer than m rows, nor a rest of fewer than m; the least and
-the largest value, but for the edges of :data:`GRID` around them. Gaps are counted exactly, since every mean needs its
-number of values.
+the largest value, but for the edges of :data:`GRID` around them. What a step has put into gaps counts for none of
+these: the asker has chosen it, and could hide one patient among such rows. Gaps are counted exactly, since every mean
+needs its number of values.
 """
 
 from __future__ import annotations
@@ -137,8 +138,9 @@ class Moments(Query):
         sums = {key: np.zeros(count) for key in ("sum", "squares")}
         for j, name in enumerate(self.columns):
             values = sheet.numbers(name)
-            values = values[~np.isnan(values)]
-            if not enough(values, rules.min_count):
+            there = ~np.isnan(values)
+            own, values = values[there & sheet.own(name)], values[there]
+            if not (enough(values, rules.min_count) and enough(own, rules.min_count)):
                 out["withheld"][j] = 1
                 continue
             out["n"][j], out["missing"][j] = len(values), sheet.rows - len(values)
@@ -181,43 +183,52 @@ class Below(Query):
         out: Answer = {}
         for name, each in self.edges.items():
             values = sheet.numbers(name)
-            values = np.sort(values[~np.isnan(values)])
-            if len(values) < rules.min_count:
-                values = values[:0]
-            counts = np.diff(np.searchsorted(values, each, side="left"), prepend=0, append=len(values))
-            out[f"low:{name}"], out[f"high:{name}"] = joined(counts, each, rules.min_count)
+            there = ~np.isnan(values)
+            own, values = values[there & sheet.own(name)], values[there]
+            if len(values) < rules.min_count or 0 < len(own) < rules.min_count:
+                own = values = values[:0]
+            counts, of_own = _cells(values, each), _cells(own, each)
+            out[f"low:{name}"], out[f"high:{name}"] = joined(counts, each, rules.min_count, of_own)
             out[f"n:{name}"] = np.array([len(values)])
         return out
 
 
-def joined(counts: Ints, edges: Sequence[float], least: int) -> tuple[Ints, Ints]:
+def _cells(values: npt.NDArray[np.float64], edges: Sequence[float]) -> Ints:
+    """How many values lie in each cell between the edges, and beyond them."""
+    made: Ints = np.diff(np.searchsorted(np.sort(values), edges, side="left"), prepend=0, append=len(values))
+    return made
+
+
+def joined(counts: Ints, edges: Sequence[float], least: int, own: Ints | None = None) -> tuple[Ints, Ints]:
     """Bounds of the cumulative counts at the edges, when cells below ``least`` are joined.
 
     Cells are joined from left to right until there are enough values; what remains at the end is joined to the left.
     Nobody can tell the least and the largest value from that: the outer groups reach to the next edges of :data:`GRID`.
+    ``own`` counts those that are enough, all but the filled gaps; all if left out.
     """
-    filled = np.flatnonzero(counts)
-    if least <= 1 or len(filled) == 0:
+    own = counts if own is None else own
+    some = np.flatnonzero(counts)
+    if least <= 1 or not own.any():
         below = np.cumsum(counts)[:-1]
         return below, below
-    begin, finish = _outer(int(filled[0]), int(filled[-1]), counts, edges, least)
-    groups: list[tuple[int, int, int]] = []  # first cell, cell after the last, count
-    start, inside = begin, 0
+    begin, finish = _outer(int(some[0]), int(some[-1]), own, edges, least)
+    groups: list[tuple[int, int, int, int]] = []  # first cell, cell after the last, count, own among them
+    start, inside, ours = begin, 0, 0
     for cell in range(begin, finish + 1):
-        if inside == 0 and counts[cell] >= least:  # so many alike: the gap before them is one
-            groups += [(gap, gap + 1, 0) for gap in range(start, cell)]
+        if inside == 0 and own[cell] >= least:  # so many alike: the gap before them is one
+            groups += [(gap, gap + 1, 0, 0) for gap in range(start, cell)]
             start = cell
-        inside += int(counts[cell])
-        if inside >= least:
-            groups.append((start, cell + 1, inside))
-            start, inside = cell + 1, 0
+        inside, ours = inside + int(counts[cell]), ours + int(own[cell])
+        if ours >= least:
+            groups.append((start, cell + 1, inside, ours))
+            start, inside, ours = cell + 1, 0, 0
     if start <= finish:
-        while groups and (inside < least or groups[-1][2] == 0):
-            start, _, more = groups.pop()
-            inside += more
-        groups.append((start, finish + 1, inside))
+        while groups and (ours < least or groups[-1][2] == 0):
+            start, _, more, more_own = groups.pop()
+            inside, ours = inside + more, ours + more_own
+        groups.append((start, finish + 1, inside, ours))
     low, high, before = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64), 0
-    for first, end, count in groups:
+    for first, end, count, _ in groups:
         low[first : end - 1], high[first : end - 1] = before, before + count
         before += count
         low[end - 1 :] = high[end - 1 :] = before
@@ -249,21 +260,25 @@ class LevelCounts(Query):
         """
         out: Answer = {}
         for name in self.columns:
-            values = sheet[name][~sheet.missing(name)]
-            found, counts = np.unique(
-                values if values.dtype == np.float64 else values.astype(np.str_), return_counts=True
-            )
-            order = np.argsort(-counts, kind="stable")
-            name_of = level if values.dtype == np.float64 else str
-            told = [(name_of(found[i]), int(counts[i])) for i in order if counts[i] >= rules.min_count]
-            many = len(told) > rules.max_levels
-            told = [] if many else told
-            rest = len(values) - sum(count for _, count in told)
-            while told and 0 < rest < rules.min_count:
-                rest += told.pop()[1]
-            out[f"levels:{name}"] = np.array([text for text, _ in told], np.str_)
-            out[f"counts:{name}"] = np.array([count for _, count in told], np.int64)
-            out[f"rest:{name}"] = np.array([rest if rest >= rules.min_count else 0])
+            there = ~sheet.missing(name)
+            values, ours = sheet[name][there], sheet.own(name)[there]
+            listed = values if values.dtype == np.float64 else values.astype(np.str_)
+            found, place, counts = np.unique(listed, return_inverse=True, return_counts=True)
+            own = np.bincount(place[ours], minlength=len(found))
+            least, name_of = rules.min_count, level if values.dtype == np.float64 else str
+            order = [i for i in np.argsort(-counts, kind="stable") if counts[i] >= least and not 0 < own[i] < least]
+            many = len(order) > rules.max_levels
+            told = [] if many else [(name_of(found[i]), int(counts[i]), int(own[i])) for i in order]
+            rest, of_own = len(values) - sum(n for _, n, _ in told), int(ours.sum()) - sum(n for *_, n in told)
+            while 0 < rest < least or 0 < of_own < least:
+                helping = [i for i, (*_, n) in enumerate(told) if n or not 0 < of_own < least]
+                if not helping:
+                    break
+                _, more, more_own = told.pop(helping[-1])
+                rest, of_own = rest + more, of_own + more_own
+            out[f"levels:{name}"] = np.array([text for text, *_ in told], np.str_)
+            out[f"counts:{name}"] = np.array([count for _, count, _ in told], np.int64)
+            out[f"rest:{name}"] = np.array([0 if rest < least or 0 < of_own < least else rest])
             out[f"many:{name}"] = np.array([int(many)])
         return out
 

@@ -7,6 +7,7 @@ reported in one error.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import warnings
@@ -144,7 +145,8 @@ def _select(names: Sequence[str], source: str, wanted: Wanted, faults: list[Faul
     for position, name in kept[1:]:
         if _UNNAMED.fullmatch(name):
             what = f"column number {position + 1} has no name"
-            faults.append(Fault(source, what, f"name it in the header or drop it as {name!r}", name))
+            remedy = f"name it in the header or drop it as {name!r}" if wanted.target else "name it in the header"
+            faults.append(Fault(source, what, remedy, name))
     absent = {role: name for role, name in wanted.roles.items() if not any(column.name == name for column in kept)}
     for role, name in absent.items():
         what = f"no column {name!r}{suggest(name, names)} (it has: {_some(names)})"
@@ -218,6 +220,13 @@ def csv_columns(
     rows = delimited.rows(text, mark, source)
     _, header = next(rows)
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
+    if empty := [i for i, name in enumerate(header) if not name.strip()]:
+        rows = iter(held := list(rows))
+        empty = [i for i in empty if i > 0 and not any(cell.strip() for _, row in held for cell in row[i : i + 1])]
+    if empty:
+        message = f"{source}: {len(empty)} column(s) have neither a name nor values, so they are left out"
+        warnings.warn(message, DataWarning, stacklevel=5)
+        wanted = dataclasses.replace(wanted, drop=(*wanted.drop, *(names[i] for i in empty)))
     before = len(faults)
     unclear = mark == ";" and wanted.decimal is None and wanted.thousands is None
     if unclear and (sample := delimited.thousands(text)) is not None:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedcomposite.data.faults import DataError
+from fedcomposite.data.faults import DataError, refuse
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.learning import Learner
 from fedcomposite.data.queries import Ask, Rules, Sites
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.spec import RecipeSpec
-from fedcomposite.data.steps import known
+from fedcomposite.data.steps import known, unknown
 
 Given = Mapping[str, pd.DataFrame] | Iterable[Source] | Source
 
@@ -33,13 +33,15 @@ class Recipe(RecipeSpec):
         ``{"common name": "name in a file"}``.
     missing : dict
         Values that mean "not measured", as the files have them: ``{"chol": [0], "trestbps": [0, -9]}``.
+    recode : dict
+        Levels of categories that are written differently: ``{"sex": {"1": "f", "2": "m"}}``.
     units : dict
         ``{"chol": {"scale": 38.67, "shift": 0}}``; a number is a scale.
     drop : list of str
         Columns to leave out.
     sites : dict
-        Per site, its own ``rename``, ``missing``, ``units``, ``drop``, and how its file is written (``separator``,
-        ``decimal``, ``encoding``, ``thousands``).
+        Per site, its own ``rename``, ``missing``, ``recode``, ``units``, ``drop``, and how its file is written
+        (``separator``, ``decimal``, ``encoding``, ``thousands``).
     absent : {"refuse", "missing"}
         Whether a column that a site does not have is an error, or all missing there.
     target : dict
@@ -118,10 +120,9 @@ class Recipe(RecipeSpec):
         labels = [sheet.name for sheet in sheets]
         known("recipe: sites", self.sites, labels)
         everything = {name: None for sheet in sheets for name in (*sheet.columns, *self.local(sheet.name).rename)}
-        parts = {"drop": [*self.drop], "missing": [*self.missing], "units": [*self.units]}
+        parts = {k: list(getattr(self, k)) for k in ("drop", "missing", "recode", "units")}
         parts |= {"rename": list(self.rename.values())}
-        for what, columns in parts.items():
-            known(what, columns, everything)
+        refuse([fault for what, columns in parts.items() for fault in unknown(what, columns, everything)])
         local = [self.local(sheet.name).apply(sheet) for sheet in sheets]
         return self.learn(Sites(local, rules or Rules(self.min_count)), labels, target)
 

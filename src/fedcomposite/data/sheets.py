@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,8 @@ class Sheet:
     name: str
     columns: Mapping[str, Array]
     rows: int
+    filled: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """Of columns whose gaps a preparation has filled, or that are made from such: where."""
 
     def __post_init__(self) -> None:
         for name, values in self.columns.items():
@@ -51,15 +53,22 @@ class Sheet:
             raise DataError(f"{self.name}: no column {name!r}{suggest(name, self.columns)} (it has: {known})")
         return self.columns[name]
 
-    def having(self, columns: Mapping[str, Array]) -> Sheet:
-        """The sheet with these columns in place of its own."""
-        return replace(self, columns=columns)
+    def having(self, columns: Mapping[str, Array], made_from: Mapping[str, Sequence[str]] | None = None) -> Sheet:
+        """The sheet with these columns in place of its own; new ones are filled where those they are made from are."""
+        new = {name: [self.filled[s] for s in of if s in self.filled] for name, of in (made_from or {}).items()}
+        filled = {name: np.any(each, axis=0) for name, each in new.items() if each}
+        return replace(self, columns=columns, filled={**self.filled, **filled})
+
+    def own(self, name: str) -> npt.NDArray[np.bool_]:
+        """Where a column has what the site's file says, not what a gap was filled with."""
+        filled = self.filled.get(name)
+        return np.ones(self.rows, bool) if filled is None else ~filled
 
     def taking(self, rows: npt.NDArray[np.bool_]) -> Sheet:
         """The sheet with the marked rows only."""
-        return replace(
-            self, columns={name: values[rows] for name, values in self.columns.items()}, rows=int(rows.sum())
-        )
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        filled = {name: where[rows] for name, where in self.filled.items()}
+        return replace(self, columns=columns, rows=int(rows.sum()), filled=filled)
 
     def kind(self, name: str) -> Kind:
         """What a column holds."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 
 from fedcomposite._validation import suggest
 from fedcomposite.data.faults import DataError
+from fedcomposite.data.sheets import level
 from fedcomposite.data.steps import Local, Unit
 
 METHODS = ("mean", "median", "most_frequent")
@@ -23,6 +24,9 @@ KNOTS = {
 
 Markers = Annotated[list[FiniteFloat | str], BeforeValidator(lambda v: [v] if isinstance(v, int | float | str) else v)]
 Units = Annotated[Unit, BeforeValidator(lambda v: {"scale": v} if isinstance(v, int | float) else v)]
+Recoding = Annotated[
+    dict[str, str], BeforeValidator(lambda v: {level(a): level(b) for a, b in v.items()} if isinstance(v, dict) else v)
+]
 Names = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 
 
@@ -42,6 +46,7 @@ class SitePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     rename: dict[str, str] = {}
     missing: dict[str, Markers] = {}
+    recode: dict[str, Recoding] = {}
     units: dict[str, Units] = {}
     drop: Names = []
     separator: str | None = None
@@ -61,6 +66,7 @@ class RecipeSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     rename: dict[str, str] = {}
     missing: dict[str, Markers] = {}
+    recode: dict[str, Recoding] = {}
     units: dict[str, Units] = {}
     drop: Names = []
     sites: dict[str, SitePart] = {}
@@ -133,14 +139,15 @@ class RecipeSpec(BaseModel):
         return Local(
             rename=self.rename | own.rename,
             missing={k: self.missing.get(k, []) + own.missing.get(k, []) for k in {**self.missing, **own.missing}},
+            recode={k: self.recode.get(k, {}) | own.recode.get(k, {}) for k in {**self.recode, **own.recode}},
             units=self.units | own.units,
             drop=[*self.drop, *own.drop],
         )
 
     def texts(self, sites: Iterable[str]) -> set[str]:
         """Names, in the files, of columns that are categories."""
-        own = [self.local(site).rename for site in sites]
-        return {name for each in own for name in each_name(self.one_hot_columns, each)}
+        own = [self.local(site) for site in sites]
+        return {name for one in own for name in each_name([*self.one_hot_columns, *one.recode], one.rename)}
 
 
 def each_name(columns: Iterable[str], rename: dict[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ A site applies them to its own table; the steps themselves hold aggregates only 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedcomposite._validation import suggest
-from fedcomposite.data.faults import DataError
+from fedcomposite.data.faults import DataError, Fault, refuse
 from fedcomposite.data.sheets import Sheet, level
 
 Floats = npt.NDArray[np.float64]
@@ -44,7 +45,7 @@ class Unit(BaseModel):
 
 
 class Local(Step):
-    """What one site does to its own columns: rename, mark as missing, change units, drop, in this order.
+    """What one site does to its own columns: rename, mark as missing, recode, change units, drop, in this order.
 
     ``missing`` are values as the site's file has them, before the change of units.
     """
@@ -53,6 +54,8 @@ class Local(Step):
     rename: dict[str, str] = {}
     """Common name = name in this site's file."""
     missing: dict[str, list[FiniteFloat | str]] = {}
+    recode: dict[str, dict[str, str]] = {}
+    """Level in this site's file = common level."""
     units: dict[str, Unit] = {}
     drop: list[str] = []
 
@@ -68,6 +71,11 @@ class Local(Step):
         for name, markers in self.missing.items():
             if name in columns:
                 columns[name] = _without(columns[name], markers)
+        made = sheet.having(columns)
+        for name, levels in self.recode.items():
+            if name in columns:
+                texts = [None if text is None else levels.get(level(text), text) for text in made.texts(name)]
+                columns[name] = np.array(texts, object)
         made = sheet.having(columns)
         scaled = {name: unit.of(made.numbers(name)) for name, unit in self.units.items() if name in columns}
         return made.having(columns | scaled)
@@ -97,7 +105,7 @@ class Complete(Step):
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet with fewer rows."""
         keep = ~np.any([sheet.missing(name) for name in self.columns], axis=0)
-        return Sheet(sheet.name, {name: values[keep] for name, values in sheet.columns.items()}, int(keep.sum()))
+        return sheet.taking(keep)
 
 
 class Absent(Step):
@@ -123,18 +131,18 @@ class Impute(Step):
 
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet without gaps in the columns that have a value here."""
-        columns = dict(sheet.columns)
+        columns, filled = dict(sheet.columns), dict(sheet.filled)
         for name in self.indicators:
             columns[indicator(name)] = sheet.missing(name).astype(np.float64)
         for name, value in self.values.items():
-            gone = sheet.missing(name)
+            gone = filled[name] = sheet.missing(name)
             if isinstance(value, str):
-                filled = sheet.texts(name).copy()
-                filled[gone] = value
-                columns[name] = filled
+                texts = sheet.texts(name).copy()
+                texts[gone] = value
+                columns[name] = texts
             else:
                 columns[name] = np.where(gone, value, sheet.numbers(name))
-        return sheet.having(columns)
+        return replace(sheet, columns=columns, filled=filled)
 
 
 def indicator(name: str) -> str:
@@ -175,7 +183,8 @@ class OneHot(Step):
                 out |= {f"{name}={one}": (texts == one).astype(np.float64) for one in coding.coded}
             else:
                 out[name] = values
-        return sheet.having(out)
+        made_from = {f"{name}={one}": [name] for name, coding in self.columns.items() for one in coding.coded}
+        return sheet.having(out, made_from)
 
     def _known(self, sheet: Sheet, name: str) -> npt.NDArray[Any]:
         coding, texts = self.columns[name], sheet.texts(name)
@@ -210,7 +219,7 @@ class Log(Step):
                 remedy = "mark zeros as missing, or add an offset"
                 raise DataError(f"{sheet.name}: {low} value(s) of {name!r} have no logarithm; {remedy}")
             out[logarithm(name, self.offsets[name])] = np.log(shifted)
-        return sheet.having(out)
+        return sheet.having(out, {logarithm(name, offset): [name] for name, offset in self.offsets.items()})
 
 
 def logarithm(name: str, offset: float) -> str:
@@ -232,12 +241,15 @@ class Spline(Step):
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet with the terms after their column."""
         out: dict[str, npt.NDArray[Any]] = {}
+        made_from: dict[str, list[str]] = {}
         for name, values in sheet.columns.items():
             out[name] = values
             if name in self.knots:
                 terms = natural_spline(sheet.numbers(name), self.knots[name])
-                out |= {f"{name} spline {j + 1}": terms[:, j] for j in range(terms.shape[1])}
-        return sheet.having(out)
+                named = {f"{name} spline {j + 1}": terms[:, j] for j in range(terms.shape[1])}
+                out |= named
+                made_from |= {term: [name] for term in named}
+        return sheet.having(out, made_from)
 
 
 def natural_spline(x: Floats, knots: Sequence[float]) -> Floats:
@@ -259,7 +271,7 @@ class Interact(Step):
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet with the products at its end."""
         made = {f"{a}:{b}": sheet.numbers(a) * sheet.numbers(b) for a, b in self.pairs}
-        return sheet.having({**sheet.columns, **made})
+        return sheet.having({**sheet.columns, **made}, {f"{a}:{b}": [a, b] for a, b in self.pairs})
 
 
 class Standardize(Step):
@@ -289,6 +301,10 @@ def prepared(sheet: Sheet, steps: Iterable[Step]) -> Sheet:
 
 def known(what: str, given: Iterable[str], columns: Mapping[str, Any] | Sequence[str]) -> None:
     """Refuse names of columns that nobody has."""
-    for name in given:
-        if name not in columns:
-            raise DataError(f"{what}: no column {name!r}{suggest(name, columns)} (there are: {', '.join(columns)})")
+    refuse(unknown(what, given, columns))
+
+
+def unknown(what: str, given: Iterable[str], columns: Mapping[str, Any] | Sequence[str]) -> list[Fault]:
+    """A fault for every name of a column that nobody has."""
+    there = f"there are: {', '.join(columns)}"
+    return [Fault(what, f"no column {n!r}{suggest(n, columns)}", there, n) for n in given if n not in columns]

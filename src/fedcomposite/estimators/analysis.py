@@ -30,6 +30,7 @@ from fedcomposite.estimators.paths import Path, path
 from fedcomposite.estimators.quality import Quality, Report, quality
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.strengths import strength
+from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Loss, Problem
@@ -99,6 +100,7 @@ class Analysis:
             one = self.cv
             found["cv"] = {
                 "score": one.score, "mean": one.mean.tolist(), "se": one.se.tolist(), "folds": len(one.rows),
+                "left_out": "sites" if one.rows[0].kind == "site" else "samples",
                 "lambda_min": one.lambda_min, "lambda_1se": one.lambda_1se,
             }  # fmt: skip
         if self.intervals is not None:
@@ -110,18 +112,29 @@ class Analysis:
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found
 
-    def save(self, folder: str | pathlib.Path, description: pd.DataFrame | None = None) -> None:
-        """Leave a run folder, for ``fc.write_report`` and ``fc.predict``; ``description`` is of ``fc.describe``."""
+    def save(
+        self, folder: str | pathlib.Path, description: pd.DataFrame | None = None, *, overwrite: bool = False
+    ) -> None:
+        """Leave a run folder, for ``fc.write_report`` and ``fc.predict``; ``description`` is of ``fc.describe``.
+
+        ``overwrite`` replaces a run that the folder holds.
+        """
         place = RunFolder(folder)
-        place.create()
-        rows = [] if description is None else description.to_dict("records")
-        self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
+        with FolderLock(place.path):
+            place.check_new(overwrite, instead="overwrite=True, or another folder")
+            rows = [] if description is None else description.to_dict("records")
+            self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
 
     def write(
         self, folder: RunFolder, config: str, description: list[dict[str, Any]], seconds: float | None = None
     ) -> None:
-        """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site."""
+        """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site.
+
+        What an earlier run has left there goes.
+        """
         folder.path.mkdir(parents=True, exist_ok=True)
+        folder.remove("summary.json", "history.jsonl", "recipe.json", "best.safetensors", "checkpoint.safetensors*")
+        folder.remove("plot.png", "report*")
         write_atomic(folder.config, config.encode())
         content = {**self.content(), "description": description, "seconds": seconds}
         text = json.dumps(plain(content), indent=1, allow_nan=False)
@@ -146,7 +159,10 @@ def _measured(one: Quality) -> dict[str, Any]:
     both = one.positives and one.positives < one.samples
     roc = one.roc().drop_duplicates().to_numpy().tolist() if both else []
     groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
-    return {**one.summary(), "roc": roc, "calibration": one.calibration(groups).to_dict("records")}
+    curve = one.decision_curve().to_dict("list") if both else {}
+    return {
+        **one.summary(), "roc": roc, "calibration": one.calibration(groups).to_dict("records"), "decision": curve,
+    }  # fmt: skip
 
 
 def plain(value: Any) -> Any:

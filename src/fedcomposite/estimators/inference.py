@@ -17,7 +17,7 @@ first step put them. These are known to order 1/sqrt(n), so that the start is as
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -71,7 +71,11 @@ def confidence(
     -------
     DataFrame
         A row per coordinate: ``coefficient`` (regularized), ``estimate`` (bias removed), ``se``, ``lower``, ``upper``,
-        ``z``, ``p``, and for a logistic model ``odds_ratio`` with ``odds_lower`` and ``odds_upper``.
+        ``z``, ``p``, and for a logistic model ``odds_ratio`` with ``odds_lower`` and ``odds_upper``, all of them on the
+        scale of the model: per standard deviation of a column that was standardized. Where a recipe prepared the
+        features also per unit of the column, a year or a mg/dL: ``unit_estimate``, ``unit_lower``, ``unit_upper``,
+        ``unit_odds_ratio``, ``unit_odds_lower``, ``unit_odds_upper``. What the samples do not determine (constant
+        columns, columns that depend on others) is NaN.
     """
     loss = problem.loss
     if not isinstance(loss, LeastSquares | Logistic):
@@ -81,17 +85,21 @@ def confidence(
     where = Local(problem) if sites is None else sites
     weighted = problem.weighting == "uniform" or problem.silos.weights is not None
     robust = weighted if robust is None else robust
-    estimate, se, inverted = _step(problem, x, inverse, robust, where)
+    estimate, covariance, inverted = _step(problem, x, inverse, robust, where)
     if not inverted and isinstance(loss, Logistic):
+        se = covariance.diagonal().clamp(min=0).sqrt()
         clear = (x != 0) & (estimate.abs() > math.sqrt(2 * math.log(max(len(x), 2))) * se)
         if problem.bias:
             clear[-1] = True
-        estimate, se, _ = _step(problem, torch.where(clear, estimate, x), inverse, robust, where)
-    return _table(problem, x, estimate, se, level, isinstance(loss, Logistic))
+        estimate, covariance, _ = _step(problem, torch.where(clear, estimate, x), inverse, robust, where)
+    return _table(problem, x, estimate, covariance, level)
 
 
 def _step(problem: Problem, x: Tensor, inverse: str, robust: bool, sites: Sites) -> tuple[Tensor, Tensor, bool]:
-    """One Newton step on the loss alone, standard errors, and whether the Hessian was inverted; one exchange."""
+    """One Newton step on the loss alone, its covariance, and whether the Hessian was inverted; one exchange.
+
+    The variance of what the samples do not determine is NaN.
+    """
     [sums] = sites.ask([information(x)])
     weight, _, count = sums["weight"].tolist()
     H = sums["hessian"] / weight
@@ -102,7 +110,10 @@ def _step(problem: Problem, x: Tensor, inverse: str, robust: bool, sites: Sites)
         J = sums["outer"] / weight**2
     else:
         J = H * _dispersion(problem, sums, estimate - x, int((x != 0).sum())) / count
-    return estimate, torch.sqrt((M @ J @ M.T).diagonal().clamp(min=0)), exact
+    covariance = M @ J @ M.T
+    if exact:
+        covariance.diagonal()[(M @ H).diagonal() < 1 - 1e-6] = math.nan
+    return estimate, covariance, exact
 
 
 def _dispersion(problem: Problem, sums: Sums, move: Tensor, used: int) -> float:
@@ -149,23 +160,39 @@ def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float =
     return rows / scale / scale.unsqueeze(1)
 
 
-def _table(problem: Problem, x: Tensor, estimate: Tensor, se: Tensor, level: float, odds: bool) -> pd.DataFrame:
+def _table(problem: Problem, x: Tensor, estimate: Tensor, covariance: Tensor, level: float) -> pd.DataFrame:
     half = float(scipy.special.ndtri((1 + level) / 2))
-    z = estimate / se
-    columns = {
-        "coefficient": x,
-        "estimate": estimate,
-        "se": se,
-        "lower": estimate - half * se,
-        "upper": estimate + half * se,
-        "z": z,
-    }
-    made = pd.DataFrame({k: v.numpy() for k, v in columns.items()}, index=list(problem.coordinate_names))
-    made["p"] = 2 * scipy.special.ndtr(-np.abs(made["z"]))
-    if odds:
-        for name, of in (("odds_ratio", "estimate"), ("odds_lower", "lower"), ("odds_upper", "upper")):
-            made[name] = np.exp(made[of])
-    return made
+    odds = isinstance(problem.loss, Logistic)
+    center, se = estimate.numpy(), np.sqrt(covariance.diagonal().clamp(min=0).numpy())
+    known = ~np.isnan(se)
+    columns = {"coefficient": x.numpy(), "estimate": np.where(known, center, math.nan), "se": se}
+    columns |= {"lower": center - half * se, "upper": center + half * se, "z": center / np.where(se > 0, se, math.nan)}
+    columns["p"] = 2 * scipy.special.ndtr(-np.abs(columns["z"]))
+    columns |= _odds(columns) if odds else {}
+    if (units := _units(problem)) is not None:
+        V = np.where(known, np.where(known[:, None], covariance.numpy(), 0.0), 0.0)
+        error = np.where(known, np.sqrt((units @ V @ units.T).diagonal()), math.nan)
+        per = np.where(known, units @ np.where(known, center, 0.0), math.nan)
+        own = {"estimate": per, "lower": per - half * error, "upper": per + half * error}
+        columns |= {f"unit_{k}": v for k, v in {**own, **(_odds(own) if odds else {})}.items()}
+    return pd.DataFrame(columns, index=list(problem.coordinate_names))
+
+
+def _odds(columns: Mapping[str, Floats]) -> dict[str, Floats]:
+    names = {"odds_ratio": "estimate", "odds_lower": "lower", "odds_upper": "upper"}
+    return {name: np.exp(columns[of]) for name, of in names.items()}
+
+
+def _units(problem: Problem) -> Floats | None:
+    """The linear map from coefficients to those per unit of a column, where a recipe knows it."""
+    recipe = problem.silos.recipe
+    if recipe is None:
+        return None
+    d = problem.dimension - problem.bias
+    per_unit, shift = recipe.original(np.eye(d), np.zeros(d))
+    if not problem.bias:
+        return per_unit
+    return np.block([[per_unit, np.zeros((d, 1))], [shift, np.ones((1, 1))]])
 
 
 def bootstrap(

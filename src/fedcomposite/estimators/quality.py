@@ -2,7 +2,7 @@
 
 In each bin and class a site counts its samples and sums their margins, probabilities and squares. The bins' edges
 include those of probabilities 0.005, 0.010, ..., so that thresholds there are exact. Brier score is exact; AUROC and
-AUPRC are bracketed; calibration uses the means within bins. With samples at hand every sample can be its own bin, and
+AUPRC are bracketed; calibration uses the sums within bins. With samples at hand every sample can be its own bin, and
 nothing is rounded: the same functions then give the exact values.
 """
 
@@ -29,6 +29,8 @@ from fedcomposite.problems.requests import ALL, Request, Rows, Sums, scores
 Floats = npt.NDArray[np.float64]
 
 _BINS = 1024
+_ROUNDING = 1e-10  # variances of probabilities up to this may be rounding
+_WIDEST = 2.0  # most that margins of a bin are taken to deviate
 _NAMES = (
     *("samples", "positives", "auroc", "auroc_error", "auprc", "auprc_error", "brier"),
     *("calibration_slope", "calibration_intercept", "ici"),
@@ -106,16 +108,30 @@ class Quality:
         return both[some, 1] / n, both[some, 2] / n, n, self.counts[1, :, 0].numpy()[some]
 
     @property
+    def _class_means(self) -> tuple[Floats, Floats, Floats]:
+        """Margins that stand for those of each class in each bin: their mean, less and plus their deviation.
+
+        So the sum of margins of class 1, on which the slope hangs, is exact however wide the bins are. The deviation
+        follows from that of the probabilities, p (1 - p) times it. With them: samples and positives.
+        """
+        cells = self.counts.flatten(0, 1).numpy()
+        ones = np.repeat([0.0, 1.0], self.counts.shape[1])[cells[:, 0] > 0]
+        n, z, p, squares = cells[cells[:, 0] > 0].T
+        z, p = z / n, p / n
+        spread = np.maximum(squares / n - p**2, 0.0)
+        off = np.sqrt(np.where(spread > _ROUNDING, spread, 0.0)) / np.maximum(p * (1 - p), _ROUNDING)
+        off = np.minimum(off, _WIDEST)
+        return np.concatenate([z - off, z + off]), np.tile(n / 2, 2), np.tile(ones * n / 2, 2)
+
+    @property
     def calibration_slope(self) -> float:
         """The slope of a logistic regression of the outcome on the margin; 1 if calibrated."""
-        z, _, n, ones = self._means
-        return recalibrated(z, n, ones)[1]
+        return recalibrated(*self._class_means)[1]
 
     @property
     def calibration_intercept(self) -> float:
         """The intercept of one with slope 1, calibration in the large; 0 if calibrated."""
-        z, _, n, ones = self._means
-        return recalibrated(z, n, ones, slope=False)[0]
+        return recalibrated(*self._class_means, slope=False)[0]
 
     @property
     def ici(self) -> float:

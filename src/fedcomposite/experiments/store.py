@@ -290,7 +290,7 @@ class Journal:
         for old in leftovers(folder.path):
             old.unlink()
         if self._fresh:
-            folder.remove("summary.json", "recipe.json", "checkpoint.safetensors*")
+            folder.remove("summary.json", "recipe.json", "checkpoint.safetensors*", "analysis.json", "report*")
         if not folder.config.is_file() or folder.config.read_text(encoding="utf-8") != self._config:
             folder.remove("summary.json")  # it belongs to the experiment as it was
             write_atomic(folder.config, self._config.encode())

@@ -130,4 +130,6 @@ def latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
 def _escape(text: str) -> str:
     for letter in "\\&%$#_{}":
         text = text.replace(letter, {"\\": "\\textbackslash "}.get(letter, f"\\{letter}"))
-    return text.replace("±", "$\\pm$").replace("–", "--")
+    for sign, command in {"±": "$\\pm$", "–": "--", "<": "$<$", ">": "$>$", "^": "\\^{}", "~": "\\~{}"}.items():
+        text = text.replace(sign, command)
+    return text

@@ -220,7 +220,7 @@ def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis,
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
         for query in asked_for:
-            minimum.check_steps(site.limits, sheet, query.steps, recipe)
+            minimum.check_steps(site.limits, sheet, query, recipe)
         said = [write_answer(tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data import Recipe
-from fedcomposite.data.queries import enough
+from fedcomposite.data.queries import Below, Query, enough
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
 from fedcomposite.federation import policy
@@ -93,7 +93,20 @@ def _check_columns(limits: Limits, X: Tensor, where: str, names: Sequence[str] =
         told = ", ".join(names[j] for j in rare[:5] if j < len(names))
         raise RefusalError(
             f"fewer than min_count = {limits.min_count} samples{where} differ from the others in {told or 'a column'}; "
-            f"put rare = {limits.min_count} under [recipe] in the experiment (it is then constant here), or drop it"
+            f"{_remedy(limits)}"
+        )
+
+
+def _remedy(limits: Limits) -> str:
+    return f"put rare = {limits.min_count} under [recipe] in the experiment (it is then constant here), or drop it"
+
+
+def check_own(limits: Limits, few: Sequence[str]) -> None:
+    """Refuse features in which a few patients could be told from the gaps that the asker's recipe has filled."""
+    if few:
+        raise RefusalError(
+            f"beside filled gaps, fewer than min_count = {limits.min_count} samples differ from the others in "
+            f"{', '.join(few[:5])}; {_remedy(limits)}"
         )
 
 
@@ -208,13 +221,17 @@ def _few(numbers: Sequence[float], least: int) -> bool:
     return any(0 < number < least for number in numbers)
 
 
-def check_steps(limits: Limits, sheet: Sheet, steps: Sequence[Step], recipe: Recipe) -> None:
+def check_steps(limits: Limits, sheet: Sheet, query: Query, recipe: Recipe) -> None:
     """Refuse steps of a query that no recipe asks for: by their choice counts of single values could be had.
 
     A site marks values as missing and changes units by itself; logarithms fail below a value, so that they are the
-    experiment's; a step that comes twice would make powers; rows that are left out are none or many.
+    experiment's; a step that comes twice would make powers; rows that are left out are none or many; quantiles are of
+    columns as they are, since a shift would move the fixed edges, behind which the largest value hides.
     """
+    steps: Sequence[Step] = query.steps
     kinds = [str(getattr(step, "kind", "")) for step in steps]
+    if isinstance(query, Below) and not set(kinds).isdisjoint(_ORDER[-3:]):
+        raise RefusalError("a histogram is of columns before they are shifted, scaled or multiplied")
     if any(isinstance(step, Local) for step in steps) or kinds != sorted(set(kinds), key=_ORDER.index):
         raise RefusalError("the steps of a query are not those of a recipe")
     for i, step in enumerate(steps):

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from fedcomposite.data import DataError, FittedRecipe, Recipe
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.experiments.config import Config
-from fedcomposite.federation import desk, policy, wire
+from fedcomposite.federation import desk, minimum, policy, wire
 from fedcomposite.federation.approval import Approvals
 from fedcomposite.federation.audit import Audit, AuditError
 from fedcomposite.federation.ledger import Ledger
@@ -119,7 +119,9 @@ class TableSite(Site):
             learned = FittedRecipe.parse(order.recipe)
             if learned.recipe.model_dump() != Recipe(**config.recipe).model_dump():
                 raise RefusalError("the learned recipe is not the one of the experiment")
-            silos = learned.silos([self._source.sheet(Recipe(**config.recipe))])
+            sheet = self._source.sheet(Recipe(**config.recipe))
+            silos = learned.silos([sheet])
+            minimum.check_own(self.limits, learned.few(sheet, self.limits.min_count))
             made = _Prepared(
                 self._source.digest, self.name, silos, self.store, self.limits, self._log, self._classes,
                 vault=self._vault, approvals=self._approvals, newcomers=self.newcomers,

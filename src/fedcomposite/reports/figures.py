@@ -22,8 +22,10 @@ def figures(found: Found) -> dict[str, str]:
         "Coefficients with 95 % confidence intervals": forest,
         "ROC curves": roc,
         "Calibration": calibration,
+        "Decision curve": decision,
         "ROC curves on the test part": partial(roc, part="test"),
         "Calibration on the test part": partial(calibration, part="test"),
+        "Decision curve on the test part": partial(decision, part="test"),
         "Convergence": convergence,
     }
     made = {caption: draw(found) for caption, draw in makers.items()}
@@ -101,7 +103,9 @@ def forest(found: Found) -> str:
         axes.left_text(i, str(row["name"]))
         if row["lower"] is not None and row["upper"] is not None:
             axes.bar((row["lower"], i), (row["upper"], i), color, 2.0)
-        axes.dots([(row["estimate"], i)], color, [f"{row['name']}: {row['estimate']:.3g}, p = {row['p'] or 0.0:.2g}"])
+        if row["estimate"] is not None:
+            p = "" if row["p"] is None else f", p = {row['p']:.2g}"
+            axes.dots([(row["estimate"], i)], color, [f"{row['name']}: {row['estimate']:.3g}{p}"])
     return axes.svg("estimates with confidence intervals", numbers=(True, False))
 
 
@@ -137,6 +141,23 @@ def calibration(found: Found, part: str = "quality") -> str:
         axes.dots(points, color, [f"{site}: {r['samples']:.0f} samples" for r in one["calibration"]])
     axes.legend(list(measured), [_site_color(site, i) for i, site in enumerate(measured)])
     return axes.svg("calibration of every site")
+
+
+def decision(found: Found, part: str = "quality") -> str:
+    """Net benefit by threshold, over all sites, beside that of treating everyone and no one."""
+    curve = found.analysis.get(part, {}).get("all", {}).get("decision")
+    if not curve:
+        return ""
+    share = curve["everyone"][0]
+    top = max(*curve["model"], share, 0.01)
+    axes = Axes((0, 1), (-0.25 * top, 1.05 * top), labels=("threshold", "net benefit"), size=(420, 400))
+    kinds = {"model": COLORS[0], "everyone": COLORS[1], "no one": "#999"}
+    for kind, color in kinds.items():
+        points = [(t, v) for t, v in zip(curve["threshold"], curve[kind], strict=True) if v >= -0.25 * top]
+        if len(points) > 1:
+            axes.line(points, color, title=kind)
+    axes.legend(list(kinds), list(kinds.values()))
+    return axes.svg("net benefit of acting on the model")
 
 
 def convergence(found: Found) -> str:

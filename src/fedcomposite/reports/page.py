@@ -13,6 +13,7 @@ from fedcomposite.experiments.tables import latex
 from fedcomposite.files import write_atomic
 from fedcomposite.reports.figures import figures
 from fedcomposite.reports.reading import Found, read_run
+from fedcomposite.reports.words import notes, studied
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:1000px;margin:2em auto;padding:0 1.2em}
@@ -42,15 +43,9 @@ t.addEventListener('mouseleave',()=>{tip.style.display='none';for(const o of tra
 _AFTER = {
     "Data": [],
     "Coefficients": ["Coefficients with 95 % confidence intervals"],
-    "Quality": ["ROC curves", "Calibration"],
-    "Test": ["ROC curves on the test part", "Calibration on the test part"],
+    "Quality": ["ROC curves", "Calibration", "Decision curve"],
+    "Test": ["ROC curves on the test part", "Calibration on the test part", "Decision curve on the test part"],
     "Path": ["Coefficients along the path", "Cross-validation", "Convergence"],
-}
-_NOTES = {
-    "Data": "Mean (standard deviation), or levels with counts, as the sites told them.",
-    "Coefficients": "coefficient: of the model; original: per unit of the column; debiased, from, to: 95 % confidence "
-    "interval after one step without the regularizer. Intervals do not know how the model was chosen.",
-    "Test": "Measured on the test part, which neither the fit nor the choice of the model has seen.",
 }
 
 
@@ -81,12 +76,10 @@ def html(found: Found) -> str:
         body.append(
             f"<details><summary>all {len(table)} rows</summary>{_table(table)}</details>" if folded else _table(table)
         )
-        body.append(f"<p>{escape(_NOTES[name])}</p>" if name in _NOTES else "")
+        body.append(f"<p>{escape(note)}</p>" if (note := notes(found).get(name)) else "")
         if name == "Data" and found.flags:
             items = "".join(f"<li>{escape(flag)}</li>" for flag in found.flags)
             body.append(f'<p>To look at:</p><ul class="flags">{items}</ul>')
-        if name == "Quality":
-            body.append(f"<p>Measured on {escape(str(found.analysis.get('quality_on')))}.</p>")
     if drawn:
         body.append("<h2>Curves</h2>" + "".join(_figure(c, svg) for c, svg in drawn.items()))
     body.append(f"<h2>Configuration</h2><pre>{escape(found.config)}</pre>")
@@ -103,8 +96,8 @@ def html(found: Found) -> str:
 
 
 def facts(found: Found) -> dict[str, str]:
-    """Communication, certificate and versions, in words."""
-    made: dict[str, Any] = {"status": found.summary.get("status")}
+    """What was studied and how the model was chosen; communication, certificate and versions; in words."""
+    made: dict[str, Any] = {"status": found.summary.get("status"), **studied(found)}
     one = found.analysis.get("communication")
     if one is not None:
         made["sites"] = ", ".join(found.analysis["sites"])
@@ -161,14 +154,16 @@ def markdown(found: Found) -> str:
         rows = [[_shown(v).replace("|", "\\|") for v in row] for row in table.itertuples(index=False)]
         lines = [[str(c).replace("|", "\\|") for c in table.columns], ["---"] * len(table.columns), *rows]
         parts += [f"## {name}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+        parts += [note] if (note := notes(found).get(name)) else []
         parts += [f"* {flag}" for flag in found.flags] if name == "Data" else []
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def tex(found: Found) -> str:
-    """The tables as LaTeX, to be put into a paper; the path's is left to the CSV."""
-    made = []
+    """The tables as LaTeX, to be put into a paper, their notes in the captions; the path's is left to the CSV."""
+    made, told = [], notes(found)
     for name, table in found.tables.items():
         if name != "Path":
-            made.append(latex(table, f"{name} ({found.name})", f"tab:{re.sub('[^a-z0-9]', '-', name.lower())}"))
+            caption = " ".join(filter(None, [f"{name} ({found.name}).", told.get(name)]))
+            made.append(latex(table, caption, f"tab:{re.sub('[^a-z0-9]', '-', name.lower())}"))
     return "\n".join(made)

@@ -90,7 +90,8 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
             rows = [{"site": k, **{label: v[name] for name, label in _QUALITY.items()}} for k, v in measured.items()]
             made[title] = pd.DataFrame(rows)
     if (along := found.analysis.get("path")) is not None:
-        columns = {k: along[k] for k in ("lambda", "nonzeros", "deviance", "rounds", "aic", "bic", "ebic")}
+        named = ("lambda", "nonzeros", "deviance", "rounds", "aic", "bic", "ebic")
+        columns = {"deviance explained" if k == "deviance" else k: along[k] for k in named}
         if cv := found.analysis.get("cv"):
             columns |= {f"cv {cv['score']}": cv["mean"], "standard error": cv["se"]}
         made["Path"] = pd.DataFrame(columns)
@@ -104,7 +105,10 @@ def _described(rows: pd.DataFrame) -> pd.DataFrame:
     cells = rows.assign(text=[_cell(row) for row in rows.to_dict("records")])
     order = list(dict.fromkeys(rows["feature"])), list(dict.fromkeys(rows["site"]))
     wide = cells.pivot(index="feature", columns="site", values="text").reindex(index=order[0], columns=order[1])
-    return wide.reset_index().rename_axis(columns=None)
+    first = cells[cells["feature"] == order[0][0]].set_index("site")
+    rows_of = pd.DataFrame({site: [str(first.loc[site, ["n", "missing"]].sum())] for site in order[1]}, ["(rows)"])
+    made: pd.DataFrame = pd.concat([rows_of, wide])
+    return made.rename_axis(index="feature", columns=None).reset_index()
 
 
 def _cell(row: dict[Any, Any]) -> str:
@@ -125,9 +129,14 @@ def _coefficients(found: Found) -> pd.DataFrame:
     if not (rows := found.analysis.get("intervals")):
         return kept
     table = pd.DataFrame(rows).rename(columns={"estimate": "debiased", "lower": "from", "upper": "to"})
-    wanted = ["name", "coefficient", "debiased", "from", "to", "p", "odds_ratio", "odds_lower", "odds_upper"]
+    units = "unit_" if "unit_estimate" in table else ""
+    odds = {f"{units}odds_ratio": "OR per unit" if units else "OR"}
+    odds |= {f"{units}odds_lower": "OR from", f"{units}odds_upper": "OR to"}
+    table = table.rename(columns=odds)
+    wanted = ["name", "coefficient", "debiased", "from", "to", "p", *odds.values()]
     table = table[[c for c in wanted if c in table]]
     if "original" in kept:
-        table.insert(2, "original", table["name"].map(kept.set_index("name")["original"]))
+        per_unit = kept.set_index("name")["original"]
+        table.insert(2, "original", [per_unit.get(name, 0.0) for name in table["name"]])
     size = table["coefficient"].abs().sort_values(ascending=False, kind="stable").index
     return table.loc[size].reset_index(drop=True)

@@ -1,0 +1,80 @@
+"""What a reader has to know beside the numbers: who was studied, how the model was chosen, what tables say."""
+
+from __future__ import annotations
+
+from fedcomposite.reports.reading import Found
+
+_CHOICES = {
+    "min": "the best cross-validated {score}",
+    "1se": "the largest strength within one standard error of the best cross-validated {score}",
+    "aic": "the least AIC along the path",
+    "bic": "the least BIC along the path",
+    "ebic": "the least EBIC along the path",
+    "as given": "as the experiment gives it",
+}
+
+
+def studied(found: Found) -> dict[str, str]:
+    """How many samples and events there are, and how the strength of the regularizer was chosen."""
+    one = found.analysis
+    if not one:
+        return {}
+    made = {}
+    if overall := one.get("quality", {}).get("all"):
+        n, events = overall["samples"], overall["positives"]
+        made["samples"] = f"{n:.6g}, {events:.6g} of them of class 1 (events), at {len(one['sites'])} sites"
+    elif rows := one.get("description"):
+        first = rows[0].get("feature")
+        counts = [r["n"] + r["missing"] if "n" in r else r["samples"] for r in rows if r.get("feature") == first]
+        made["samples"] = f"{sum(counts)}, at {len(one['sites'])} sites"
+    choice = _CHOICES.get(one["choice"], one["choice"])
+    made["strength"] = f"lambda = {one['lambda']:.4g}, {choice.format(score=one.get('cv', {}).get('score'))}"
+    if cv := one.get("cv"):
+        by_site = cv.get("left_out") == "sites"
+        made["cross-validation"] = (
+            f"{cv['folds']} folds, each of them a site"
+            if by_site
+            else f"{cv['folds']} folds, dealt out within each site"
+        )
+    return made
+
+
+def notes(found: Found) -> dict[str, str]:
+    """What each table shows, and what it does not."""
+    made = {
+        "Data": "Mean (standard deviation), or levels with counts, as the sites told them.",
+        "Test": "Measured on the test part, which neither the fit nor the choice of the model has seen.",
+    }
+    if "intervals" in found.analysis:
+        made["Coefficients"] = _coefficients(found)
+    if "quality" in found.analysis:
+        made["Quality"] = _quality(found)
+    return made
+
+
+def _coefficients(found: Found) -> str:
+    rows = found.analysis["intervals"]
+    units = bool(rows) and "unit_estimate" in rows[0]
+    said = "coefficient: of the model, shrunk by the regularizer; "
+    said += "original: the same per unit of the column; " if units else ""
+    said += "debiased, from, to: 95 % confidence interval, on the scale of the coefficient, after one step without the "
+    said += "regularizer; p: of no effect, not adjusted for the number of coefficients. "
+    if bool(rows) and "odds_ratio" in rows[0]:
+        per = "per unit of the column (one year, 1 against 0)" if units else "per unit of the feature as it was given"
+        said += f"OR: odds ratio without the bias of the regularizer, {per}, with its 95 % confidence interval. "
+    return said + "Intervals do not know how the model was chosen."
+
+
+def _quality(found: Found) -> str:
+    cv = found.analysis.get("cv")
+    if cv is None:
+        return (
+            "Apparent performance: measured on training samples, those that the model was fitted to. It is too good "
+            "for new patients; cross-validate, or hold a test part out."
+        )
+    by_site = cv.get("left_out") == "sites"
+    whose = "the other sites, as a new site would be" if by_site else "the other folds"
+    return (
+        f"Measured on held-out folds: every sample by a model of {whose}, at the strength that was chosen. The "
+        "preparation and the strength were learned from all samples, so that this may still be a little too good."
+    )
