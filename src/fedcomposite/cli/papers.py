@@ -60,6 +60,8 @@ def reproduce(
             claims = pd.DataFrame(done.claims, columns=["claim", "measured", "verdict"])
             found[name] = {"claims": rows(claims), "folder": str(done.folder)}
             print_frame(claims)
+            if quick:
+                out.print("the reduced form: it shows that everything works, and is no verdict on the paper")
             out.print(f"written: {escape(str(done.folder))} (figure.pdf, figure.png, data.csv, verdict.md)")
         written(papers.write_report(folder))
 

@@ -45,7 +45,7 @@ def reproduce(
 
     What is there of an earlier call is used: runs that are finished are not repeated, those that were interrupted go
     on from their checkpoints, and if the data are complete only figure and verdict are made again. Runs of another
-    machine, or their data, may be copied in as folders.
+    machine, or their data, may be copied in as folders; ``partial`` keeps partial data whose runs are not there.
 
     Parameters
     ----------
@@ -70,7 +70,8 @@ def reproduce(
     with FolderLock(folder):
         state = read_state(folder)
         file = folder / "data.csv"
-        if not (state.get("complete") and state.get("experiment") == digest and file.is_file()):
+        same = state.get("experiment") == digest and file.is_file()
+        if not (same and (state.get("complete") or (partial and not (folder / "runs").is_dir()))):
             study = Study(paper, folder, content, device, jobs, partial, say)
             state = _measure(study, state if state.get("experiment") == digest else {}, quick, digest)
         data = pd.read_csv(file) if file.stat().st_size > 1 else pd.DataFrame()
@@ -124,7 +125,9 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     """The text of verdict.md."""
     card = paper.card
     form = "the reduced form (`--quick`)" if state.get("quick") else "the full form"
+    short = "**This is the reduced form: it shows that everything works, and is no verdict on the paper.**"
     lines = [f"# {paper.name}: {card['title']}", "", f"{card['source']}.", "", str(card["about"]).strip(), ""]
+    lines += [short, ""] if state.get("quick") else []
     lines += ["| the paper's claim, in our words | measured | verdict |", "| --- | --- | --- |"]
     lines += [f"| {_cell(c.says)} | {_cell(c.measured)} | **{_cell(c.verdict)}** |" for c in claims]
     lines += ["", "![figure](figure.png)", ""]
