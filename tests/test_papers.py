@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -153,6 +154,23 @@ def test_commands(tmp_path, cli, monkeypatch):
     done = cli("reproduce", "zhang-fig2", "--quick", "--set", "run.rounds=2", check=0)
     assert "verdict" in done.out
     assert (tmp_path / "reproductions-quick" / "README.md").is_file()
+
+
+def test_what_is_missing_is_told_before_anything_runs(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused = cli("reproduce", "zhang-fig2", "--quick", "--device", "cuda", check=2).err
+    assert refused.strip() == "error: device = 'cuda', but this torch sees no GPU; use device = 'cpu'"
+    assert not list(tmp_path.iterdir())
+
+    def absent(name):
+        if name == "fashion_mnist":
+            raise UserError("fashion_mnist was not found")
+
+    monkeypatch.setattr(sys.modules["fedcomposite.papers.reproduce"], "_found", absent)
+    for names in (["fedcanon-table7"], ["zhang-fig2", "fednmap-fig6"]):  # not its first data set, not the first name
+        assert "fashion_mnist was not found" in cli("reproduce", *names, check=2).err
+        assert not list(tmp_path.iterdir())
 
 
 def test_functions_of_the_data():

@@ -58,7 +58,7 @@ class Paper:
 
     @property
     def card(self) -> Mapping[str, Any]:
-        """``[paper]``: title, source, about, minutes, quick, points, reference, columns."""
+        """``[paper]``: title, source, about, minutes, quick, points, reference, columns, data."""
         card: Mapping[str, Any] = self.content["paper"]
         return card
 
@@ -69,6 +69,13 @@ class Paper:
             toml.override(content, wish)
         content.pop("paper")
         return content
+
+    def datasets(self, content: Mapping[str, Any]) -> list[str]:
+        """The data sets of an experiment that lie in files: its own, and those of ``[settings]`` and ``[paper]``."""
+        settings = content.get("settings", {})
+        found = [content.get("data", {}).get("name"), *self.card.get("data", ())]
+        found += [d["name"] for d in settings.get("data", ())] + [m[0] for m in settings.get("models", ())]
+        return [name for name in dict.fromkeys(found) if name and name != "synthetic"]
 
 
 def names() -> list[str]:

@@ -64,8 +64,8 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         ours, *others = (pd.Series([row[m]]) for m in METHODS)
         found.append(Claim(says, ", ".join(f"{m} {v:.4f}" for m, v in row.items()), ahead(ours, others, least=LEAST)))
     won = sum(claim.verdict == HOLDS for claim in found)
-    theirs = pd.DataFrame([_theirs(*row) for row in table.index], columns=METHODS)
-    lead, paper = (100 * (t["FedCanon"] - t[METHODS[1:]].max(axis=1)).mean() for t in (table, theirs))
+    printed = pd.DataFrame([_theirs(*row) for row in table.index], columns=METHODS)
+    lead, paper = (100 * (t["FedCanon"] - t[METHODS[1:]].max(axis=1)).mean() for t in (table, printed))
     found.append(
         Claim(
             f"FedCanon is the most competitive overall (in these rows by {paper:.1f} points on average)",

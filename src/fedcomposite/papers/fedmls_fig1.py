@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcomposite.algorithms import FedAvg, FedMLS, Scaffold
 from fedcomposite.data import load
 from fedcomposite.data.sparse import dense
-from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, slope, told
+from fedcomposite.papers.base import HOLDS, Claim, ahead, classes, histories, judged, last, only, slope, told
 from fedcomposite.papers.study import Study
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.regularizers import Zero
@@ -136,7 +136,7 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
     ]
     for talk, x in made:
         number += talk.numpy()
-        wanted = [i for i in np.flatnonzero(talk.numpy()) if _kept(int(number[i]), rounds)]
+        wanted = [i for i in talk.nonzero().flatten().tolist() if _kept(int(number[i]), rounds)]
         if wanted:
             found = objective(x[wanted]).tolist()
             rows += [{"seed": seeds[i], "round": number[i], "objective": v} for i, v in zip(wanted, found, strict=True)]
@@ -173,19 +173,19 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     """Who converges to the optimum."""
     most = int(only(data, method="FedMLS")["round"].max())
     ends = last(data[data["round"] <= most])
-    gap = {m: only(ends, method=m)["gap"] for m in CLASSES}
+    gap = {m: only(ends, method=m).set_index("seed")["gap"] for m in CLASSES}
     chosen = data.groupby("method")["first"].first()
     ours = only(data, method="FedMLS")
     late = ours[ours["round"] >= max(4, most // 2)].groupby("round")["gap"].mean()
     rate, half = slope(late.index, late)
     shown = ", ".join(f"{m} {told(g)} (first step {chosen[m]:g})" for m, g in gap.items())
     path = only(data, method="FedAvg").groupby("round")["gap"].mean()
-    best = min(gap, key=lambda m: float(gap[m].mean()))
+    plain, bare = (ahead(gap["FedMLS"], [gap[m]], lower=True) for m in ("Scaffnew", "Scaffnew, uncorrected"))
     return [
         Claim(
             f"FedMLS ends closest to the optimum (here after {most} rounds, in the paper after 10000)",
             shown,
-            judged(best == "FedMLS"),
+            ahead(gap["FedMLS"], [g for m, g in gap.items() if m != "FedMLS"], lower=True),
         ),
         Claim(
             "FedMLS converges to the optimum at a rate of at least 1/k",
@@ -201,7 +201,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
             "Scaffnew does worse than FedMLS (the paper's curve is that of the uncorrected code)",
             f"as published {told(gap['Scaffnew'])}, as in the authors' code {told(gap['Scaffnew, uncorrected'])}, "
             f"FedMLS {told(gap['FedMLS'])}",
-            judged(gap["Scaffnew"].mean() > gap["FedMLS"].mean()),
+            "holds only if Scaffnew is left uncorrected" if bare == HOLDS != plain else plain,
         ),
     ]
 

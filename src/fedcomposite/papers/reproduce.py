@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import platform
@@ -15,7 +16,8 @@ import pandas as pd
 import torch
 
 from fedcomposite._version import __version__
-from fedcomposite.experiments import FolderLock
+from fedcomposite.data import load as load_data
+from fedcomposite.experiments import ConfigError, FolderLock
 from fedcomposite.files import write_atomic
 from fedcomposite.papers.base import NOT_RUN, Claim, Paper, digest_of, load
 from fedcomposite.papers.study import Say, Study
@@ -64,6 +66,7 @@ def reproduce(
     say : function
         Receives a line of progress.
     """
+    check(name, out, quick=quick, device=device, overrides=overrides, partial=partial)
     paper = load(name)
     content, folder = paper.experiment(quick=quick, overrides=overrides), out / name
     digest = digest_of(content)
@@ -81,6 +84,33 @@ def reproduce(
                 paper.module.draw(data, folder / f"figure.{kind}")
         write_atomic(folder / "verdict.md", verdict(paper, claims, state).encode())
     return Reproduced(paper, folder, claims, state)
+
+
+def check(
+    name: str,
+    out: Path,
+    *,
+    quick: bool = False,
+    device: str = "cpu",
+    overrides: Sequence[str] = (),
+    partial: bool = False,
+) -> None:
+    """Refuse what cannot be done here: a name, a device or data that are not there; what is done needs neither."""
+    paper = load(name)
+    content = paper.experiment(quick=quick, overrides=overrides)
+    state = read_state(out / name)
+    if partial or (state.get("complete") and state.get("experiment") == digest_of(content)):
+        return
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device = {device!r}, but this torch sees no GPU; use device = 'cpu'")
+    for one in paper.datasets(content):
+        _found(one)
+
+
+@functools.cache
+def _found(name: str) -> None:
+    """Nothing, if a data set is there; otherwise the error that says where it may be put."""
+    load_data(name)
 
 
 def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         reached = {a: tuple(_rounds(data, m, tau, a) for m in ("Zhang", "FedDA")) for a in LEVELS}
         fewer = [one < two for one, two in reached.values()]
         says = f"tau = {tau}: Zhang needs fewer rounds than FedDA"
-        shown = ", ".join(f"to {a:g} {one:.0f} and {two:.0f}" for a, (one, two) in reached.items())
+        shown = ", ".join(
+            f"to {a:g} {one:.0f} and {two:.0f}".replace("inf", "never") for a, (one, two) in reached.items()
+        )
         only_late = f"holds only if the accuracy is high: FedDA is not later at {LEVELS[0]:g}" if fewer[-1] else FAILS
         verdict = judged(all(fewer), ours, theirs) if all(fewer) or not len(ours) else only_late
         found.append(Claim(says, f"rounds of Zhang and of FedDA, means: {shown}", verdict))
