@@ -62,16 +62,22 @@ class Sweep:
 
     def check(self) -> list[Config]:
         """Every setting as an experiment, the first of each value to tune in it; all mistakes are told at once."""
-        found, mistakes = [], dict[str, None]()
+        found, mistakes = [], dict[str, list[str]]()
         for part in self.parts:
             try:
                 found.append(self.final(part)[0])
             except ConfigError as error:
-                where = f" ({named(part.point)})" if part.point else ""
-                mistakes |= dict.fromkeys(f"{line}{where}" for line in str(error).splitlines())
+                for line in dict.fromkeys(str(error).splitlines()):
+                    mistakes.setdefault(line, []).append(named(part.point))
         if mistakes:
-            raise ConfigError("\n".join(mistakes))
+            raise ConfigError("\n".join(self._told(line, where) for line, where in mistakes.items()))
         return found
+
+    def _told(self, line: str, where: Sequence[str]) -> str:
+        """A mistake, with the first of the settings that have it; without one if all have it."""
+        if len(where) == len(self.parts):
+            return line
+        return f"{line} ({where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''})"
 
     def trials(self, part: Part) -> Config:
         """The runs of a setting that values are chosen by."""
