@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,8 +14,21 @@ import torch
 
 from fedcomposite import UserError, papers
 from fedcomposite.experiments import Sweep
-from fedcomposite.papers import fedcanon_table1, fedmls_fig1
-from fedcomposite.papers.base import HOLDS, Claim, digest_of, first_at, judged, relative, slope, split
+from fedcomposite.papers import fedcanon_table1, fedcanon_table6, fedmls_fig1, fednmap_fig3, fedprox_rates
+from fedcomposite.papers.base import (
+    EQUAL,
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    Claim,
+    ahead,
+    digest_of,
+    first_at,
+    judged,
+    relative,
+    slope,
+    split,
+)  # fmt: skip
 from fedcomposite.papers.reproduce import judge, read_state
 
 TINY = {  # a fraction of the reduced form
@@ -34,7 +48,7 @@ TINY = {  # a fraction of the reduced form
     ],
     "zhang-fig4": ["run.rounds=1", "run.evaluate_every=1", "model.evaluation_samples=100", "partition.clients=2"],
     "zhang-fig2": ["run.rounds=4", "run.evaluate_every=2"],
-    "zhang-fig3": ["run.rounds=4", "run.evaluate_every=2", "data.samples=30"],
+    "zhang-fig3": ["run.rounds=4", "run.evaluate_every=2", "data.samples=30", "settings.near.rounds=4"],
 }
 HOME = Path(papers.__file__).parent
 
@@ -50,6 +64,10 @@ def test_every_name_in_a_small_form(name, tmp_path, request):
     assert all(isinstance(claim, Claim) and claim.measured for claim in done.claims)
     text = (tmp_path / name / "verdict.md").read_text()
     assert all(claim.verdict in text for claim in done.claims)
+    assert "no verdict on the paper" in text
+    data = pd.read_csv(tmp_path / name / "data.csv")
+    if {"run", "round"} <= set(data):  # a run is one run
+        assert not data.duplicated(["run", "round"]).any()
     assert papers.write_report(tmp_path).read_text().count(f"| [{name}](") == len(done.claims)
 
 
@@ -95,6 +113,20 @@ def test_an_interrupted_reproduction_goes_on_and_a_finished_one_is_not_repeated(
     )
 
 
+def test_partial_data_without_their_runs_are_kept(tmp_path):
+    """As those of docs/reproductions, where the runs themselves are not."""
+    options = {"quick": True, "overrides": ["run.rounds=2"], "say": lambda _: None, "partial": True}
+    folder = papers.reproduce("zhang-fig2", tmp_path, **{**options, "partial": False}).folder
+    whole = (folder / "data.csv").read_bytes()
+    state = folder / "state.json"
+    state.write_text(state.read_text().replace('"complete": true', '"complete": false'))
+    shutil.rmtree(folder / "runs")
+    done = papers.reproduce("zhang-fig2", tmp_path, **options)
+    assert (folder / "data.csv").read_bytes() == whole
+    assert len(done.claims) > 1
+    assert done.state["complete"] is False
+
+
 def test_finished_runs_of_another_device_are_taken_as_they_are(tmp_path):
     said = []
     options = {"quick": True, "overrides": ["run.rounds=2"], "say": said.append}
@@ -124,6 +156,23 @@ def test_commands(tmp_path, cli, monkeypatch):
     assert (tmp_path / "reproductions-quick" / "README.md").is_file()
 
 
+def test_what_is_missing_is_told_before_anything_runs(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused = cli("reproduce", "zhang-fig2", "--quick", "--device", "cuda", check=2).err
+    assert refused.strip() == "error: device = 'cuda', but this torch sees no GPU; use device = 'cpu'"
+    assert not list(tmp_path.iterdir())
+
+    def absent(name):
+        if name == "fashion_mnist":
+            raise UserError("fashion_mnist was not found")
+
+    monkeypatch.setattr(sys.modules["fedcomposite.papers.reproduce"], "_found", absent)
+    for names in (["fedcanon-table7"], ["zhang-fig2", "fednmap-fig6"]):  # not its first data set, not the first name
+        assert "fashion_mnist was not found" in cli("reproduce", *names, check=2).err
+        assert not list(tmp_path.iterdir())
+
+
 def test_functions_of_the_data():
     data = pd.DataFrame({"run": ["a"] * 3 + ["b"] * 3, "round": [0, 1, 2] * 2, "stationarity": [4, 2, 1, 8, 8, 8.0]})
     assert list(relative(data)) == [1, 0.5, 0.25, 1, 1, 1]
@@ -146,16 +195,30 @@ def test_the_optimum_of_the_svm_is_that_of_cvxpy():
     best = cp.Problem(cp.Minimize(cp.sum(cp.pos(1 - rows @ w)))).solve(solver=cp.CLARABEL)
     assert lowest == pytest.approx(best, rel=1e-7)
     assert int(counts.sum()) == len(rows)
-    assert fedmls_fig1.objective(torch.from_numpy(w.value)) == pytest.approx(best, rel=1e-6)
+    assert float(fedmls_fig1.objective(torch.from_numpy(w.value)[None])) == pytest.approx(best, rel=1e-6)
 
 
 def test_the_uncorrected_scaffnew_is_fedavg_at_random_times():
     """As long as every iteration communicates, both are subgradient steps on the mean."""
-    made = {c: next(iter(fedmls_fig1.scaffnew(0.01, 1, fedmls_fig1.Oracle(0), corrected=c))) for c in (True, False)}
+    made = {
+        c: next(iter(fedmls_fig1.scaffnew(0.01, 1, fedmls_fig1.Oracle([0]), corrected=c)))[1] for c in (True, False)
+    }
     assert torch.equal(made[True], made[False])
-    oracle = fedmls_fig1.Oracle(0)
-    start = torch.zeros(oracle.cohort, oracle.A.shape[2], dtype=torch.float64)
-    torch.testing.assert_close(made[True], -0.01 * oracle(start, 0).mean(0))
+    oracle = fedmls_fig1.Oracle([0])
+    start = torch.zeros(1, oracle.cohort, oracle.A.shape[2], dtype=torch.float64)
+    torch.testing.assert_close(made[True], -0.01 * oracle(start, 0).mean(1))
+
+
+@pytest.mark.parametrize("method", fedmls_fig1.CLASSES)
+def test_seeds_of_the_svm_that_run_together_are_those_that_run_alone(method):
+    cell = {"method": method, "first": 0.01, "rounds": 12}
+    both = fedmls_fig1.run({**cell, "from": 3, "seeds": 2})
+    for seed in (3, 4):
+        alone = fedmls_fig1.run({**cell, "from": seed, "seeds": 1})
+        pd.testing.assert_frame_equal(
+            both[both["seed"] == seed].reset_index(drop=True), alone.reset_index(drop=True), rtol=1e-12
+        )
+        assert alone["round"].max() <= 12
 
 
 def test_usual_formulas_of_the_proxes_are_the_proxes():
@@ -164,14 +227,59 @@ def test_usual_formulas_of_the_proxes_are_the_proxes():
         torch.testing.assert_close(fedcanon_table1.usual(name, v, 0.7), h.prox(v, 0.7))
 
 
+def test_a_method_is_ahead_if_it_is_so_with_every_seed():
+    def of(*values):
+        return pd.Series(values, index=range(len(values)), dtype=float)
+
+    assert ahead(of(3, 5), [of(2, 4), of(1, 1)]) == HOLDS
+    assert ahead(of(3, 5), [of(2, 6), of(1, 1)]) == EQUAL
+    assert ahead(of(3, 5), [of(4, 6), of(1, 1)]) == FAILS
+    assert ahead(of(3, 5), [of(4, 6)], lower=True) == HOLDS
+    assert ahead(of(3.0, 5.0), [of(2.9, 4.9)], least=0.2) == EQUAL  # less than can be told
+    assert ahead(of(2.9, 4.9), [of(3.0, 5.0)], least=0.2) == EQUAL
+    assert ahead(of(), [of(1)]) == NOT_RUN
+
+
+def test_a_slope_that_one_value_makes_is_told():
+    """Stationarity that falls once, from tau = 1 to 2, is no speedup in tau."""
+
+    def data(levels):
+        rows = [(f"{t} {s}", r, v, t, s) for t, v in levels.items() for s in (0, 1) for r in (0, 10, 20)]
+        table = pd.DataFrame(rows, columns=["run", "round", "stationarity", "local_steps", "seed"])
+        return table.assign(**{"class": "FedNMap", "method": "FedNMap"})
+
+    once = fednmap_fig3.speedup(data({1: 1.0, 2: 0.3, 5: 0.29, 10: 0.28, 20: 0.27}), "local_steps", "tau")
+    assert "only if tau = 1 counts" in once[1].verdict
+    steady = fednmap_fig3.speedup(data({t: t**-0.4 for t in (1, 2, 5, 10, 20)}), "local_steps", "tau")
+    assert [c.verdict for c in steady] == [HOLDS, HOLDS]
+
+
+def test_bounds_and_ratios_are_the_papers():
+    assert fedprox_rates.bound_at(1024, 1) / fedprox_rates.bound_at(1024, 5) == pytest.approx(5**0.5)
+    assert fedprox_rates.bound_at(1024, 5) / fedprox_rates.bound_at(1024, 25) < 1.5  # T^-2/3 is larger there
+    for k, row in fedcanon_table6.RATIOS.items():
+        for method, ratio in row.items():
+            seconds = fedcanon_table6.PAPER[k]
+            assert ratio == pytest.approx(seconds[method] / seconds["FedCanon"], abs=0.015)
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_partial_with_nothing_done_tells_so(name, tmp_path):
+    done = papers.reproduce(name, tmp_path, quick=True, partial=True, say=lambda _: None)
+    assert [c.verdict for c in done.claims] == [NOT_RUN]
+
+
 DONE = sorted(p.parent for p in Path(__file__).parent.parent.glob("docs/reproductions/*/state.json"))
 
 
 @pytest.mark.parametrize("folder", DONE, ids=lambda f: f.name)
 def test_verdicts_in_the_docs_are_those_of_their_data(folder):
     paper, state = papers.load(folder.name), json.loads((folder / "state.json").read_text())
-    claims = judge(paper, pd.read_csv(folder / "data.csv"))
+    data = pd.read_csv(folder / "data.csv")
+    claims = judge(paper, data)
+    assert "run" not in data or not data.duplicated(["run", "round"]).any()
     text = " ".join((folder / "verdict.md").read_text().split())
     for claim in claims:
         assert " ".join(claim.measured.replace("|", "\\|").split()) in text
+        assert f"**{claim.verdict}**" in text
         assert claim.verdict != "not run" or not state["complete"], claim.says

@@ -165,3 +165,16 @@ def test_charts_have_the_colours_of_methods_and_an_axis_that_fits():
     points = {"FedAvg": ([1, 10], [1.0, 0.1], [0.0, 0.0])}
     figure = plots.draw_scatter([plots.Scatter(points, "x", "y", lines={"FedAvg": (-1.0, 0.0)})])
     np.testing.assert_allclose(figure.axes[0].get_lines()[-1].get_ydata(), [1.0, 0.1])
+
+
+def test_zoom_leaves_the_start_out_and_the_caption_names_the_lines():
+    def run(scale):
+        return [{"round": r, "accuracy": 0.1 if r == 0 else 0.8 + scale * r} for r in range(4)]
+
+    figure = plots.draw_panels([plots.Panel({"FedAvg": [run(0.01), run(0.02)]}, "accuracy", zoom=True)])
+    low, high = figure.axes[0].get_ylim()
+    assert 0.8 < low < 0.81
+    assert 0.86 < high < 0.87
+    runs = {"FedAvg": [history(), history(2.0)], "FedMid": [history(), history(3.0)]}
+    (legend,) = plots.draw_panels([plots.Panel(runs)]).legends
+    assert legend.get_title().get_text() == "lines: geometric means; bands: one standard deviation over seeds (2)"

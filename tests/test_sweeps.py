@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedcomposite as fc
+from fedcomposite.cli import console
 from fedcomposite.experiments import Config, ConfigError, RunFolder, Sweep, comparison
 from fedcomposite.experiments.grids import settings, variants
 from fedcomposite.experiments.tables import joined, latex
@@ -95,6 +96,24 @@ def test_a_sweep_is_checked_whole_before_anything_runs(file, tmp_path, cli):
     assert not (tmp_path / "c").exists()
 
 
+def test_a_mistake_of_all_settings_is_told_once(file):
+    text = TEXT.replace("[0.01, 0.001]", "[0.01, 0.001, -1.0]").replace("local_steps = 2", "local_stepss = 2")
+    with pytest.raises(ConfigError) as caught:
+        Sweep(tomllib.loads(text.replace("step = 0.5", "step = -0.5")), "grid").check()
+    lines = str(caught.value).splitlines()
+    assert len([line for line in lines if "local_stepss" in line]) == 1
+    (only,) = (line for line in lines if "lam" in line and "local" not in line)
+    assert only.endswith("(lam=-1)")
+
+
+def test_a_reason_that_many_runs_share_is_told_once(file, tmp_path, cli):
+    text = TEXT.replace('name = "FedAvg"', 'name = "FedDA"').replace("step = 0.5", "step = {grid = [0.5, 0.25]}")
+    file.write_text(text.replace('name = "L1"', 'name = "SCAD"'))
+    lines = cli("compare", file, "--out", tmp_path / "c", check=2).err.splitlines()
+    assert len(lines) == 2  # one for each SCAD
+    assert "lam=0.01: FedDA (step=0.5) and 1 more: FedDA needs a convex h" in lines[0]
+
+
 def test_missing_data_of_every_setting_are_told_at_once(file, tmp_path, cli, monkeypatch):
     monkeypatch.setenv("FEDCOMPOSITE_DATA", str(tmp_path))
     monkeypatch.setenv("FEDCOMPOSITE_CACHE", str(tmp_path / "cache"))
@@ -142,6 +161,17 @@ def test_values_are_chosen_on_one_seed_and_told_of_others(file, tmp_path):
     before = (tmp_path / "c" / "comparison.csv").read_text()
     comparison.compare(Sweep.read(tmp_path / "c" / "config.toml"), tmp_path / "c")
     assert (tmp_path / "c" / "comparison.csv").read_text() == before
+
+
+def test_results_come_before_what_the_labels_say(file, tmp_path, cli, monkeypatch):
+    """In a narrow terminal the values of grids, which stand in the labels, make room."""
+    monkeypatch.setattr(console, "_WIDTH", None)
+    monkeypatch.setattr(console.out, "_width", 60)
+    shown = cli("compare", file, "--out", tmp_path / "c", check=0).out
+    head = next(line for line in shown.splitlines() if "method " in line)
+    assert "stationarity" in head
+    assert "local_steps" not in head
+    assert "no room for lam" in shown
 
 
 def test_spread_is_the_standard_deviation_of_every_column(file, tmp_path):

@@ -49,7 +49,7 @@ def list_names(
         show_frame(algorithm_table(), as_json, caption, drop=("down", "up", "proxes", "paper", "clients"))
         _complain(algorithms.REGISTRY)
     elif what == "papers":
-        caption = "minutes: of the full form; run here: in the folder reproductions"
+        caption = "minutes of the full form, estimated from 60 on a CPU; run here: in the folder reproductions"
         show_frame(paper_table(), as_json, caption, drop=("run here", "GPU min"))
     elif what == "experiments":
         show_frame(pd.DataFrame({"name": shipped().keys(), "what": shipped().values()}), as_json)

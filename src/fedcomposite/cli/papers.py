@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -37,19 +37,19 @@ def reproduce(
     """
     folder = destination or (QUICK if quick else OUT)
     wanted = papers.names() if names == ["all"] else names
+    options: dict[str, Any] = {"quick": quick, "device": device, "partial": partial, "overrides": overrides or ()}
     for name in wanted:
-        papers.load(name)  # refuses unknown names before any work
+        papers.load(name)
+    for name in wanted:  # before any work
+        papers.check(name, folder, **options)
     with results(as_json) as found:
         for name in wanted:
             try:
                 done = papers.reproduce(
                     name,
                     folder,
-                    quick=quick,
-                    device=device,
                     jobs=jobs,
-                    partial=partial,
-                    overrides=overrides or (),
+                    **options,
                     say=lambda line: err.print(line, markup=False, highlight=False, soft_wrap=True),
                 )
             except Interrupted as stop:
@@ -60,6 +60,8 @@ def reproduce(
             claims = pd.DataFrame(done.claims, columns=["claim", "measured", "verdict"])
             found[name] = {"claims": rows(claims), "folder": str(done.folder)}
             print_frame(claims)
+            if quick:
+                out.print("the reduced form: it shows that everything works, and is no verdict on the paper")
             out.print(f"written: {escape(str(done.folder))} (figure.pdf, figure.png, data.csv, verdict.md)")
         written(papers.write_report(folder))
 

@@ -145,7 +145,8 @@ def _compare(
     spread = f"; {SPREAD}" if len(seeds) > 1 else ""
     told = f"stationarity is relative to the start; nonzeros, MB and seconds at the end{spread}"
     found |= {"folder": path, "methods": rows(table)}
-    print_frame(joined(table), told, drop=("seconds", "MB"))
+    first = next(i for i, name in enumerate(table.columns) if name.startswith("rounds to"))
+    print_frame(joined(table), told, drop=("seconds", "MB", *table.columns[1:first]))  # labels tell the values of grids
     out.print(f"written: {escape(str(path))} (plot.png, comparison.csv, comparison.tex)")
     if parts[0].closing and not overrides:  # it is about the experiment as it was written
         out.print(parts[0].closing.strip(), markup=False, highlight=False, soft_wrap=True)

@@ -146,7 +146,7 @@ def _final(sweep: Sweep, part: Part, place: Path, *, chosen: bool) -> Comparison
 
 def plan(comparisons: Sequence[Comparison], *, fresh: bool = False) -> list[Entry]:
     """Every run, which nothing speaks against, or one error that tells all that does; changes nothing on disk."""
-    mistakes: dict[str, None] = {}  # in order, once
+    mistakes: dict[str, list[str]] = {}  # what is wrong, in order, and with which methods
     entries = []
     for config, place, setting, points in comparisons:
         for path in place.glob("*/seed-*"):
@@ -166,11 +166,17 @@ def plan(comparisons: Sequence[Comparison], *, fresh: bool = False) -> list[Entr
                     _check(single, folder, finished=finished, fresh=fresh)
                 except (ConfigError, DataError) as error:
                     whole = isinstance(error, DataError) or str(error).startswith("[data]")  # whatever the method
-                    mistakes[f"{told}{error}" if whole else f"{told}{label}: {error}"] = None
+                    at = mistakes.setdefault(f"{told}{error}" if whole else str(error), [])
+                    at += [] if whole or f"{told}{label}" in at else [f"{told}{label}"]
         entries += [found[label, seed] for label in labels for seed in seeds]
     if mistakes:
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError("\n".join(_told(error, at) for error, at in mistakes.items()))
     return entries
+
+
+def _told(error: str, at: Sequence[str]) -> str:
+    """A mistake with the first of the runs that have it, and how many more."""
+    return f"{at[0]}{f' and {len(at) - 1} more' if len(at) > 1 else ''}: {error}" if at else error
 
 
 def _check(config: Config, folder: RunFolder, *, finished: bool, fresh: bool) -> None:

@@ -72,18 +72,28 @@ class Sweep:
         """Every setting as an experiment, the first of each value to tune in it; all mistakes are told at once."""
         content, lines = grids.mend(self.content)
         whole = Sweep(content, self.name)
-        found, mistakes = [], dict.fromkeys(f"{self.name}: {line}" for line in lines)
+        found, mistakes = [], dict[str, list[str]]()
         for part in whole.parts:
-            where = f" ({named(part.point)})" if part.point else ""
+            wrong: dict[str, None] = {}
             for look in (whole.trials, whole.final) if whole.tuned else (whole.final,):
                 try:
                     made = look(part)
                     found += [made[0]] if isinstance(made, tuple) else []
                 except ConfigError as error:
-                    mistakes |= dict.fromkeys(f"{line}{where}" for line in str(error).splitlines())
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
+                    wrong |= dict.fromkeys(str(error).splitlines())
+            for line in wrong:
+                mistakes.setdefault(line, []).append(named(part.point))
+        told = dict.fromkeys(f"{self.name}: {line}" for line in lines)
+        told |= dict.fromkeys(whole._told(line, where) for line, where in mistakes.items())
+        if told:
+            raise ConfigError("\n".join(told))
         return found
+
+    def _told(self, line: str, where: Sequence[str]) -> str:
+        """A mistake, with the first of the settings that have it; without one if all have it."""
+        if len(where) == len(self.parts):
+            return line
+        return f"{line} ({where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''})"
 
     def trials(self, part: Part) -> Config:
         """The runs of a setting that values are chosen by."""

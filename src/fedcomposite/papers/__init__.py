@@ -6,7 +6,7 @@
 
 from fedcomposite.papers.base import Claim, Paper, load, names
 from fedcomposite.papers.report import write_report
-from fedcomposite.papers.reproduce import Reproduced, reproduce
+from fedcomposite.papers.reproduce import Reproduced, check, reproduce
 from fedcomposite.papers.study import Study
 
-__all__ = ["Claim", "Paper", "Reproduced", "Study", "load", "names", "reproduce", "write_report"]
+__all__ = ["Claim", "Paper", "Reproduced", "Study", "check", "load", "names", "reproduce", "write_report"]

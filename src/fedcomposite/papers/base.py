@@ -29,7 +29,7 @@ import pandas as pd
 from fedcomposite._validation import suggest
 from fedcomposite.experiments import ConfigError, toml
 
-HOLDS, FAILS, NOT_RUN = "holds", "does not hold", "not run"
+HOLDS, FAILS, EQUAL, NOT_RUN = "holds", "does not hold", "no difference measured", "not run"
 _OWN = ("paper", "settings")
 RECORD = (
     "round", "objective", "loss", "stationarity", "nonzeros", "bytes_up", "bytes_down", "gradient_evaluations",
@@ -45,7 +45,7 @@ class Claim(NamedTuple):
     """The claim in our words, with the paper's number where it gives one."""
     measured: str
     verdict: str
-    """"holds", "does not hold", "holds only if ...", "not run"."""
+    """"holds", "does not hold", "no difference measured", "holds only if ...", "not run"."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Paper:
 
     @property
     def card(self) -> Mapping[str, Any]:
-        """``[paper]``: title, source, about, minutes, quick, points, reference, columns."""
+        """``[paper]``: title, source, about, minutes, quick, points, reference, columns, data."""
         card: Mapping[str, Any] = self.content["paper"]
         return card
 
@@ -69,6 +69,13 @@ class Paper:
             toml.override(content, wish)
         content.pop("paper")
         return content
+
+    def datasets(self, content: Mapping[str, Any]) -> list[str]:
+        """The data sets of an experiment that lie in files: its own, and those of ``[settings]`` and ``[paper]``."""
+        settings = content.get("settings", {})
+        found = [content.get("data", {}).get("name"), *self.card.get("data", ())]
+        found += [d["name"] for d in settings.get("data", ())] + [m[0] for m in settings.get("models", ())]
+        return [name for name in dict.fromkeys(found) if name and name != "synthetic"]
 
 
 def names() -> list[str]:
@@ -97,6 +104,20 @@ def split(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def judged(right: bool, *needed: Any) -> str:
     """The verdict on something that is either so or not; "not run" where a series that is needed for it is empty."""
     return NOT_RUN if any(len(n) == 0 for n in needed) else HOLDS if right else FAILS
+
+
+def ahead(ours: pd.Series, others: Sequence[pd.Series], *, least: float = 0.0, lower: bool = False) -> str:
+    """The verdict on a method that is said to be ahead of others; the series are indexed by seed.
+
+    It holds if ours is ahead of each of the others with every seed, and by more than ``least`` in the mean; it does not
+    hold if one of the others is so ahead of ours.
+    """
+    if any(len(v) == 0 for v in (ours, *others)):
+        return NOT_RUN
+    leads = [(o - ours if lower else ours - o).dropna() for o in others]
+    if all(lead.min() > 0 and lead.mean() > least for lead in leads):
+        return HOLDS
+    return FAILS if any(lead.max() < 0 and lead.mean() < -least for lead in leads) else EQUAL
 
 
 def only(data: pd.DataFrame, **where: Any) -> pd.DataFrame:

@@ -20,8 +20,9 @@ def measure(study: Study) -> pd.DataFrame:
     """The figure's runs, and runs that start at the solution."""
     wanted, content = study.settings, split(study.content)[0]
     cell = {"experiment": {k: content[k] for k in ("data", "partition", "problem", "regularizer")}, **wanted}
-    residuals = study.each(residual, [cell], alone=True).drop(columns=["experiment", *wanted])
-    return pd.concat([study.sweep(), residuals.assign(method="residual", run="residual", seed=0)])
+    residuals = study.each(residual, [cell], alone=True).drop(columns=["experiment", *wanted], errors="ignore")
+    residuals = residuals.assign(method="residual", run=[f"residual, beta = {b:g}" for b in residuals.get("step", [])])
+    return pd.concat([study.sweep(), residuals.assign(seed=0)])
 
 
 def residual(cell: dict[str, Any]) -> pd.DataFrame:

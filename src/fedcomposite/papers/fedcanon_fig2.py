@@ -65,5 +65,5 @@ def claims(data: pd.DataFrame) -> list[Claim]:
 
 def draw(data: pd.DataFrame, path: Path) -> None:
     """Test accuracy against rounds, a panel for each partition."""
-    panels = [Panel(histories(rows), y="test_accuracy", title=title) for title, _, rows in _panels(data)]
+    panels = [Panel(histories(rows), y="test_accuracy", title=title, zoom=True) for title, _, rows in _panels(data)]
     draw_panels([p for p in panels if p.histories], path, methods=classes(data))

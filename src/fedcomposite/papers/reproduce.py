@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import platform
@@ -15,7 +16,8 @@ import pandas as pd
 import torch
 
 from fedcomposite._version import __version__
-from fedcomposite.experiments import FolderLock
+from fedcomposite.data import load as load_data
+from fedcomposite.experiments import ConfigError, FolderLock
 from fedcomposite.files import write_atomic
 from fedcomposite.papers.base import NOT_RUN, Claim, Paper, digest_of, load
 from fedcomposite.papers.study import Say, Study
@@ -45,7 +47,7 @@ def reproduce(
 
     What is there of an earlier call is used: runs that are finished are not repeated, those that were interrupted go
     on from their checkpoints, and if the data are complete only figure and verdict are made again. Runs of another
-    machine, or their data, may be copied in as folders.
+    machine, or their data, may be copied in as folders; ``partial`` keeps partial data whose runs are not there.
 
     Parameters
     ----------
@@ -64,13 +66,15 @@ def reproduce(
     say : function
         Receives a line of progress.
     """
+    check(name, out, quick=quick, device=device, overrides=overrides, partial=partial)
     paper = load(name)
     content, folder = paper.experiment(quick=quick, overrides=overrides), out / name
     digest = digest_of(content)
     with FolderLock(folder):
         state = read_state(folder)
         file = folder / "data.csv"
-        if not (state.get("complete") and state.get("experiment") == digest and file.is_file()):
+        same = state.get("experiment") == digest and file.is_file()
+        if not (same and (state.get("complete") or (partial and not (folder / "runs").is_dir()))):
             study = Study(paper, folder, content, device, jobs, partial, say)
             state = _measure(study, state if state.get("experiment") == digest else {}, quick, digest)
         data = pd.read_csv(file) if file.stat().st_size > 1 else pd.DataFrame()
@@ -80,6 +84,33 @@ def reproduce(
                 paper.module.draw(data, folder / f"figure.{kind}")
         write_atomic(folder / "verdict.md", verdict(paper, claims, state).encode())
     return Reproduced(paper, folder, claims, state)
+
+
+def check(
+    name: str,
+    out: Path,
+    *,
+    quick: bool = False,
+    device: str = "cpu",
+    overrides: Sequence[str] = (),
+    partial: bool = False,
+) -> None:
+    """Refuse what cannot be done here: a name, a device or data that are not there; what is done needs neither."""
+    paper = load(name)
+    content = paper.experiment(quick=quick, overrides=overrides)
+    state = read_state(out / name)
+    if partial or (state.get("complete") and state.get("experiment") == digest_of(content)):
+        return
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device = {device!r}, but this torch sees no GPU; use device = 'cpu'")
+    for one in paper.datasets(content):
+        _found(one)
+
+
+@functools.cache
+def _found(name: str) -> None:
+    """Nothing, if a data set is there; otherwise the error that says where it may be put."""
+    load_data(name)
 
 
 def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> dict[str, Any]:
@@ -124,7 +155,9 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     """The text of verdict.md."""
     card = paper.card
     form = "the reduced form (`--quick`)" if state.get("quick") else "the full form"
+    short = "**This is the reduced form: it shows that everything works, and is no verdict on the paper.**"
     lines = [f"# {paper.name}: {card['title']}", "", f"{card['source']}.", "", str(card["about"]).strip(), ""]
+    lines += [short, ""] if state.get("quick") else []
     lines += ["| the paper's claim, in our words | measured | verdict |", "| --- | --- | --- |"]
     lines += [f"| {_cell(c.says)} | {_cell(c.measured)} | **{_cell(c.verdict)}** |" for c in claims]
     lines += ["", "![figure](figure.png)", ""]

@@ -34,7 +34,7 @@ def measure(study: Study) -> pd.DataFrame:
             rows = study.sweep(part, data=data, regularizer=h, algorithms=[*specs, {"name": "ProxNewton"}])
             found.append(rows.assign(data=data["name"], h=h["name"]))
     whole = pd.concat(found, ignore_index=True)
-    return _brief(whole.assign(run=whole["part"] + ": " + whole["run"])) if len(whole) else whole
+    return _brief(whole) if len(whole) else whole
 
 
 def _brief(data: pd.DataFrame) -> pd.DataFrame:

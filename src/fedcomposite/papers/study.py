@@ -74,7 +74,7 @@ class Study:
             sweep.check()
             entries = comparison.carry_out(sweep, place, jobs=self.jobs, begin=self._begin, draw=False)
         found = pd.concat([self._rows(e) for e in entries], ignore_index=True) if entries else pd.DataFrame()
-        return found if not part else found.assign(part=part)
+        return found if not part or not len(found) else found.assign(part=part, run=f"{part}: " + found["run"])
 
     def each(
         self,

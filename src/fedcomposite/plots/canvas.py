@@ -18,7 +18,7 @@ def make(width: float, height: float, columns: int, rows: int = 1) -> tuple[Figu
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=120 if width > 10 else 200 if rows == 1 else 105, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=120 if width > 10 else 200 if rows == 1 else 150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
 

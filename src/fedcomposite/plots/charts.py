@@ -65,7 +65,7 @@ def draw_bars(
         heights = [v for group in bars.values() for v, _ in group.values() if v > 0]
         wide_range = bool(heights) and max(heights) > 10 * min(heights)
         place.set_yscale("log" if (wide_range if log is None else log) else "linear")
-        _dress(place, "", y, title)
+        dress(place, "", y, title)
         place.grid(False, axis="x")
     if len(series) > 1:
         handles, names = axes[0].get_legend_handles_labels()
@@ -102,7 +102,7 @@ def draw_scatter(
         if panel.log:
             place.set_xscale("log")
             place.set_yscale("log")
-        _dress(place, panel.x, panel.y, panel.title)
+        dress(place, panel.x, panel.y, panel.title)
     shown = {text: line for place in axes for line, text in zip(*place.get_legend_handles_labels(), strict=True)}
     if len(shown) > 1:
         options: dict[str, Any] = {"ncols": min(5, len(shown)), "frameon": False, "fontsize": 7}
@@ -111,7 +111,8 @@ def draw_scatter(
     return finish(figure, path)
 
 
-def _dress(axes: Any, x: str, y: str, title: str) -> None:
+def dress(axes: Any, x: str, y: str, title: str) -> None:
+    """Names, sizes of letters and lines that all charts share."""
     axes.set_xlabel(x, fontsize=7)
     axes.set_ylabel(y, fontsize=7)
     axes.set_title(title, fontsize=8)

@@ -60,6 +60,8 @@ class Panel(NamedTuple):
     """Whether y has a logarithmic axis; stationarity and suboptimality have one if left out."""
     name: str = ""
     """What is written at the y axis."""
+    zoom: bool = False
+    """Whether the y axis leaves the first record out, as of accuracies that all start at chance."""
 
     @property
     def logarithmic(self) -> bool:
@@ -115,7 +117,8 @@ def draw_panels(
     size = 7 if small else 10
     seeds = max((len(runs) for panel in panels for runs in panel.histories.values()), default=1)
     told = [caption] if caption else []
-    told += [f"bands: {BANDS[band]} ({seeds})"] if seeds > 1 else []
+    middle = "lines: geometric means; " if all(p.logarithmic for p in panels) else ""
+    told += [f"{middle}bands: {BANDS[band]} ({seeds})"] if seeds > 1 else []
     if len(shown) > 1:
         figure.legend(
             [shown[k] for k in labels if k in shown],
@@ -139,6 +142,7 @@ def _draw(axes: Axes, panel: Panel, chosen: Any, labels: list[str], band: Band, 
     from matplotlib.ticker import MaxNLocator
 
     caption, keys, unit = AXES[panel.x]
+    seen: list[float] = []
     for label, runs in panel.histories.items():
         across = unit * np.sum([column(runs, key) for key in keys], axis=0).mean(0)
         y, shift = values(runs, panel), labels.index(label)
@@ -148,6 +152,7 @@ def _draw(axes: Axes, panel: Panel, chosen: Any, labels: list[str], band: Band, 
             "linewidth": 1.1 if small else 1.6, "markevery": (shift % 5 * max(1, every // 5), every),
         }  # fmt: skip
         _curve(axes, across, y, style, band, log=panel.logarithmic)
+        seen += [v for v in y[:, 1:].flatten().tolist() if math.isfinite(v)]
     name = panel.name or NAMES.get(panel.y, panel.y)
     if panel.y == "suboptimality" and panel.reference is not None and not panel.name:
         name = f"objective − {panel.reference:.8g}"
@@ -161,6 +166,9 @@ def _draw(axes: Axes, panel: Panel, chosen: Any, labels: list[str], band: Band, 
         axes.set_xscale("log")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+    if panel.zoom and len(set(seen)) > 1:
+        margin = 0.05 * (max(seen) - min(seen))
+        axes.set_ylim(min(seen) - margin, max(seen) + margin)
     if panel.y == "nonzeros":
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
