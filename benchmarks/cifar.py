@@ -19,9 +19,12 @@ no run on CIFAR-10 has measured these defaults yet.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import math
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,15 @@ from torch import nn
 import fedcomposite as fc
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.data.augmentation import Chain, Crop, Flip
+from fedcomposite.files import write_atomic
 from fedcomposite.plots import canvas
 from fedcomposite.regularizers import L1, PositivePart, SparseGroupLasso
 from fedcomposite.schedules import Cosine, Staircase
 
 STEP, STAIRS = 0.2, 8
+GAIN = 0.5  # at the start, where a channel may die; as in network slimming (Liu et al. 2017)
+TURNS = 20
+SPEEDS = ((1, torch.float32), (256, torch.float32), (1024, torch.bfloat16))
 
 
 def problem_of(arguments: argparse.Namespace) -> fc.Problem:
@@ -46,15 +53,21 @@ def problem_of(arguments: argparse.Namespace) -> fc.Problem:
     silos = pooled.partition("dirichlet", clients=arguments.clients, alpha=0.5, minimum=8)
     if arguments.plain:
         h: Any = L1(1e-5)
+        arguments.gain = 0.0
     else:
         h = SparseGroupLasso(arguments.l1, arguments.group, "rows").on(("*conv1.weight", "*conv2.weight"))
         h += L1(arguments.l1).on(("*.downsample.0.weight", "fc.weight"))
         h += PositivePart(arguments.bias).on("layer*.bn1.bias")
         if arguments.gain:
             h += L1(arguments.gain).on("layer*.bn1.weight")
+    model = fc.models.build("resnet18", "cifar10", stem="large" if arguments.plain else "small")
+    if arguments.gain:
+        for name, gains in model.named_parameters():
+            if name.startswith("layer") and name.endswith("bn1.weight"):
+                nn.init.constant_(gains, GAIN)
     return fc.Problem(
         silos,
-        model=fc.models.build("resnet18", "cifar10", stem="large" if arguments.plain else "small"),
+        model=model,
         regularizer=h,
         normalization=fc.data.normalization("cifar10"),
         augment=None if arguments.plain else Chain((Crop(4), Flip())),
@@ -72,13 +85,15 @@ def accuracy(module: nn.Module, test: tuple[torch.Tensor, torch.Tensor], device:
     return right / len(test[1])
 
 
-def speed(modules: dict[str, nn.Module], device: str, batch: int) -> dict[str, float]:
-    """Milliseconds for a batch, medians of alternating calls."""
-    X = torch.randn(batch, 3, 32, 32, device=device)
+def speed(modules: dict[str, nn.Module], device: str, batch: int, dtype: torch.dtype) -> dict[str, float]:
+    """Milliseconds for a batch, channels last, medians of alternating calls."""
+    layout = torch.channels_last
+    X = torch.randn(batch, 3, 32, 32, device=device, dtype=dtype).contiguous(memory_format=layout)
+    made = {name: copy.deepcopy(module).to(dtype=dtype, memory_format=layout) for name, module in modules.items()}  # type: ignore[call-overload]
     times: dict[str, list[float]] = {name: [] for name in modules}
     with torch.no_grad():
-        for turn in range(12):
-            for name, module in modules.items():
+        for turn in range(TURNS + 2):
+            for name, module in made.items():
                 if device == "cuda":
                     torch.cuda.synchronize()
                 began = time.perf_counter()
@@ -90,40 +105,90 @@ def speed(modules: dict[str, nn.Module], device: str, batch: int) -> dict[str, f
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def train(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The run, and what becomes of its model."""
-    problem, device, rounds = problem_of(arguments), arguments.device, arguments.rounds
-    print(problem.silos)
-    steps = Staircase(max(1, rounds // STAIRS), Cosine(STEP, STEP / 50, rounds, arguments.warmup))
-    method = FedNMap(arguments.local_steps, steps, gamma=arguments.gamma)
+class Results:
+    """What is known so far, on disk as soon as it is known: a run that is killed loses nothing that it has told."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.found: dict[str, Any] = {}
+
+    def add(self, **found: Any) -> None:
+        """Write the figures anew."""
+        self.found |= found
+        if self._path:
+            write_atomic(self._path, (json.dumps(self.found, indent=2) + "\n").encode())
+
+    def following(self, name: str) -> Callable[[fc.Record], None]:
+        """A curve that grows with every record of a run."""
+        curve: list[dict[str, float]] = []
+        keys = ("round", "seconds", "loss", "train_accuracy", "test_accuracy", "sparsity")
+
+        def record(r: fc.Record) -> None:
+            curve.append({k: float(r[k]) for k in keys})
+            self.add(**{name: curve})
+            print(
+                f"{name} {r.round}: loss {r.loss:.3f}, test {r.test_accuracy:.4f}, zeros {r.sparsity:.1%}, "
+                f"{r.seconds:.0f} s",
+                flush=True,
+            )
+
+        return record
+
+
+def train(arguments: argparse.Namespace, results: Results) -> None:
+    """The run, the surviving weights once more if there is time, and what becomes of both models."""
     began = time.perf_counter()
+    problem, device, rounds = problem_of(arguments), arguments.device, arguments.rounds
+    print(problem.silos, flush=True)
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    results.add(arguments={k: str(v) for k, v in vars(arguments).items()}, device=name, torch=torch.__version__)
+    steps = Staircase(max(1, rounds // STAIRS), Cosine(STEP, STEP / 50, rounds, arguments.warmup))
+    settings: dict[str, Any] = {"batch_size": arguments.batch, "dtype": torch.float32, "device": device}
+    settings |= {"mode": arguments.mode} if device == "cuda" else {}
+
+    def in_time(view: fc.callbacks.View) -> None:
+        if time.perf_counter() - began > arguments.limit:
+            view.stop(f"{arguments.limit:g} s are over")
+
     run = fc.simulate(
-        problem, method, rounds=rounds, batch_size=arguments.batch, dtype=torch.float32, device=device,
-        evaluate_every=max(1, rounds // 20), **({"mode": "record"} if device == "cuda" else {}),
+        problem, FedNMap(arguments.local_steps, steps, gamma=arguments.gamma), rounds=rounds,
+        evaluate_every=max(1, rounds // 20), on_record=results.following("curve"), callbacks=[in_time],
+        checkpoint=arguments.checkpoint, checkpoint_every=max(1, rounds // 10), resume=arguments.checkpoint is not None,
+        **settings,
     )  # fmt: skip
-    seconds = time.perf_counter() - began
-    keys = ("round", "loss", "train_accuracy", "test_accuracy", "sparsity")
-    curve = [{k: float(r[k]) for k in keys} for r in run.history]
-    for r in curve:
-        print(
-            f"  round {r['round']:.0f}: loss {r['loss']:.3f}, test {r['test_accuracy']:.4f}, zeros {r['sparsity']:.1%}"
-        )
-    found = {"seconds": seconds, "rounds": rounds, "curve": curve, "device": torch.cuda.get_device_name()
-             if device == "cuda" else "cpu", "torch": torch.__version__}  # fmt: skip
-    print(f"{rounds} rounds of {arguments.local_steps} steps: {seconds:.0f} s")
+    print(f"{run.message}: {time.perf_counter() - began:.0f} s since the start", flush=True)
     if arguments.plain:
-        return found
+        return
+    results.add(pruned=pruned(problem, run, device))
+    each, left = run.history[-1].seconds / max(1, run.rounds), arguments.limit - (time.perf_counter() - began)
+    if (again := int(min(arguments.refit, left / each))) < 1:
+        return
+    # The same method: its prox sets the zeros, and its control variates serve clients that differ as before.
+    step = STEP / 10
+    second = fc.refit(
+        problem, run, FedNMap(arguments.local_steps, step, gamma=1.0), rounds=again, evaluate_every=max(1, again // 4),
+        on_record=results.following("refit"), **settings,
+    )  # fmt: skip
+    results.add(refit_pruned=pruned(problem, second, device))
+    print(f"{time.perf_counter() - began:.0f} s since the start", flush=True)
+
+
+def pruned(problem: fc.Problem, run: fc.Run, device: str) -> dict[str, Any]:
+    """A run's model without its dead filters: size, accuracy and speed beside the dense one's."""
     module = problem.module(run.solution.float().to(device), run.buffers)
-    pruned = fc.prune(module, torch.randn(8, 3, 32, 32, device=device))
-    print(pruned)
-    test = problem.silos.test
-    modules = {"dense": module, "pruned": pruned.module}
-    found["pruned"] = {
-        "parameters": [pruned.parameters, pruned.pruned_parameters], "flops": [pruned.flops, pruned.pruned_flops],
-        "difference": pruned.difference, "accuracy": {k: accuracy(m, test, device) for k, m in modules.items()},
-        "milliseconds": {f"batch {b}": speed(modules, device, b) for b in ((1, 256) if device == "cuda" else (1,))},
+    made = fc.prune(module, torch.randn(8, 3, 32, 32, device=device))
+    print(made)
+    modules, test = {"dense": module, "pruned": made.module}, problem.silos.test
+    found = {
+        "zeros": {k: float((p == 0).float().mean()) for k, p in module.named_parameters() if p.ndim > 1},
+        "parameters": [made.parameters, made.pruned_parameters], "flops": [made.flops, made.pruned_flops],
+        "difference": made.difference, "accuracy": {k: accuracy(m, test, device) for k, m in modules.items()},
+        "milliseconds": {
+            f"batch {batch}, {dtype}".replace("torch.", ""): speed(modules, device, batch, dtype)
+            for batch, dtype in (SPEEDS if device == "cuda" else SPEEDS[:1])
+        },
     }  # fmt: skip
-    print(json.dumps(found["pruned"], indent=1))
+    print(json.dumps({k: v for k, v in found.items() if k != "zeros"}, indent=1), flush=True)
     return found
 
 
@@ -151,16 +216,21 @@ def main() -> None:
     parser.add_argument("--gamma", type=float, default=4.0)
     parser.add_argument("--warmup", type=int, default=0, help="rounds of a slow start")
     parser.add_argument("--plain", action="store_true", help="torchvision's form, l1, no augmentation")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--refit", type=int, default=60, help="rounds for the surviving weights alone; 0 for none")
+    parser.add_argument("--mode", choices=("record", "compile"), default="record", help="of rounds on a GPU")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no more rounds are begun")
+    parser.add_argument("--checkpoint", type=Path, help="keep the state in this file, and go on from it if it is there")
+    parser.add_argument("--json", type=Path, help="write the figures here, anew with every record")
     parser.add_argument("--figure", type=Path, help="also draw the curve here")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("benchmarks.cifar needs a CUDA GPU (--device cpu --images 60 --rounds 1 tries it)")
-    found = train(arguments)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    if arguments.figure:
-        draw(found["curve"], arguments.figure)
+    results = Results(arguments.json)
+    try:
+        train(arguments, results)
+    finally:  # also when it is interrupted
+        if arguments.figure and "curve" in results.found:
+            draw(results.found["curve"], arguments.figure)
 
 
 if __name__ == "__main__":
