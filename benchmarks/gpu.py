@@ -161,7 +161,7 @@ def models() -> list[dict[str, Any]]:
 
 
 def stem() -> list[dict[str, Any]]:
-    """The local step of ``benchmarks.cifar``: sixteen times the work of the usual stem, batch 50, crops and flips."""
+    """The local step of ``benchmarks.cifar``: fifteen times the work of the usual stem, batch 50, crops and flips."""
     rows = []
     silos, module = images(10, 200, 3, 32), fc.models.build("resnet18", "cifar10", stem="small")
     h = SparseGroupLasso(1e-4, 1e-4, "rows").on(("*conv1.weight", "*conv2.weight"))
