@@ -6,7 +6,7 @@ group lasso) and pushes the biases behind them down to zero, so that a dead filt
 cut out. The surviving weights are then trained without h. ``--plain`` trains torchvision's form without augmentation.
 
 Every record is on disk at once (``--json``), ``--limit`` ends the rounds in time for the rest, and with
-``--checkpoint`` a run that was killed goes on where it was saved last, every tenth of its rounds.
+``--checkpoint`` a run that was killed goes on where it was saved last, every fifth of its rounds.
 
 How strong h is. Three things make a zero. First, a weight that f does not hold moves by l1 times the step in every
 local step, over a run by l1 times the sum of the steps, which is 1,130; that must exceed its start, 0.02 in the last
@@ -162,7 +162,7 @@ def train(arguments: argparse.Namespace, results: Results) -> None:
     run = fc.simulate(
         problem, FedNMap(arguments.local_steps, steps, gamma=arguments.gamma), rounds=rounds,
         evaluate_every=max(1, rounds // 20), on_record=results.following("curve"), callbacks=[in_time],
-        checkpoint=arguments.checkpoint, checkpoint_every=max(1, rounds // 10), resume=arguments.checkpoint is not None,
+        checkpoint=arguments.checkpoint, checkpoint_every=max(1, rounds // 5), resume=arguments.checkpoint is not None,
         **settings,
     )  # fmt: skip
     print(f"{run.message}: {time.perf_counter() - began:.0f} s since the start", flush=True)

@@ -49,7 +49,7 @@ def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
         return _contract(target, args, kwargs)
     some = any(bool(t.isnan().any()) for t in tensors)
     if name == "batch_norm":
-        args = _scaled(*args)
+        args = _scaled(args)
     out: Tensor = target(*args, **kwargs)
     if some and not out.is_floating_point():
         return None
@@ -64,11 +64,12 @@ def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
     return out
 
 
-def _scaled(x: Tensor, gain: Tensor | None, *rest: Any) -> tuple[Any, ...]:
+def _scaled(args: Any) -> Any:
     """The arguments of a batch norm, whose unknown channels count only where their gain is not zero."""
+    x, gain, *rest = args
     if gain is not None:
         x = x.masked_fill((gain == 0).view(-1, *[1] * (x.ndim - 2)) & x.isnan(), 0)
-    return x, gain, *rest
+    return (x, gain, *rest)
 
 
 def _contract(target: Any, args: Any, kwargs: Any) -> Tensor:
