@@ -134,16 +134,29 @@ def test_gpu_benchmarks_say_that_they_need_one(name, monkeypatch):
 
 
 def test_cifar_on_a_cpu(monkeypatch, tmp_path):
+    """It ends in time, goes on where it was, and has on disk what it knows."""
     rng = np.random.default_rng(0)
     X, y = rng.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), np.arange(40) % 10
     monkeypatch.setattr(fc.data, "load", lambda name: fc.Silos.from_arrays([(X, y)], test=(X[:4], y[:4])))
-    command = "cifar --device cpu --images 40 --rounds 1 --local-steps 1 --batch 2 --clients 2"
-    monkeypatch.setattr(
-        sys, "argv", [*command.split(), "--json", str(tmp_path / "c.json"), "--figure", str(tmp_path / "c.png")]
-    )
-    cifar.main()
-    found = json.loads((tmp_path / "c.json").read_text())
-    assert found["pruned"]["accuracy"]["dense"] == found["pruned"]["accuracy"]["pruned"]
+    command = "cifar --device cpu --images 40 --rounds 1 --refit 1 --local-steps 1 --batch 2 --clients 2"
+    monkeypatch.setattr(cifar, "TURNS", 1)
+    files = {"json": "c.json", "figure": "c.png", "checkpoint": "c.safetensors"}
+    written = [part for option, name in files.items() for part in (f"--{option}", str(tmp_path / name))]
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", [*command.split(), *written, *options])
+        cifar.main()
+        return json.loads((tmp_path / "c.json").read_text())
+
+    short = run("--limit", "0")
+    assert [r["round"] for r in short["curve"]] == [0]
+    assert "refit" not in short
+    whole = run()
+    assert [r["round"] for r in whole["curve"]] == [0, 1]
+    assert whole["curve"][0] == short["curve"][0]
+    assert [r["round"] for r in whole["refit"]] == [0, 1]
+    for found in (whole["pruned"], whole["refit_pruned"]):
+        assert found["accuracy"]["dense"] == found["accuracy"]["pruned"]
     assert (tmp_path / "c.png").stat().st_size > 1000
 
 

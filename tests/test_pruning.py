@@ -181,6 +181,22 @@ def test_constants_and_padding():
     assert made.module[0].bias[0].item() == 2.0
 
 
+def test_channels_without_a_gain_go_whatever_their_filters_are():
+    """The rows of the convolution before them need not be zero; what is left of the channel is its shift."""
+    module = kill(nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 3)), 0, share=0.0)
+    with torch.no_grad():
+        module[1].weight[:4] = 0
+        module[1].bias[:4] = torch.tensor([-0.1, 0.0, 0.3, -0.3])
+    assert sizes(checked(module, 2, 8, 8)) == {"0": (2, 2), "3": (3, 2)}
+    module[3].padding = (1, 1)
+    made = checked(module, 2, 8, 8)
+    assert sizes(made) == {"0": (3, 2), "3": (3, 3)}
+    assert reasons(made) == {"0": (1, "3 pads its input, at whose border the constant would be missing")}
+    plain = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Conv2d(4, 3, 3))
+    nn.init.zeros_(plain[0].weight[1:])
+    assert sizes(checked(plain.eval(), 2, 8, 8)) == {"0": (1, 2), "2": (3, 1)}
+
+
 def test_batch_norm_makes_a_constant_of_a_dead_filter():
     module = nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2))
     with torch.no_grad():

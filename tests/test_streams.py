@@ -14,6 +14,7 @@ from fedcomposite.exporting.errors import full_precision
 from fedcomposite.problems import Batches
 from fedcomposite.problems.base import Local, Slot
 from fedcomposite.problems.network.aligned import Aligned
+from fedcomposite.problems.network.flat import FlatModule
 from fedcomposite.problems.network.streams import Streams
 from fedcomposite.runtime import EagerWarning, Simulator
 from fedcomposite.schedules import Cosine, Piecewise, Staircase
@@ -177,6 +178,30 @@ def test_bfloat16_passes_keep_float32_parameters(way):
     assert run.solution.dtype == torch.float32
     torch.testing.assert_close(run.solution.cpu(), plain.solution, rtol=0, atol=0.01)
     assert (run.solution.cpu() - plain.solution).abs().max() > 5e-5
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype"), [("loop", torch.bfloat16), ("streams", torch.bfloat16), ("vmap", torch.float32)]
+)
+def test_batch_norm_takes_bfloat16_as_it_comes_but_for_vmap(way, dtype, monkeypatch):
+    """A copy in float32 is three times the bytes; a CPU's autocast stands in for a GPU's."""
+    cast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+    monkeypatch.setattr(FlatModule, "_autocast", lambda self: cast)
+    smooth = problem_of("statistics", precision="bf16", gradients=way).smooth(torch.float32)
+    smooth.flat.restore_layout()  # a CPU's own layers do not know autocast
+    seen = []
+    smooth.flat.module.b.register_forward_hook(lambda _, given, out: seen.append((given[0].dtype, out.dtype)))
+    x, rows = smooth.start().repeat(3, 1), torch.arange(36).view(3, 12)
+    local = Local(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
+    found = smooth.during(local).minibatch(x, rows)
+    assert set(seen) == {(dtype, dtype)}
+    assert found.dtype == local.buffers.dtype == torch.float32
+    monkeypatch.undo()
+    plain = Local(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
+    other = problem_of("statistics", gradients=way).smooth(torch.float32)
+    wanted = other.during(plain).minibatch(x, rows)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.02)
+    torch.testing.assert_close(local.buffers, plain.buffers, rtol=0, atol=5e-3)
 
 
 def test_a_module_that_draws_numbers_is_found_out():

@@ -2,7 +2,7 @@
 
 A filter of zeros gives its bias, batch norm and an activation make another constant of it, a padded convolution of a
 constant is a constant map that differs at the border. All of these come out as numbers here, because the operations
-themselves are carried out; only products need care, since NaN times 0 is 0 here.
+themselves are carried out; only products need care, since NaN times 0 is 0 here: also where a batch norm has no gain.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
     if name in CONTRACTIONS and len(args) >= 2:
         return _contract(target, args, kwargs)
     some = any(bool(t.isnan().any()) for t in tensors)
+    if name == "batch_norm":
+        args = _scaled(args)
     out: Tensor = target(*args, **kwargs)
     if some and not out.is_floating_point():
         return None
@@ -60,6 +62,14 @@ def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
             out.masked_fill_(~unknown & out.isnan(), 0)
         out.masked_fill_(unknown.expand_as(out), torch.nan)
     return out
+
+
+def _scaled(args: Any) -> Any:
+    """The arguments of a batch norm, whose unknown channels count only where their gain is not zero."""
+    x, gain, *rest = args
+    if gain is not None:
+        x = x.masked_fill((gain == 0).view(-1, *[1] * (x.ndim - 2)) & x.isnan(), 0)
+    return (x, gain, *rest)
 
 
 def _contract(target: Any, args: Any, kwargs: Any) -> Tensor:

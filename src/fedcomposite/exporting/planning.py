@@ -177,9 +177,9 @@ class Plan:
     def kept(self) -> tuple[Kept, ...]:
         """Dead units that stay, by layer and reason."""
         counts: Counter[tuple[str, str]] = Counter()
-        reasons = self._reasons()
+        reasons, constant = self._reasons(), {int(u) for r in self.readers for u in r.inputs[~r.unknown]} - {0}
         for reader in self.readers:
-            for unit in reader.outputs[reader.dead]:
+            for unit in reader.outputs[reader.dead | np.isin(reader.outputs, list(constant))]:
                 if int(unit) not in self.gone:
                     reason = self.units.pinned(int(unit)) or reasons.get(int(unit), "no layer reads it")
                     counts[reader.name, reason] += 1
@@ -206,7 +206,7 @@ class _Reader:
         self.outputs = units.roots(units.axes[c.weight][0])
         self.weight, self.weight_name = weight, network.names.get(c.weight, "")
         lines = x.movedim(at, 0).flatten(1)
-        self._unknown = lines.isnan().any(1).numpy()
+        self.unknown = lines.isnan().any(1).numpy()
         self._zero: Mask = (lines == 0).all(1).numpy()
         self._same: Mask = (lines == lines[:, :1]).all(1).numpy()  # never true of NaN
         self._value = lines[:, 0].double()
@@ -250,7 +250,7 @@ class _Reader:
 
     def why(self, place: int) -> str:
         """Why the layer needs what comes in at some place."""
-        if self._unknown[place]:
+        if self.unknown[place]:
             return f"{self.name} reads it joined with something that is not constant"
         if not self._same[place]:
             return f"its constant is another at the border of the image that {self.name} reads"

@@ -6,11 +6,13 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import functional_call
 
 from fedcomposite.problems.base import Slot
@@ -101,8 +103,8 @@ class FlatModule:
         self.random = attention or any(isinstance(m, _RANDOM) and getattr(m, "p", 1) > 0 for m in kinds)
         if precision == "bf16":
             for m in kinds:
-                if isinstance(m, _BATCH_NORM):  # statistics need the digits, and vmap refuses a mixture of dtypes here
-                    m.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
+                if isinstance(m, _BATCH_NORM):
+                    m.register_forward_pre_hook(partial(_alike, dtype))
 
     @property
     def lists(self) -> bool:
@@ -225,6 +227,14 @@ class FlatModule:
         if self.recurrent and self.device.type == "cuda":
             return torch.backends.cudnn.flags(enabled=False)
         return nullcontext()
+
+
+def _alike(dtype: torch.dtype, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a batch norm is given, in its own dtype where vmap is at work, which refuses a mixture.
+
+    Elsewhere its kernels take bfloat16, add up in float32 themselves, and move half the bytes.
+    """
+    return (inputs[0].to(dtype),) if is_functorch_wrapped_tensor(inputs[0]) else inputs
 
 
 def _memory(v: Tensor) -> torch.memory_format:
