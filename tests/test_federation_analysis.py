@@ -16,7 +16,7 @@ import torch
 from sklearn.metrics import r2_score
 
 import fedcomposite as fc
-from fedcomposite.data import Recipe, describe
+from fedcomposite.data import DataError, Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments import Config, ConfigError
@@ -361,6 +361,67 @@ def test_a_test_part_is_refused_and_not_forgotten(messy, tmp_path):
     read(str(config))  # a description is of all patients, here and there
     with pytest.raises(ConfigError, match=r"\[data\] test: a federation holds no patients out.*federation predict"):
         read(str(config), fitted=True)
+
+
+def test_an_analysis_needs_no_rounds(messy, tmp_path):
+    config = tmp_path / "e.toml"
+    config.write_text(messy[1].read_text())
+    assert "[run]" not in config.read_text()
+    assert read(str(config), fitted=True)[0].run.rounds == 0
+    with pytest.raises(ConfigError, match="run is missing"):
+        parse(recipe_text(config))
+    with pytest.raises(ConfigError, match="run is missing"):
+        Config.read(config, rounds=True)
+
+
+def _written(folder, data):
+    """A site's folder with such data in its site.toml."""
+    fed = FederationFolder.create(folder, "127.0.0.1", 9093, ["north", "south"])
+    made = []
+    for name, text in data.items():
+        place = fed.path / "sites" / name / "site.toml"
+        content = tomllib.loads(place.read_text()) | {"limits": opened(min_count=5).model_dump(exclude_none=True)}
+        content["data"] = {"file": str(folder.parent / f"{name}.csv"), **text}
+        place.write_text(tomli_w.dumps(content))
+        made.append(SiteFolder(place.parent))
+    return made
+
+
+def test_levels_of_one_site_are_called_alike_in_its_own_file(tmp_path):
+    """1 and 2 at one site, male and female at the other: site.toml, the recipe and clean files give the same."""
+    g = np.random.default_rng(3)
+    frame = pd.DataFrame({"age": g.normal(60, 9, 160).round(), "sex": g.choice(["male", "female"], 160)})
+    frame["sick"] = np.where(g.random(160) < 0.3 + 0.3 * (frame["sex"] == "male"), "yes", "no")
+    one, other = frame[:80], frame[80:]
+    codes = {"sex": {"1": "male", "2": "female"}, "sick": {"1": "yes", "0": "no"}}
+    own = other.replace({k: {b: int(a) for a, b in v.items()} for k, v in codes.items()})
+    one.to_csv(tmp_path / "north.csv", index=False)
+    own.rename(columns={"sex": "Geschlecht"}).to_csv(tmp_path / "south.csv", index=False)
+    recipe = {"one_hot": {"sex": "female"}, "target": {"yes": 1, "no": 0}}
+    part = {"rename": {"sex": "Geschlecht"}, "recode": codes}
+    clean = Recipe(**recipe).prepare({"north": one, "south": other}, target="sick")
+    paths = [tmp_path / "north.csv", tmp_path / "south.csv"]
+    here = Recipe(**recipe, sites={"south": part}).prepare(paths, target="sick")
+    torch.testing.assert_close(here.features, clean.features, rtol=0, atol=0)
+    data = {"north": {"recipe": True}, "south": {"recipe": True, "columns": part["rename"], "recode": codes}}
+    sites = [open_site(folder) for folder in _written(tmp_path / "fed", data)]
+    asking, _ = inquiry(sites, tomli_w.dumps({**tomllib.loads(PLAIN), "recipe": recipe}))
+    learned = asking.learn("sick")
+    assert learned.features == ["age", "sex=male"]
+    problem, there = on_silos(clean), asking.meet()
+    options = {"count": 6, "ratio": 0.1}
+    same(fc.path(there, **options, sites=asking).solutions, fc.path(problem, **options).solutions)
+    described = table_of(look_at(asking, asking.names), "sick")
+    pd.testing.assert_frame_equal(described, describe({"north": one, "south": other}, target="sick"))
+    wrong = {**data, "south": {**data["south"], "recode": {"gender": codes["sex"]}}}
+    sites = [open_site(folder) for folder in _written(tmp_path / "wrong", wrong)]
+    with pytest.raises(DataError, match="south: recode: no column 'gender'"):
+        sites[1]._source.sheet(Recipe())
+    plain = _written(tmp_path / "plain", {"south": {"target": "sick", "recode": codes}})
+    with pytest.raises(FolderError, match=r"\[data.recode\] is for recipe = true"):
+        open_site(plain[0])
+    with pytest.raises(FolderError, match=r"recode.sex.1: input should be a valid string"):
+        _written(tmp_path / "odd", {"south": {"recipe": True, "recode": {"sex": {"1": ["male"]}}}})
 
 
 def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals, tmp_path):
