@@ -524,9 +524,59 @@ def test_sites_score_regressions_with_offsets(tmp_path):
         mean = np.exp(frame[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + frame["log_time"])
         assert told["r2"][i] == pytest.approx(r2_score(frame["events"], mean), abs=1e-10)
         assert told["rmse"][i] == pytest.approx(np.sqrt(np.mean((frame["events"] - mean) ** 2)), rel=1e-10)
+        assert told["mae"][i] == pytest.approx(np.mean(np.abs(frame["events"] - mean)), rel=1e-10)
+        data = frame[list("abcd")].to_numpy(), frame["events"].to_numpy()
+        known = fc.Silos.from_arrays([data], margin_offsets=[frame["log_time"].to_numpy()])
+        ours = fc.quality(fc.Problem(known, loss="poisson", bias=True), x).overall
+        assert told["deviance_explained"][i] == pytest.approx(ours.deviance_explained, abs=1e-10)
     (first, *_) = frames
     rate = np.exp(first[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + first["log_time"])
     same(pd.read_csv(tmp_path / "scored-0" / "job.csv")["prediction"], rate)
+
+
+@pytest.mark.parametrize("loss", ["least_squares", "huber", "poisson"])
+def test_regressions_are_measured_under_minimum_counts(loss, tmp_path):
+    """The sums of silos at hand, curves in joined bins, absolute errors only where a site allows them."""
+    silos, text = replace(counts_of_events(), weights=None), PLAIN.replace('"logistic"', f'"{loss}"')
+    here = Config.check({**tomllib.loads(text), "data": {"name": "heart_disease"}}).make_problem(silos)
+    options = {"folds": 3, "count": 5, "ratio": 0.05, "seed": 3}
+    allowed = opened(min_count=8, min_samples=10, metrics=["r2"])
+    sites = make_sites(silos, tmp_path, allowed)
+    sites[1].limits = opened(min_count=8, min_samples=10, metrics=["r2", "mae"])
+    asking, _ = inquiry(sites, text)
+    theirs = fc.analyse(asking.meet(), **options, sites=asking).quality
+    ours = fc.analyse(here, **options).quality
+    assert list(theirs.table.index) == list(ours.table.index)
+    for name in ours.table:
+        if name == "mae":
+            assert theirs.table[name].isna().tolist() == [True, False, True, True]
+            same(theirs.table[name].iloc[1], ours.table[name].iloc[1])
+        elif name == "calibration_slope":  # of counts it hangs on bins a little
+            same(theirs.table[name], ours.table[name], 0.05 if loss == "poisson" else 1e-10)
+        else:
+            same(theirs.table[name], ours.table[name])
+    for name, one in theirs.by_site.items():
+        numbers = one.counts[0, :, 0]
+        assert set(numbers[numbers > 0].tolist()).isdisjoint(range(1, 8))
+        assert float(numbers.sum()) == ours.by_site[name].samples
+    sites[2].limits = opened(min_samples=10, metrics=["accuracy"])
+    less = fc.quality(here, torch.zeros(5, dtype=torch.float64), sites=asking)
+    assert list(less.by_site) == list(asking.names)[:2]
+    assert less.overall.samples == 120
+
+
+def test_residuals_of_rare_columns_are_refused(tmp_path):
+    """At a model of one column alone its sums would be those of the few who have it."""
+    silos = replace(counts_of_events(), weights=None)
+    X = silos.features.clone()
+    X[:, 2] = 0.0
+    X[:3, 2] = 1.0
+    text = PLAIN.replace('"logistic"', '"least_squares"')
+    asking, _ = inquiry(make_sites(replace(silos, features=X), tmp_path, opened(min_count=5)), text)
+    asking.meet()
+    alone = torch.tensor([0, 0, 1.0, 0, 0], dtype=torch.float64)
+    with pytest.raises(FederationError, match="fewer than min_count = 5 samples differ from the others in c"):
+        asking.ask([residuals(alone, torch.zeros(0, dtype=torch.float64), "train")])
 
 
 FIELDS = {
@@ -540,7 +590,7 @@ FIELDS = {
     "losses": {"weight", "deviance", "error", "histogram"},
     "information": {"weight", "loss", "gradient", "hessian", "outer"},
     "scores": {"counts"},
-    "residuals": {"sums"},
+    "residuals": {"sums", "counts"},
 }
 """All that a site may say to a query or a question, by its name."""
 
@@ -559,7 +609,7 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     fc.confidence(there, cv.solution(), sites=asking)
     fc.quality(there, cv, sites=asking)
     predict_at_sites(there, cv.solution(), asking)
-    asking.ask([residuals(cv.solution(), "train")])
+    asking.ask([residuals(cv.solution(), torch.zeros(1, dtype=torch.float64), "train")])
     told = (DOCS / "federation.md").read_text()
     seen, sizes = set(), set()
     for _, request, answer in grid.log:

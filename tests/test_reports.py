@@ -380,7 +380,7 @@ def test_counts_are_measured_on_their_own_scale(tmp_path):
     np.testing.assert_allclose(made.table["prediction"], np.exp(made.table["margin"]), rtol=1e-12)
     assert made.measures["r2"][0] == pytest.approx(r2_score(frame["y"], made.table["prediction"]))
     wrong = mean_absolute_error(frame["y"], made.table["prediction"])
-    assert made.measures["mean absolute error"][0] == pytest.approx(wrong)
+    assert made.measures["mae"][0] == pytest.approx(wrong)
 
 
 @pytest.mark.parametrize("loss", ["poisson", "logistic"])
