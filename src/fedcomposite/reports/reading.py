@@ -14,8 +14,8 @@ from fedcomposite.experiments.store import RunFolder, StoreError
 
 _QUALITY = {
     "samples": "samples", "positives": "positives", "auroc": "AUROC", "auprc": "AUPRC", "brier": "Brier",
-    "mean": "mean", "predicted": "mean predicted", "r2": "R2", "rmse": "RMSE", "mae": "MAE", "mean_loss": "mean loss",
-    "deviance": "mean deviance", "deviance_explained": "deviance explained",
+    "mean": "mean", "predicted": "predicted", "r2": "R2", "rmse": "RMSE", "mae": "MAE", "mean_loss": "mean loss",
+    "deviance_explained": "deviance explained",
     "calibration_slope": "calibration slope", "calibration_intercept": "calibration intercept", "ici": "ICI",
 }  # fmt: skip
 

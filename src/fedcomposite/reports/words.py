@@ -58,7 +58,7 @@ def _regression(found: Found) -> str:
     one = found.analysis["quality"]["all"]
     if "r2" not in one:
         return ""
-    said = "R2: against the mean of the same samples. "
+    said = "Mean, predicted: means of what was observed and predicted. R2: against the mean of the same samples. "
     if "deviance_explained" in one:
         said += "Deviance explained: against one rate for all of them. Calibration: intercept, log of observed over "
         return said + "predicted counts; slope, of a Poisson regression on the linear predictor."
