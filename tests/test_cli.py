@@ -403,6 +403,8 @@ def test_shipped_experiments_run_for_two_rounds(name, tmp_path, cli):
 def test_config_check_is_usable_from_python():
     with pytest.raises(ConfigError, match="config: run is missing"):
         Config.check({"data": {"name": "synthetic"}})
+    with pytest.raises(ConfigError, match="is not a known field"):  # a section and a field without a name
+        Config.check({"data": {"name": "synthetic"}, "run": {"rounds": 1}, "": {"": False}})
 
 
 def test_readme_is_about_this_version():

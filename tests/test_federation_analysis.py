@@ -16,7 +16,7 @@ import torch
 from sklearn.metrics import r2_score
 
 import fedcomposite as fc
-from fedcomposite.data import Recipe, describe
+from fedcomposite.data import DataError, Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments import Config, ConfigError
@@ -363,6 +363,67 @@ def test_a_test_part_is_refused_and_not_forgotten(messy, tmp_path):
         read(str(config), fitted=True)
 
 
+def test_an_analysis_needs_no_rounds(messy, tmp_path):
+    config = tmp_path / "e.toml"
+    config.write_text(messy[1].read_text())
+    assert "[run]" not in config.read_text()
+    assert read(str(config), fitted=True)[0].run.rounds == 0
+    with pytest.raises(ConfigError, match="run is missing"):
+        parse(recipe_text(config))
+    with pytest.raises(ConfigError, match="run is missing"):
+        Config.read(config, rounds=True)
+
+
+def _written(folder, data):
+    """A site's folder with such data in its site.toml."""
+    fed = FederationFolder.create(folder, "127.0.0.1", 9093, ["north", "south"])
+    made = []
+    for name, text in data.items():
+        place = fed.path / "sites" / name / "site.toml"
+        content = tomllib.loads(place.read_text()) | {"limits": opened(min_count=5).model_dump(exclude_none=True)}
+        content["data"] = {"file": str(folder.parent / f"{name}.csv"), **text}
+        place.write_text(tomli_w.dumps(content))
+        made.append(SiteFolder(place.parent))
+    return made
+
+
+def test_levels_of_one_site_are_called_alike_in_its_own_file(tmp_path):
+    """1 and 2 at one site, male and female at the other: site.toml, the recipe and clean files give the same."""
+    g = np.random.default_rng(3)
+    frame = pd.DataFrame({"age": g.normal(60, 9, 160).round(), "sex": g.choice(["male", "female"], 160)})
+    frame["sick"] = np.where(g.random(160) < 0.3 + 0.3 * (frame["sex"] == "male"), "yes", "no")
+    one, other = frame[:80], frame[80:]
+    codes = {"sex": {"1": "male", "2": "female"}, "sick": {"1": "yes", "0": "no"}}
+    own = other.replace({k: {b: int(a) for a, b in v.items()} for k, v in codes.items()})
+    one.to_csv(tmp_path / "north.csv", index=False)
+    own.rename(columns={"sex": "Geschlecht"}).to_csv(tmp_path / "south.csv", index=False)
+    recipe = {"one_hot": {"sex": "female"}, "target": {"yes": 1, "no": 0}}
+    part = {"rename": {"sex": "Geschlecht"}, "recode": codes}
+    clean = Recipe(**recipe).prepare({"north": one, "south": other}, target="sick")
+    paths = [tmp_path / "north.csv", tmp_path / "south.csv"]
+    here = Recipe(**recipe, sites={"south": part}).prepare(paths, target="sick")
+    torch.testing.assert_close(here.features, clean.features, rtol=0, atol=0)
+    data = {"north": {"recipe": True}, "south": {"recipe": True, "columns": part["rename"], "recode": codes}}
+    sites = [open_site(folder) for folder in _written(tmp_path / "fed", data)]
+    asking, _ = inquiry(sites, tomli_w.dumps({**tomllib.loads(PLAIN), "recipe": recipe}))
+    learned = asking.learn("sick")
+    assert learned.features == ["age", "sex=male"]
+    problem, there = on_silos(clean), asking.meet()
+    options = {"count": 6, "ratio": 0.1}
+    same(fc.path(there, **options, sites=asking).solutions, fc.path(problem, **options).solutions)
+    described = table_of(look_at(asking, asking.names), "sick")
+    pd.testing.assert_frame_equal(described, describe({"north": one, "south": other}, target="sick"))
+    wrong = {**data, "south": {**data["south"], "recode": {"gender": codes["sex"]}}}
+    sites = [open_site(folder) for folder in _written(tmp_path / "wrong", wrong)]
+    with pytest.raises(DataError, match="south: recode: no column 'gender'"):
+        sites[1]._source.sheet(Recipe())
+    plain = _written(tmp_path / "plain", {"south": {"target": "sick", "recode": codes}})
+    with pytest.raises(FolderError, match=r"\[data.recode\] is for recipe = true"):
+        open_site(plain[0])
+    with pytest.raises(FolderError, match=r"recode.sex.1: input should be a valid string"):
+        _written(tmp_path / "odd", {"south": {"recipe": True, "recode": {"sex": {"1": ["male"]}}}})
+
+
 def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals, tmp_path):
     files, config = messy
     asking, _ = inquiry(tables(files, tmp_path / "a"))
@@ -463,9 +524,59 @@ def test_sites_score_regressions_with_offsets(tmp_path):
         mean = np.exp(frame[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + frame["log_time"])
         assert told["r2"][i] == pytest.approx(r2_score(frame["events"], mean), abs=1e-10)
         assert told["rmse"][i] == pytest.approx(np.sqrt(np.mean((frame["events"] - mean) ** 2)), rel=1e-10)
+        assert told["mae"][i] == pytest.approx(np.mean(np.abs(frame["events"] - mean)), rel=1e-10)
+        data = frame[list("abcd")].to_numpy(), frame["events"].to_numpy()
+        known = fc.Silos.from_arrays([data], margin_offsets=[frame["log_time"].to_numpy()])
+        ours = fc.quality(fc.Problem(known, loss="poisson", bias=True), x).overall
+        assert told["deviance_explained"][i] == pytest.approx(ours.deviance_explained, abs=1e-10)
     (first, *_) = frames
     rate = np.exp(first[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + first["log_time"])
     same(pd.read_csv(tmp_path / "scored-0" / "job.csv")["prediction"], rate)
+
+
+@pytest.mark.parametrize("loss", ["least_squares", "huber", "poisson"])
+def test_regressions_are_measured_under_minimum_counts(loss, tmp_path):
+    """The sums of silos at hand, curves in joined bins, absolute errors only where a site allows them."""
+    silos, text = replace(counts_of_events(), weights=None), PLAIN.replace('"logistic"', f'"{loss}"')
+    here = Config.check({**tomllib.loads(text), "data": {"name": "heart_disease"}}).make_problem(silos)
+    options = {"folds": 3, "count": 5, "ratio": 0.05, "seed": 3}
+    allowed = opened(min_count=8, min_samples=10, metrics=["r2"])
+    sites = make_sites(silos, tmp_path, allowed)
+    sites[1].limits = opened(min_count=8, min_samples=10, metrics=["r2", "mae"])
+    asking, _ = inquiry(sites, text)
+    theirs = fc.analyse(asking.meet(), **options, sites=asking).quality
+    ours = fc.analyse(here, **options).quality
+    assert list(theirs.table.index) == list(ours.table.index)
+    for name in ours.table:
+        if name == "mae":
+            assert theirs.table[name].isna().tolist() == [True, False, True, True]
+            same(theirs.table[name].iloc[1], ours.table[name].iloc[1])
+        elif name == "calibration_slope":  # of counts it hangs on bins a little
+            same(theirs.table[name], ours.table[name], 0.05 if loss == "poisson" else 1e-10)
+        else:
+            same(theirs.table[name], ours.table[name])
+    for name, one in theirs.by_site.items():
+        numbers = one.counts[0, :, 0]
+        assert set(numbers[numbers > 0].tolist()).isdisjoint(range(1, 8))
+        assert float(numbers.sum()) == ours.by_site[name].samples
+    sites[2].limits = opened(min_samples=10, metrics=["accuracy"])
+    less = fc.quality(here, torch.zeros(5, dtype=torch.float64), sites=asking)
+    assert list(less.by_site) == list(asking.names)[:2]
+    assert less.overall.samples == 120
+
+
+def test_residuals_of_rare_columns_are_refused(tmp_path):
+    """At a model of one column alone its sums would be those of the few who have it."""
+    silos = replace(counts_of_events(), weights=None)
+    X = silos.features.clone()
+    X[:, 2] = 0.0
+    X[:3, 2] = 1.0
+    text = PLAIN.replace('"logistic"', '"least_squares"')
+    asking, _ = inquiry(make_sites(replace(silos, features=X), tmp_path, opened(min_count=5)), text)
+    asking.meet()
+    alone = torch.tensor([0, 0, 1.0, 0, 0], dtype=torch.float64)
+    with pytest.raises(FederationError, match="fewer than min_count = 5 samples differ from the others in c"):
+        asking.ask([residuals(alone, torch.zeros(0, dtype=torch.float64), "train")])
 
 
 FIELDS = {
@@ -479,7 +590,7 @@ FIELDS = {
     "losses": {"weight", "deviance", "error", "histogram"},
     "information": {"weight", "loss", "gradient", "hessian", "outer"},
     "scores": {"counts"},
-    "residuals": {"sums"},
+    "residuals": {"sums", "counts"},
 }
 """All that a site may say to a query or a question, by its name."""
 
@@ -498,7 +609,7 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     fc.confidence(there, cv.solution(), sites=asking)
     fc.quality(there, cv, sites=asking)
     predict_at_sites(there, cv.solution(), asking)
-    asking.ask([residuals(cv.solution(), "train")])
+    asking.ask([residuals(cv.solution(), torch.zeros(1, dtype=torch.float64), "train")])
     told = (DOCS / "federation.md").read_text()
     seen, sizes = set(), set()
     for _, request, answer in grid.log:

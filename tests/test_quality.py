@@ -128,7 +128,9 @@ def test_refusals(fitted):
     with pytest.raises(ValueError, match="threshold = 1"):
         fc.quality(problem, x).overall.confusion(1)
     with pytest.raises(ValueError, match="logistic models"):
-        fc.quality(fc.Problem(problem.silos, loss="least_squares", bias=True), x)
+        fc.quality(fc.Problem(problem.silos, loss="hinge", bias=True), x)
+    with pytest.raises(ValueError, match="no samples in the part 'validation'"):
+        fc.quality(fc.Problem(problem.silos, loss="least_squares", bias=True), x, part="validation")
 
 
 def test_calibration_does_not_hang_on_the_width_of_bins():

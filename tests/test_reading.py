@@ -163,5 +163,5 @@ def test_messages_name_sections_that_exist():
     pytest.importorskip("flwr")
     from fedcomposite.federation import folder, shape
 
-    assert "[data.columns]" in folder._SITE_TOML
+    assert "[data.columns]" in folder.SITE_TOML
     assert "under [data.columns] in its site.toml" in Path(shape.__file__).read_text(encoding="utf-8")

@@ -21,6 +21,10 @@ from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.store import coefficients
 
 _SHOWN = 15  # coefficients
+_MEASURES = (
+    *("samples", "positives", "auroc", "brier", "mean", "r2", "rmse", "mae", "deviance_explained"),
+    "calibration_slope",
+)
 
 ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; its [algorithm] is not looked at.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write (default: runs/NAME-KIND-TIME).")]
@@ -150,7 +154,7 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
     where = "on held-out folds" if made.cv is not None else "on the samples of the fit"
     for key, report, caption in (("quality", made.quality, where), ("tested", made.tested, "on the test part")):
         if report is not None:
-            names = ["samples", "positives", "auroc", "brier", "calibration_slope"]
+            names = [name for name in _MEASURES if name in report.table]
             measured: pd.DataFrame = report.table[names].reset_index(names="site")
             found[key] = rows(measured)
             print_frame(measured, caption)

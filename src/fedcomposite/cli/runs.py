@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -62,7 +63,7 @@ def _run(
     resume: Path | None,
     found: dict[str, Any],
 ) -> None:
-    experiment, path = _open(config, overrides, destination, overwrite, resume, Config.read)
+    experiment, path = _open(config, overrides, destination, overwrite, resume, partial(Config.read, rounds=True))
     if len(experiment.specs) != 1 or experiment.algorithm is None:
         raise ConfigError(f"{config or resume}: `run` needs one [algorithm]; for several [[algorithms]] use `compare`")
     folder, fresh = RunFolder(path), resume is None

@@ -53,9 +53,6 @@ weights = "samples"
 [regularizer]
 name = "L1"
 lam = 0.01
-
-[run]
-rounds = 100
 """  # noqa: E501
 _GERMAN = {
     "patient": "Patient", "visit": "Datum", "age": "Alter", "sex": "Geschlecht", "smoker": "Raucher",

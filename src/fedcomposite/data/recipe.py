@@ -100,12 +100,14 @@ class Recipe(RecipeSpec):
             rows=state.rows,
         )
 
-    def sheets(self, given: Given, *, names: Sequence[str] = (), **options: Any) -> list[Sheet]:
-        """Read tables as this recipe's sites write them."""
+    def sheets(
+        self, given: Given, *, names: Sequence[str] = (), text: Iterable[str] = (), **options: Any
+    ) -> list[Sheet]:
+        """Read tables as this recipe's sites write them; columns of ``text`` are categories, too."""
         styles = {site: part.style for site, part in self.sites.items()}
         extra = options if _has_tables(given) else {"styles": styles, **options}
         labels = [*names, *self.sites, ""]
-        return sheets_of(given, names=names, text=self.texts(labels), **extra)
+        return sheets_of(given, names=names, text={*self.texts(labels), *text}, **extra)
 
     def fit(
         self, given: Given, *, target: str, names: Sequence[str] = (), rules: Rules | None = None, **options: Any

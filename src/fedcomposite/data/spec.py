@@ -24,9 +24,9 @@ KNOTS = {
 
 Markers = Annotated[list[FiniteFloat | str], BeforeValidator(lambda v: [v] if isinstance(v, int | float | str) else v)]
 Units = Annotated[Unit, BeforeValidator(lambda v: {"scale": v} if isinstance(v, int | float) else v)]
-Recoding = Annotated[
-    dict[str, str], BeforeValidator(lambda v: {level(a): level(b) for a, b in v.items()} if isinstance(v, dict) else v)
-]
+_Level = Annotated[str, BeforeValidator(lambda v: level(v) if isinstance(v, int | float | str) else v)]
+Recoding = dict[_Level, _Level]
+"""Level in a file = common level."""
 Names = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcomposite.estimators.analysis import Analysis, analyse
 from fedcomposite.estimators.crossvalidate import CrossValidation, cross_validate, fold_of_samples
+from fedcomposite.estimators.errors import Errors
 from fedcomposite.estimators.inference import adjusted, bootstrap, confidence
 from fedcomposite.estimators.paths import Path, path
 from fedcomposite.estimators.predicting import Scored, predict
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Analysis",
     "CrossValidation",
+    "Errors",
     "HuberRegression",
     "LinearRegression",
     "LinearSVC",

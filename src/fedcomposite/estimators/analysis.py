@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from fedcomposite.estimators.crossvalidate import CrossValidation, Score, cross_validate
+from fedcomposite.estimators.errors import Errors
 from fedcomposite.estimators.inference import confidence
 from fedcomposite.estimators.newton import Plan, fit, outputs_of
 from fedcomposite.estimators.paths import Path, path
-from fedcomposite.estimators.quality import Quality, Report, quality
+from fedcomposite.estimators.quality import Quality, Report, is_regression, quality
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.strengths import strength
 from fedcomposite.experiments.locks import FolderLock
@@ -62,9 +63,9 @@ class Analysis:
     intervals: pd.DataFrame | None
     """Of linear and logistic models."""
     quality: Report | None
-    """Of logistic models: on the folds held out, or on the samples the model was made from."""
+    """Of logistic models and regressions: on the folds held out, or on the samples the model was made from."""
     tested: Report | None
-    """Of logistic models whose silos have a test part: on that part, which took no part in any choice."""
+    """Of those whose silos have a test part: on that part, which took no part in any choice."""
     certificate: Certificate | None
     exchanges: int
     bytes_up: int
@@ -154,15 +155,15 @@ def _written(problem: Problem) -> str:
     return f"# regularizer: {problem.regularizer}\n" + tomli_w.dumps({"problem": section})
 
 
-def _measured(one: Quality) -> dict[str, Any]:
+def _measured(one: Quality | Errors) -> dict[str, Any]:
     """A site's measures, its curves among them."""
+    groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
+    found = {**one.summary(), "calibration": one.calibration(groups).to_dict("records")}
+    if isinstance(one, Errors):
+        return found
     both = one.positives and one.positives < one.samples
     roc = one.roc().drop_duplicates().to_numpy().tolist() if both else []
-    groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
-    curve = one.decision_curve().to_dict("list") if both else {}
-    return {
-        **one.summary(), "roc": roc, "calibration": one.calibration(groups).to_dict("records"), "decision": curve,
-    }  # fmt: skip
+    return {**found, "roc": roc, "decision": one.decision_curve().to_dict("list") if both else {}}
 
 
 def plain(value: Any) -> Any:
@@ -257,7 +258,7 @@ def _measure(
     """How sure and how good a model is."""
     intervals = confidence(problem, x, sites=sites) if isinstance(problem.loss, LeastSquares | Logistic) else None
     seen = tested = None
-    if isinstance(problem.loss, Logistic):
+    if isinstance(problem.loss, Logistic) or is_regression(problem):
         seen = quality(problem, x if cv is None else cv, choice=lam, sites=sites)
         if "test" in problem.silos.held_out:
             tested = quality(problem, x, part="test", sites=sites)

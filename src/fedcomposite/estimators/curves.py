@@ -1,4 +1,4 @@
-"""Curves of a classifier from samples in bins: precision and recall, calibration."""
+"""Curves from samples in bins: precision and recall, calibration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 
@@ -89,3 +90,33 @@ def integrated_error(p: Floats, n: Floats, ones: Floats) -> float:
     if not len(p):
         return math.nan
     return float((n * np.abs(p - smoothed(p, n, ones))).sum() / n.sum())
+
+
+def grouped(n: Floats, predicted: Floats, observed: Floats, groups: int) -> pd.DataFrame:
+    """Means of what was predicted and observed, whose sums in bins are given, in groups of about equal size."""
+    at = np.minimum((groups * (n.cumsum() - n / 2) / n.sum()).astype(int), groups - 1)
+    size, said, seen = (np.bincount(at, v, groups) for v in (n, predicted, observed))
+    some = size > 0
+    columns = {"samples": size[some], "predicted": said[some] / size[some], "observed": seen[some] / size[some]}
+    return pd.DataFrame(columns)
+
+
+def rate_slope(z: Floats, n: Floats, wanted: float) -> float:
+    """The slope of a Poisson regression of counts on margins, ``wanted`` being the mean margin of what was counted.
+
+    At the slope b the mean of z under weights n exp(b z) is that; it grows with b. NaN where there is none.
+    """
+    z, wanted = z - z.max(), wanted - z.max()
+    b, low, high = 1.0, -math.inf, math.inf
+    for _ in range(200):
+        w = n * np.exp(b * z - (b * z).max())
+        mean = float((w * z).sum() / w.sum())
+        spread = float((w * (z - mean) ** 2).sum() / w.sum())
+        low, high = (b, high) if mean < wanted else (low, b)
+        move = (wanted - mean) / spread if spread > 0 else math.nan
+        if not abs(b) < 1e4 or math.isnan(move):
+            return math.nan
+        if abs(move) <= 1e-12 * max(1.0, abs(b)):
+            return b + move
+        b = b + move if low < b + move < high else (low + high) / 2 if math.isfinite(low + high) else 2 * b + move
+    return b

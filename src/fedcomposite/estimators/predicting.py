@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from safetensors.torch import load_file
 
 from fedcomposite.data import DataError, FittedRecipe, Silos
 from fedcomposite.data.sheets import Sheet, read_sheets
+from fedcomposite.estimators.errors import Errors
 from fedcomposite.estimators.quality import Quality, edges_of, quality
 from fedcomposite.estimators.sites import Sites
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.problems.losses import Logistic, Multinomial, get_loss
+from fedcomposite.problems.losses import Logistic, Multinomial, Poisson, get_loss
 from fedcomposite.problems.metrics import AUC, Accuracy, BalancedAccuracy, Brier, LogLoss
 from fedcomposite.problems.predictions import beside, predicted
 from fedcomposite.problems.requests import NEW, residuals, scores
@@ -144,31 +145,37 @@ def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, thresho
     """
     if not 0 < threshold < 1:
         raise DataError(f"threshold = {threshold}, must be between 0 and 1")
-    classes, edges = isinstance(problem.loss, Logistic), edges_of()
-    asked = scores(x, edges, NEW) if classes else residuals(x, NEW)
-    told = sites.each([replace(asked, numbers={"threshold": threshold})])
-    sums = {name: one["counts" if classes else "sums"] for name, (one,) in zip(sites.names, told, strict=True)}
+    if not isinstance(problem.loss, Logistic):
+        return _rows(_regression_at_sites(problem, x, sites, threshold))
+    edges = edges_of()
+    told = sites.each([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
+    sums = {name: one["counts"] for name, (one,) in zip(sites.names, told, strict=True)}
     known = {name: one for name, one in sums.items() if float(one.sum()) != 0}
     rows = {**known, **({"all": torch.stack([*known.values()]).sum(0)} if known else {})}
-    measured = {name: _of_counts(one, edges, threshold) if classes else _of_sums(one) for name, one in rows.items()}
+    return _rows({name: _of_counts(one, edges, threshold) for name, one in rows.items()})
+
+
+def _rows(measured: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     return pd.DataFrame(list(measured.values()), index=pd.Index(measured, name="site")).reset_index()
+
+
+def _regression_at_sites(
+    problem: Problem, x: torch.Tensor, sites: Sites, threshold: float
+) -> dict[str, dict[str, float]]:
+    """Measures that need no bins, so that patients are scored once."""
+    asked = replace(residuals(x, torch.zeros(0, dtype=torch.float64), NEW), numbers={"threshold": threshold})
+    assert isinstance(problem.loss, Loss)
+    each = {n: Errors.told(one, problem.loss) for n, one in zip(sites.names, sites.each([asked]), strict=True)}
+    known = {name: one for name, one in each.items() if one.samples > 0}
+    rows = {**known, **({"all": Errors.all(list(known.values()))} if known else {})}
+    unknown = {"calibration_slope"} if isinstance(problem.loss, Poisson) else set[str]()
+    return {name: {k: v for k, v in one.summary().items() if k not in unknown} for name, one in rows.items()}
 
 
 def _of_counts(counts: torch.Tensor, edges: torch.Tensor, threshold: float) -> dict[str, float]:
     one = Quality(counts, edges)
     rates = one.confusion(threshold)
     return {**one.summary(), **{k: rates[k] for k in ("sensitivity", "specificity")}}
-
-
-def _of_sums(sums: torch.Tensor) -> dict[str, float]:
-    """Measures of a regression from what :func:`residuals` asks for."""
-    weight, squares, total, of_targets = sums.tolist()
-    spread = of_targets - total**2 / weight
-    return {
-        "samples": weight,
-        "r2": 1 - squares / spread if spread > 0 else math.nan,
-        "rmse": math.sqrt(squares / weight),
-    }
 
 
 def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, Floats | None]:
@@ -211,21 +218,21 @@ class _Model:
         if isinstance(self.loss, Multinomial):
             return self._of_classes(X, y, added, self.loss.labels or ())
         if not self.loss.classifier:
-            wrong = self.loss.response(self.margins(X, added)).numpy() - y
-            spread = float(((y - y.mean()) ** 2).sum())
-            r2 = 1 - float((wrong**2).sum()) / spread if spread else float("nan")
-            return pd.DataFrame([{"samples": len(y), "r2": r2, "mean absolute error": float(np.abs(wrong).mean())}])
+            return pd.DataFrame([self._quality(X, y, added).summary()])
         if len(np.unique(y)) < 2:
             return None
         if not isinstance(self.loss, Logistic):
             z, classes = self.margins(X, added), torch.from_numpy(y > y.min()).long()
             told = {m.name: m.exact(z, classes) for m in (Accuracy(), BalancedAccuracy(), AUC())}
             return pd.DataFrame([{"samples": len(y), **told}])
-        problem = Problem(Silos.from_arrays([(X, y)], margin_offsets=[added]), loss="logistic", bias=self.bias)
-        overall = quality(problem, self.x, exact=True).overall
+        overall = self._quality(X, y, added)
         rates = overall.confusion(threshold)
         told = {k: rates[k] for k in ("sensitivity", "specificity")}
         return pd.DataFrame([{**overall.summary(), **told}]).drop(columns=["auroc_error", "auprc_error"])
+
+    def _quality(self, X: Floats, y: Floats, added: Floats) -> Any:
+        problem = Problem(Silos.from_arrays([(X, y)], margin_offsets=[added]), loss=self.loss, bias=self.bias)
+        return quality(problem, self.x, exact=True).overall
 
     def _of_classes(self, X: Floats, y: Floats, added: Floats, labels: tuple[int, ...]) -> pd.DataFrame:
         if strange := sorted(set(y.tolist()) - set(labels)):

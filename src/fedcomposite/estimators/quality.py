@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from fedcomposite.estimators.crossvalidate import CrossValidation
-from fedcomposite.estimators.curves import average_precision, integrated_error, recalibrated
+from fedcomposite.estimators.curves import average_precision, grouped, integrated_error, recalibrated
+from fedcomposite.estimators.errors import Errors, margin_edges
 from fedcomposite.estimators.sites import Local, Sites
 from fedcomposite.problems import Problem
+from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Logistic
-from fedcomposite.problems.requests import ALL, Request, Rows, Sums, scores
+from fedcomposite.problems.requests import ALL, Request, Rows, Sums, residuals, scores
 
 Floats = npt.NDArray[np.float64]
 
@@ -142,11 +144,7 @@ class Quality:
     def calibration(self, groups: int = 10) -> pd.DataFrame:
         """The calibration curve in groups of about equal size: mean predicted and observed share."""
         _, p, n, ones = self._means
-        at = np.minimum((groups * (n.cumsum() - n / 2) / n.sum()).astype(int), groups - 1)
-        size, said, seen = (np.bincount(at, v, groups) for v in (n, n * p, ones))
-        some = size > 0
-        columns = {"samples": size[some], "predicted": said[some] / size[some], "observed": seen[some] / size[some]}
-        return pd.DataFrame(columns)
+        return grouped(n, n * p, ones, groups)
 
     def roc(self) -> pd.DataFrame:
         """False and true positive rates, one row per bin."""
@@ -189,8 +187,9 @@ class Quality:
 class Report:
     """The quality of a model at each site, and over all."""
 
-    overall: Quality
-    by_site: dict[str, Quality]
+    overall: Any
+    """:class:`Quality` of a logistic model, :class:`Errors` of a regression."""
+    by_site: dict[str, Any]
 
     @property
     def table(self) -> pd.DataFrame:
@@ -209,12 +208,13 @@ def quality(
     bins: int = _BINS,
     sites: Sites | None = None,
 ) -> Report:
-    """Measure a logistic model on the samples it was made from, on a held-out part, or on new data.
+    """Measure a logistic model or a regression on the samples it was made from, on a held-out part, or on new data.
 
     Parameters
     ----------
     problem : Problem
-        With the loss ``"logistic"``; for new data, one with the new silos and the same features.
+        With the loss ``"logistic"`` or that of a regression; for new data, one with the new silos and the same
+        features.
     x : Tensor or CrossValidation
         The model. Of a cross-validation every sample is scored by the model of its fold, which has not seen it.
     part : {"train", "validation", "test"}
@@ -224,23 +224,47 @@ def quality(
     exact : bool
         Every sample in its own bin; only for samples at hand.
     bins : int
-        How many bins; 199 more begin at probabilities in steps of 0.005.
+        How many bins; of a logistic model 199 more begin at probabilities in steps of 0.005.
     sites : Sites, optional
-        Who answers; one exchange, of which each site's counts are kept apart.
+        Who answers; one exchange, of which each site's counts are kept apart. For a regression two: the first asks for
+        the mean and the spread of the targets, by which bins are laid.
     """
-    if not isinstance(problem.loss, Logistic):
-        raise ValueError(f"quality is measured of logistic models; {problem.loss} has no probabilities of two classes")
+    if not (isinstance(problem.loss, Logistic) or is_regression(problem)):
+        raise ValueError(f"quality is measured of logistic models and regressions; {problem.loss} is none of them")
     if exact and sites is not None:
         raise ValueError("exact = True needs the samples, which sites keep")
     where = Local(problem) if sites is None else sites
     pairs = _models(x, choice)
-    edges = _every_margin(where, pairs, part) if exact and isinstance(where, Local) else edges_of(bins)
+    every = _every_margin(where, pairs, part) if exact and isinstance(where, Local) else None
+    if isinstance(problem.loss, Loss) and not problem.loss.classifier:
+        return _errors(problem.loss, where, pairs, part, every, bins)
+    edges = edges_of(bins) if every is None else every
     asked: list[Request] = [scores(model, edges, part, rows) for model, rows in pairs]
     answers = [_summed(one) for one in where.each(asked)]
     each = {n: Quality(a, edges) for n, a in zip(where.names, answers, strict=True) if float(a[..., 0].sum()) > 0}
     if not each:
         raise ValueError(f"there are no samples in the part {part!r}")
     return Report(Quality(torch.stack(answers).sum(0), edges), each)
+
+
+def is_regression(problem: Problem) -> bool:
+    """Whether it is a linear model of numbers."""
+    return isinstance(problem.loss, Loss) and not problem.loss.classifier
+
+
+def _errors(
+    loss: Loss, sites: Sites, pairs: list[tuple[Tensor, Rows]], part: str, edges: Tensor | None, bins: int
+) -> Report:
+    """The quality of a regression."""
+    none = torch.zeros(0, dtype=torch.float64)
+    [about] = sites.ask([residuals(pairs[0][0], none, part)])
+    if not float(about["sums"][0]) > 0:
+        raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
+    edges = margin_edges(loss, about["sums"], bins) if edges is None else edges
+    told = sites.each([residuals(model, edges, part, rows) for model, rows in pairs])
+    each = {name: Errors.told(one, loss) for name, one in zip(sites.names, told, strict=True)}
+    known = {name: one for name, one in each.items() if one.samples > 0}
+    return Report(Errors.all(list(known.values())), known)
 
 
 def _models(x: Tensor | CrossValidation, choice: str | float) -> list[tuple[Tensor, Rows]]:

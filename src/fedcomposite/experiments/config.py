@@ -70,9 +70,13 @@ class Config(Section):
     # -- reading and writing ----------------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, source: str | Path, overrides: Sequence[str] = ()) -> Config:
-        """Read a file, or one of the package's own by name, and apply ``section.field=value`` overrides."""
+    def read(cls, source: str | Path, overrides: Sequence[str] = (), *, rounds: bool = False) -> Config:
+        """Read a file, or one of the package's own by name, and apply ``section.field=value`` overrides.
+
+        ``[run]`` may be left out, as for an analysis, unless ``rounds`` are needed.
+        """
         content, name = toml.load(source, overrides)
+        content = content if rounds else {"run": grids.FILLER["run"], **content}
         try:
             return cls.check(content, name)
         except ConfigError as error:

@@ -157,7 +157,7 @@ def sound(content: Mapping[str, Any], error: ValidationError, filler: Mapping[st
     made = dict(content)
     for section, *place in (problem["loc"] for problem in error.errors()):
         table, key = made.get(str(section)), str(place[0]) if place else ""
-        if isinstance(table, Mapping) and key in {*table, *filler.get(str(section), {})}:
+        if place and isinstance(table, Mapping) and key in {*table, *filler.get(str(section), {})}:
             made[str(section)] = {**{k: v for k, v in table.items() if k != key}, **_one(filler, str(section), key)}
         else:
             made.pop(str(section), None)

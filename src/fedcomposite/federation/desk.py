@@ -27,7 +27,7 @@ from fedcomposite.federation.orders import Analysis, Order, Question, Shape
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.problems.requests import NEW, Held, Request, Rows, Silo, silos_of
+from fedcomposite.problems.requests import NEW, RESIDUALS, Held, Request, Rows, Silo, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site import Site
@@ -67,7 +67,7 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
         "losses": {"models": Form((question.count, d), torch.float64)},
         "information": {"x": x},
         "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
-        "residuals": {"x": x},
+        "residuals": {"x": x, "edges": Form((question.count,), torch.float64)},
     }[question.name]
     return {f"{place}.{key}": form for key, form in made.items()}
 
@@ -82,7 +82,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
         "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2 * bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
         "scores": {"counts": (2, k + 1, 4)},
-        "residuals": {"sums": (4,)},
+        "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 5)},
     }
     return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
 
@@ -129,7 +129,7 @@ class Desk:
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
         self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
         silo = self._newcomers(order, config, silo, requests)
-        if self._looked_at is not silo and any(one.name not in ("scores", "residuals") for one in requests):
+        if self._looked_at is not silo and any(one.name != "scores" and one.part != NEW for one in requests):
             minimum.check_columns(self._site.limits, silo, order.shape.names)
             self._looked_at = silo
         for one in requests:

@@ -44,12 +44,14 @@ def open_site(
     if path is None or (wanted is None and not is_svmlight([path])):
         missing = "--data FILE" if path is None else "--target COLUMN"
         raise FolderError(f"{folder.path / 'site.toml'}: [data] is not complete; fill it in or give {missing}")
+    if section.recode:
+        raise FolderError(f"{folder.path / 'site.toml'}: [data.recode] is for recipe = true; samples are numbers")
     silos = Silos.from_files(
         path,
         target=wanted,
         names=[folder.name],
         test=folder.path / section.test if section.test else None,
-        **section.model_dump(exclude={"file", "target", "test", "new", "classes", "units", "recipe"}),
+        **section.model_dump(exclude={"file", "target", "test", "new", "classes", "units", "recode", "recipe"}),
     )
     silos = _in_units(silos, section.units, str(folder.path / "site.toml"))
     name, *rest = _common(folder, log)
@@ -86,7 +88,7 @@ def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> Sour
         if getattr(section, option) is not None:
             raise FolderError(f"{where}: [data] {option} does not go with recipe = true{_REMEDIES.get(option, '')}")
     style = section.model_dump(include={"separator", "decimal", "encoding", "thousands"}, exclude_none=True)
-    local = Local(rename=section.columns, units=section.units, drop=section.drop)
+    local = Local(rename=section.columns, recode=section.recode, units=section.units, drop=section.drop)
     return Source(folder.name, path, local, {**style, "missing": section.missing})
 
 

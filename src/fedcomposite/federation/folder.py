@@ -31,11 +31,12 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite._validation import UserError, suggest
+from fedcomposite.data.spec import Recoding
 from fedcomposite.data.steps import Unit
 from fedcomposite.federation import pki
 from fedcomposite.federation.approval import Approval
 from fedcomposite.federation.site import Limits
-from fedcomposite.federation.templates import README
+from fedcomposite.federation.templates import README, SITE_TOML
 from fedcomposite.files import write_atomic
 
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,62}")
@@ -84,6 +85,8 @@ class DataSection(_Section):
     thousands: str | None = None
     units: dict[str, Unit] = {}
     """What makes this site's numbers those of the common unit, by common name."""
+    recode: dict[str, Recoding] = {}
+    """Common name = {level in this file = common level}; for tables that recipes prepare."""
     classes: list[int] | None = None
     """The labels that the target may have, if they are other than -1 and 1 or 0 and 1; they are told to others."""
     recipe: bool = False
@@ -166,7 +169,7 @@ class FederationFolder:
         (folder / "ca.crt").write_bytes(self.authority.read_bytes())
         (folder / "coordinator.pub").write_bytes(coordinator)
         if not (folder / "site.toml").exists():
-            (folder / "site.toml").write_text(_SITE_TOML.format(name=name, address=address), encoding="utf-8")
+            (folder / "site.toml").write_text(SITE_TOML.format(name=name, address=address), encoding="utf-8")
         (folder / "README.md").write_text(README.format(name=name, address=address), encoding="utf-8")
         write_atomic(self.public_key(name), public + b"\n")
         self._introduce(name)
@@ -352,46 +355,3 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-_SITE_TOML = """\
-# {name}: edit freely; this file stays at the site.
-[site]
-name = "{name}"
-address = "{address}"
-
-[data]
-# file = "patients.csv"        # .csv, .parquet, .npz or .svm; or give --data
-# target = "num"               # the column to predict; or give --target
-# test = "held-out.csv"        # samples on which the common model is tested
-# new = "admitted.csv"         # patients whom common models score, into scored/ here; those of file if left out
-# drop = ["patient_id"]
-# missing = ["?"]
-# separator = ";"              # only where it cannot be found from the .csv file
-# decimal = ","                # the same
-# encoding = "cp1252"          # if it is not UTF-8
-# weight = "visits"            # the column that says what each sample counts; its sum is sent
-# offset = "log_exposure"      # the column that is added to each sample's margin
-# classes = [0, 1, 2]          # for a classifier, unless they are -1 and 1 or 0 and 1; these numbers are sent
-# recipe = true                # a table with gaps and text: recipes of experiments prepare it, no target is needed
-
-[data.columns]                 # common name = name in this file
-# age = "alter"
-
-[data.units]                   # common name = how this file's numbers become those of the common unit
-# chol = {{ scale = 38.67 }}     # mmol/L to mg/dL; also shift = ...
-[approval]                     # who decides what is computed here
-# required = true              # experiments wait for `fedcomposite federation approve`
-
-[limits]                       # whatever an experiment says
-# max_rounds = 1000
-# max_local_steps = 100
-# methods = ["FedNMap", "FedAvg"]
-# min_samples = 50
-# min_batch = 20
-# networks = true              # others than linear models: read docs/site-it.md first
-# reproducible_batches = true  # the coordinator then knows which samples are in a minibatch
-# evaluations_per_day = 1000
-# max_message_mb = 100.0
-# secure = "required"          # only sums over several sites leave (peers/ says who they are)
-"""

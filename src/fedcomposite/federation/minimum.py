@@ -19,9 +19,10 @@ from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
 from fedcomposite.federation import policy
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.requests import ALL, Request, Silo, Sums, answer
+from fedcomposite.problems.requests import ALL, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
+_MEASURES = ("scores", "residuals")
 _ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
 
 
@@ -46,9 +47,8 @@ def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
         _check_columns(limits, own.X[inside], " of a fold")  # models are fitted to the others
     if request.name == "losses" and request.numbers.get("errors"):
         _check_errors(limits, own, request)
-    if request.name == "residuals":
-        policy.listed("r2", limits.metrics, "metrics")
-    if request.name == "scores" and not _rising(request.arrays["edges"]):
+    edges = request.arrays.get("edges", torch.zeros(0))
+    if (request.name == "scores" or len(edges)) and not _rising(edges):
         raise RefusalError(f"the edges of bins must rise and be at most {_MOST_EDGES}")
     if policy.affine(silo.loss):
         return
@@ -128,13 +128,16 @@ def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
 def told(limits: Limits, silo: Silo, requests: Sequence[Request]) -> list[Sums]:
     """The answers, with bins of fewer than ``min_count`` samples joined with their neighbours, whatever these weigh.
 
-    Counts of scores on different folds are told as one, in the place of the first: each sample by the model of its
-    fold, in bins that need not be as coarse as a fold is small.
+    Scores and residuals on different folds are told as one, in the place of the first: each sample by the model of its
+    fold, in bins that need not be as coarse as a fold is small. Residuals are zeros where the metric "r2" is not
+    allowed, and so are absolute errors without "mae".
     """
     made = [dict(answer(silo, one)) for one in requests]
     for places in _together(requests):
         one = requests[places[0]]
-        key = "counts" if one.name == "scores" else "histogram"
+        if one.name == "residuals":
+            _tell_residuals(limits, [made[i] for i in places])
+        key = "counts" if one.name in _MEASURES else "histogram"
         if key not in made[places[0]] or not made[places[0]][key].numel():
             continue
         plain = [_counted(silo, requests[i])[key] for i in places]
@@ -145,11 +148,25 @@ def told(limits: Limits, silo: Silo, requests: Sequence[Request]) -> list[Sums]:
     return made
 
 
+def _tell_residuals(limits: Limits, answers: Sequence[Sums]) -> None:
+    """Leave the sums of all in the first, as far as they may be told."""
+    first, *others = [one["sums"] for one in answers]
+    for one in others:
+        first += one
+        one.zero_()
+    if not policy.allows("mae", limits.metrics):
+        first[RESIDUALS.index("absolute")] = 0.0
+    if not policy.allows("r2", limits.metrics):
+        for answered in answers:
+            for sums in answered.values():
+                sums.zero_()
+
+
 def _together(requests: Sequence[Request]) -> list[list[int]]:
-    """Places of requests whose counts are told as one: scores on folds of one division, each fold once."""
+    """Places of requests whose counts are told as one: measures on folds of one division, each fold once."""
     made = list[list[int]]()
     for i, one in enumerate(requests):
-        fold = one.name == "scores" and one.rows.kind == "fold" and one.rows.held
+        fold = one.name in _MEASURES and one.rows.kind == "fold" and one.rows.held
         if fold and made and _same_division(requests, made[-1], one):
             made[-1].append(i)
         else:
@@ -159,7 +176,7 @@ def _together(requests: Sequence[Request]) -> list[list[int]]:
 
 def _same_division(requests: Sequence[Request], places: Sequence[int], one: Request) -> bool:
     others = [requests[i] for i in places]
-    if any(other.name != "scores" or other.rows.number == one.rows.number for other in others):
+    if any(other.name != one.name or other.rows.number == one.rows.number for other in others):
         return False
     alike = replace(one.rows, number=others[0].rows.number) == others[0].rows and one.part == others[0].part
     return alike and torch.equal(one.arrays["edges"], others[0].arrays["edges"])
@@ -173,7 +190,7 @@ def _counted(silo: Silo, request: Request) -> Sums:
 
 
 def _joined_bins(sums: Tensor, counts: Tensor, least: int) -> Tensor:
-    """Joined counts of scores ``(2, bins, 4)``, or histograms of several models ``(models, 2 bins)``."""
+    """Joined counts of scores or residuals ``(classes, bins, sums)``, or histograms of models ``(models, 2 bins)``."""
     if sums.ndim == 3:
         return joined(sums, least, counts[..., 0])
     shape = len(sums), 2, -1

@@ -104,7 +104,7 @@ class Question(_Data):
     errors: bool = False
     """Whether ``losses`` are to tell errors as well."""
     count: int = Field(default=0, ge=0, le=10_000)
-    """Models of ``losses``, edges of ``scores``."""
+    """Models of ``losses``, edges of ``scores`` and ``residuals``."""
     rows: Samples = Samples()
     part: Literal["train", "validation", "test", "new"] = "train"
     threshold: float = Field(default=0.5, gt=0, lt=1)

@@ -165,9 +165,14 @@ def private(limits: Limits, config: Config) -> None:
         raise RefusalError(f"with [privacy] only loss and accuracy are told, not {config.problem.metrics[0]}")
 
 
+def allows(name: str, allowed: Sequence[str]) -> bool:
+    """Whether something is in a list, or that is empty."""
+    return not allowed or fold(name) in map(fold, allowed)
+
+
 def listed(name: str, allowed: Sequence[str], kind: str) -> None:
     """Refuse what is not in a list that has something in it."""
-    if allowed and fold(name) not in map(fold, allowed):
+    if not allows(name, allowed):
         raise RefusalError(f"{name} is not among this site's {kind} ({', '.join(allowed)})")
 
 

@@ -17,6 +17,7 @@ from fedcomposite._validation import UserError, suggest
 from fedcomposite.data import Silos
 from fedcomposite.data.sparse import columns
 from fedcomposite.experiments.config import Config, ConfigError
+from fedcomposite.experiments.grids import FILLER
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES, clean
 from fedcomposite.problems import OneClassWarning, Problem
@@ -33,7 +34,7 @@ class AgreementError(UserError):
 def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
     """Read an experiment from TOML, whose data are at the sites; one ``[algorithm]`` is needed.
 
-    A ``[recipe]`` is for analyses, which learn it first.
+    With ``recipe`` it may be an analysis, which learns a ``[recipe]`` first and needs no ``[run]``.
     """
     try:
         content = tomllib.loads(text.removeprefix("\ufeff"))
@@ -50,6 +51,7 @@ def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
         for option in ("weight", "offset", "class_weights")
         if option in section
     ]
+    content = {"run": FILLER["run"], **content} if recipe else content
     run = content.get("run")
     if isinstance(run, dict) and run.get("replace") is True:
         found.append("[run] replace = true: a site cannot take part twice in a round")

@@ -18,7 +18,8 @@ import torch
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
 from fedcomposite.data.sheets import Sheet
-from fedcomposite.data.steps import Local
+from fedcomposite.data.spec import each_name
+from fedcomposite.data.steps import Local, known
 from fedcomposite.files import write_atomic
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.predictions import beside, predicted
@@ -33,16 +34,19 @@ class Source:
     name: str
     path: Path
     local: Local = field(default_factory=Local)
-    """Names, units and dropped columns of site.toml."""
+    """Names, levels, units and dropped columns of site.toml."""
     style: Mapping[str, Any] | None = None
 
     def sheet(self, recipe: Recipe) -> Sheet:
         """The table, read as the recipe's categories need it."""
-        return self.local.apply(self.read(recipe))
+        made = self.local.apply(self.read(recipe))
+        known(f"{self.name}: recode", self.local.recode, made.columns)
+        return made
 
     def read(self, recipe: Recipe) -> Sheet:
         """The table as the file has it."""
-        (made,) = recipe.sheets([self.path], names=[self.name], **(self.style or {}))
+        text = each_name([*recipe.one_hot_columns, *self.local.recode], self.local.rename)
+        (made,) = recipe.sheets([self.path], names=[self.name], text=text, **(self.style or {}))
         return made
 
     @property

@@ -361,17 +361,34 @@ def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"counts": made.view(2, -1, 4)}
 
 
-def residuals(x: Tensor, part: str, rows: Rows = ALL) -> Request:
-    """Ask for the sums behind R2 and the root mean squared error of a regression."""
-    return Request("residuals", {"x": x}, {}, rows, part)
+RESIDUALS = (
+    *("weight", "squares", "targets", "target_squares", "absolute", "deviance", "means", "mean_squares", "products"),
+    *("lowest", "exposure", "shifted", "margins"),
+)
+"""Sums behind the measures of a regression; products are of targets and means, exposure is the mean at the offset
+alone, shifted and margins are targets times offset and times margin."""
+
+
+def residuals(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
+    """Ask for the sums behind every measure of a regression, and for some of them in bins of its margins."""
+    return Request("residuals", {"x": x, "edges": edges}, {}, rows, part)
 
 
 def _residuals(silo: Silo, weights: Tensor, request: Request) -> Sums:
-    """Weight, sum of squared errors of the predicted means, sums of targets and of their squares."""
-    b = silo.b.double()
-    wrong = silo.loss.response(silo.margins(request.arrays["x"])) - b
-    each = torch.stack([torch.ones_like(b), wrong.square(), b, b.square()])
-    return {"sums": each @ weights}
+    """:data:`RESIDUALS`; in each bin weight, sums of margins, their squares, means and targets, ``(1, bins, 5)``."""
+    edges, z, b = request.arrays["edges"], silo.margins(request.arrays["x"]), silo.b.double()
+    mean, lowest, one = silo.loss.response(z), silo.loss.lowest(b), torch.ones_like(b)
+    lowest = torch.zeros_like(b) if lowest is None else lowest
+    offset = torch.zeros_like(b) if silo.offset is None else silo.offset
+    wrong, deviance = mean - b, 2 * (silo.loss.value(z, silo.b) - lowest)
+    sums = [one, wrong.square(), b, b.square(), wrong.abs(), deviance, mean, mean.square(), b * mean]
+    sums += [lowest, silo.loss.response(offset), b * offset, b * z]
+    each = torch.stack([one, z, z.square(), mean, b], 1) * weights.unsqueeze(1)
+    made = torch.zeros(len(edges) + 1, 5, dtype=torch.float64)
+    return {
+        "sums": torch.stack(sums) @ weights,
+        "counts": made.index_add_(0, torch.bucketize(z, edges, right=True), each).unsqueeze(0),
+    }
 
 
 _ANSWERS = {

@@ -111,7 +111,7 @@ def forest(found: Found) -> str:
 
 def roc(found: Found, part: str = "quality") -> str:
     """A curve per site."""
-    measured = {k: v for k, v in found.analysis.get(part, {}).items() if v["roc"]}
+    measured = {k: v for k, v in found.analysis.get(part, {}).items() if v.get("roc")}
     if not measured:
         return ""
     axes = Axes((0, 1), (0, 1), labels=("false positive rate", "true positive rate"), size=(420, 400))
@@ -128,12 +128,16 @@ def _site_color(site: str, i: int) -> str:
 
 
 def calibration(found: Found, part: str = "quality") -> str:
-    """Observed shares by predicted probability, per site."""
-    measured = found.analysis.get(part, {})
+    """Observed shares by predicted probability, or observed by predicted means, per site."""
+    measured = {k: v for k, v in found.analysis.get(part, {}).items() if "calibration_slope" in v}
     if not measured:
         return ""
-    axes = Axes((0, 1), (0, 1), labels=("predicted probability", "observed share"), size=(420, 400))
-    axes.bar((0, 0), (1, 1), "#bbb", 1.0)
+    ends, labels = (0.0, 1.0), ("predicted probability", "observed share")
+    if "auroc" not in next(iter(measured.values())):
+        values = [r[k] for one in measured.values() for r in one["calibration"] for k in ("predicted", "observed")]
+        ends, labels = _room(values or [0.0]), ("predicted mean", "observed mean")
+    axes = Axes(ends, ends, labels=labels, size=(420, 400))
+    axes.bar((ends[0], ends[0]), (ends[1], ends[1]), "#bbb", 1.0)
     for i, (site, one) in enumerate(measured.items()):
         points = [(r["predicted"], r["observed"]) for r in one["calibration"]]
         color = _site_color(site, i)

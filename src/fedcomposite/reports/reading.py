@@ -14,6 +14,8 @@ from fedcomposite.experiments.store import RunFolder, StoreError
 
 _QUALITY = {
     "samples": "samples", "positives": "positives", "auroc": "AUROC", "auprc": "AUPRC", "brier": "Brier",
+    "mean": "mean", "predicted": "predicted", "r2": "R2", "rmse": "RMSE", "mae": "MAE", "mean_loss": "mean loss",
+    "deviance_explained": "deviance explained",
     "calibration_slope": "calibration slope", "calibration_intercept": "calibration intercept", "ici": "ICI",
 }  # fmt: skip
 
@@ -87,8 +89,8 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
         made["Coefficients"] = _coefficients(found)
     for part, title in (("quality", "Quality"), ("test", "Test")):
         if measured := found.analysis.get(part):
-            rows = [{"site": k, **{label: v[name] for name, label in _QUALITY.items()}} for k, v in measured.items()]
-            made[title] = pd.DataFrame(rows)
+            told = [{label: v[name] for name, label in _QUALITY.items() if name in v} for v in measured.values()]
+            made[title] = pd.DataFrame([{"site": k, **v} for k, v in zip(measured, told, strict=True)])
     if (along := found.analysis.get("path")) is not None:
         named = ("lambda", "nonzeros", "deviance", "rounds", "aic", "bic", "ebic")
         columns = {"deviance explained" if k == "deviance" else k: along[k] for k in named}

@@ -21,8 +21,9 @@ def studied(found: Found) -> dict[str, str]:
         return {}
     made = {}
     if overall := one.get("quality", {}).get("all"):
-        n, events = overall["samples"], overall["positives"]
-        made["samples"] = f"{n:.6g}, {events:.6g} of them of class 1 (events), at {len(one['sites'])} sites"
+        n, events = overall["samples"], overall.get("positives")
+        about = f"mean {overall['mean']:.4g}" if events is None else f"{events:.6g} of them of class 1 (events)"
+        made["samples"] = f"{n:.6g}, {about}, at {len(one['sites'])} sites"
     elif rows := one.get("description"):
         first = rows[0].get("feature")
         counts = [r["n"] + r["missing"] if "n" in r else r["samples"] for r in rows if r.get("feature") == first]
@@ -48,8 +49,24 @@ def notes(found: Found) -> dict[str, str]:
     if "intervals" in found.analysis:
         made["Coefficients"] = _coefficients(found)
     if "quality" in found.analysis:
-        made["Quality"] = _quality(found)
+        made["Quality"] = " ".join(filter(None, [_quality(found), _regression(found)]))
     return made
+
+
+def _regression(found: Found) -> str:
+    """What the measures of a regression mean."""
+    one = found.analysis["quality"]["all"]
+    if "r2" not in one:
+        return ""
+    said = "Mean, predicted: means of what was observed and predicted. R2: against the mean of the same samples. "
+    if "deviance_explained" in one:
+        said += "Deviance explained: against one rate for all of them. Calibration: intercept, log of observed over "
+        return said + "predicted counts; slope, of a Poisson regression on the linear predictor."
+    if "mean_loss" in one:
+        said += "Mean loss: what the fit minimises, without the regularizer. "
+    if "calibration_slope" in one:
+        said += "Calibration: intercept, mean observed less mean predicted; slope, of a line through both."
+    return said.strip()
 
 
 def _coefficients(found: Found) -> str:
