@@ -12,6 +12,7 @@ import fedcomposite as fc
 from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Schema
 from fedcomposite.data.steps import Absent, Complete, Impute, Interact, Local, Log, Spline, Standardize
 from fedcomposite.estimators import Request, Rows
+from fedcomposite.estimators.predicting import predict_at_sites
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
@@ -22,6 +23,7 @@ from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.policy import Limits
 from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import parse
+from fedcomposite.federation.sources import Newcomers
 from fedcomposite.federation.states import StateStore
 from fedcomposite.federation.tables import Source, TableSite
 
@@ -54,6 +56,30 @@ def test_a_patient_with_a_rare_level_is_a_row_of_the_hessian(tmp_path):
             question(make_sites(silos, tmp_path / name, opened(**DEFAULT)), name, **arrays)
     question(make_sites(silos_of(rare=5), tmp_path / "five", opened(**DEFAULT)), "information")
     question(make_sites(silos_of(rare=0), tmp_path / "none", opened(**DEFAULT)), "information")
+
+
+@pytest.mark.parametrize("rare", [2, 5])
+def test_the_outcomes_of_a_few_are_no_sum_of_margins(rare, tmp_path):
+    """A model of their column alone is 0 for all others: the margins of a class count those of them who have it."""
+    silos, alone = silos_of(rare=rare), at([0.0, 0, 1, 0], edges=torch.tensor([5.0], dtype=torch.float64))
+    sick = int(silos[0][1][:rare].sum())
+    [answers, *_], _ = question(make_sites(silos, tmp_path / "a", opened(min_count=1)), "scores", **alone)
+    assert answers[0]["counts"][1, :, 1].sum() == sick
+    sites = make_sites(silos, tmp_path / "b", opened(**DEFAULT))
+    if rare < 5:
+        with pytest.raises(FederationError, match="differ from the others in level"):
+            question(sites, "scores", **alone)
+    else:
+        question(sites, "scores", **alone)
+    for i, site in enumerate(sites):  # the same people as new patients: nothing is told of the first site's
+        X, y = silos[i]
+        path = tmp_path / f"{i}.csv"
+        pd.DataFrame(X.numpy(), columns=["a", "b", "level"]).assign(sick=y.numpy()).to_csv(path, index=False)
+        site.newcomers = Newcomers(Source(site.name, path), tmp_path / f"scored-{i}", "sick")
+    asking, _ = inquiry(sites)
+    there = asking.meet()
+    assert len(predict_at_sites(there, alone["x"], asking)) == (4 if rare == 5 else 3)
+    assert len(pd.read_csv(tmp_path / "scored-0" / "job.csv")) == 60
 
 
 def test_a_fold_of_few_is_not_asked_for_directly(tmp_path):

@@ -129,7 +129,7 @@ class Desk:
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
         self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
         silo = self._newcomers(order, config, silo, requests)
-        if self._looked_at is not silo and any(one.name != "scores" and one.part != NEW for one in requests):
+        if self._looked_at is not silo and any(one.part != NEW for one in requests):
             minimum.check_columns(self._site.limits, silo, order.shape.names)
             self._looked_at = silo
         for one in requests:
@@ -187,9 +187,12 @@ class Desk:
             own = dataclasses.replace(own, test=(X, y), held_by={}, held_margin_offsets=shifts)
             parts = silos_of(local_problem(skeleton(config, shape), config, shape, own))[-1].parts
             told = parts["test"]
-        few = "" if len(told[0]) else "; too few with a known outcome for others to hear how good it is"
+        made = dataclasses.replace(silo, parts={**silo.parts, NEW: told})
+        if not all(minimum.told_apart(site.limits, made.of_part(NEW), one.arrays["x"]) for one in asked_for):
+            made = dataclasses.replace(silo, parts={**silo.parts, NEW: (silo.X[:0], silo.b[:0], None)})
+        few = "" if len(made.of_part(NEW).X) else "; too few with a known outcome for others to hear how good it is"
         site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
-        return dataclasses.replace(silo, parts={**silo.parts, NEW: told})
+        return made
 
     def _request(self, order: Order, config: Config, q: Question, place: int, given: Vectors) -> Request:
         """A question as the function that answers it takes it; draws are nobody else's business."""

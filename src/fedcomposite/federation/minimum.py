@@ -78,6 +78,11 @@ def worth_telling(limits: Limits, loss: Loss, targets: Tensor) -> bool:
     return int(torch.unique(targets, return_counts=True)[1].min()) >= limits.min_class
 
 
+def told_apart(limits: Limits, own: Silo, x: Tensor) -> bool:
+    """Whether a model tells none or enough samples from the others: that of one rare column is about those few."""
+    return not len(own.X) or enough(own.margins(x).double().numpy(), limits.min_count)
+
+
 def check_columns(limits: Limits, silo: Silo, names: Sequence[str]) -> None:
     """Refuse samples of which a few alone differ from the others in a column, or in a target that is no class."""
     inside = silo.importance > 0
