@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import as_vector
 from fedcomposite.problems import Batches, ClientGradients, Counter, Loss, Problem
 from fedcomposite.problems.metrics import (
     AUC,
@@ -32,7 +33,6 @@ from fedcomposite.problems.metrics import (
     predicted,
     probabilities,
 )
-from fedcomposite.problems.problem import as_vector
 
 __all__ = [
     "AUC",

@@ -24,7 +24,7 @@ import pandas as pd
 from fedcomposite._validation import suggest
 from fedcomposite.data import delimited
 from fedcomposite.data.cells import EXACT, Column, column_faults, decimal_faults
-from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse, stop
+from fedcomposite.data.faults import DataError, DataWarning, Fault, paths_of, refuse, stop
 from fedcomposite.data.frames import series_column
 from fedcomposite.data.wanted import MARKERS, Wanted
 
@@ -52,7 +52,7 @@ class Kept(NamedTuple):
 
 def listed(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The paths; a single one is one file, and one that is given twice is warned about."""
-    found = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    found = paths_of(paths, "file")
     for path, times in Counter(path.resolve() for path in found).items():
         if times > 1:
             message = f"{path}: the same file is given {times} times, so its samples count {times} times"

@@ -21,7 +21,7 @@ from fedcomposite.data import saved
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
 from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
-from fedcomposite.data.gather import gather, per_sample, pooled
+from fedcomposite.data.gather import check_parts, gather, per_sample, pooled
 from fedcomposite.data.reading import listed
 from fedcomposite.data.reshaping import split, standardized, weighted
 from fedcomposite.data.sparse import Features, dense
@@ -115,7 +115,7 @@ class Silos:
         taken over. ``weights`` has an array per client: what each of its samples counts; ``margin_offsets`` what is
         added to each one's margin, and ``held_margin_offsets`` that of held-out samples (``{"test": ...}``).
         """
-        columns = None if not len(feature_names) else texts("feature_names", feature_names)
+        columns = texts("feature_names", feature_names) or None
         if columns is not None and len(set(columns)) < len(columns):
             raise DataError(
                 f"feature_names: {max(columns, key=columns.count)!r} occurs twice; give every feature its own"
@@ -136,6 +136,7 @@ class Silos:
             if numbers is not None:
                 extra[option] = per_sample(option, numbers, sizes)
         if held_margin_offsets is not None:
+            check_parts(held_margin_offsets, there)
             each = {part: as_tensor(t, f"{part}, margin offsets").double() for part, t in held_margin_offsets.items()}
             extra["held_margin_offsets"] = each
         starts = tuple(np.cumsum([0, *sizes]).tolist())

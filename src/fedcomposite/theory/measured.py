@@ -131,6 +131,8 @@ def constants(
     **known
         Constants that you know better, for example ``mu``; they replace measured ones.
     """
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem is a {type(problem).__name__}; make one: fc.Problem(silos, ...)")
     smooth, h, n = problem.smooth(), problem.regularizer, len(problem.silos)
     first = smooth.start() if x0 is None else torch.as_tensor(x0, dtype=torch.float64)
     everyone = smooth.full(np.arange(n, dtype=np.uint64))
