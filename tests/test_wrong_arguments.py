@@ -309,6 +309,10 @@ def test_data_of_estimators(name):
     assert np.array_equal(one.coef_, kind(0.1, unpenalised=[0]).fit(FRAME, y).coef_)
 
 
+def network(model, **options):
+    return fc.Problem(fc.Silos.from_arrays([(X, 2 * Y - 1)]), model=model, loss="cross_entropy", **options)
+
+
 RECIPE = fc.Recipe(min_count=1)
 
 
@@ -359,6 +363,8 @@ RECIPE = fc.Recipe(min_count=1)
         (lambda: fc.models.build("mobilenetv3-small", "cifar10", dropout=2), "dropout = 2, must be a number >= 0"),
         (lambda: fc.prune(3, torch.zeros(2)), "pruning needs a module, and this is a int"),
         (lambda: fc.Problem(SILOS, loss_options=3), "loss_options = 3, must be a dictionary"),
+        (lambda: network(torch.nn.Linear(3, 1)), "cross_entropy needs an output per class, the module gives one"),
+        (lambda: network(torch.nn.Linear(3, 2), normalization=3), "normalization = 3, must be (mean, std)"),
         (lambda: L1(0.1).on(3), "on: 3, must be a mask, a list of coordinates or patterns"),
         (lambda: L1(0.1).scaled("a"), "kappa = 'a', must be a number > 0"),
         (lambda: fc.privacy.SampleLevel(clip=1, noise=1).epsilon(-1), "queries = -1, must be an integer >= 0"),
@@ -372,6 +378,22 @@ RECIPE = fc.Recipe(min_count=1)
 )
 def test_data_and_the_rest(call, says):
     refused(call, says)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda p: fc.theory.constants(p, of="x"), "of = 'x', must be one of 'clients', 'samples'"),
+        (lambda p: fc.theory.constants(p, rounds=-1), "rounds = -1, must be an integer >= 1"),
+        (lambda p: fc.theory.constants(p, muh=3), "Constants has no field 'muh'; did you mean 'mu'?"),
+        (lambda p: fc.theory.constants(p, x0="a"), "x0 = 'a', must be a vector of numbers"),
+        (lambda p: fc.metrics.proximal_point(p, torch.zeros(3), 0), "radius = 0, must be positive"),
+        (lambda p: fc.metrics.moreau_gradient_norm(p, torch.zeros(3), "a"), "radius = 'a', must be positive"),
+        (lambda p: fc.metrics.distance("a", torch.zeros(3)), "x = 'a', must be a vector of numbers"),
+    ],
+)
+def test_theory_and_metrics(problem, call, says):
+    refused(lambda: call(problem), says)
 
 
 def test_pictures_make_their_folder(tmp_path):

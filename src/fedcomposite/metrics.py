@@ -131,10 +131,10 @@ def proximal_point(
         When a smooth problem is not solved to ``tolerance`` in ``most`` steps.
     """
     center, h = _vector(x), problem.regularizer
-    modulus = 1 / radius - h.rho
+    modulus = 1 / radius - h.rho if isinstance(radius, int | float) and radius > 0 else 0.0
     if modulus <= 0:
         raise ValueError(
-            f"radius = {radius:g}, must be positive and below 1/rho = {1 / h.rho if h.rho else math.inf:g}"
+            f"radius = {radius!r}, must be positive and below 1/rho = {1 / h.rho if h.rho else math.inf:g}"
         )
     if isinstance(problem.loss, Loss) and not math.isfinite(problem.loss.curvature):
         u, error = _subgradient(problem, center, radius, modulus, most)
