@@ -127,11 +127,14 @@ def test_the_seed_of_the_model_may_be_its_own(config):
 MODEL = {
     "unknown model": (('"mlp"', '"mpl"'), "[model] unknown model 'mpl'; did you mean 'mlp'?"),
     "misspelt option": (("hidden =", "hiden ="), "[model] model 'mlp' has no option 'hiden'; did you mean 'hidden'?"),
-    "option of another type": (("[12]", '["many"]'), "[model] options = {'hidden': ['many']} do not fit 'mlp'"),
-    "option below zero": (("[12]", "[-12]"), "[model] options = {'hidden': [-12]} do not fit 'mlp'"),
+    "option of another type": (
+        ("[12]", '["many"]'),
+        "[model] model 'mlp': hidden = ['many'], must be a list of an integer",
+    ),
+    "option below zero": (("[12]", "[-12]"), "[model] model 'mlp': hidden = [-12], must be a list of an integer >= 1"),
     "option out of range": (
         ('"mlp"\noptions = { hidden = [12] }', '"mobilenetv3-small"\noptions = { dropout = 2.0 }'),
-        "[model] dropout probability has to be between 0 and 1",
+        "[model] model 'mobilenetv3-small': dropout = 2.0, must be a number >= 0 and <= 1",
     ),
     "unknown field": (('"mlp"', '"mlp"\nchunks = 3'), "[model] chunks is not a known field; did you mean 'chunk'?"),
     "unknown way": (('"mlp"', '"mlp"\ngradients = "fast"'), "[model] gradients = 'fast'"),

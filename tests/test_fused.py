@@ -1,11 +1,14 @@
 """What a method does between two gradients, listed and cut: the same numbers as its rule."""
 
+import dataclasses
+import functools
+
 import pytest
 import torch
 
 from fedcomposite.algorithms import REGISTRY, FedNMap, Zhang
 from fedcomposite.problems import Batches
-from fedcomposite.regularizers import L1, MCP
+from fedcomposite.regularizers import L1, MCP, Blocks, GroupLasso
 from fedcomposite.runtime import Simulator, messages
 from fedcomposite.runtime.program.fused import Fused
 from fedcomposite.testing import small_problem
@@ -88,3 +91,24 @@ def test_compiled_programs_count_and_compute_as_eager_rounds(name, monkeypatch):
     assert isinstance(recorded._local_round, Fused)
     torch.testing.assert_close(sims[1].solution, sims[0].solution, rtol=0, atol=1e-12)
     assert sims[1].counter == sims[0].counter
+
+
+@pytest.mark.parametrize(
+    "h",
+    [
+        L1(0.2, weights=(1.0, 2.0, 0.5, 1.0, 3.0, 1.0)),
+        GroupLasso(0.2, groups=2),
+        Blocks.of(L1(0.2).on(range(2)), MCP(0.1, 4.0).on(range(3, 5))),
+    ],
+    ids=str,
+)
+def test_terms_that_were_never_called_are_cut_and_compiled(h):
+    """What a formula makes at its first call and keeps is made before operations are listed."""
+    method = FedNMap(3, 0.1, gamma=0.3)
+    other = dataclasses.replace(h)
+    whole = functools.partial(torch.compile, backend="eager", fullgraph=True)
+    fused = Fused(method, *given(method, L1(0.1)), other, compile=whole)
+    message, clients = given(method, L1(0.1), 1)
+    expected = method.local_round(message, clients, Gradients(), h)
+    for a, b in zip(flat(fused(message, clients, Gradients(), other)), flat(expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)

@@ -165,3 +165,21 @@ def test_messages_name_sections_that_exist():
 
     assert "[data.columns]" in folder.SITE_TOML
     assert "under [data.columns] in its site.toml" in Path(shape.__file__).read_text(encoding="utf-8")
+
+
+def test_clients_are_told_apart_by_their_names(tmp_path):
+    """Hospitals that all call their file data.csv are known by their folders."""
+    text = "a,y\n1,0\n2,1\n3,0\n"
+    for name in ("north/data.csv", "south/data.csv", "south/more.csv", "west/2024/data.csv", "east/2024/data.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def names(*files, **options):
+        return Silos.from_csv([tmp_path / f for f in files], target="y", **options).names
+
+    assert names("north/data.csv", "south/more.csv") == ("data", "more")
+    assert names("north/data.csv", "south/data.csv") == ("north", "south")
+    assert names("north/data.csv", "south/data.csv", "south/more.csv") == ("north-data", "south-data", "south-more")
+    assert names("west/2024/data.csv", "east/2024/data.csv") == ("data 1", "data 2")
+    with pytest.raises(DataError, match="'a' occurs twice"):
+        names("north/data.csv", "south/data.csv", names=["a", "a"])

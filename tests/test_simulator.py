@@ -332,7 +332,7 @@ def test_no_warning_in_an_ordinary_run(lasso):
         ({"participation": "half"}, "participation = 'half', must be a number"),
         ({"tolerance": "small"}, "tolerance = 'small', must be a number"),
         ({"clip_norm": "1"}, "clip_norm = '1', must be a number"),
-        ({"seed": "a"}, "seed = 'a', must be a number"),
+        ({"seed": "a"}, "seed = 'a', must be an integer >= 0"),
     ],
 )
 def test_what_is_given_wrongly_is_named(lasso, wrong, says):

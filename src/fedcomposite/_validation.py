@@ -29,15 +29,17 @@ Positive = Annotated[float, at.Gt(0)]
 ZeroOrMore = Annotated[float, at.Ge(0)]
 Probability = Annotated[float, at.Gt(0), at.Le(1)]
 Count = Annotated[int, at.Ge(1)]
+Natural = Annotated[int, at.Ge(0)]
+Inside = Annotated[float, at.Gt(0), at.Lt(1)]
 
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` when a known name is close, and ``""`` otherwise."""
     known = list(known)
     folded = {k.casefold(): k for k in known}
-    close = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name).casefold(), list(folded), n=1, cutoff=0.6)
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
@@ -59,11 +61,13 @@ def describe(hint: Any) -> str:
         limits = " and ".join(f"{_SYMBOLS[a]} {v:g}" for a, v in _limits(args[1:]))
         return f"{describe(args[0])} {limits}".strip()
     if origin is Literal:
-        return "one of " + ", ".join(map(repr, args))
+        return "one of " + ", ".join(map(repr, args)) if len(args) > 1 else repr(args[0])
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(describe, args))
     if origin is tuple:
         return "a list of " + describe(args[0])
+    if origin is Callable:
+        return "a function"
     return {float: "a number", int: "an integer", bool: "true or false", str: "a string"}.get(
         hint, getattr(hint, "__name__", str(hint))
     )
@@ -96,6 +100,8 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
             return False, value
         parts = [_accept(args[0], v) for v in value]
         return all(ok for ok, _ in parts), tuple(v for _, v in parts)
+    if origin is Callable:
+        return callable(value), value
     if hint is float:
         ok = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
         return ok, float(value) if ok else value
@@ -120,11 +126,11 @@ def validate(instance: Any, skip: Collection[str] = ()) -> None:
     for name, value in given.items():
         ok, converted = _accept(hints[name], value)
         if not ok:
-            _refuse(wrong_values(cls, given))
+            refuse(wrong_values(cls, given))
         object.__setattr__(instance, name, converted)
 
 
-def _refuse(faults: Collection[str], error: type[ValueError] = ValueError) -> None:
+def refuse(faults: Collection[str], error: type[ValueError] = ValueError) -> None:
     """One error for all faults, a line for each."""
     if faults:
         raise error("\n".join(faults))
@@ -133,9 +139,19 @@ def _refuse(faults: Collection[str], error: type[ValueError] = ValueError) -> No
 def wrong_values(cls: type[Any], fields: Mapping[str, Any]) -> list[str]:
     """A line for every value that a dataclass's field does not accept."""
     hints = _hints(cls)  # type: ignore[arg-type]
-    wrong = {name: value for name, value in fields.items() if not _accept(hints[name], value)[0]}
+    return [f"{cls.__name__}: {line}" for line in _wrong(hints, fields)]
+
+
+def _wrong(hints: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    wrong = {name: value for name, value in given.items() if not _accept(hints[name], value)[0]}
     shown = {name: "a tensor" if isinstance(value, torch.Tensor) else repr(value) for name, value in wrong.items()}
-    return [f"{cls.__name__}: {name} = {shown[name]}, must be {describe(hints[name])}" for name in wrong]
+    return [f"{name} = {shown[name]:.80}, must be {describe(hints[name])}" for name in wrong]
+
+
+def wrong_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> list[str]:
+    """A line for every argument that is not what the function's annotations say; other names are passed over."""
+    hints = _hints(function)
+    return _wrong(hints, {name: value for name, value in given.items() if name in hints})
 
 
 def wrong_names(cls: type[Any], fields: Iterable[str]) -> list[str]:
@@ -151,7 +167,7 @@ def wrong_names(cls: type[Any], fields: Iterable[str]) -> list[str]:
 def check_fields(cls: type[Any], fields: Mapping[str, Any]) -> None:
     """Check some of the fields of a dataclass: every name known, every value of its type."""
     known = {f.name for f in dataclasses.fields(cls) if f.init}
-    _refuse([*wrong_names(cls, fields), *wrong_values(cls, {k: v for k, v in fields.items() if k in known})])
+    refuse([*wrong_names(cls, fields), *wrong_values(cls, {k: v for k, v in fields.items() if k in known})])
 
 
 def check_call(
@@ -173,7 +189,7 @@ def check_call(
         ok, checked[name] = _accept(hints[name], value)
         if not ok:
             faults.append(f"{what}: {name} = {value!r}, must be {describe(hints[name])}")
-    _refuse([*faults, *lacking(what, {n: hints[n] for n, p in known.items() if p.default is p.empty}, options)], error)
+    refuse([*faults, *lacking(what, {n: hints[n] for n, p in known.items() if p.default is p.empty}, options)], error)
     return checked
 
 
@@ -182,3 +198,15 @@ def lacking(what: str, needed: Mapping[str, Any], given: Iterable[str]) -> list[
     meant = "".join(suggest(name, needed) for name in given if name not in needed)
     missing = [name for name in needed if name not in given and repr(name) not in meant]
     return [f"{what} needs " + ", ".join(f"{name} ({describe(needed[name])})" for name in missing)] if missing else []
+
+
+def as_vector(x: Any, name: str = "x") -> torch.Tensor:
+    """A tensor or an array in its own floating-point type; everything else in float64."""
+    try:
+        point = torch.as_tensor(x, dtype=None if isinstance(x, torch.Tensor | np.ndarray) else torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        point = torch.zeros(0, dtype=torch.complex64)
+    if point.is_complex():
+        hint = "; give its solution" if hasattr(x, "solution") else ""
+        raise ValueError(f"{name} = {x!r:.60}, must be a vector of numbers{hint}")
+    return point if point.is_floating_point() else point.double()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import as_vector
 from fedcomposite.problems import Batches, ClientGradients, Counter, Loss, Problem
 from fedcomposite.problems.metrics import (
     AUC,
@@ -32,7 +33,6 @@ from fedcomposite.problems.metrics import (
     predicted,
     probabilities,
 )
-from fedcomposite.problems.problem import as_vector
 
 __all__ = [
     "AUC",
@@ -131,10 +131,10 @@ def proximal_point(
         When a smooth problem is not solved to ``tolerance`` in ``most`` steps.
     """
     center, h = _vector(x), problem.regularizer
-    modulus = 1 / radius - h.rho
+    modulus = 1 / radius - h.rho if isinstance(radius, int | float) and radius > 0 else 0.0
     if modulus <= 0:
         raise ValueError(
-            f"radius = {radius:g}, must be positive and below 1/rho = {1 / h.rho if h.rho else math.inf:g}"
+            f"radius = {radius!r}, must be positive and below 1/rho = {1 / h.rho if h.rho else math.inf:g}"
         )
     if isinstance(problem.loss, Loss) and not math.isfinite(problem.loss.curvature):
         u, error = _subgradient(problem, center, radius, modulus, most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ _WIDER = {"u2": "i4", "u4": "i8", "u8": "i8"}  # torch stores these unsigned typ
 
 def texts(option: str, given: Sequence[str]) -> tuple[str, ...]:
     """A list of names; a single string would be read letter by letter."""
-    if isinstance(given, str):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise DataError(f"{option} = {given!r} must be a list of names")
     return tuple(str(name) for name in given)
 
@@ -34,6 +34,7 @@ def texts(option: str, given: Sequence[str]) -> tuple[str, ...]:
 def clients(arrays: Any) -> list[Any]:
     """What was given for each client."""
     wrong = isinstance(arrays, Dataset | Tensor | np.ndarray | pd.DataFrame | dict | str)
+    wrong |= not isinstance(arrays, Iterable)
     if wrong or (isinstance(arrays, tuple) and len(arrays) == 2 and not isinstance(arrays[0], tuple | list)):
         kind = "one pair" if isinstance(arrays, tuple) else f"a {type(arrays).__name__}"
         raise DataError(f"from_arrays wants a list with a pair of arrays (X, y) per client, not {kind}")
@@ -79,8 +80,11 @@ def as_tensor(values: Any, what: str, truth: torch.dtype = torch.float64) -> Ten
     return out
 
 
+LARGEST = 1e75  # of a sample's numbers: sums of fourth powers are finite
+
+
 def check_finite(values: Tensor, what: str) -> None:
-    """Refuse NaN and infinite values."""
+    """Refuse NaN, infinite values, and those with which nothing can be computed."""
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
         bad = torch.nonzero(~torch.isfinite(values))
         row, *rest = bad[0].tolist()
@@ -88,6 +92,13 @@ def check_finite(values: Tensor, what: str) -> None:
         raise DataError(
             f"{what}: {len(bad)} value(s) are NaN or infinite, the first in row {row}{column}; "
             "impute or drop them before the run"
+        )
+    if values.dtype == torch.float64 and values.numel() and float(values.abs().max()) > LARGEST:
+        row, *rest = torch.nonzero(values.abs() > LARGEST)[0].tolist()
+        column = f", column {rest[0]}" if rest else ""
+        raise DataError(
+            f"{what}: row {row}{column} has {float(values[row, *rest]):.3g}, whose powers are infinite; "
+            "mend it, or give the column in other units"
         )
 
 

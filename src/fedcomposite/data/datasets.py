@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data.arrays import texts
-from fedcomposite.data.faults import DataError, Fault, refuse
+from fedcomposite.data.faults import DataError, Fault, paths_of, refuse
 from fedcomposite.data.frames import frame_values, names_of
 from fedcomposite.data.items import Items, as_array, chosen_columns, items
 from fedcomposite.data.pictures import Channels, ImageFolder, check_size, class_names, folder_faults
@@ -250,7 +250,7 @@ def from_folders(
 ) -> Any:
     """See :meth:`fedcomposite.Silos.from_folders`."""
     check_size(size, channels)
-    given = [Path(p) for p in ([folders] if isinstance(folders, str | Path) else folders)]
+    given = paths_of(folders, "folder")
     held = {part: Path(p) for part, p in (("test", test), ("validation", validation)) if p is not None}
     labels = texts("names", names) or tuple(path.name for path in given)
     sources = [*given, *held.values()]

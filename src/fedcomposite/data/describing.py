@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedcomposite.data.faults import DataError
 from fedcomposite.data.flags import flags_of
 from fedcomposite.data.looks import SHARES, Look
 from fedcomposite.data.queries import GRID, Answer, Ask, Below, Gaps, LevelCounts, Moments, Query, Rules, Schema, Sites
 from fedcomposite.data.recipe import Given, Recipe
-from fedcomposite.data.steps import Absent, AnyStep
+from fedcomposite.data.steps import Absent, AnyStep, known
 
 _EDGES = 4000  # of a column's second histogram, over all sites
 _CELLS = 64  # at most of one site
@@ -56,8 +57,13 @@ def describe(
     >>> table[table["flags"].str.contains("0") & (table["feature"] == "chol")][["site", "flags"]].values.tolist()[0]
     ['switzerland', 'every value is 0: not measured?']
     """
+    if not (recipe is None or isinstance(recipe, Recipe)):
+        raise DataError(f"recipe = {recipe!r:.60}, must be a Recipe")
     made = recipe or Recipe()
     sheets = made.sheets(given, **options)
+    if target is not None:
+        everything = {name: None for s in sheets for name in (*s.columns, *made.local(s.name).rename)}
+        known("target", [str(target)], everything)
     ask = Sites([made.local(s.name).apply(s) for s in sheets], rules or Rules(made.min_count))
     return table_of(look_at(ask, ask.names), target)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from fedcomposite._faults import UserError
 
@@ -39,6 +41,20 @@ class DataError(UserError):
     def __init__(self, message: str, faults: Sequence[Fault] = ()) -> None:
         super().__init__(message)
         self.faults = tuple(faults)
+
+
+def path_of(given: Any, what: str) -> Path:
+    """A path; anything else is refused."""
+    if not isinstance(given, str | Path):
+        raise DataError(f"{what} = {given!r:.60}, must be a path")
+    return Path(given)
+
+
+def paths_of(given: Any, what: str) -> list[Path]:
+    """One path, or several."""
+    if isinstance(given, str | Path) or not isinstance(given, Iterable):
+        return [path_of(given, what)]
+    return [path_of(one, what) for one in given]
 
 
 class DataWarning(UserWarning):

@@ -118,6 +118,8 @@ class FittedRecipe(BaseModel):
 
     def silos(self, sheets: Sequence[Sheet], test: Sheet | Sequence[Sheet] | None = None) -> Silos:
         """The sites' tables as silos, with this recipe in ``silos.recipe``; ``test`` is nobody's, or one of each."""
+        if strange := [type(one).__name__ for one in sheets if not isinstance(one, Sheet)]:
+            raise DataError(f"a {strange[0]} is no sheet; take recipe.prepare(tables, target=...)")
         pairs = map(self._samples, sheets)
         made = Silos.from_arrays(pairs, names=[sheet.name for sheet in sheets], feature_names=self.features)
         if test is None:

@@ -17,6 +17,8 @@ from fedcomposite.data.faults import DataError, Fault, refuse
 
 def names_of(frame: pd.DataFrame, what: str) -> list[str]:
     """The names of a table's columns, each of which may occur once."""
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"{what}: a {type(frame).__name__} is no table; give a DataFrame")
     names = [str(c) for c in frame.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     refuse([Fault(what, f"two columns are called {name!r}", "rename or drop one", name, 2) for name in twice])

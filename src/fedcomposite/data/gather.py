@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -81,8 +81,19 @@ def _checked(X: Any, y: Any, who: str, before: tuple[Features, Tensor] | None) -
     return features, targets
 
 
+def check_parts(given: Any, there: Sequence[str]) -> None:
+    """Refuse offsets of held-out samples that are not there."""
+    strange = sorted(map(str, set(given) - set(there))) if isinstance(given, Mapping) else [repr(given)]
+    if strange:
+        raise DataError(
+            f"held_margin_offsets: {', '.join(strange)}; give {{'test': ...}} for the parts that are held out"
+        )
+
+
 def per_sample(option: str, given: Iterable[ArrayLike], sizes: Sequence[int]) -> Tensor:
     """A number for every sample, from an array per client."""
+    if not isinstance(given, Iterable):
+        raise DataError(f"{option} = {given!r:.60}, must be an array per client, as long as its targets")
     each = [as_tensor(w, f"{option} of client {i}").double() for i, w in enumerate(given)]
     if [tuple(w.shape) for w in each] != [(size,) for size in sizes]:
         raise DataError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -128,6 +128,8 @@ def chosen_columns(
     """Columns of the features and the target of a table with these columns."""
     if target is None:
         raise stop(who, f"a table with columns {', '.join(names)}", "say which one to predict: target=")
+    if not (features is None or isinstance(features, Iterable)):
+        raise stop(who, f"features = {features!r} are no columns", f"there are {', '.join(names)}")
     wanted = [features] if isinstance(features, str) else list(features or (n for n in names if n != target))
     for name in (target, *wanted):
         if name not in names:

@@ -149,6 +149,8 @@ def _fill(groups: Groups, minimum: int, rng: Rng) -> Groups:
 
 def partition(silos: Silos, name: str, *, clients: Count, seed: Seed = 0, minimum: Count = 1, **options: Any) -> Silos:
     """Pool the samples of ``silos`` and deal them out to ``clients`` anew; test data stay as they are."""
+    if not isinstance(silos, Silos):
+        raise DataError(f"silos = {silos!r:.60}, must be Silos; make them with Silos.from_arrays([(X, y), ...])")
     rule = PARTITIONERS.lookup(name, DataError)
     what = f"partition {name!r}"
     check_call(what, partition, {"clients": clients, "seed": seed, "minimum": minimum}, DataError)

@@ -25,7 +25,7 @@ import pandas as pd
 from fedcomposite._validation import suggest
 from fedcomposite.data import delimited
 from fedcomposite.data.cells import EXACT, Column, column_faults, decimal_faults
-from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse, stop
+from fedcomposite.data.faults import DataError, DataWarning, Fault, paths_of, refuse, stop
 from fedcomposite.data.frames import series_column
 from fedcomposite.data.wanted import MARKERS, Wanted
 
@@ -53,12 +53,25 @@ class Kept(NamedTuple):
 
 def listed(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The paths; a single one is one file, and one that is given twice is warned about."""
-    found = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    found = paths_of(paths, "file")
     for path, times in Counter(path.resolve() for path in found).items():
         if times > 1:
             message = f"{path}: the same file is given {times} times, so its samples count {times} times"
             warnings.warn(message, DataWarning, stacklevel=3)
     return found
+
+
+def labels_of(files: Sequence[Path]) -> list[str]:
+    """A name for each client: that of its file, or of its folder where files have the same name; no two alike."""
+    places = [path.resolve() for path in files]
+    for made in (
+        [p.stem for p in files],
+        [p.parent.name for p in places],
+        [f"{p.parent.name}-{p.stem}" for p in places],
+    ):
+        if len(set(made)) == len(made) and all(made):
+            return made
+    return [f"{path.stem} {i}" for i, path in enumerate(files, start=1)]
 
 
 def kind_of(paths: Sequence[Path]) -> str:

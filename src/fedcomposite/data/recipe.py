@@ -90,6 +90,8 @@ class Recipe(RecipeSpec):
         """Learn the steps from sites that answer queries; each has done its own part (:meth:`local`) before."""
         state = Learner(self, ask, sites, target)
         state.learn()
+        if not state.features:
+            raise DataError("recipe: no feature is left beside the target; drop fewer columns")
         spec = RecipeSpec(**self.model_dump())
         return FittedRecipe(
             recipe=spec,
@@ -120,6 +122,8 @@ class Recipe(RecipeSpec):
 
     def _fit(self, sheets: Sequence[Sheet], target: str, rules: Rules | None) -> FittedRecipe:
         labels = [sheet.name for sheet in sheets]
+        if not isinstance(target, str):
+            raise DataError(f"target = {target!r}, must be the name of a column")
         known("recipe: sites", self.sites, labels)
         everything = {name: None for sheet in sheets for name in (*sheet.columns, *self.local(sheet.name).rename)}
         parts = {k: list(getattr(self, k)) for k in ("drop", "missing", "recode", "units")}
@@ -156,6 +160,8 @@ class Recipe(RecipeSpec):
 
 def held_out(sheet: Sheet, share: float, seed: int, site: int) -> tuple[Sheet, Sheet]:
     """A site's sheet without a random share of its rows, and these rows; at least one of each."""
+    if not isinstance(seed, int) or seed < 0:
+        raise DataError(f"seed = {seed!r}, must be an integer >= 0")
     if not 0 < share < 1:
         raise DataError(f"test = {share}, must be a share between 0 and 1, or a table")
     if sheet.rows < 2:
@@ -169,4 +175,6 @@ def held_out(sheet: Sheet, share: float, seed: int, site: int) -> tuple[Sheet, S
 def _has_tables(given: Given) -> bool:
     if isinstance(given, Mapping | pd.DataFrame | Sheet):
         return True
-    return not isinstance(given, str | Path) and any(isinstance(one, pd.DataFrame | Sheet) for one in list(given))
+    if isinstance(given, str | Path) or not isinstance(given, Iterable):
+        return False
+    return any(isinstance(one, pd.DataFrame | Sheet) for one in list(given))

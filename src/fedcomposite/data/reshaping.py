@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 def split(silos: Silos, shares: dict[HeldOut, float], seed: int, stratify: bool) -> Silos:
     """See :meth:`fedcomposite.Silos.split`."""
+    wrong = [f"{part} = {share!r}" for part, share in shares.items() if not isinstance(share, int | float | np.number)]
+    wrong += [] if isinstance(seed, int | np.integer) and seed >= 0 else [f"seed = {seed!r}"]
+    if wrong:
+        raise DataError(f"split: {', '.join(wrong)}; shares must be numbers between 0 and 1, a seed an integer >= 0")
+    if sum(shares.values()) >= 1:
+        raise DataError(
+            f"split: {' and '.join(f'{k} = {v}' for k, v in shares.items() if v)} leave nothing to train on"
+        )
     for part, share in shares.items():
         if not (0 < share < 1 or (share == 0 and sum(shares.values()) > 0)):
             raise DataError(f"split: {part} = {share}, must be between 0 and 1")

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcomposite.data.faults import DataError
+from fedcomposite.data.faults import DataError, path_of
 from fedcomposite.data.mapped import MappedRows
 from fedcomposite.data.sparse import Features, SparseRows
 from fedcomposite.files import write_atomic
@@ -68,7 +68,7 @@ class ArrayFile:
 
 def new_folder(path: str | Path) -> Path:
     """An empty folder, made if it is not there; one with content is left alone."""
-    folder = Path(path)
+    folder = path_of(path, "folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is there and not empty; give another folder, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _copied(path: Path, rows: Features) -> dict[str, Any]:
 
 def read(path: str | Path, *, verify: bool) -> dict[str, Any]:
     """The fields of the silos in a folder; see :meth:`fedcomposite.Silos.open`."""
-    folder = Path(path)
+    folder = path_of(path, "folder")
     index = _index(folder)
     described = index["arrays"]
     fields: dict[str, Any] = {k: tuple(index[k]) for k in ("offsets", "names", "feature_names", "ids")}

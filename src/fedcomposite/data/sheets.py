@@ -20,7 +20,7 @@ from fedcomposite._validation import check_call, suggest
 from fedcomposite.data.cells import Column, column_faults, decimal_faults, grouped_by_commas, shown
 from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse, stop
 from fedcomposite.data.frames import names_of
-from fedcomposite.data.reading import csv_columns, kind_of, listed, parquet_frame
+from fedcomposite.data.reading import csv_columns, kind_of, labels_of, listed, parquet_frame
 from fedcomposite.data.wanted import MARKERS, Wanted, wanted
 
 Array = npt.NDArray[Any]
@@ -199,7 +199,7 @@ def read_sheets(
         raise DataError("no files were given")
     if (kind := kind_of(files)) == ".npz":
         raise stop(str(files[0]), ".npz files hold arrays, not tables", "give .csv or .parquet files")
-    labels = list(names) or [path.stem for path in files]
+    labels = list(names) or labels_of(files)
     if len(labels) != len(files) or len(set(labels)) != len(labels):
         raise DataError(f"names = {labels}: give every one of the {len(files)} files its own")
     faults: list[Fault] = []
@@ -300,6 +300,12 @@ def sheet_of(
 Source = str | Path | pd.DataFrame | Sheet
 
 
+def unused(options: Iterable[str]) -> None:
+    """Refuse what is said about files where there are none."""
+    if given := ", ".join(options):
+        raise DataError(f"{given}: for files only; tables by name have all that they need")
+
+
 def sheets_of(
     given: Mapping[str, pd.DataFrame] | Iterable[Source] | Source,
     *,
@@ -309,11 +315,20 @@ def sheets_of(
 ) -> list[Sheet]:
     """Sheets from whatever a caller has: files, tables by the names of their sites, or sheets."""
     if isinstance(given, Mapping):
+        unused([*options, *(["names"] if names else [])])
         return [sheet_of(frame, str(name), text=text) for name, frame in given.items()]
-    many: list[Any] = [given] if isinstance(given, str | Path | pd.DataFrame | Sheet) else list(given)
+    many: list[Any] = [given]
+    if not isinstance(given, str | Path | pd.DataFrame | Sheet) and isinstance(given, Iterable):
+        many = list(given)
+    strange = [one for one in many if not isinstance(one, str | Path | pd.DataFrame | Sheet)]
+    if strange:
+        raise DataError(f"a {type(strange[0]).__name__} is no table; give a file or a DataFrame per site")
     if not any(isinstance(one, pd.DataFrame | Sheet) for one in many):
         return read_sheets(many, names=names, text=text, **check_call("files", read_sheets, options, DataError))
+    unused(options)
     labels = list(names) or [f"client {i}" for i in range(len(many))]
+    if len(labels) != len(many) or len(set(labels)) != len(labels):
+        raise DataError(f"names = {labels}: give every one of the {len(many)} tables its own")
     return [
         one if isinstance(one, Sheet) else sheet_of(one, label, text=text)
         for one, label in zip(many, labels, strict=True)

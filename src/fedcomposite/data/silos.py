@@ -21,8 +21,8 @@ from fedcomposite.data import saved
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
 from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
-from fedcomposite.data.gather import gather, per_sample, pooled
-from fedcomposite.data.reading import listed
+from fedcomposite.data.gather import check_parts, gather, per_sample, pooled
+from fedcomposite.data.reading import labels_of, listed
 from fedcomposite.data.reshaping import split, standardized, weighted
 from fedcomposite.data.sparse import Features, dense
 from fedcomposite.data.summaries import heterogeneity, summary
@@ -82,6 +82,8 @@ class Silos:
             object.__setattr__(self, "ids", tuple(range(n)))
         if len(self.names) != n:
             raise DataError(f"{len(self.names)} names for {n} clients")
+        if len(set(self.names)) < n:
+            raise DataError(f"names: {max(self.names, key=self.names.count)!r} occurs twice; give every client its own")
         if len(self.ids) != n:
             raise DataError(f"{len(self.ids)} ids for {n} clients")
         if self.weights is not None:
@@ -115,7 +117,7 @@ class Silos:
         taken over. ``weights`` has an array per client: what each of its samples counts; ``margin_offsets`` what is
         added to each one's margin, and ``held_margin_offsets`` that of held-out samples (``{"test": ...}``).
         """
-        columns = None if not len(feature_names) else texts("feature_names", feature_names)
+        columns = texts("feature_names", feature_names) or None
         if columns is not None and len(set(columns)) < len(columns):
             raise DataError(
                 f"feature_names: {max(columns, key=columns.count)!r} occurs twice; give every feature its own"
@@ -136,6 +138,7 @@ class Silos:
             if numbers is not None:
                 extra[option] = per_sample(option, numbers, sizes)
         if held_margin_offsets is not None:
+            check_parts(held_margin_offsets, there)
             each = {part: as_tensor(t, f"{part}, margin offsets").double() for part, t in held_margin_offsets.items()}
             extra["held_margin_offsets"] = each
         starts = tuple(np.cumsum([0, *sizes]).tolist())
@@ -216,7 +219,7 @@ class Silos:
         held = tables.pop() if test is not None else None
         silos = cls.from_arrays(
             [(table.features, table.targets) for table in tables],
-            names=names or [path.stem for path in files],
+            names=names or labels_of(files),
             feature_names=tables[0].names if tables else (),
             test=None if held is None else (held.features, held.targets),
             weights=None if weight is None else [t.weights for t in tables if t.weights is not None],

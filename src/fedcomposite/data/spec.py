@@ -98,6 +98,10 @@ class RecipeSpec(BaseModel):
                     raise ValueError(f"splines: {name} = {knots}, must be 3 to 7 knots, or a list of them")
             elif len(knots) < 3 or sorted(set(knots)) != list(knots):
                 raise ValueError(f"splines: {name} = {knots}, must be 3 or more rising knots")
+        pairs = [frozenset(pair) for pair in self.interactions]
+        for first, second in self.interactions:
+            if pairs.count(frozenset((first, second))) > 1:
+                raise ValueError(f"interactions: {first!r} and {second!r} are there twice")
         for name in self.one_hot_columns:
             for option, names in (("log", self.log_offsets), ("splines", self.splines)):
                 if name in names:

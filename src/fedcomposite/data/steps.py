@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedcomposite._validation import suggest
 from fedcomposite.data.faults import DataError, Fault, refuse
@@ -32,11 +32,17 @@ class Step(BaseModel):
         raise NotImplementedError
 
 
+def _not_zero(scale: float) -> float:
+    if scale == 0:
+        raise ValueError("scale = 0 would make all values alike")
+    return scale
+
+
 class Unit(BaseModel):
     """A linear change of units: ``scale * value + shift``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    scale: FiniteFloat = 1.0
+    scale: Annotated[FiniteFloat, AfterValidator(_not_zero)] = 1.0
     shift: FiniteFloat = 0.0
 
     def of(self, values: Floats) -> Floats:

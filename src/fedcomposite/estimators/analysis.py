@@ -23,11 +23,12 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.estimators.crossvalidate import CrossValidation, Score, cross_validate
 from fedcomposite.estimators.errors import Errors
 from fedcomposite.estimators.inference import confidence
 from fedcomposite.estimators.newton import Plan, fit, outputs_of
-from fedcomposite.estimators.paths import Path, path
+from fedcomposite.estimators.paths import Path, Several, path
 from fedcomposite.estimators.quality import Quality, Report, is_regression, quality
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.strengths import strength
@@ -40,6 +41,7 @@ from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic
 from fedcomposite.problems.requests import ALL, newton
 from fedcomposite.regularizers import Blocks, On
 from fedcomposite.runtime.certificate import Certificate, certify
+from fedcomposite.runtime.fit import check_given
 
 Kind = Literal["fit", "path", "cv"]
 
@@ -184,13 +186,13 @@ def analyse(
     problem: Problem,
     kind: Kind = "cv",
     *,
-    folds: int | Literal["sites"] = 10,
-    seed: int = 0,
+    folds: Literal["sites"] | Several = 10,
+    seed: Natural = 0,
     score: Score = "deviance",
-    choice: str | None = None,
-    count: int = 100,
-    ratio: float | None = None,
-    tolerance: float = 1e-8,
+    choice: Literal["min", "1se", "aic", "bic", "ebic"] | Positive | None = None,
+    count: Several = 100,
+    ratio: Inside | None = None,
+    tolerance: ZeroOrMore = 1e-8,
     sites: Sites | None = None,
 ) -> Analysis:
     """Fit a linear model to sites' samples, and measure how sure and how good it is.
@@ -218,6 +220,9 @@ def analyse(
     >>> found.kind, found.choice, len(found.intervals)
     ('cv', '1se', 7)
     """
+    check_given(analyse, locals())
+    if kind == "path" and choice not in (None, "aic", "bic", "ebic"):
+        raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
     sites = Local(problem) if sites is None else sites
     along = cv = None
     options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "sites": sites}
@@ -227,9 +232,7 @@ def analyse(
         place = cv.index(choice)
     elif kind == "path":
         along, choice = path(problem, **options), choice or "bic"
-        if choice not in ("aic", "bic", "ebic"):
-            raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
-        place = int(np.argmin(getattr(along, choice)))
+        place = int(np.argmin(getattr(along, str(choice))))
     if along is not None:
         x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())
     else:
@@ -240,8 +243,9 @@ def analyse(
         [made] = together([fit(problem.regularizer, start, plan)], sites)
         h = problem.regularizer
         lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
-        x, converged, choice = made.x, made.converged, "as given"
-    return _measure(problem, kind, x, lam, str(choice), converged, along, cv, sites)
+        x, converged = made.x, made.converged
+    chosen = "as given" if along is None else str(choice)
+    return _measure(problem, kind, x, lam, chosen, converged, along, cv, sites)
 
 
 def _measure(

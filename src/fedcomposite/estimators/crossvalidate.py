@@ -14,7 +14,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite.estimators.paths import Floats, Path, along, beginning, collected, falling
+from fedcomposite._validation import Count, Inside, Natural, ZeroOrMore
+from fedcomposite.estimators.paths import (
+    Floats,
+    Path,
+    Several,
+    along,
+    beginning,
+    check_path,
+    collected,
+    falling,
+    nearest,
+)
 from fedcomposite.estimators.refitting import refit
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
@@ -94,7 +105,7 @@ class CrossValidation:
             if choice not in ("min", "1se"):
                 raise ValueError(f"choice = {choice!r}, must be 'min', '1se', 'aic', 'bic', 'ebic' or a number")
             return self.index_min if choice == "min" else self.index_1se
-        return int(np.argmin(np.abs(np.log(self.lambdas / choice))))
+        return nearest(self.lambdas, choice)
 
     def solution(self, choice: str | float = "min") -> Tensor:
         """The model of a choice, on all samples."""
@@ -108,14 +119,14 @@ class CrossValidation:
 def cross_validate(
     problem: Problem,
     *,
-    folds: int | Literal["sites"] = 10,
-    seed: int = 0,
+    folds: Literal["sites"] | Several = 10,
+    seed: Natural = 0,
     score: Score = "deviance",
-    count: int = 100,
-    ratio: float | None = None,
+    count: Several = 100,
+    ratio: Inside | None = None,
     lambdas: Sequence[float] | None = None,
-    tolerance: float = 1e-8,
-    rounds: int = 100,
+    tolerance: ZeroOrMore = 1e-8,
+    rounds: Count = 100,
     sites: Sites | None = None,
 ) -> CrossValidation:
     """Choose the strength of a regularizer by how models do on samples that they have not seen.
@@ -145,11 +156,13 @@ def cross_validate(
     >>> bool(cv.lambda_min <= cv.lambda_1se), cv.each.shape
     (True, (5, 20))
     """
-    if score not in ("deviance", "auc", "error"):
-        raise ValueError(f"score = {score!r}, must be 'deviance', 'auc' or 'error'")
+    check_path(cross_validate, locals())
     if score == "auc" and "binary" not in problem.loss.kinds:
         raise ValueError(f"score = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
     sites = Local(problem) if sites is None else sites
+    samples = sum(len(silo.X) for silo in sites.silos) if isinstance(sites, Local) else math.inf
+    if folds != "sites" and folds > samples:
+        raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
     parts = _parts(sites.ids, folds, seed)
     start = beginning(problem, tolerance, rounds, sites)
     strengths = falling(problem, start, count, ratio, lambdas)
@@ -173,9 +186,7 @@ def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:
                 f"folds = 'sites' leaves one site out at a time, and there are {n}: take a number of folds"
             )
         return tuple(Rows("site", id) for id in ids)
-    if not isinstance(folds, int) or folds < 2:
-        raise ValueError(f"folds = {folds!r}, must be 'sites' or an integer >= 2")
-    return tuple(Rows("fold", k, folds, seed=seed) for k in range(folds))
+    return tuple(Rows("fold", k, int(folds), seed=seed) for k in range(int(folds)))
 
 
 def _scored(held: list[Sums], score: Score) -> tuple[Floats, Floats]:

@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+import annotated_types as at
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -28,11 +29,13 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
 from fedcomposite.estimators.newton import Plan, fit, outputs_of
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic
 from fedcomposite.problems.requests import Rows, Sums, information
+from fedcomposite.runtime.fit import check_given
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,9 +45,9 @@ _ITERATIONS = 2000
 
 def confidence(
     problem: Problem,
-    x: Tensor,
+    x: Any,
     *,
-    level: float = 0.95,
+    level: Inside = 0.95,
     inverse: Literal["auto", "exact", "nodewise"] = "auto",
     robust: bool | None = None,
     sites: Sites | None = None,
@@ -55,7 +58,7 @@ def confidence(
     ----------
     problem : Problem
         With the loss ``"least_squares"`` or ``"logistic"``.
-    x : Tensor
+    x : Tensor or array
         Its regularized solution.
     level : float
         Of the intervals.
@@ -77,11 +80,10 @@ def confidence(
         ``unit_odds_ratio``, ``unit_odds_lower``, ``unit_odds_upper``. What the samples do not determine (constant
         columns, columns that depend on others) is NaN.
     """
-    loss = problem.loss
+    check_given(confidence, locals())
+    loss, x = problem.loss, as_vector(x).double()
     if not isinstance(loss, LeastSquares | Logistic):
         raise ValueError(f"confidence intervals are for 'least_squares' and 'logistic'; for {loss} take bootstrap(...)")
-    if not 0 < level < 1:
-        raise ValueError(f"level = {level}, must be between 0 and 1")
     where = Local(problem) if sites is None else sites
     weighted = problem.weighting == "uniform" or problem.silos.weights is not None
     robust = weighted if robust is None else robust
@@ -197,12 +199,12 @@ def _units(problem: Problem) -> Floats | None:
 
 def bootstrap(
     problem: Problem,
-    x: Tensor,
+    x: Any,
     *,
-    draws: int = 200,
-    level: float = 0.95,
-    seed: int = 0,
-    tolerance: float = 1e-6,
+    draws: Annotated[int, at.Ge(2)] = 200,
+    level: Inside = 0.95,
+    seed: Natural = 0,
+    tolerance: ZeroOrMore = 1e-6,
     sites: Sites | None = None,
 ) -> pd.DataFrame:
     """Percentile intervals from fits on weighted samples, all of them in the same exchanges.
@@ -214,7 +216,7 @@ def bootstrap(
     ----------
     problem : Problem
         A linear model with a smooth loss.
-    x : Tensor
+    x : Tensor or array
         Its solution, where the fits begin.
     draws : int
         How many.
@@ -227,8 +229,8 @@ def bootstrap(
     sites : Sites, optional
         Who answers.
     """
-    if draws < 2 or not 0 < level < 1:
-        raise ValueError(f"draws = {draws} must be 2 or more, and level = {level} between 0 and 1")
+    check_given(bootstrap, locals())
+    x = as_vector(x).double()
     plan = Plan(tolerance=tolerance, outputs=outputs_of(problem))
     plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
     fits = together([fit(problem.regularizer, x, one) for one in plans], Local(problem) if sites is None else sites)

@@ -13,16 +13,21 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
 from fedcomposite.data import Silos
 from fedcomposite.estimators.crossvalidate import cross_validate
 from fedcomposite.estimators.newton import Plan, fit, outputs_of, sharpened
+from fedcomposite.estimators.paths import Several
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.strengths import strength, varied
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers import L1, Blocks, Regularizer, Zero
+from fedcomposite.runtime.fit import check_given
 
 Array = npt.NDArray[Any]
+Choice = Literal["min", "1se", "aic", "bic", "ebic"] | Positive
 
+_TOLD_BY_PROBLEM = ("regularizer", "weights")
 _LAM = 0.01  # of the l1 term that is taken where nothing is said
 
 
@@ -69,20 +74,20 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        lam: float | Literal["cv"] | None = None,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         regularizer: Regularizer | None = None,
         penalty_factors: Sequence[float] | None = None,
         unpenalised: Sequence[int | str] = (),
         fit_intercept: bool = True,
         weights: Literal["samples", "uniform"] = "samples",
-        folds: int | Literal["sites"] = 10,
-        choice: str = "min",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
         scoring: Literal["deviance", "auc", "error"] = "deviance",
-        count: int = 100,
-        seed: int = 0,
-        tolerance: float = 1e-8,
-        max_rounds: int = 100,
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count = 100,
     ) -> None:
         self.lam = lam
         self.regularizer = regularizer
@@ -108,7 +113,10 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _coded(self, y: Array) -> Array:
         """Targets as the loss takes them."""
-        return np.asarray(y, float)
+        try:
+            return np.asarray(y, float)
+        except (TypeError, ValueError):
+            raise ValueError(f"y has {y[0]!r} in it; {type(self).__name__} needs numbers") from None
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +134,11 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         sample_weight : array, optional
             What each sample counts, with an array of features.
         """
+        options = {name: value for name, value in self.get_params(False).items() if name not in _TOLD_BY_PROBLEM}
+        check_given(LinearModel.__init__, options)
         if isinstance(X, Silos):
+            if not (y is None and sites is None and sample_weight is None):
+                raise ValueError("fit: silos have targets, sites and weights of their own; leave y and the others out")
             self._learn(X.targets.numpy())
             silos = self._recoded(X)
             self.n_features_in_ = silos.features.shape[1]
@@ -140,6 +152,12 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
     def problem(self, silos: Silos) -> Problem:
         """The problem that :meth:`fit` solves on such silos: for confidence intervals and quality of a fitted model."""
         check_is_fitted(self)
+        if not isinstance(silos, Silos):
+            raise ValueError(
+                f"silos = {silos!r:.60}, must be Silos; make them with fc.Silos.from_arrays([(X, y), ...])"
+            )
+        if silos.features.shape[1] != self.n_features_in_:
+            raise ValueError(f"silos have {silos.features.shape[1]} features, the model {self.n_features_in_}")
         return self._posed(self._recoded(silos))
 
     def _posed(self, silos: Silos) -> Problem:
@@ -155,6 +173,10 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _silos(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Silos:
         names = _names(X)
+        if names and (text := [name for name in names if not _numeric(X[name])]):
+            raise ValueError(
+                f"X: {', '.join(map(repr, text[:5]))} has text; code it first, as fc.Recipe(one_hot=...) does"
+            )
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=isinstance(self, RegressorMixin))
         label = np.zeros(len(y), int) if sites is None else np.asarray(sites)
         if label.shape != y.shape:
@@ -180,13 +202,11 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         base = L1(1.0) if self.regularizer is None else self.regularizer
         if given is None and self.regularizer is None:
             given = _LAM
-        if isinstance(given, str) and given != "cv":
-            raise ValueError(f"lam = {given!r}, must be a number >= 0 or 'cv'")
         if given is not None and not isinstance(given, str):
-            if not given >= 0:
-                raise ValueError(f"lam = {given!r}, must be a number >= 0 or 'cv'")
             if given == 0:
                 return None
+            if not strength(base) > 0:
+                raise ValueError(f"lam = {given!r}: {base} has strength 0, which cannot be multiplied; take L1(1.0)")
             base = varied(base, given / strength(base))
         factors = self._factors(p, names)
         if (factors == 1).all():
@@ -200,14 +220,22 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         return Blocks.of(*(varied(base, float(f)).on((whole == f).tolist()) for f in np.unique(whole[whole > 0])))
 
     def _factors(self, p: int, names: Sequence[str]) -> npt.NDArray[np.float64]:
-        factors = np.ones(p) if self.penalty_factors is None else np.array(self.penalty_factors, float)
+        try:
+            factors = np.ones(p) if self.penalty_factors is None else np.array(self.penalty_factors, float)
+        except (TypeError, ValueError):
+            factors = np.zeros(0)
         if factors.shape != (p,) or not (factors >= 0).all():
             raise ValueError(f"penalty_factors: give {p} numbers >= 0, one per feature")
-        for one in self.unpenalised:
+        alone = self.unpenalised
+        if alone is None or not np.iterable(alone):
+            raise ValueError(f"unpenalised = {alone!r}, must be a list of features, by number or name")
+        for one in [alone] if isinstance(alone, str) else alone:
             if isinstance(one, str):
                 if one not in names:
                     raise ValueError(f"unpenalised: there is no feature {one!r} (known: {', '.join(names) or 'none'})")
                 factors[list(names).index(one)] = 0.0
+            elif not isinstance(one, int | np.integer) or not -p <= one < p:
+                raise ValueError(f"unpenalised: {one!r} is none of the numbers of features, 0 to {p - 1}")
             else:
                 factors[one] = 0.0
         return factors
@@ -248,6 +276,14 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(X @ self.coef_.T + self.intercept_)
+
+
+def _numeric(column: Any) -> bool:
+    try:
+        np.asarray(column, float)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _names(X: Any) -> list[str]:

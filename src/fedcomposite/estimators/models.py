@@ -16,7 +16,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fedcomposite.estimators.linear_model import Array, LinearModel
+from fedcomposite._validation import Count, Natural, ZeroOrMore
+from fedcomposite.estimators.linear_model import Array, Choice, LinearModel
+from fedcomposite.estimators.paths import Several
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import (
     Hinge,
@@ -174,7 +176,7 @@ class HuberRegression(_Regressor):
 
     def __init__(
         self,
-        lam: float | Literal["cv"] | None = None,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         delta: float = 1.0,
         regularizer: Regularizer | None = None,
@@ -182,13 +184,13 @@ class HuberRegression(_Regressor):
         unpenalised: Sequence[int | str] = (),
         fit_intercept: bool = True,
         weights: Literal["samples", "uniform"] = "samples",
-        folds: int | Literal["sites"] = 10,
-        choice: str = "min",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
         scoring: Literal["deviance", "auc", "error"] = "deviance",
-        count: int = 100,
-        seed: int = 0,
-        tolerance: float = 1e-8,
-        max_rounds: int = 100,
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count = 100,
     ) -> None:
         super().__init__(
             lam,
@@ -219,7 +221,7 @@ class LinearSVC(_Binary):
 
     def __init__(
         self,
-        lam: float | Literal["cv"] | None = None,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         loss: Literal["squared_hinge", "hinge"] = "squared_hinge",
         regularizer: Regularizer | None = None,
@@ -227,13 +229,13 @@ class LinearSVC(_Binary):
         unpenalised: Sequence[int | str] = (),
         fit_intercept: bool = True,
         weights: Literal["samples", "uniform"] = "samples",
-        folds: int | Literal["sites"] = 10,
-        choice: str = "min",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
         scoring: Literal["deviance", "auc", "error"] = "deviance",
-        count: int = 100,
-        seed: int = 0,
-        tolerance: float = 1e-8,
-        max_rounds: int = 100,
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count = 100,
     ) -> None:
         super().__init__(
             lam,
@@ -266,7 +268,7 @@ class QuantileRegression(_Regressor):
 
     def __init__(
         self,
-        lam: float | Literal["cv"] | None = None,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         quantile: float = 0.5,
         regularizer: Regularizer | None = None,
@@ -274,13 +276,13 @@ class QuantileRegression(_Regressor):
         unpenalised: Sequence[int | str] = (),
         fit_intercept: bool = True,
         weights: Literal["samples", "uniform"] = "samples",
-        folds: int | Literal["sites"] = 10,
-        choice: str = "min",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
         scoring: Literal["deviance", "auc", "error"] = "deviance",
-        count: int = 100,
-        seed: int = 0,
-        tolerance: float = 1e-8,
-        max_rounds: int = 100,
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count = 100,
     ) -> None:
         super().__init__(
             lam,

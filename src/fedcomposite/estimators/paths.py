@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated, Any
 
+import annotated_types as at
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import Count, Inside, ZeroOrMore
 from fedcomposite.estimators.newton import Fit, Plan, fit, null, outputs_of, strong_rule
 from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import largest_factor, regularized, strength, varied
@@ -20,8 +23,10 @@ from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.problems.requests import ALL, losses
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.runtime.fit import check_given
 
 Floats = npt.NDArray[np.float64]
+Several = Annotated[int, at.Ge(2)]
 
 _BINOMIAL = 0.5  # EBIC's gamma
 
@@ -105,7 +110,7 @@ class Path:
 
     def at(self, lam: float) -> Tensor:
         """The model whose strength is nearest to ``lam``, on the scale of logarithms."""
-        return self.solutions[int(np.argmin(np.abs(np.log(self.lambdas / lam))))]
+        return self.solutions[nearest(self.lambdas, lam)]
 
     def table(self) -> pd.DataFrame:
         """One row per strength."""
@@ -113,14 +118,21 @@ class Path:
         return pd.DataFrame(columns | {"aic": self.aic, "bic": self.bic, "ebic": self.ebic})
 
 
+def nearest(lambdas: Floats, lam: float) -> int:
+    """The place of the strength that is nearest, on the scale of logarithms."""
+    if not (isinstance(lam, int | float | np.number) and 0 < lam < math.inf):
+        raise ValueError(f"lam = {lam!r}, must be a number > 0")
+    return int(np.argmin(np.abs(np.log(lambdas / lam))))
+
+
 def path(
     problem: Problem,
     *,
-    count: int = 100,
-    ratio: float | None = None,
+    count: Several = 100,
+    ratio: Inside | None = None,
     lambdas: Sequence[float] | None = None,
-    tolerance: float = 1e-8,
-    rounds: int = 100,
+    tolerance: ZeroOrMore = 1e-8,
+    rounds: Count = 100,
     sites: Sites | None = None,
 ) -> Path:
     """Solve a problem for falling strengths of its regularizer, each from the last solution.
@@ -154,11 +166,24 @@ def path(
     >>> int(found.nonzeros[0]), found.coefficients.shape, bool(found.converged.all())
     (0, (20, 6), True)
     """
+    check_path(path, locals())
     sites = Local(problem) if sites is None else sites
     start = beginning(problem, tolerance, rounds, sites)
     strengths = falling(problem, start, count, ratio, lambdas)
     [fits] = together([along(problem.regularizer, strengths, start, start.plan)], sites)
     return collected(problem, strengths, start, fits, sites)
+
+
+def check_path(function: Callable[..., Any], given: Mapping[str, Any], *lines: str) -> None:
+    """Refuse settings of a path that are wrong, all at once; ``lines`` are about others."""
+    lambdas = given.get("lambdas")
+    try:
+        own = np.asarray([1.0] if lambdas is None else lambdas, float)
+    except (TypeError, ValueError):
+        own = np.zeros(0)
+    if own.ndim != 1 or not len(own) or not ((own > 0) & (own < np.inf)).all() or not (np.diff(own) < 0).all():
+        lines = (*lines, f"lambdas = {lambdas!r:.60}, must be positive and falling")
+    check_given(function, given, *lines)
 
 
 @dataclass(frozen=True)
@@ -189,16 +214,9 @@ def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites) -> 
 def falling(problem: Problem, start: Start, count: int, ratio: float | None, lambdas: Sequence[float] | None) -> Floats:
     """The strengths of a path."""
     if lambdas is not None:
-        given = np.asarray(lambdas, float)
-        if given.ndim != 1 or not len(given) or not (given > 0).all() or not (np.diff(given) < 0).all():
-            raise ValueError(f"lambdas = {lambdas!r:.60}, must be positive and falling")
-        return given
-    if count < 2:
-        raise ValueError(f"count = {count}, must be at least 2; one strength is a fit")
+        return np.asarray(lambdas, float)
     if ratio is None:
         ratio = 1e-4 if start.null.seen.total > problem.dimension else 1e-2
-    if not 0 < ratio < 1:
-        raise ValueError(f"ratio = {ratio}, must be between 0 and 1")
     found: Floats = start.top * np.geomspace(1.0, ratio, count)
     found[0] = start.top
     return found

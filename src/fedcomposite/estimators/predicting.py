@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from fedcomposite._validation import Inside, refuse, wrong_arguments
 from fedcomposite.data import DataError, FittedRecipe, Silos
 from fedcomposite.data.sheets import Sheet, read_sheets
 from fedcomposite.estimators.errors import Errors
@@ -45,7 +46,7 @@ class Scored:
 
 
 def predict(
-    run: str | Path, file: str | Path, *, site: str | None = None, threshold: float = 0.5, offset: str | None = None
+    run: str | Path, file: str | Path, *, site: str | None = None, threshold: Inside = 0.5, offset: str | None = None
 ) -> Scored:
     """Apply the model of a run folder to a new file.
 
@@ -64,8 +65,7 @@ def predict(
         The column that is added to each sample's margin, such as the logarithm of an exposure; if left out, the one
         that the run's ``[data] offset`` names.
     """
-    if not 0 < threshold < 1:
-        raise DataError(f"threshold = {threshold}, must be between 0 and 1")
+    refuse(wrong_arguments(predict, locals()), DataError)
     folder = RunFolder(run)
     folder.summary()  # refuses what is no finished run
     content = tomllib.loads(folder.config.read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def _with_classes(coordinates: list[str]) -> tuple[Multinomial, list[str]]:
     return Multinomial(tuple(labels)), list(names)
 
 
-def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, threshold: float = 0.5) -> pd.DataFrame:
+def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, threshold: Inside = 0.5) -> pd.DataFrame:
     """Have a federation's sites score their new patients; what they tell is how good that is, where enough is known.
 
     The scored files stay at the sites. One row per site that tells something, and one for all; in one exchange.
@@ -143,8 +143,7 @@ def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, thresho
     threshold : float
         Probability from which on a sample is of class 1.
     """
-    if not 0 < threshold < 1:
-        raise DataError(f"threshold = {threshold}, must be between 0 and 1")
+    refuse(wrong_arguments(predict_at_sites, {"threshold": threshold}), DataError)
     if not isinstance(problem.loss, Logistic):
         return _rows(_regression_at_sites(problem, x, sites, threshold))
     edges = edges_of()

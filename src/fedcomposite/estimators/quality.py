@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import Count, Inside, as_vector, refuse, wrong_arguments
 from fedcomposite.estimators.crossvalidate import CrossValidation
 from fedcomposite.estimators.curves import average_precision, grouped, integrated_error, recalibrated
 from fedcomposite.estimators.errors import Errors, margin_edges
@@ -27,6 +28,7 @@ from fedcomposite.problems import Problem
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Logistic
 from fedcomposite.problems.requests import ALL, Request, Rows, Sums, residuals, scores
+from fedcomposite.runtime.fit import check_given
 
 Floats = npt.NDArray[np.float64]
 
@@ -141,8 +143,9 @@ class Quality:
         _, p, n, ones = self._means
         return integrated_error(p, n, ones)
 
-    def calibration(self, groups: int = 10) -> pd.DataFrame:
+    def calibration(self, groups: Count = 10) -> pd.DataFrame:
         """The calibration curve in groups of about equal size: mean predicted and observed share."""
+        refuse(wrong_arguments(Quality.calibration, {"groups": groups}))
         _, p, n, ones = self._means
         return grouped(n, n * p, ones, groups)
 
@@ -151,13 +154,12 @@ class Quality:
         zeros, ones = (np.concatenate([[0.0], v.cumsum()]) / v.sum() for v in self._n)
         return pd.DataFrame({"false_positive_rate": zeros, "true_positive_rate": ones})
 
-    def confusion(self, threshold: float = 0.5) -> dict[str, float]:
+    def confusion(self, threshold: Inside = 0.5) -> dict[str, float]:
         """Samples by outcome and prediction, with the rates that follow.
 
         Between two edges of bins the lower one is taken; probabilities in steps of 0.005 are edges.
         """
-        if not 0 < threshold < 1:
-            raise ValueError(f"threshold = {threshold}, must be between 0 and 1")
+        refuse(wrong_arguments(Quality.confusion, {"threshold": threshold}))
         z = math.log(threshold / (1 - threshold))
         first = int(torch.searchsorted(self.edges, torch.tensor(z + 1e-9, dtype=torch.float64), right=True))
         above = self.counts[:, first:, 0].sum(1)
@@ -170,8 +172,8 @@ class Quality:
 
     def decision_curve(self, thresholds: Sequence[float] | None = None) -> pd.DataFrame:
         """Net benefit of the model, of treating everyone and of treating no one (Vickers & Elkin 2006)."""
-        chosen = np.arange(1, 100) / 100 if thresholds is None else np.asarray(thresholds, float)
-        seen = [self.confusion(float(t)) for t in chosen]
+        chosen = np.arange(1, 100) / 100 if thresholds is None else np.asarray(thresholds)
+        seen = [self.confusion(t) for t in chosen]
         odds = chosen / (1 - chosen)
         tp, fp = (np.array([s[k] for s in seen]) / self.samples for k in ("true_positives", "false_positives"))
         share = self.positives / self.samples
@@ -200,12 +202,12 @@ class Report:
 
 def quality(
     problem: Problem,
-    x: Tensor | CrossValidation,
+    x: Any,
     *,
     part: Literal["train", "validation", "test"] = "train",
     choice: str | float = "min",
     exact: bool = False,
-    bins: int = _BINS,
+    bins: Count = _BINS,
     sites: Sites | None = None,
 ) -> Report:
     """Measure a logistic model or a regression on the samples it was made from, on a held-out part, or on new data.
@@ -215,7 +217,7 @@ def quality(
     problem : Problem
         With the loss ``"logistic"`` or that of a regression; for new data, one with the new silos and the same
         features.
-    x : Tensor or CrossValidation
+    x : Tensor, array or CrossValidation
         The model. Of a cross-validation every sample is scored by the model of its fold, which has not seen it.
     part : {"train", "validation", "test"}
         Whose samples.
@@ -229,6 +231,9 @@ def quality(
         Who answers; one exchange, of which each site's counts are kept apart. For a regression two: the first asks for
         the mean and the spread of the targets, by which bins are laid.
     """
+    folds = isinstance(x, CrossValidation)
+    check_given(quality, {k: v for k, v in locals().items() if not (k == "x" and folds)})
+    x = x if folds else as_vector(x).double()
     if not (isinstance(problem.loss, Logistic) or is_regression(problem)):
         raise ValueError(f"quality is measured of logistic models and regressions; {problem.loss} is none of them")
     if exact and sites is not None:

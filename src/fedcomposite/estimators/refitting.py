@@ -7,12 +7,14 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import ZeroOrMore, as_vector, check_call
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.estimators.newton import Plan, on_support, outputs_of
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Blocks, On, Ramped, Regularizer, Zero
 from fedcomposite.runtime import Run, simulate
+from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.history import Best
 
 
@@ -30,7 +32,7 @@ def refit(
     algorithm: AnyAlgorithm | None = None,
     *,
     sites: Sites | None = None,
-    tolerance: float = 1e-10,
+    tolerance: ZeroOrMore = 1e-10,
     **settings: Any,
 ) -> Tensor | Run:
     """The model without its regularizer, on the coordinates that x has and on those that were not regularized.
@@ -58,16 +60,20 @@ def refit(
     Tensor or Run
         The solution; with a method the run, whose objective is the loss alone.
     """
-    point = x if isinstance(x, Tensor) else x.solution
+    given = x.solution if isinstance(x, Run | Best) else x
+    named = {} if algorithm is None else {"algorithm": algorithm}
+    check_given(refit, {"problem": problem, "x": given, "sites": sites, "tolerance": tolerance, **named})
+    point = as_vector(given)
     if algorithm is None:
         if problem.model is not None:
             raise ValueError("a network is refitted in rounds: refit(problem, run, FedMid(5, 0.01), rounds=20)")
         if settings:
             raise ValueError(f"refit: {', '.join(settings)} without a method; give one, for example FedNMap")
-        task = on_support(point, problem.regularizer, Plan(tolerance=tolerance, outputs=outputs_of(problem)))
+        task = on_support(point.double(), problem.regularizer, Plan(tolerance=tolerance, outputs=outputs_of(problem)))
         return together([task], sites or Local(problem))[0].x
     if sites is not None:
         raise ValueError("refit: sites are asked where a linear model is solved for; leave them or the method out")
+    check_call("refit", simulate, settings)
     kept = (point != 0).cpu() | ~_acted_on(problem.regularizer, len(point))
     buffers = None if isinstance(x, Tensor) or x.buffers is None or not x.buffers.numel() else x.buffers
     settings.setdefault("dtype", point.dtype)

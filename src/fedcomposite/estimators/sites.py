@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -15,6 +15,7 @@ Task = Generator[list[Request], list[Sums], T]
 """A piece of an analysis: it yields requests, receives the sums, and returns its result."""
 
 
+@runtime_checkable
 class Sites(Protocol):
     """The parties of an analysis; one call is one exchange with all of them."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite import theory
+from fedcomposite._validation import Count, Natural, Probability, ZeroOrMore
 from fedcomposite.algorithms import FedNMap, ProxNewton
 from fedcomposite.choice import HESSIANS, Choice, choose
 from fedcomposite.estimators.kinks import smoothable, solve_kinked
@@ -23,6 +24,7 @@ from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
 from fedcomposite.runtime.callbacks import View
 from fedcomposite.runtime.certificate import certify
+from fedcomposite.runtime.fit import check_given
 
 NEWTON_ROUNDS, FIRST_ORDER_ROUNDS = 100, 5000
 """Rounds after which a solution counts as not found, unless a number is given."""
@@ -34,12 +36,12 @@ _FACTOR = 4.0  # between steps that are tried
 def solve(
     problem: Problem,
     *,
-    tolerance: float = 1e-8,
-    rounds: int | None = None,
-    participation: float = 1.0,
-    local_steps: int = 10,
-    batch_size: int | None = None,
-    seed: int = 0,
+    tolerance: ZeroOrMore = 1e-8,
+    rounds: Natural | None = None,
+    participation: Probability = 1.0,
+    local_steps: Count = 10,
+    batch_size: Count | None = None,
+    seed: Natural = 0,
     dtype: torch.dtype = torch.float64,
     device: str | torch.device = "cpu",
     x0: Any = None,
@@ -82,6 +84,7 @@ def solve(
     >>> run.status, run.rounds < 10, run.certificate.kind, run.certificate.value < 1e-10
     ('converged', True, 'duality gap', True)
     """
+    check_given(solve, locals())
     settled(problem.regularizer)
     settings: dict[str, Any] = {
         "tolerance": tolerance,
@@ -139,8 +142,8 @@ def path(
     problem: Problem,
     factors: Sequence[float],
     *,
-    tolerance: float = 1e-7,
-    rounds: int = NEWTON_ROUNDS,
+    tolerance: ZeroOrMore = 1e-7,
+    rounds: Count = NEWTON_ROUNDS,
     on_run: Callable[[float, Run], None] | None = None,
 ) -> list[Run]:
     """Solve a problem with its regularizer multiplied by each factor, largest first, each from the last solution.
@@ -160,6 +163,7 @@ def path(
     on_run : callable, optional
         Receives each factor and its run.
     """
+    check_given(path, locals())
     if any(not f > 0 for f in factors) or any(b >= a for a, b in pairwise(factors)):
         raise ValueError(f"factors = {list(factors)}, must be positive and falling")
     done: list[Run] = []

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+import annotated_types as at
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.estimators.newton import Fit, Plan, fit
-from fedcomposite.estimators.paths import Start, beginning, falling
+from fedcomposite.estimators.paths import Several, Start, beginning, check_path, falling
 from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import regularized, strength, varied
 from fedcomposite.problems import Problem
@@ -64,15 +66,15 @@ class Stability:
 def stability(
     problem: Problem,
     *,
-    draws: int = 100,
-    errors: float = 1.0,
-    threshold: float = 0.75,
+    draws: Several = 100,
+    errors: Positive = 1.0,
+    threshold: Annotated[float, at.Gt(0.5), at.Le(1)] = 0.75,
     over: Literal["samples", "sites"] = "samples",
-    seed: int = 0,
-    count: int = 50,
-    ratio: float = 0.01,
-    tolerance: float = 1e-5,
-    rounds: int = 100,
+    seed: Natural = 0,
+    count: Several = 50,
+    ratio: Inside = 0.01,
+    tolerance: ZeroOrMore = 1e-5,
+    rounds: Count = 100,
     sites: Sites | None = None,
 ) -> Stability:
     """Find the features that are selected again and again on random halves of the data.
@@ -92,14 +94,12 @@ def stability(
     seed, count, ratio, tolerance, rounds, sites
         Of the halves; of the paths, as in :func:`fedcomposite.path`.
     """
-    if not 0.5 < threshold <= 1:
-        raise ValueError(f"threshold = {threshold}, must be above 0.5 and at most 1")
-    if draws < 2 or draws % 2:
-        raise ValueError(f"draws = {draws}, must be even: halves come in pairs")
+    odd = isinstance(draws, int) and draws % 2 == 1
+    check_path(stability, locals(), *([f"draws = {draws}, must be even: halves come in pairs"] if odd else []))
     sites = Local(problem) if sites is None else sites
     n = len(sites.ids)
-    if over not in ("samples", "sites") or (over == "sites" and n < 4):
-        raise ValueError(f"over = {over!r}, must be 'samples', or 'sites' where there are four or more (here {n})")
+    if over == "sites" and n < 4:
+        raise ValueError(f"over = 'sites', must be 'samples', or 'sites' where there are four or more (here {n})")
     kind: Literal["half", "sites"] = "half" if over == "samples" else "sites"
     h, d = problem.regularizer, problem.dimension
     acted_on = regularized(h, d)

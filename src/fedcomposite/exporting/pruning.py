@@ -100,6 +100,8 @@ def prune(module: nn.Module, example: Tensor) -> Pruned:
       (2): Linear(in_features=2, out_features=2, bias=True)
     )
     """
+    if not isinstance(module, nn.Module):
+        raise PruneError(f"pruning needs a module, and this is a {type(module).__name__}")
     if not isinstance(example, Tensor) or example.ndim < 1 or len(example) < 1:
         raise PruneError("pruning needs an example: a tensor with a batch of inputs")
     network = Network(module, example)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from scipy import sparse
 from torch import Tensor
 
-from fedcomposite._validation import suggest
+from fedcomposite._validation import as_vector, suggest
 from fedcomposite.data.sparse import dense as dense_rows
 from fedcomposite.exporting.errors import ExportError, rounding
 from fedcomposite.exporting.onnx import write_onnx
@@ -31,6 +31,7 @@ from fedcomposite.exporting.pruning import Pruned, fit, prune
 from fedcomposite.files import pack
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run
+from fedcomposite.runtime.fit import check_given
 
 Format = Literal["state_dict", "safetensors", "onnx", "csr", "csv"]
 State = dict[str, Tensor]
@@ -120,8 +121,11 @@ def export(
     (4, 2)
     """
     if format not in _WRITERS:
-        raise ValueError(f"unknown format {format!r}{suggest(format, _WRITERS)} (known: {', '.join(_WRITERS)})")
+        raise ValueError(f"unknown format {format!r}{suggest(str(format), _WRITERS)} (known: {', '.join(_WRITERS)})")
+    check_given(export, {"problem": problem, "path": path, "pruned": pruned, "buffers": buffers})
     x = _vector(run.solution if isinstance(run, Run) else run)
+    if x.shape != (problem.dimension,):
+        raise ValueError(f"the model has shape {tuple(x.shape)}, the problem's has ({problem.dimension},)")
     if isinstance(run, Run) and buffers is None:
         buffers = run.buffers
     samples = dense_rows(problem.silos.features[:_CHECKED])
@@ -179,10 +183,10 @@ def _compare(read: Read, state: State, wanted: Tensor, allowed: float, target: P
 
 
 def _vector(x: Any) -> Tensor:
-    point = torch.as_tensor(x).detach().cpu()
+    point = as_vector(x, "run").detach().cpu()
     if not bool(torch.isfinite(point).all()):
         raise ExportError("the model has NaN or infinite parameters")
-    return point if point.is_floating_point() else point.double()
+    return point
 
 
 def read_csr(path: str | Path) -> State:

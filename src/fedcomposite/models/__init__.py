@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcomposite._validation import suggest
+from fedcomposite._validation import Natural, refuse, suggest, wrong_arguments
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.models.mobilenet import MobileNetV3Small
 from fedcomposite.models.resnet import ResNet18
@@ -44,7 +44,7 @@ SHAPES: dict[str, tuple[SampleShape, int]] = {
 """Shape of a sample and number of classes of the data sets of the papers."""
 
 
-def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> nn.Module:
+def build(name: str, dataset: Silos | str, *, seed: Natural = 0, **options: Any) -> nn.Module:
     """Make a network that fits a data set.
 
     Parameters
@@ -68,12 +68,13 @@ def build(name: str, dataset: Silos | str, *, seed: int = 0, **options: Any) -> 
     """
     factory, key = MODELS[name], MODELS.canonical(name)
     known = list(inspect.signature(factory).parameters)[2:]
-    for given in options:
-        if given not in known:
-            options_known = ", ".join(known) or "none"
-            raise ValueError(
-                f"model {key!r} has no option {given!r}{suggest(given, known)} (its options: {options_known})"
-            )
+    said = ", ".join(known) or "none"
+    strange = [given for given in options if given not in known]
+    faults = [f"model {key!r} has no option {one!r}{suggest(one, known)} (its options: {said})" for one in strange]
+    if factory.__module__.startswith(f"{__name__}."):
+        maker: Any = vars(factory)["__init__"] if isinstance(factory, type) else factory
+        faults += [f"model {key!r}: {line}" for line in wrong_arguments(maker, options)]
+    refuse([*faults, *wrong_arguments(build, {"seed": seed})])
     shape, classes = _fit(dataset)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -89,6 +90,8 @@ def _fit(dataset: Silos | str) -> tuple[SampleShape, int]:
                 "give the silos themselves"
             )
         return shapes[fold(dataset)]
+    if not isinstance(dataset, Silos):
+        raise ValueError(f"dataset = {dataset!r:.60}, must be Silos, or the name of a data set: {', '.join(SHAPES)}")
     if dataset.classes is None:
         raise DataError("these targets are not classes; build a module with one output and take loss='mse'")
     labels = set(dataset.classes.tolist())

@@ -6,6 +6,9 @@ and momentum 0.01, the classifier drops a fifth of its units in training.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import annotated_types as at
 from torch import Tensor, nn
 
 from fedcomposite.models.small import SampleShape, as_image, images
@@ -80,7 +83,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV3Small(nn.Module):
     """Eleven inverted residuals between two convolutions, mean over the image, two linear layers."""
 
-    def __init__(self, shape: SampleShape, classes: int, dropout: float = 0.2) -> None:
+    def __init__(self, shape: SampleShape, classes: int, dropout: Annotated[float, at.Ge(0), at.Le(1)] = 0.2) -> None:
         super().__init__()
         self.shape = as_image(shape)
         features: list[nn.Module] = [_convolution(self.shape[0], 16, 3, nn.Hardswish, stride=2)]

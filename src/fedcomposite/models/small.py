@@ -7,6 +7,8 @@ import itertools
 import torch
 from torch import Tensor, nn
 
+from fedcomposite._validation import Count
+
 SampleShape = tuple[int, ...]
 
 
@@ -49,7 +51,7 @@ def linear(shape: SampleShape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), classes))
 
 
-def mlp(shape: SampleShape, classes: int, hidden: tuple[int, ...] = (128, 64)) -> nn.Module:
+def mlp(shape: SampleShape, classes: int, hidden: tuple[Count, ...] = (128, 64)) -> nn.Module:
     """Linear layers with ReLU between them; the FedCanon paper's has 128 and 64 hidden units."""
     widths = [torch.Size(shape).numel(), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -58,7 +60,7 @@ def mlp(shape: SampleShape, classes: int, hidden: tuple[int, ...] = (128, 64)) -
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
-def sigmoid_net(shape: SampleShape, classes: int, hidden: int = 100) -> nn.Module:
+def sigmoid_net(shape: SampleShape, classes: int, hidden: Count = 100) -> nn.Module:
     """One hidden layer of sigmoids, as in the FedNMap paper, which does not say how wide."""
     features = torch.Size(shape).numel()
     return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.Sigmoid(), nn.Linear(hidden, classes))

@@ -31,6 +31,7 @@ def finish(figure: Figure, path: str | Path | None) -> Figure:
         return figure
     target = Path(path)
     kind = check_kind(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with rc_context({"svg.hashsalt": "fedcomposite"}):

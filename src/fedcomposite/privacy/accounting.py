@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedcomposite._validation import UserError
+from fedcomposite._validation import Count, Inside, Positive, Probability, UserError, refuse, wrong_arguments
 
 ORDERS = (2, 2.25, 2.5, 2.75, *range(3, 64), 80, 96, 128, 192, 256, 512, 1024)
 """Orders of the Rényi divergences among which the best bound is taken."""
@@ -37,6 +37,8 @@ def compose(queries: Mapping[Query, int], delta: float) -> float:
     >>> round(compose({Query(noise=1.0): 1}, delta=1e-5), 4)
     4.3772
     """
+    wrong = [count for count in queries.values() if isinstance(count, str) or not count >= 0]
+    refuse([f"queries = {count!r}, must be an integer >= 0" for count in wrong])
     asked = tuple(sorted((Query(*query), count) for query, count in queries.items() if count > 0))
     return _epsilon(asked, delta) if asked else 0.0
 
@@ -56,20 +58,13 @@ def _epsilon(asked: tuple[tuple[Query, int], ...], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def noise_for(*, epsilon: float, delta: float, queries: int, rate: float = 1.0) -> float:
+def noise_for(*, epsilon: Positive, delta: Inside, queries: Count, rate: Probability = 1.0) -> float:
     """The least noise multiplier with which so many queries cost at most ``epsilon``, to 0.1 %.
 
     >>> round(noise_for(epsilon=2.0, delta=1e-5, queries=100), 1)
     19.9
     """
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon = {epsilon!r}, must be a number > 0")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta = {delta!r}, must be between 0 and 1")
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate = {rate!r}, must be in (0, 1]")
-    if queries < 1:
-        raise ValueError(f"queries = {queries!r}, must be an integer >= 1")
+    refuse(wrong_arguments(noise_for, locals()))
     low, high = _LEAST, _MOST
     if compose({Query(high, rate): queries}, delta) > epsilon:
         raise ValueError(f"epsilon = {epsilon:g} with delta = {delta:g} needs noise beyond {_MOST:g} times the clip")

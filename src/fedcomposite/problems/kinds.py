@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcomposite.data.arrays import as_tensor
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.sparse import is_sparse, sparse_rows
 from fedcomposite.problems.base import Slot, Smooth
@@ -95,8 +96,14 @@ class LinearProblem(Problem):
         else:
             if not isinstance(features, Tensor):
                 features = np.require(features, requirements="W")  # tables of pandas are read-only
-            margins = torch.as_tensor(features).to(point) @ state["weight"]
+            margins = self._samples(features).to(point) @ state["weight"]
         return margins + (state["bias"] if margins.ndim == 2 else state["bias"][0]) if self.bias else margins
+
+    def _samples(self, features: Any) -> Tensor:
+        found, wanted = as_tensor(features, "features"), self.silos.features.shape[1]
+        if found.ndim == 0 or found.shape[-1] != wanted:
+            raise ValueError(f"features have shape {tuple(found.shape)}; the model takes samples of {wanted} features")
+        return found
 
 
 @final

@@ -351,6 +351,8 @@ def get_loss(loss: str | Loss, options: Mapping[str, Any] | None = None) -> Loss
     >>> get_loss("huber", {"delta": 2})
     Huber(delta=2.0)
     """
+    if not (options is None or isinstance(options, Mapping)):
+        raise ValueError(f"loss_options = {options!r:.60}, must be a dictionary, such as {{'delta': 2.0}}")
     options = dict(options or {})
     if isinstance(loss, Loss):
         if options:

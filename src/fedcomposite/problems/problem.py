@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedcomposite._validation import suggest
+from fedcomposite._validation import as_vector, suggest
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import Features
@@ -216,6 +216,8 @@ class Problem:
 
         A network starts at x, with these buffers.
         """
+        if not isinstance(kept, Tensor) or kept.shape != (self.dimension,):
+            raise ValueError(f"kept = {kept!r:.60}, must be a mask with {self.dimension} entries")
         made = copy.copy(self)
         made._placed, made.regularizer = {}, Support(kept.cpu())
         if self.model is not None:
@@ -386,12 +388,6 @@ def _check_kinds(silos: Any, regularizer: Any, bias: Any, weights: Any, model: A
         raise ValueError(f"weights = {weights!r:.60}, must be 'uniform' or 'samples'")
     if model is not None and not isinstance(model, nn.Module):
         raise ValueError(f"model = {model!r:.60}, must be a torch.nn.Module; fc.models builds some by name")
-
-
-def as_vector(x: Any) -> Tensor:
-    """A tensor or an array in its own floating-point type; everything else in float64."""
-    point = torch.as_tensor(x) if isinstance(x, Tensor | np.ndarray) else torch.as_tensor(x, dtype=torch.float64)
-    return point if point.is_floating_point() else point.double()
 
 
 def prox_gradient_norm(x: Tensor, gradient: Tensor, h: Regularizer, step: float) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,7 +107,7 @@ class Regularizer(ABC):
 
     def scaled(self, kappa: float) -> Regularizer:
         """The regularizer kappa * h, kappa > 0."""
-        if not 0 < kappa < math.inf:  # minus a regularizer has no prox
+        if not (isinstance(kappa, int | float | np.number) and 0 < kappa < math.inf):  # minus a regularizer has no prox
             raise ValueError(f"scaled: kappa = {kappa!r}, must be a number > 0")
         return replace(self, **{name: kappa * getattr(self, name) for name in self.coefficients})  # type: ignore[type-var]
 
@@ -134,6 +135,8 @@ class Regularizer(ABC):
 
         if isinstance(where, str):
             return Named(self, (where,))
+        if not isinstance(where, Iterable):
+            raise ValueError(f"on: {where!r}, must be a mask, a list of coordinates or patterns of names")
         entries: list[Any] = where.tolist() if isinstance(where, Tensor) else list(where)
         if any(isinstance(entry, str) for entry in entries):
             return Named(self, tuple(entries))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedcomposite._validation import refuse, wrong_arguments
 from fedcomposite.experiments.tables import latex
 from fedcomposite.files import write_atomic
 from fedcomposite.reports.figures import figures
@@ -51,6 +52,7 @@ _AFTER = {
 
 def write_report(run: str | Path, folder: str | Path | None = None) -> list[Path]:
     """Write ``report.html``, ``report.md``, ``report.tex`` and a ``report-TABLE.csv`` each; returns their paths."""
+    refuse(wrong_arguments(write_report, locals()))
     found, place = read_run(run), Path(folder or run)
     place.mkdir(parents=True, exist_ok=True)
     texts = {"report.html": html(found), "report.md": markdown(found), "report.tex": tex(found)}

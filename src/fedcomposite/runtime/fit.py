@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-import numpy as np
 import torch
 
+from fedcomposite._validation import as_vector, wrong_arguments
 from fedcomposite.algorithms import REGISTRY, fields
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm
 from fedcomposite.problems import Problem
@@ -18,24 +20,77 @@ class NonSmoothWarning(UserWarning):
     """A method that needs a smooth loss was given one with kinks."""
 
 
-def check_given(problem: object, algorithm: object, dtype: object, device: object, **numbers: object) -> None:
-    """Refuse what is no problem, no method, no device, no type to compute in or no number, by its name."""
-    if not isinstance(problem, Problem):
-        raise TypeError(
-            f"problem is a {type(problem).__name__}; make one: fc.Problem(silos, loss=..., regularizer=...)"
-        )
-    if not isinstance(algorithm, Algorithm):
-        shown = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", type(algorithm).__name__)
-        raise TypeError(f"algorithm = {shown}, must be a method with its steps: fc.algorithms.FedAvg(5, 0.1)")
-    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
-        raise ValueError(f"dtype = {dtype!r}, must be torch.float64 or torch.float32")
+def check_given(function: Callable[..., Any], given: Mapping[str, Any], *lines: str) -> None:
+    """Refuse arguments that are not what a function takes by its annotations, all of them in one error.
+
+    What is no problem, method, type to compute in, device or model is told in words of its own; ``lines`` come after.
+    """
+    said = {name: _OWN_WORDS[name](given[name]) for name in given if name in _OWN_WORDS}
+    faults = [line for line in said.values() if line]
+    faults += wrong_arguments(function, {k: v for k, v in given.items() if k not in (*_OWN_WORDS, *_ELSEWHERE)})
+    problem = given.get("problem")
+    if isinstance(problem, Problem):
+        models = [name for name in ("x0", "x") if given.get(name) is not None]
+        faults += [line for name in models if (line := model_fault(name, given[name], problem.dimension))]
+    if faults or lines:
+        kind = TypeError if said.get("problem") or said.get("algorithm") else ValueError
+        raise kind("\n".join([*faults, *lines]))
+
+
+def _problem_fault(problem: object) -> str:
+    if isinstance(problem, Problem):
+        return ""
+    return f"problem is a {type(problem).__name__}; make one: fc.Problem(silos, loss=..., regularizer=...)"
+
+
+def _algorithm_fault(algorithm: object) -> str:
+    if isinstance(algorithm, Algorithm):
+        return ""
+    shown = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", type(algorithm).__name__)
+    return f"algorithm = {shown}, must be a method with its steps: fc.algorithms.FedAvg(5, 0.1)"
+
+
+def _dtype_fault(dtype: object) -> str:
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        return ""
+    return f"dtype = {dtype!r}, must be torch.float64 or torch.float32"
+
+
+def _device_fault(device: object) -> str:
     try:
         torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError):
-        raise ValueError(f"device = {device!r}, must be 'cpu', 'cuda' or 'cuda:1'") from None
-    for name, value in numbers.items():
-        if not (value is None or isinstance(value, int | float | np.number)):
-            raise ValueError(f"{name} = {value!r}, must be a number")
+        return f"device = {device!r}, must be 'cpu', 'cuda' or 'cuda:1'"
+    return ""
+
+
+def _callbacks_fault(callbacks: object) -> str:
+    if isinstance(callbacks, Iterable) and not isinstance(callbacks, str):
+        return ""
+    return f"callbacks = {callbacks!r:.60}, must be a list: callbacks=[...]"
+
+
+_OWN_WORDS: dict[str, Callable[[Any], str]] = {
+    "problem": _problem_fault,
+    "algorithm": _algorithm_fault,
+    "dtype": _dtype_fault,
+    "device": _device_fault,
+    "callbacks": _callbacks_fault,
+}
+
+
+_ELSEWHERE = ("x0", "x", "privacy", "aggregator")  # told below, and where they are used
+
+
+def model_fault(name: str, x: object, dimension: int) -> str:
+    """What is wrong with a model that was given, if anything."""
+    try:
+        point = as_vector(x, name)
+    except ValueError as error:
+        return str(error)
+    if point.shape != (dimension,):
+        return f"{name} has shape {tuple(point.shape)}, expected ({dimension},)"
+    return "" if bool(torch.isfinite(point).all()) else f"{name} has NaN or infinite entries"
 
 
 def check_fit(

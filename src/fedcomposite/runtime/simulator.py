@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite import rng
+from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore, as_vector
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.privacy import Privacy
@@ -22,7 +23,7 @@ from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.driver import Driver, Plan
-from fedcomposite.runtime.fit import check_fit, check_given
+from fedcomposite.runtime.fit import check_fit, check_given, model_fault
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import identify
 from fedcomposite.runtime.program import Mode
@@ -135,11 +136,9 @@ class Simulator(Driver):
 def _start(smooth: Smooth, x0: Any) -> Tensor:
     if x0 is None:
         return smooth.start()
-    start = torch.as_tensor(x0).detach().to(smooth.device, smooth.dtype).clone()
-    if start.shape != (smooth.dimension,):
-        raise ValueError(f"x0 has shape {tuple(start.shape)}, expected ({smooth.dimension},)")
-    if not bool(torch.isfinite(start).all()):
-        raise ValueError("x0 has NaN or infinite entries")
+    start = as_vector(x0, "x0").detach().to(smooth.device, smooth.dtype).clone()
+    if fault := model_fault("x0", start, smooth.dimension):
+        raise ValueError(fault)
     return start
 
 
@@ -147,24 +146,24 @@ def simulate(
     problem: Problem,
     algorithm: AnyAlgorithm,
     *,
-    rounds: int,
-    batch_size: int | None = None,
+    rounds: Natural,
+    batch_size: Count | None = None,
     sampling: Literal["replacement", "epoch"] = "replacement",
-    clip_norm: float | None = None,
+    clip_norm: Positive | None = None,
     participation: float = 1.0,
     replace: bool = False,
-    seed: int = 0,
+    seed: Natural = 0,
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
-    evaluate_every: int = 1,
+    evaluate_every: Count = 1,
     x0: Any = None,
-    tolerance: float | None = None,
-    stationarity_step: float | None = None,
+    tolerance: ZeroOrMore | None = None,
+    stationarity_step: Positive | None = None,
     backend: Backend = "stacked",
     mode: Mode | Literal["auto"] = "auto",
     keep_solutions: bool = False,
     checkpoint: str | Path | None = None,
-    checkpoint_every: int = 0,
+    checkpoint_every: Natural = 0,
     resume: bool = False,
     on_record: Callable[[Record], None] | None = None,
     callbacks: Sequence[AnyCallback] = (),
@@ -261,9 +260,7 @@ def simulate(
     >>> run.status
     'converged'
     """
-    numbers = {"tolerance": tolerance, "participation": participation, "clip_norm": clip_norm, "seed": seed}
-    check_given(problem, algorithm, dtype, device, **numbers)
-    _check_counts(rounds=(rounds, 0), evaluate_every=(evaluate_every, 1), checkpoint_every=(checkpoint_every, 0))
+    check_given(simulate, locals())
     if resume and keep_solutions:
         raise ValueError(
             "keep_solutions=True cannot be combined with resume=True: earlier models are not in the checkpoint"
@@ -271,6 +268,8 @@ def simulate(
     group = processes.join(distributed, torch.device(device))
     _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and path.is_dir():
+        raise ValueError(f"checkpoint = {str(checkpoint)!r} is a folder; give a file in it")
     old = path if resume and path is not None and path.exists() else None
     sim = Simulator(
         problem, algorithm, batches=Batches(seed, batch_size, sampling, clip_norm),
@@ -326,12 +325,6 @@ def _check_protected(
             "privacy: when to stop must not depend on exact measurements, nor which model to keep; "
             "leave tolerance, EarlyStopping and BestModel out"
         )
-
-
-def _check_counts(**given: tuple[Any, int]) -> None:
-    for name, (value, least) in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} = {value!r}, must be an integer >= {least}")
 
 
 def _mode(mode: str, device: str | torch.device, backend: str, rounds: int, old: Path | None = None) -> Mode:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedcomposite._validation import Count, Probability, as_vector, refuse, wrong_arguments, wrong_names
 from fedcomposite.algorithms.base import amplification
 from fedcomposite.problems import Linear, Problem
 from fedcomposite.problems.losses import LeastSquares
@@ -105,9 +106,9 @@ _MANY = 2000  # sparse features whose squared matrix is not formed
 def constants(
     problem: Problem,
     *,
-    batch: int | None = None,
-    rounds: int | None = None,
-    participation: float = 1.0,
+    batch: Count | None = None,
+    rounds: Count | None = None,
+    participation: Probability = 1.0,
     x0: Any = None,
     solution: Any = None,
     of: Literal["clients", "samples"] = "clients",
@@ -131,8 +132,12 @@ def constants(
     **known
         Constants that you know better, for example ``mu``; they replace measured ones.
     """
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem is a {type(problem).__name__}; make one: fc.Problem(silos, ...)")
+    lines = wrong_arguments(constants, {"batch": batch, "rounds": rounds, "participation": participation, "of": of})
+    refuse([*lines, *wrong_names(Constants, known)])
     smooth, h, n = problem.smooth(), problem.regularizer, len(problem.silos)
-    first = smooth.start() if x0 is None else torch.as_tensor(x0, dtype=torch.float64)
+    first = smooth.start() if x0 is None else as_vector(x0, "x0").double()
     everyone = smooth.full(np.arange(n, dtype=np.uint64))
     weights = torch.from_numpy(problem.weights)
 

@@ -93,7 +93,10 @@ class NetworkOptions:
     def __post_init__(self) -> None:
         validate(self)
         if self.normalization is not None:
-            mean, std = (np.atleast_1d(np.asarray(v, float)) for v in self.normalization)
+            try:
+                mean, std = (np.atleast_1d(np.asarray(v, float)) for v in self.normalization)
+            except (TypeError, ValueError):
+                mean = std = np.zeros(1)
             if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
                 raise ValueError(f"normalization = {self.normalization}, must be (mean, std) with std > 0")
 
@@ -136,6 +139,8 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             raise DataError(
                 f"cross_entropy needs outputs ({wanted}), the module gives {tuple(outputs.shape)} for 2 samples"
             )
+        if outputs.shape[-1] < 2:
+            raise DataError("cross_entropy needs an output per class, the module gives one; change its last layer")
         kinds = () if targets.ndim > 1 else CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
         return ModelLoss("cross_entropy", _cross_entropy, classifier=True, per_sample=True, kinds=kinds)
     if loss == "mse":

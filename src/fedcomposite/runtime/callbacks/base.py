@@ -136,6 +136,8 @@ class OnRecord(Callback):
 def attach(callbacks: Sequence[AnyCallback]) -> list[Callback]:
     """Callbacks in their common form."""
     for one in callbacks:
+        if isinstance(one, type):
+            raise TypeError(f"callbacks: {one.__name__} is a class; give one of it: {one.__name__}(...)")
         if not callable(one):
             raise TypeError(f"callbacks: {one!r} is neither a Callback nor a function of a view")
     return [one if isinstance(one, Callback) else _Function(one) for one in callbacks]
