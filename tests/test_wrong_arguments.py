@@ -300,6 +300,9 @@ def test_data_of_estimators(name):
     large = X.copy()
     large[2, 1] = 1e100  # its square is no problem, but those of its squares are
     refused(lambda: kind(0.1).fit(large, y), "row 2, column 1 has 1e+100", "other units")
+    huge = fc.Problem(fc.Silos.from_arrays([(X, Y), (large, Y)]), regularizer=L1(0.1))
+    for fit in (fc.solve, fc.path, fc.cross_validate):
+        refused(lambda fit=fit: fit(huge), "client 1, features: row 2, column 1 has 1e+100")
     if not hasattr(kind, "decision_function") and name != "MultinomialRegression":
         refused(lambda: kind(0.1).fit(X, np.array(["a"] * 24)), f"y has np.str_('a') in it; {name} needs numbers")
     model = kind(0.1).fit(X, y)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from fedcomposite.data import DataError, Silos
 from fedcomposite.problems import Problem
 from fedcomposite.problems.requests import Request, Sums, answer, silos_of
 
@@ -33,10 +36,30 @@ class Sites(Protocol):
         """The answers of each site, for what is reported by site."""
 
 
+LARGEST = 1e75
+"""Of a sample's numbers: sums of fourth powers are finite."""
+
+
+def check_range(silos: Silos) -> None:
+    """Refuse samples with which nothing can be computed: a fit to them would end at zero, as if it had converged."""
+    for what, values in (("features", silos.features), ("targets", silos.targets)):
+        if not isinstance(values, Tensor) or values.dtype != torch.float64:
+            continue
+        if max(abs(float(end)) for end in values.aminmax()) > LARGEST:
+            row, *rest = torch.nonzero(values.abs() > LARGEST)[0].tolist()
+            at = int(np.searchsorted(silos.offsets, row, side="right")) - 1
+            place = f"row {row - silos.offsets[at]}" + (f", column {rest[0]}" if rest else "")
+            raise DataError(
+                f"{silos.names[at]}, {what}: {place} has {float(values[row, *rest]):.3g}, whose powers are infinite; "
+                "mend it, or give the column in other units"
+            )
+
+
 class Local:
     """The silos of a problem with a linear model, each answering for itself."""
 
     def __init__(self, problem: Problem) -> None:
+        check_range(problem.silos)
         self.silos = silos_of(problem)
         self.ids = list(problem.silos.ids)
         self.names = [*problem.silos.names, "(held by nobody)"][: len(self.silos)]

@@ -19,6 +19,7 @@ from fedcomposite.algorithms import FedNMap, ProxNewton
 from fedcomposite.choice import HESSIANS, Choice, choose
 from fedcomposite.estimators.kinks import smoothable, solve_kinked
 from fedcomposite.estimators.scaling import rescale, worthwhile
+from fedcomposite.estimators.sites import check_range
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
@@ -85,6 +86,7 @@ def solve(
     ('converged', True, 'duality gap', True)
     """
     check_given(solve, locals())
+    check_range(problem.silos)
     settled(problem.regularizer)
     settings: dict[str, Any] = {
         "tolerance": tolerance,

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedcomposite.data.arrays import as_tensor
 from fedcomposite.data.faults import DataError
-from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import is_sparse, sparse_rows
 from fedcomposite.problems.base import Slot, Smooth
 from fedcomposite.problems.linear import Linear
@@ -27,24 +26,6 @@ from fedcomposite.problems.problem import Problem
 
 NETWORK_STEP = 0.1
 """The step at which a network's stationarity is measured, since its smoothness constant is unknown."""
-
-LARGEST = 1e75
-"""Of a sample's numbers: sums of fourth powers are finite."""
-
-
-def _check_range(silos: Silos) -> None:
-    """Refuse samples with which nothing can be computed: a fit to them would end at zero, as if it had converged."""
-    for what, values in (("features", silos.features), ("targets", silos.targets)):
-        if not isinstance(values, Tensor) or values.dtype != torch.float64:
-            continue
-        if max(abs(float(end)) for end in values.aminmax()) > LARGEST:
-            row, *rest = torch.nonzero(values.abs() > LARGEST)[0].tolist()
-            at = int(np.searchsorted(silos.offsets, row, side="right")) - 1
-            place = f"row {row - silos.offsets[at]}" + (f", column {rest[0]}" if rest else "")
-            raise DataError(
-                f"{silos.names[at]}, {what}: {place} has {float(values[row, *rest]):.3g}, whose powers are infinite; "
-                "mend it, or give the column in other units"
-            )
 
 
 @final
@@ -66,7 +47,6 @@ class LinearProblem(Problem):
             raise ValueError(f"{', '.join(given)}: only for a problem with a model")
         if loss is not None and not isinstance(loss, str | Loss):
             raise ValueError(f"loss = {loss!r}: a function of outputs and targets needs a model")
-        _check_range(self.silos)
         self.loss = get_loss("logistic" if loss is None else loss, options)
         self.measures = Measures.of(self.loss.adapt(self.silos), metrics)
         linear = self._linear()
