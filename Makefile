@@ -6,13 +6,17 @@ WORKERS ?= 2
 # Real data for the tests that use it; they skip with a reason where it is absent.
 export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: demo docs test test-site test-wheel test-oldest lint clean install bench-peers
+.PHONY: demo docs test test-federation test-site test-wheel test-oldest lint clean install bench-peers
 
 demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes"
+
+# A real service and real sites, over TLS, killed, cut off and attacked: a part of its own, so that the others take less than ten minutes.
+test-federation: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m processes tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

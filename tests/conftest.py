@@ -17,13 +17,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = ("test_federation_real.py", "test_federation_service.py", "test_contract.py", "test_regularizers.py")
+PROCESSES = (
+    "test_federation_real.py", "test_federation_service.py", "test_federation_analysis_real.py", "test_secure_real.py"
+)  # fmt: skip
+LONGEST = (*PROCESSES, "test_contract.py", "test_regularizers.py")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first, real processes before all, so that the other workers run beside it."""
+    """What takes longest comes first, so that the other workers run beside it; real processes have a mark."""
     rank = {name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
+    for item in items:
+        if item.path.name in PROCESSES:
+            item.add_marker("processes")
 
 
 @pytest.fixture
