@@ -14,7 +14,7 @@ demo: $(VENV)/.core
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes"
 
-# A real service and real sites, over TLS, killed, cut off and attacked: a part of its own, so that the others take less than ten minutes.
+# A real service and real sites, over TLS, killed, cut off and attacked: a part of its own, as it takes minutes and depends on clocks and sockets.
 test-federation: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m processes tests
 
