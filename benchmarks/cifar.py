@@ -34,6 +34,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ import torch
 from torch import nn
 
 import fedcomposite as fc
+from benchmarks.inference import recorded
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.data.augmentation import Chain, Crop, Flip
 from fedcomposite.exporting import PruneError
@@ -52,6 +54,7 @@ from fedcomposite.schedules import Cosine, Staircase
 STEP, STAIRS = 0.2, 8
 GAIN = 0.5  # at the start, where a channel may die; as in network slimming (Liu et al. 2017)
 TURNS = 20
+MULTIPLES = (1, 8, 32)  # of which the sizes of pruned layers are
 SPEEDS = ((1, torch.float32), (256, torch.float32), (1024, torch.bfloat16))
 
 
@@ -95,24 +98,32 @@ def accuracy(module: nn.Module, test: tuple[torch.Tensor, torch.Tensor], device:
     return right / len(test[1])
 
 
-def speed(modules: dict[str, nn.Module], device: str, batch: int, dtype: torch.dtype) -> dict[str, float]:
-    """Milliseconds for a batch, channels last, medians of alternating calls."""
+def speed(modules: dict[str, nn.Module], device: str, batch: int, dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """Milliseconds for a batch, channels last, medians of alternating calls; on a GPU also as one recorded call."""
     layout = torch.channels_last
     X = torch.randn(batch, 3, 32, 32, device=device, dtype=dtype).contiguous(memory_format=layout)
-    made = {name: copy.deepcopy(m).to(dtype).to(memory_format=layout) for name, m in modules.items()}  # type: ignore[call-overload]
-    times: dict[str, list[float]] = {name: [] for name in modules}
+    calls: dict[tuple[str, str], Callable[[], object]] = {}
+    times: dict[tuple[str, str], list[float]] = {}
     with torch.no_grad():
+        for name, module in modules.items():
+            made = copy.deepcopy(module).to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
+            calls[name, "eager"] = partial(made, X)
+            if device == "cuda":
+                calls[name, "recorded"] = partial(recorded(made, X), X)
         for turn in range(TURNS + 2):
-            for name, module in made.items():
+            for key, work in calls.items():
                 if device == "cuda":
                     torch.cuda.synchronize()
                 began = time.perf_counter()
-                module(X)
+                work()
                 if device == "cuda":
                     torch.cuda.synchronize()
                 if turn > 1:
-                    times[name].append(1e3 * (time.perf_counter() - began))
-    return {name: statistics.median(t) for name, t in times.items()}
+                    times.setdefault(key, []).append(1e3 * (time.perf_counter() - began))
+    return {
+        way: {name: statistics.median(t) for (name, w), t in times.items() if w == way}
+        for way in dict.fromkeys(way for _, way in calls)
+    }
 
 
 class Results:
@@ -190,21 +201,25 @@ def pruned(problem: fc.Problem, run: fc.Run, device: str) -> dict[str, Any]:
     """A run's model without its dead filters: size, accuracy and speed beside the dense one's."""
     module = problem.module(run.solution.float().to(device), run.buffers)
     try:
-        made = fc.prune(module, torch.randn(8, 3, 32, 32, device=device))
+        made = {m: fc.prune(module, torch.randn(8, 3, 32, 32, device=device), multiple=m) for m in MULTIPLES}
     except PruneError as error:  # what else is known is worth having
         return {"error": str(error)}
-    print(made)
-    modules, test = {"dense": module, "pruned": made.module}, problem.silos.test
+    print(*made.values(), sep="\n")
+    modules = {"dense": module} | {f"pruned, multiples of {m}": small.module for m, small in made.items()}
     found = {
         "zeros": {k: float((p == 0).float().mean()) for k, p in module.named_parameters() if p.ndim > 1},
-        "parameters": [made.parameters, made.pruned_parameters], "flops": [made.flops, made.pruned_flops],
-        "difference": made.difference, "accuracy": {k: accuracy(m, test, device) for k, m in modules.items()},
+        "filters": {k: [s.shape[0], *(m.layers[i].pruned[0] for m in made.values())]
+                    for i, s in enumerate(made[1].layers) for k in [s.name]},
+        "parameters": [made[1].parameters, *(m.pruned_parameters for m in made.values())],
+        "flops": [made[1].flops, *(m.pruned_flops for m in made.values())],
+        "difference": max(m.difference for m in made.values()),
+        "accuracy": {k: accuracy(m, problem.silos.test, device) for k, m in modules.items()},
         "milliseconds": {
             f"batch {batch}, {dtype}".replace("torch.", ""): speed(modules, device, batch, dtype)
             for batch, dtype in (SPEEDS if device == "cuda" else SPEEDS[:1])
         },
     }  # fmt: skip
-    print(json.dumps({k: v for k, v in found.items() if k != "zeros"}, indent=1), flush=True)
+    print(json.dumps({k: v for k, v in found.items() if k not in ("zeros", "filters")}, indent=1), flush=True)
     return found
 
 
@@ -225,8 +240,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--images", type=int, default=0, help="so many training images; 0 takes all")
-    parser.add_argument("--l1", type=float, default=5e-5)
-    parser.add_argument("--group", type=float, default=2.5e-5)
+    parser.add_argument("--l1", type=float, default=4e-5)
+    parser.add_argument("--group", type=float, default=2e-5)
     parser.add_argument("--bias", type=float, default=1e-3)
     parser.add_argument("--gain", type=float, default=6e-4)
     parser.add_argument("--gamma", type=float, default=4.0)

@@ -1,11 +1,13 @@
 """What zeros are worth at inference: dense, pruned, CSR, 2:4 and ONNX, in one run, as ratios.
 
     python -m benchmarks.inference            # on the CPU, and on a GPU where there is one
+    python -m benchmarks.inference --part gpu # there alone
     python -m benchmarks.inference --quick    # small: does it run, not how fast
 
 Zeros are made by hand, since speed depends on where they are and not on how they came about: whole filters and neurons
 with the smallest norms (pruned), single weights (CSR), two of every four weights (2:4). Every variant is compared with
-the dense network of the same zeros before it is timed; the least of several repetitions counts, taken in turns.
+the dense network of the same zeros before it is timed; the least of several repetitions counts, taken in turns. On a
+GPU every variant is also timed as one recorded call (a CUDA graph), without the host's time for its many kernels.
 """
 
 from __future__ import annotations
@@ -96,6 +98,30 @@ def compared(name: str, x: Tensor, variants: dict[str, Any], tolerance: float, r
     ]
 
 
+def recorded(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """A module's call on ``x`` as a CUDA graph; what it is given later is not looked at."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        for _ in range(3):
+            module(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = module(x)
+
+    def replay(_: Tensor) -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def both(variants: dict[str, nn.Module], x: Tensor) -> dict[str, Any]:
+    """Every module as it is, and recorded."""
+    return {**variants, **{f"{label}, recorded": recorded(module, x) for label, module in variants.items()}}
+
+
 def onnx_session(module: nn.Module, x: Tensor, folder: Path) -> Callable[[Tensor], Tensor]:
     """The module by onnxruntime, on one thread as the others are."""
     path = folder / f"{id(module)}.onnx"
@@ -143,36 +169,47 @@ def on_a_gpu(quick: bool) -> list[Row]:
     width = 256 if quick else 8192
     repetitions = 2 if quick else 30
     mlp = nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False)).cuda()
-    thin = two_of_four(mlp)
+    thin = two_of_four(mlp).requires_grad_(False)
     made = sparse_layers(thin, "2:4")
     assert made.layers == ("0", "2"), made.left
-    half = copy.deepcopy(thin).half()
+    variants = {"dense": copy.deepcopy(thin).half(), "2:4": made.module}
     rows: list[Row] = []
     for batch in (64, 1024, 8192):
         x = torch.randn(batch, width, device="cuda").half()
-        rows += compared(f"mlp of {width}, 2:4, float16", x, {"dense": half, "2:4": made.module}, 0.02, repetitions)
-    thin = without_units(fc.models.MODELS["resnet18"]((3, 32, 32), 10), 0.5).cuda()
-    small = prune(thin, torch.randn(4, 3, 32, 32, device="cuda")).module
-    x = torch.randn(16 if quick else 1024, 3, 32, 32, device="cuda")
-    return rows + compared("resnet18, half of the units", x, {"dense": thin, "pruned": small}, 1e-2, repetitions)
+        rows += compared(f"mlp of {width}, 2:4, float16", x, both(variants, x), 0.02, repetitions)
+    thin = without_units(fc.models.MODELS["resnet18"]((3, 32, 32), 10, stem="small"), 0.55).cuda()
+    small = {
+        f"pruned, multiples of {m}": prune(thin, torch.randn(4, 3, 32, 32, device="cuda"), multiple=m).module
+        for m in (1, 8, 32)
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(16 if quick else 1024, 3, 32, 32, device="cuda", dtype=dtype)
+        x = x.contiguous(memory_format=torch.channels_last)
+        cast = {k: copy.deepcopy(m).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                for k, m in {"dense": thin, **small}.items()}  # fmt: skip
+        name = f"resnet18, 55 % of the units, {dtype}".replace("torch.", "")
+        rows += compared(name, x, both(cast, x), 0.2, repetitions)
+    return rows
 
 
-def measure(quick: bool = False) -> pd.DataFrame:
+def measure(quick: bool = False, part: str = "cpu,gpu") -> pd.DataFrame:
     """A row for each network, batch and variant."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = on_the_cpu(quick)
+        rows = on_the_cpu(quick) if "cpu" in part else []
     finally:
         torch.set_num_threads(threads)
-    return pd.DataFrame(rows + (on_a_gpu(quick) if torch.cuda.is_available() else []))
+    return pd.DataFrame(rows + (on_a_gpu(quick) if "gpu" in part and torch.cuda.is_available() else []))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small: does it run, not how fast")
-    table = measure(parser.parse_args().quick)
+    parser.add_argument("--part", default="cpu,gpu", choices=("cpu", "gpu", "cpu,gpu"), help="where")
+    given = parser.parse_args()
+    table = measure(given.quick, given.part)
     place = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(f"torch {torch.__version__}, one CPU thread, {place}")
     print(table.to_string(index=False, float_format=lambda v: f"{v:.3g}"))

@@ -42,11 +42,11 @@ def agree(module, pruned, *shape, tolerance=1e-11):
         torch.testing.assert_close(pruned(x), wanted, rtol=0, atol=tolerance * max(1.0, float(wanted.abs().max())))
 
 
-def checked(module, *shape):
+def checked(module, *shape, **options):
     """Prune in float64, compare, and give the result back."""
     module = module.double()
     before = {k: v.clone() for k, v in module.state_dict().items()}
-    made = prune(module, torch.randn(3, *shape, dtype=torch.float64))
+    made = prune(module, torch.randn(3, *shape, dtype=torch.float64), **options)
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     agree(module, made.module, *shape)
     assert made.pruned_parameters == sum(p.numel() for p in made.module.parameters())
@@ -215,6 +215,41 @@ def test_one_unit_of_a_layer_stays():
     made = checked(module, 3)
     assert sizes(made) == {"0": (1, 3), "2": (2, 1)}
     assert reasons(made)["0"] == (1, "it is the last one of its layer")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([2, 3, 4, 8]), st.floats(0.2, 1.0))
+def test_sizes_are_multiples_as_far_as_there_are_units(seed, multiple, share):
+    """Also behind a flattening, where a channel counts once for each of its pixels, and in residual connections."""
+    network = nn.Sequential(
+        nn.Conv2d(1, 12, 3, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 8, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(72, 24), nn.ReLU(), nn.Linear(24, 3),
+    )  # fmt: skip
+    module = kill(network, seed, share, 0.2)
+    plain, made = (checked(module, 1, 5, 5, multiple=m) for m in (1, multiple))
+    whole = {layer.name: layer.shape for layer in made.layers}
+    for name, (rows, columns) in sizes(made).items():
+        for axis, size in enumerate((rows, columns)):
+            assert size % multiple == 0 or size == whole[name][axis]
+            assert sizes(plain)[name][axis] <= size
+    assert made.pruned_parameters >= plain.pruned_parameters
+
+
+def test_as_few_units_as_possible_fill_a_size():
+    """Those whose weights are zeros, for which nothing that they read has to stay."""
+    module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    with torch.no_grad():
+        module[2].weight[:, 4:] = 0
+        module[2].weight[6:9] = 0
+        module[2].weight[9:, :4] = 0
+        module[2].weight[9:, 5] = 1
+        module[4].weight[:, 9:] = 0
+    made = checked(module, 3, multiple=4)
+    assert sizes(made) == {"0": (4, 3), "2": (8, 4), "4": (2, 8)}
+    assert reasons(made)["2"] == (2, "it makes the size of its layer a multiple of 4")
+    assert sizes(checked(module, 3)) == {"0": (4, 3), "2": (6, 4), "4": (2, 6)}
+    with pytest.raises(PruneError, match="multiple = 0, must be a whole number of at least 1"):
+        prune(module, torch.randn(3, 3), multiple=0)
 
 
 class Tied(nn.Module):

@@ -162,6 +162,9 @@ def export_run(
     pruned: Annotated[
         bool, typer.Option("--pruned", help="Remove a network's dead filters and neurons first.")
     ] = False,
+    multiple: Annotated[
+        int, typer.Option("--multiple", min=1, help="With --pruned: sizes of layers stay multiples of this; a GPU: 8.")
+    ] = 1,
     best: Annotated[bool, typer.Option("--best", help="The model that BestModel kept, in place of the last.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -187,6 +190,8 @@ def export_run(
         raise ConfigError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
     if pruned and problem.model is None:
         raise ConfigError("--pruned is for networks; a linear model has no units between its inputs and outputs")
+    if multiple > 1 and not pruned:
+        raise ConfigError(f"--multiple {multiple} is for the layers of a pruned network; add --pruned")
     try:
         tensors = load_file(kept)
         x = tensors["x"]
@@ -196,7 +201,9 @@ def export_run(
         raise StoreError(f"{kept}: x has shape {tuple(x.shape)}, expected ({problem.dimension},)")
     inside = target.resolve().parent == source.resolve()
     with FolderLock(source) if inside else nullcontext():
-        made = export(x, problem, target, format=format, buffers=tensors.get("buffers"), pruned=pruned)
+        made = export(
+            x, problem, target, format=format, buffers=tensors.get("buffers"), pruned=pruned, multiple=multiple
+        )
     with results(as_json) as found:
         found |= made.figures()
         if made.pruned is not None:

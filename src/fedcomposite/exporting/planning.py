@@ -89,22 +89,26 @@ class Network:
 class Plan:
     """Which units go, and what the parameters become."""
 
-    def __init__(self, network: Network, fixed: bool) -> None:
-        self.network = network
+    def __init__(self, network: Network, fixed: bool, multiple: int = 1) -> None:
+        self.network, self._multiple = network, multiple
         self.units = units = Units(self._depthwise, fixed)
         self._label()
         self.readers = [_Reader(network, units, c) for c in units.contractions]
         self.labels = {node: [units.roots(labels) for labels in units.axes[node]] for node in network.tensors}
         self._stay = {int(r.inputs[r.carrier]) for r in self.readers if r.carrier is not None}
         self._last: set[int] = set()
+        self._filling: set[int] = set()
         self.gone: set[int] = set()
+        axes = [labels for node in self.labels.values() for labels in node if len(labels)]
         while True:
             self.gone = self._removable()
-            axes = [labels for node in self.labels.values() for labels in node if len(labels)]
             emptied = [int(a[0]) for a in axes if self.gone.issuperset(a.tolist())]
-            if not emptied:
+            if emptied:
+                self._last.add(emptied[-1])  # the last layer first: what its unit reads may be enough for those before
+            elif filling := self._missing(axes):
+                self._filling |= filling
+            else:
                 break
-            self._last.add(emptied[-1])  # the last layer first: what its unit reads may be enough for those before
 
     def _depthwise(self, weight: fx.Node) -> bool:
         return isinstance(self.network.owner(weight), nn.modules.conv._ConvNd)
@@ -131,13 +135,29 @@ class Plan:
     def _removable(self) -> set[int]:
         """The units that no reader needs; a reader that goes needs nothing any more."""
         read = {int(u) for reader in self.readers for u in reader.inputs}
-        free = {u for u in read if self.units.pinned(u) is None and u not in self._last | self._stay}
+        held = self._last | self._stay | self._filling
+        free = {u for u in read if self.units.pinned(u) is None and u not in held}
         gone: set[int] = set()
         while True:
             needed = {int(u) for reader in self.readers for u in reader.inputs[reader.needs(gone)]}
             if free - needed == gone:
                 return gone
             gone = free - needed
+
+    def _missing(self, axes: list[npt.NDArray[np.int64]]) -> set[int]:
+        """Dead units of one axis that fill its size up to a multiple; those of zeros first, which need no others."""
+        for labels in axes:
+            dead = Counter(u for u in labels.tolist() if u in self.gone)
+            size, filling = len(labels) - dead.total(), set()
+            if dead and size % self._multiple:
+                alive = {int(u) for reader in self.readers for u in reader.outputs[reader.reads]}
+                for unit in sorted(dead, key=alive.__contains__):
+                    filling.add(unit)
+                    size += dead[unit]  # a channel is there once for each of its pixels behind a flattening
+                    if size % self._multiple == 0:
+                        break
+                return filling
+        return set()
 
     def _masks(self, node: fx.Node) -> list[Mask]:
         """Which entries of a tensor stay, axis by axis."""
@@ -188,6 +208,7 @@ class Plan:
     def _reasons(self) -> dict[int, str]:
         """Why a unit that is read stays, of those that nothing pins."""
         reasons = dict.fromkeys(self._last, "it is the last one of its layer")
+        reasons |= dict.fromkeys(self._filling, f"it makes the size of its layer a multiple of {self._multiple}")
         for reader in self.readers:
             for place in np.flatnonzero(reader.needs(self.gone)):
                 reasons.setdefault(int(reader.inputs[place]), reader.why(int(place)))
@@ -211,6 +232,8 @@ class _Reader:
         self._same: Mask = (lines == lines[:, :1]).all(1).numpy()  # never true of NaN
         self._value = lines[:, 0].double()
         self._nonzero: Mask = (weight.flatten(2) if weight.ndim > 2 else weight[..., None]).ne(0).any(2).numpy()
+        self.reads: Mask = self._nonzero.any(1)
+        """Of every output, whether it has a weight."""
         self.dead: Mask = (~out.movedim(at, 0).flatten(1).isnan()).all(1).numpy()
         own, owner = network.once(c.weight) and not bool(weight.isnan().any()), network.owner(c.weight)
         if c.bias is not None:

@@ -66,7 +66,7 @@ class Pruned:
 
 
 @full_precision()  # numbers that are folded into biases, and the comparison
-def prune(module: nn.Module, example: Tensor) -> Pruned:
+def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
     """Remove dead filters and neurons of a module; its outputs in evaluation mode stay the same up to rounding.
 
     Parameters
@@ -75,6 +75,9 @@ def prune(module: nn.Module, example: Tensor) -> Pruned:
         Anything that :func:`torch.export.export` can follow; it is not changed.
     example : Tensor
         A batch of inputs. Outputs are compared on it, and on random inputs of its shape and size.
+    multiple : int
+        As many dead units stay as make the sizes of layers multiples of this number. A GPU's tensor cores take sizes in
+        steps of eight (in half precision), and other sizes can be slower than the whole network.
 
     Returns
     -------
@@ -104,10 +107,12 @@ def prune(module: nn.Module, example: Tensor) -> Pruned:
         raise PruneError(f"pruning needs a module, and this is a {type(module).__name__}")
     if not isinstance(example, Tensor) or example.ndim < 1 or len(example) < 1:
         raise PruneError("pruning needs an example: a tensor with a batch of inputs")
+    if type(multiple) is not int or multiple < 1:
+        raise PruneError(f"multiple = {multiple!r}, must be a whole number of at least 1")
     network = Network(module, example)
     failed = ""
     for fixed in (False, True):  # the second time without a change of sizes that may be written down in the module
-        plan = Plan(network, fixed)
+        plan = Plan(network, fixed, multiple)
         pruned = fit(module, plan.state())
         try:
             difference = _difference(module, pruned, example)

@@ -77,6 +77,7 @@ def export(
     format: Format = "state_dict",
     buffers: Tensor | None = None,
     pruned: bool = False,
+    multiple: int = 1,
 ) -> Exported:
     """Write a trained model to a file, and check it.
 
@@ -99,6 +100,8 @@ def export(
     pruned : bool
         Whether a network's dead filters and neurons are removed first (:func:`prune`); ``parameters`` and ``nonzeros``
         are then those of the smaller network, whose tensors :func:`fit` puts into the whole one.
+    multiple : int
+        Of which the sizes of pruned layers are multiples: 8 for a GPU.
 
     Returns
     -------
@@ -122,7 +125,9 @@ def export(
     """
     if format not in _WRITERS:
         raise ValueError(f"unknown format {format!r}{suggest(str(format), _WRITERS)} (known: {', '.join(_WRITERS)})")
-    check_given(export, {"problem": problem, "path": path, "pruned": pruned, "buffers": buffers})
+    check_given(export, {"problem": problem, "path": path, "pruned": pruned, "buffers": buffers, "multiple": multiple})
+    if multiple != 1 and not pruned:
+        raise ValueError(f"multiple = {multiple} is for pruned layers; add pruned = True")
     x = _vector(run.solution if isinstance(run, Run) else run)
     if x.shape != (problem.dimension,):
         raise ValueError(f"the model has shape {tuple(x.shape)}, the problem's has ({problem.dimension},)")
@@ -130,7 +135,7 @@ def export(
         buffers = run.buffers
     samples = dense_rows(problem.silos.features[:_CHECKED])
     whole = _state(x, problem, None if buffers is None else buffers.cpu())
-    small = _pruned(whole, x, problem, samples) if pruned else None
+    small = _pruned(whole, x, problem, samples, multiple) if pruned else None
     state = whole if small is None else {k: v.detach() for k, v in small.module.state_dict().items()}
     wanted = problem.predict(x, samples, buffers)
     target = Path(path)
@@ -144,10 +149,10 @@ def export(
     return Exported(target, format, dense, size, len(left), int((left != 0).sum()), difference, small)
 
 
-def _pruned(state: State, x: Tensor, problem: Problem, samples: Tensor) -> Pruned:
+def _pruned(state: State, x: Tensor, problem: Problem, samples: Tensor, multiple: int) -> Pruned:
     if problem.model is None:
         raise ValueError("pruned = True is for networks; a linear model has no units between its inputs and outputs")
-    return prune(fit(problem.module(x), state), problem.options.inputs(samples, x.dtype))
+    return prune(fit(problem.module(x), state), problem.options.inputs(samples, x.dtype), multiple=multiple)
 
 
 @contextmanager

@@ -84,10 +84,12 @@ class Stacked(LocalTransport):
                 self._warn(f"{', '.join(changing)} changes from round to round")
                 return None
             try:
-                self._programs[len(who)] = Program(
-                    now[0], self.smooth, now[1], self.batches, message, mine,
-                    request.buffers, who, place, everyone=self._everyone, compile=self.mode == "compile",
-                )  # fmt: skip
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)  # the compiler's: exact is meant
+                    self._programs[len(who)] = Program(
+                        now[0], self.smooth, now[1], self.batches, message, mine,
+                        request.buffers, who, place, everyone=self._everyone, compile=self.mode == "compile",
+                    )  # fmt: skip
             except UnsuitableError as reason:
                 self.mode = "eager"
                 self._warn(str(reason))
