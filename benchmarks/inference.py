@@ -32,6 +32,9 @@ from fedcomposite.exporting.onnx import PACKAGES, write_onnx
 
 Row = dict[str, Any]
 
+LEFT = (62, 62, 118, 113, 97, 58, 11, 1)
+"""Filters that ``benchmarks.cifar`` leaves alive in the first convolutions of ResNet-18's eight blocks."""
+
 
 def without_units(module: nn.Module, share: float) -> nn.Module:
     """Set the filters and neurons with the smallest norms to zero, but no outputs."""
@@ -44,6 +47,16 @@ def without_units(module: nn.Module, share: float) -> nn.Module:
             layer.weight[dead] = 0
             if layer.bias is not None:
                 layer.bias[dead] = 0
+    return module
+
+
+def as_trained() -> nn.Module:
+    """ResNet-18 with the 3x3 stem, its first convolutions as ``benchmarks.cifar`` leaves them."""
+    module = fc.models.MODELS["resnet18"]((3, 32, 32), 10, stem="small").eval()
+    inner = [m for name, m in module.named_modules() if name.startswith("layer") and name.endswith(".bn1")]
+    with torch.no_grad():
+        for layer, left in zip(inner, LEFT, strict=True):
+            layer.weight[left:] = 0
     return module
 
 
@@ -154,6 +167,15 @@ def on_the_cpu(quick: bool) -> list[Row]:
                 named = dict(zip(("onnxruntime", "pruned, onnxruntime"), sessions, strict=False))
                 variants = {"dense": thin, "pruned": small, **named}
                 rows += compared(f"{name}, half of the units", x, variants, 1e-3, repetitions)
+        thin = as_trained()
+        small = prune(thin, torch.randn(4, 3, 32, 32)).module
+        session = (
+            {"pruned, onnxruntime": onnx_session(small, torch.randn(4, 3, 32, 32), Path(folder))} if runtime else {}
+        )
+        for batch in (1,) if quick else (1, 32):
+            x = torch.randn(batch, 3, 32, 32)
+            variants = {"dense": thin, "pruned": small, **session}
+            rows += compared("resnet18 as benchmarks.cifar leaves it", x, variants, 1e-3, repetitions)
         for share in (0.95, 0.99):
             thin = without_weights(mlp, share)
             made = sparse_layers(thin, density=0.06)
