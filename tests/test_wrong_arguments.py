@@ -88,10 +88,33 @@ def test_solve(problem, kinked, wrong, says):
         ({"state_dir": 3}, "state_dir = 3, must be a string or Path or none"),
         ({"checkpoint": 3}, "checkpoint = 3, must be a string or Path or none"),
         ({"checkpoint": "."}, "checkpoint = '.' is a folder; give a file in it"),
+        ({"resume": True}, "resume needs a file: checkpoint=PATH"),
+        ({"checkpoint_every": 5}, "checkpoint_every needs a file: checkpoint=PATH"),
+        ({"resume": True, "keep_solutions": True, "seed": -1}, "earlier models are not in the checkpoint"),
     ],
 )
 def test_simulate(problem, wrong, says):
     refused(lambda: fc.simulate(problem, FedMid(2, 0.1), **{"rounds": 2, **wrong}), says)
+
+
+def test_weights_of_l1_are_as_many_as_coordinates():
+    weights = [1.0, 0.5, 2.0]
+    for given in (np.array(weights), torch.tensor(weights), weights):
+        assert fc.Problem(SILOS, loss="logistic", regularizer=L1(0.1, given)).regularizer.weights == tuple(weights)
+    refused(
+        lambda: fc.Problem(SILOS, loss="logistic", regularizer=L1(0.1, [1.0] * 7)),
+        "L1 has 7 weights, the vector has 3 coordinates",
+    )
+    refused(lambda: L1(0.1, np.ones((3, 1))), "weights = array", "must be a list of a number >= 0 or none")
+    refused(lambda: L1(0.1, np.array([1.0, NAN])), "must be a list of a number >= 0 or none")
+
+
+def test_clients_by_place_and_by_name():
+    north = fc.Silos.from_arrays([(X[:12], Y[:12]), (X[12:], Y[12:])], names=["south", "north"])
+    assert torch.equal(north["north"][0], north[1][0])
+    for wrong in ("east", 2, -1):
+        with pytest.raises(IndexError, match=rf"client {wrong} of 2 \(south, north\)"):
+            north[wrong]
 
 
 def test_all_is_told_at_once(problem):

@@ -96,6 +96,8 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
                 return True, converted
         return False, value
     if origin is tuple:
+        if isinstance(value, np.ndarray | torch.Tensor) and value.ndim == 1:
+            value = value.tolist()
         if not isinstance(value, list | tuple):
             return False, value
         parts = [_accept(args[0], v) for v in value]

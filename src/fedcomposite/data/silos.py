@@ -286,10 +286,11 @@ class Silos:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, i: int) -> tuple[Features, Tensor]:
-        """Client i's ``(features, targets)``."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"client {i} of {len(self)}")
+    def __getitem__(self, i: int | str) -> tuple[Features, Tensor]:
+        """The ``(features, targets)`` of a client, by its place or its name."""
+        i = self.names.index(i) if i in self.names else i
+        if isinstance(i, str) or not 0 <= i < len(self):
+            raise IndexError(f"client {i} of {len(self)} ({', '.join(self.names[:5])}{', ...' * (len(self) > 5)})")
         rows = slice(self.offsets[i], self.offsets[i + 1])
         return self.features[rows], self.targets[rows]
 

@@ -142,6 +142,8 @@ class Problem:
         self._set_up(loss, loss_options, metrics)
         self.dimension = self.layout[-1].stop
         self.regularizer = self._restricted(Zero() if regularizer is None else regularizer)
+        if model is None:
+            self.regularizer.value(torch.zeros(self.dimension))  # a term for another number of coordinates says so here
         whole = silos.ids == tuple(range(len(silos)))  # a part of a federation may have one class
         labels = silos.targets.flatten()
         if whole and self.loss.classifier and bool((labels == labels[0]).all()):

@@ -260,11 +260,12 @@ def simulate(
     >>> run.status
     'converged'
     """
-    check_given(simulate, locals())
+    given, lines = dict(locals()), []
+    if checkpoint is None and (resume or checkpoint_every):
+        lines.append(f"{'resume' if resume else 'checkpoint_every'} needs a file: checkpoint=PATH")
     if resume and keep_solutions:
-        raise ValueError(
-            "keep_solutions=True cannot be combined with resume=True: earlier models are not in the checkpoint"
-        )
+        lines.append("keep_solutions=True and resume=True: earlier models are not in the checkpoint; leave one of them")
+    check_given(simulate, given, *lines)
     group = processes.join(distributed, torch.device(device))
     _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)
