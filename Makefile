@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes and not site"
 
 # A real service and real sites, over TLS, killed, cut off and attacked: a part of its own, as it takes minutes and depends on clocks and sockets.
 test-federation: $(VENV)/.test

@@ -18,7 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 PROCESSES = (
-    "test_federation_real.py", "test_federation_service.py", "test_federation_analysis_real.py", "test_secure_real.py"
+    "test_federation_real.py", "test_federation_service.py", "test_federation_analysis_real.py", "test_secure_real.py",
+    "test_operations.py",
 )  # fmt: skip
 LONGEST = (*PROCESSES, "test_contract.py", "test_regularizers.py")
 
@@ -31,6 +32,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.name in PROCESSES:
             item.add_marker("processes")
+        if item.path.name == "test_site.py":
+            item.add_marker("site")
 
 
 @pytest.fixture
