@@ -276,6 +276,10 @@ def test_export_without_dead_neurons(runs, tmp_path, cli):
     }  # fmt: skip
     assert f"pruned: 910 -> {75 * left + 10} parameters" in shown
     assert "is for networks" in cli("export", runs / "linear", "--pruned", check=2).err
+    cli("export", tmp_path / "run", "--format", "safetensors", "--pruned", "--multiple", "5", check=0)
+    assert len(load_file(tmp_path / "run" / "exported.safetensors")["1.weight"]) == 5 * -(-left // 5)
+    assert "add --pruned" in cli("export", tmp_path / "run", "--multiple", "8", check=2).err
+    assert "0 is not in the range" in cli("export", tmp_path / "run", "--pruned", "--multiple", "0", check=2).err
 
 
 def test_export_with_running_statistics(tmp_path, cli):
