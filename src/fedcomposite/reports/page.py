@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -129,12 +131,33 @@ def _figure(caption: str, svg: str) -> str:
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _shown(value: Any) -> str:
-    if value is None or value != value:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.4g}"
-    return str(value)
+def cells(column: Sequence[Any]) -> list[str]:
+    """A column's values, numbers with as many decimals each: four, or those of four digits and of two of the smallest.
+
+    A zero is exact, and shown as such.
+
+    Examples
+    --------
+    >>> cells([0.71, 0.7183, None, 0.0]), cells([12.0, 3.0]), cells([0.25, 3e-12])
+    (['0.7100', '0.7183', '–', '0'], ['12', '3'], ['0.25', '3e-12'])
+    """
+    sizes = [abs(v) for v in column if isinstance(v, float) and math.isfinite(v) and v]
+    whole = all(v == round(v) and v < 1e6 for v in sizes)
+    ends = [math.floor(math.log10(v)) for v in (max(sizes), min(sizes))] if sizes else [0, 0]
+    decimals = 0 if whole else max(4 - max(ends[0], 0), 3 - ends[0], 1 - ends[1], 0)
+
+    def shown(value: Any) -> str:
+        if value is None or value != value:
+            return "–"
+        if not isinstance(value, float):
+            return str(value)
+        return "0" if not value else f"{value:.{decimals}f}" if decimals < 7 else f"{value:.4g}"
+
+    return [shown(v) for v in column]
+
+
+def _rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    return list(zip(*(cells(table.iloc[:, i].tolist()) for i in range(table.shape[1])), strict=True))
 
 
 def _table(table: pd.DataFrame) -> str:
@@ -142,8 +165,8 @@ def _table(table: pd.DataFrame) -> str:
     sides = [' class="n"' if n else "" for n in numeric]
     head = "".join(f"<th{side}>{escape(str(c))}</th>" for c, side in zip(table.columns, sides, strict=True))
     rows = [
-        "<tr>" + "".join(f"<td{s}>{escape(_shown(v))}</td>" for v, s in zip(row, sides, strict=True)) + "</tr>"
-        for row in table.itertuples(index=False)
+        "<tr>" + "".join(f"<td{s}>{escape(v)}</td>" for v, s in zip(row, sides, strict=True)) + "</tr>"
+        for row in _rows(table)
     ]
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -153,7 +176,7 @@ def markdown(found: Found) -> str:
     parts = [f"# {found.name}", str(found.summary.get("message", ""))]
     parts.append("\n".join(f"* {k}: {v}" for k, v in facts(found).items()))
     for name, table in found.tables.items():
-        rows = [[_shown(v).replace("|", "\\|") for v in row] for row in table.itertuples(index=False)]
+        rows = [[v.replace("|", "\\|") for v in row] for row in _rows(table)]
         lines = [[str(c).replace("|", "\\|") for c in table.columns], ["---"] * len(table.columns), *rows]
         parts += [f"## {name}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
         parts += [note] if (note := notes(found).get(name)) else []
