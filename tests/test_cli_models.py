@@ -276,6 +276,10 @@ def test_export_without_dead_neurons(runs, tmp_path, cli):
     }  # fmt: skip
     assert f"pruned: 910 -> {75 * left + 10} parameters" in shown
     assert "is for networks" in cli("export", runs / "linear", "--pruned", check=2).err
+    missing = tmp_path / "run" / "config.toml"  # what is wrong is told before the data are looked for
+    missing.write_text(missing.read_text().replace('name = "digits"', 'name = "no-such-data"'))
+    assert "add --pruned" in cli("export", tmp_path / "run", "--multiple", "8", check=2).err
+    assert "--multiple" in cli("export", tmp_path / "run", "--pruned", "--multiple", "0", check=2).err
 
 
 def test_export_with_running_statistics(tmp_path, cli):
