@@ -43,8 +43,9 @@ def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
     assert callable(target)
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: values[a])
     tensors = [values[a] for a in node.all_input_nodes]
-    if pooled(node) and args[1] == 0:
-        return tensors[0]
+    if pooled(node) and node.args[1] == 0:
+        maxima: Known = tensors[0]
+        return maxima
     if not all(isinstance(t, Tensor) for t in tensors) or not (name in KNOWN or pool(name)):
         return _anything(node)
     if name in CONTRACTIONS and len(args) >= 2:
