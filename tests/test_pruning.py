@@ -565,6 +565,24 @@ def test_tensors_of_a_pruned_module_fit_the_whole_one():
     assert str(again) == str(made.module)
 
 
+class Noted(nn.Sequential):
+    """A module with a state that is no tensor."""
+
+    def get_extra_state(self):
+        return {"version": 3}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 3}
+
+
+def test_states_that_are_no_tensors_are_left_alone():
+    module = Noted(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    nn.init.zeros_(module[0].weight[2:])
+    made = prune(module, torch.randn(2, 3))
+    assert sizes(made) == {"0": (2, 3), "2": (2, 2)}
+    assert str(fit(module, made.module.state_dict())) == str(made.module)
+
+
 def test_dtypes_and_devices_are_kept():
     module = kill(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)), 0)
     module[2].weight.requires_grad_(False)

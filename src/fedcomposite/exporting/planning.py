@@ -48,9 +48,9 @@ class Network:
     """The graph of a module, with its tensors by name and its constants."""
 
     def __init__(self, module: nn.Module, example: Tensor) -> None:
-        self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         inputs = example[torch.arange(_SAMPLES) % len(example)].detach().cpu()
         try:
+            self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
             with torch.no_grad():  # what the module does under it would be an operation without a rule otherwise
                 program = torch.export.export(self.module, (inputs,))
         except Exception as error:
@@ -64,7 +64,8 @@ class Network:
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         placeholders = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
         self.names = {placeholders[key]: str(name) for key, name in names.items()}
-        self.state = self.module.state_dict(keep_vars=True)
+        state = self.module.state_dict(keep_vars=True)
+        self.state = {k: v for k, v in state.items() if not k.endswith("_extra_state")}  # a module's own, of any type
         tensors = {**dict(self.module.named_buffers(remove_duplicate=False)), **self.state}
         self.tensors = {node: tensors[name] for node, name in self.names.items()}
         fixed = signature.inputs_to_lifted_tensor_constants

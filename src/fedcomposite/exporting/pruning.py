@@ -142,6 +142,8 @@ def fit(module: nn.Module, state: State) -> nn.Module:
     replaced: dict[int, nn.Parameter] = {}  # shared parameters stay shared
     for name, tensor in state.items():
         path, _, last = name.rpartition(".")
+        if last == "_extra_state":  # the copy has its own
+            continue
         try:
             owner = made.get_submodule(path)
         except AttributeError:
