@@ -170,11 +170,13 @@ def train(arguments: argparse.Namespace, results: Results) -> None:
         if time.perf_counter() - began > arguments.limit:
             view.stop(f"{arguments.limit:g} s are over")
 
+    kept: dict[str, Any] = {}
+    if arguments.checkpoint:
+        kept = {"checkpoint": arguments.checkpoint, "checkpoint_every": max(1, rounds // 5), "resume": True}
     run = fc.simulate(
         problem, FedNMap(arguments.local_steps, steps, gamma=arguments.gamma), rounds=rounds,
         evaluate_every=max(1, rounds // 20), on_record=results.following("curve"), callbacks=[in_time],
-        checkpoint=arguments.checkpoint, checkpoint_every=max(1, rounds // 5), resume=arguments.checkpoint is not None,
-        **settings,
+        **kept, **settings,
     )  # fmt: skip
     print(f"{run.message}: {time.perf_counter() - began:.0f} s since the start", flush=True)
     if arguments.plain:

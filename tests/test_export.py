@@ -351,6 +351,34 @@ def test_linear_models_have_no_units(tmp_path):
         export(torch.ones(problem.dimension), problem, tmp_path / "model", pruned=True)
 
 
+@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize("multiple", [0, -1, 2.5, "8", True])
+def test_what_no_size_is_a_multiple_of(tmp_path, pruned, multiple):
+    problem, x = thinned()
+    with pytest.raises(ValueError, match=rf"multiple = {multiple!r}, must be an integer >= 1"):
+        export(x, problem, tmp_path / "model", pruned=pruned, multiple=multiple)
+
+
+def test_a_refused_export_leaves_no_folders(tmp_path, monkeypatch):
+    """No folders that were made for it either, and what was there stays."""
+    import fedcomposite.exporting.writing as module
+
+    problem, x = thinned()
+    old = export(x, problem, tmp_path / "model", format="safetensors").path
+    before = old.read_bytes()
+    with pytest.raises(ValueError, match="for linear models"):
+        export(x, problem, tmp_path / "some" / "where" / "table.csv", format="csv")
+    with pytest.raises(ExportError, match="cannot be written"):
+        export(x, problem, old / "model")  # a file is no folder
+    read = module.load_file
+    monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})
+    for target in (tmp_path / "some" / "where" / "model", old):
+        with pytest.raises(ExportError, match="predictions differ"):
+            export(2 * x, problem, target, format="safetensors")
+    assert [p.name for p in tmp_path.rglob("*")] == ["model"]
+    assert old.read_bytes() == before
+
+
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
 def test_onnx_names_what_is_missing(trained, tmp_path):
     problem, run = trained

@@ -252,6 +252,147 @@ def test_as_few_units_as_possible_fill_a_size():
         prune(module, torch.randn(3, 3), multiple=0)
 
 
+class Concatenated(nn.Module):
+    """Its last layer is registered before those that it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.left, self.right = nn.Linear(24, 2), nn.Linear(3, 12), nn.Linear(3, 12)
+
+    def forward(self, x):
+        return self.last(torch.cat([self.left(x), self.right(x)], dim=1).relu())
+
+
+def test_parts_of_a_concatenation_are_filled_before_the_whole():
+    """The whole first would take all that it lacks from one part, which may then lack others."""
+    module = Concatenated()
+    with torch.no_grad():
+        module.left.weight[3:], module.right.weight[6:] = 0, 0
+    assert sizes(checked(module, 3, multiple=4)) == {"left": (4, 3), "right": (8, 3), "last": (2, 12)}
+
+
+def test_nothing_is_left_for_a_second_time():
+    """Of a convolution that pads, the constant that stands for others goes with the filters that read them."""
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
+    )
+    with torch.no_grad():
+        module[0].weight[:2], module[0].bias[:2] = 0, torch.tensor([0.5, 2.0])
+        module[2].weight[:3, :2] = 0  # filter 3 alone reads the two constants
+        module[4].weight[:, 3] = 0
+    made = checked(module, 1, 9, 9)
+    assert sizes(made) == {"0": (3, 1), "2": (3, 3), "4": (2, 3)}
+    assert made.kept == ()
+
+
+class Padding(nn.Module):
+    """Convolutions that pad, a residual connection and a concatenation."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(nn.Conv2d(i, 5, 3, padding=1, bias=False) for i in (2, 5, 5))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(5) for _ in range(3))
+        self.last = nn.Linear(10, 2)
+
+    def forward(self, x):
+        x = self.norms[0](self.layers[0](x)).relu()
+        y = self.norms[1](self.layers[1](x)).relu()
+        z = self.norms[2](self.layers[2](y)) + x
+        return self.last(torch.cat([y.amax((2, 3)), z.relu().mean((2, 3))], dim=1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_second_time_removes_nothing(seed):
+    made = checked(kill(Padding(seed), seed, 0.5, 0.3), 2, 6, 6)
+    again = checked(made.module, 2, 6, 6)
+    assert again.pruned_parameters == again.parameters
+    assert "no layer reads it" not in {k.reason for k in made.kept}
+
+
+class Applied(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("pooling", [nn.AdaptiveMaxPool2d(2), nn.AdaptiveAvgPool2d(2), nn.MaxPool2d(3, 2)])
+def test_pooling(pooling):
+    module = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), pooling, nn.Flatten(), nn.Linear(24, 2))
+    nn.init.zeros_(module[0].weight[2:])
+    assert sizes(checked(module, 1, 8, 8)) == {"0": (2, 1), "4": (2, 8)}
+
+
+@pytest.mark.parametrize("pooling", [nn.AvgPool1d(2), nn.AdaptiveMaxPool1d(4), nn.AdaptiveAvgPool1d(4)])
+def test_pooling_over_features_keeps_them(pooling):
+    """Two axes are taken for one sample of several channels: neighbouring features are pooled."""
+    module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), pooling, nn.Linear(4, 2))
+    nn.init.zeros_(module[0].weight[1:4])
+    made = checked(module, 3)
+    assert sizes(made) == {"0": (8, 3), "3": (2, 4)}
+    assert "pool1d has no rule" in reasons(made)["0"][1]
+
+
+def test_conversions_and_gradients_that_are_off_are_followed():
+    def without(x):
+        with torch.no_grad():
+            return x.relu()
+
+    for function in (lambda x: x.float().double().relu(), without):
+        module = nn.Sequential(nn.Linear(3, 8), Applied(function), nn.Linear(8, 2))
+        nn.init.zeros_(module[0].weight[3:])
+        assert sizes(checked(module, 3)) == {"0": (3, 3), "2": (2, 3)}
+
+
+def test_an_axis_that_would_be_squeezed_away_stays():
+    module = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), Applied(torch.squeeze), nn.Linear(4, 3))
+    )
+    nn.init.zeros_(module[0].weight[1:])
+    assert "squeeze" in reasons(checked(module, 1, 5, 5))["0"][1]
+
+
+def test_a_bias_is_only_given_to_a_layer_that_adds_it():
+    class Borrowing(nn.Module):
+        """It takes the weight of a layer that it never calls."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2, bias=False)
+
+        def forward(self, x):
+            return nn.functional.linear(self.first(x).sigmoid(), self.last.weight)
+
+    module = Borrowing()
+    nn.init.zeros_(module.first.weight[2:])
+    made = checked(module, 3)
+    assert sizes(made) == {"first": (3, 3), "last": (2, 3)}
+    assert made.module.last.bias is None
+
+
+def test_dead_units_of_a_layer_that_is_used_twice_are_counted_once():
+    module = Tied()
+    nn.init.zeros_(module.twice.weight[1:3])
+    counts = [k.count for k in checked(module, 3).kept if k.layer == "twice"]
+    assert sum(counts) == 2
+
+
+def test_inputs_of_which_some_give_no_number():
+    """Random inputs may be outside of what a module takes; what it makes of them has to be the same."""
+    module = nn.Sequential(Applied(torch.log), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    nn.init.zeros_(module[1].weight[3:])
+    made = prune(module, torch.rand(4, 3))
+    assert made.module[1].weight.shape == (3, 3)
+    assert made.difference < 1e-5
+    with pytest.raises(PruneError, match="is a finite number"):
+        prune(module, -torch.rand(4, 3))
+
+
 class Tied(nn.Module):
     """A layer that is used twice, and another that shares its bias."""
 
@@ -327,6 +468,21 @@ class Writing(Branching):
         return y.index_fill_(1, torch.tensor([1]), 2.0)
 
 
+class Strict(nn.Module):
+    """It insists on its sizes, without a word."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        nn.init.zeros_(self.first.weight[1])
+
+    def forward(self, x):
+        x = self.first(x)
+        if x.shape[1] != 4:
+            raise AssertionError
+        return self.last(x)
+
+
 @pytest.mark.filterwarnings("default")
 def test_refusals(monkeypatch):
     with pytest.raises(PruneError, match="cannot be listed ahead"):
@@ -337,6 +493,18 @@ def test_refusals(monkeypatch):
         prune(nn.Linear(3, 2), torch.ones(()))
     with pytest.raises(PruneError, match="no 'inner'"):
         fit(nn.Linear(3, 2), {"inner.weight": torch.ones(2, 3)})
+    with pytest.raises(PruneError, match=r"^the module gives torch\.int64"):
+        prune(nn.Sequential(nn.Linear(3, 2), Applied(lambda x: x.argmax(1))), torch.ones(2, 3))
+    with pytest.raises(PruneError, match=r"^the module gives a tuple"):
+        prune(Applied(lambda x: (x, x)), torch.ones(2, 3))
+    with pytest.raises(PruneError, match="'meta', which has no numbers"):
+        prune(nn.Linear(3, 2, device="meta"), torch.ones(2, 3))
+    with pytest.raises(PruneError, match="same dtype"):
+        prune(nn.Linear(3, 2), torch.ones(2, 3).double())
+    with pytest.raises(PruneError, match="cannot be copied"):
+        prune(Applied(nn.Linear(3, 2)(torch.ones(3))), torch.ones(2, 2))  # of a tensor with a gradient
+    with pytest.raises(PruneError, match=r"smaller layers \(AssertionError\)"):
+        prune(Strict(), torch.ones(2, 3))
     monkeypatch.setattr(planning._Reader, "takes_over", lambda self, gone: (None, None))
     with pytest.raises(PruneError, match="outputs would differ"):
         prune(convolutions(0, [0.5]), torch.randn(2, 1, 9, 9))
@@ -395,6 +563,24 @@ def test_tensors_of_a_pruned_module_fit_the_whole_one():
     x = torch.randn(4, 2, 8, 8)
     assert torch.equal(again(x), made.module(x))
     assert str(again) == str(made.module)
+
+
+class Noted(nn.Sequential):
+    """A module with a state that is no tensor."""
+
+    def get_extra_state(self):
+        return {"version": 3}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 3}
+
+
+def test_states_that_are_no_tensors_are_left_alone():
+    module = Noted(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    nn.init.zeros_(module[0].weight[2:])
+    made = prune(module, torch.randn(2, 3))
+    assert sizes(made) == {"0": (2, 3), "2": (2, 2)}
+    assert str(fit(module, made.module.state_dict())) == str(made.module)
 
 
 def test_dtypes_and_devices_are_kept():

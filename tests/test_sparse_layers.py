@@ -44,6 +44,36 @@ def test_a_single_layer():
     assert torch.equal(made.module(torch.ones(2, 50)), layer(torch.ones(2, 50)))
 
 
+def test_layers_that_stay_dense_are_named():
+    """Half precision has no product with CSR, and an encoder layer's fused kernel would read CSR weights by itself."""
+    half = nn.Linear(50, 3, dtype=torch.float16)
+    encoder = nn.TransformerEncoderLayer(8, 2, 50, batch_first=True)
+    special = type("Special", (nn.Linear,), {})(50, 50)
+    for layer in (half, encoder.linear1, encoder.linear2, special):
+        nn.init.zeros_(layer.weight)
+    made = sparse_layers(half)
+    assert "torch.float16" in made.left[""]
+    assert torch.equal(made.module(torch.ones(2, 50).half()), half(torch.ones(2, 50).half()))
+    made = sparse_layers(encoder)
+    assert sorted(made.left) == ["linear1", "linear2", "self_attn.out_proj"]
+    assert made.left["linear1"] == "its TransformerEncoderLayer reads its weights by itself"
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(made.module(x), encoder.eval()(x))
+    assert sparse_layers(special).left == {"": "it is a Special, which may do more than a linear layer"}
+
+
+def test_a_layer_with_two_names():
+    layer = nn.Linear(50, 50)
+    nn.init.zeros_(layer.weight[1:])
+    made = sparse_layers(nn.Sequential(layer, nn.ReLU(), layer))
+    assert made.layers == ("0", "2")
+    assert made.module[0] is made.module[2]
+    x = torch.randn(3, 50)
+    with torch.no_grad():
+        torch.testing.assert_close(made.module(x), layer(layer(x).relu()))
+
+
 def test_the_pattern():
     """Exactly the matrices with at most two nonzeros in four consecutive ones of a row, of the right size."""
     generator = torch.Generator().manual_seed(0)
@@ -60,6 +90,10 @@ def test_the_pattern():
 def test_refusals():
     with pytest.raises(ValueError, match="did you mean 'csr'"):
         sparse_layers(nn.Linear(3, 2), "crs")
+    with pytest.raises(ValueError, match=r"density = nan, must be a number > 0 and <= 1"):
+        sparse_layers(nn.Linear(3, 2), density=float("nan"))
+    with pytest.raises(ValueError, match="this is a int"):
+        sparse_layers(3)
     with pytest.raises(ExportError, match="are a GPU's"):
         sparse_layers(nn.Linear(3, 2), "2:4")
     with pytest.raises(ValueError, match=r"must be torch\.float16"):

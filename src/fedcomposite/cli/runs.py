@@ -185,13 +185,14 @@ def export_run(
         raise ConfigError(f"--out {target}: is the run's own file; give another name")
     if target.is_dir():
         raise ConfigError(f"--out {target}: is a folder; give a file")
-    problem = Config.read(folder.config).make_problem()
-    if format == "csv" and problem.model is not None:
-        raise ConfigError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
-    if pruned and problem.model is None:
-        raise ConfigError("--pruned is for networks; a linear model has no units between its inputs and outputs")
     if multiple > 1 and not pruned:
         raise ConfigError(f"--multiple {multiple} is for the layers of a pruned network; add --pruned")
+    config = Config.read(folder.config)
+    if format == "csv" and config.model is not None:
+        raise ConfigError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
+    if pruned and config.model is None:
+        raise ConfigError("--pruned is for networks; a linear model has no units between its inputs and outputs")
+    problem = config.make_problem()
     try:
         tensors = load_file(kept)
         x = tensors["x"]

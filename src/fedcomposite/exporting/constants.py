@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, KNOWN, operation, pool
+from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, KNOWN, operation, pool, pooled
 
 Known = Tensor | None  # None: integers or anything else that depends on the input and cannot be NaN
 
@@ -43,6 +43,9 @@ def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
     assert callable(target)
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda a: values[a])
     tensors = [values[a] for a in node.all_input_nodes]
+    if pooled(node) and node.args[1] == 0:
+        maxima: Known = tensors[0]
+        return maxima
     if not all(isinstance(t, Tensor) for t in tensors) or not (name in KNOWN or pool(name)):
         return _anything(node)
     if name in CONTRACTIONS and len(args) >= 2:
@@ -51,6 +54,8 @@ def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
     if name == "batch_norm":
         args = _scaled(args)
     out: Tensor = target(*args, **kwargs)
+    if isinstance(out, tuple):  # a maximum with its places
+        out = out[0]
     if some and not out.is_floating_point():
         return None
     if some and name in ELEMENTWISE:

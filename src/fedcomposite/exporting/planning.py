@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedcomposite.exporting.constants import constants
-from fedcomposite.exporting.errors import PruneError
+from fedcomposite.exporting.errors import PruneError, told
 from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, Contraction, Units, operation
 
 State = dict[str, Tensor]
 Mask = npt.NDArray[np.bool_]
 
+_ADD_A_BIAS = {layer.forward for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
 _SAMPLES = 2  # in a graph; one would be taken for an axis that is repeated
 
 
@@ -47,13 +48,13 @@ class Network:
     """The graph of a module, with its tensors by name and its constants."""
 
     def __init__(self, module: nn.Module, example: Tensor) -> None:
-        self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         inputs = example[torch.arange(_SAMPLES) % len(example)].detach().cpu()
         try:
-            program = torch.export.export(self.module, (inputs,))
+            self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+            with torch.no_grad():  # what the module does under it would be an operation without a rule otherwise
+                program = torch.export.export(self.module, (inputs,))
         except Exception as error:
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise PruneError(f"the module's operations cannot be listed ahead: {reason}") from error
+            raise PruneError(f"the module's operations cannot be listed ahead: {told(error)}") from error
         self.graph = program.graph
         for node in self.graph.nodes:
             schema = getattr(node.target, "_schema", None)
@@ -63,7 +64,8 @@ class Network:
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         placeholders = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
         self.names = {placeholders[key]: str(name) for key, name in names.items()}
-        self.state = self.module.state_dict(keep_vars=True)
+        state = self.module.state_dict(keep_vars=True)
+        self.state = {k: v for k, v in state.items() if not k.endswith("_extra_state")}  # a module's own, of any type
         tensors = {**dict(self.module.named_buffers(remove_duplicate=False)), **self.state}
         self.tensors = {node: tensors[name] for node, name in self.names.items()}
         fixed = signature.inputs_to_lifted_tensor_constants
@@ -80,6 +82,11 @@ class Network:
         name = self.names.get(weight, weight.name)
         return name.removesuffix(".weight") if name != "weight" else "(the module)"
 
+    def calls(self, node: fx.Node, weight: fx.Node) -> bool:
+        """Whether an operation with a layer's weight is the layer's own, and not one of another module's code."""
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        return bool(stack) and stack[-1][0] == self.names[weight].rpartition(".")[0]
+
     def once(self, node: fx.Node) -> bool:
         """Whether a parameter is read by one operation only, under one name."""
         names = [n for n, tensor in self.state.items() if tensor is self.tensors.get(node)]
@@ -95,17 +102,17 @@ class Plan:
         self._label()
         self.readers = [_Reader(network, units, c) for c in units.contractions]
         self.labels = {node: [units.roots(labels) for labels in units.axes[node]] for node in network.tensors}
-        self._stay = {int(r.inputs[r.carrier]) for r in self.readers if r.carrier is not None}
         self._last: set[int] = set()
         self._filling: set[int] = set()
         self.gone: set[int] = set()
         axes = [labels for node in self.labels.values() for labels in node if len(labels)]
+        parts_first = sorted(axes, key=lambda labels: len(set(labels.tolist())))  # what fills them fills what they make
         while True:
             self.gone = self._removable()
             emptied = [int(a[0]) for a in axes if self.gone.issuperset(a.tolist())]
             if emptied:
                 self._last.add(emptied[-1])  # the last layer first: what its unit reads may be enough for those before
-            elif filling := self._missing(axes):
+            elif filling := self._missing(parts_first):
                 self._filling |= filling
             else:
                 break
@@ -135,8 +142,7 @@ class Plan:
     def _removable(self) -> set[int]:
         """The units that no reader needs; a reader that goes needs nothing any more."""
         read = {int(u) for reader in self.readers for u in reader.inputs}
-        held = self._last | self._stay | self._filling
-        free = {u for u in read if self.units.pinned(u) is None and u not in held}
+        free = {u for u in read if self.units.pinned(u) is None} - self._last - self._filling
         gone: set[int] = set()
         while True:
             needed = {int(u) for reader in self.readers for u in reader.inputs[reader.needs(gone)]}
@@ -198,11 +204,13 @@ class Plan:
         """Dead units that stay, by layer and reason."""
         counts: Counter[tuple[str, str]] = Counter()
         reasons, constant = self._reasons(), {int(u) for r in self.readers for u in r.inputs[~r.unknown]} - {0}
+        dead: dict[str, Mask] = {}  # of a layer that is used twice, in any of its uses
         for reader in self.readers:
-            for unit in reader.outputs[reader.dead | np.isin(reader.outputs, list(constant))]:
-                if int(unit) not in self.gone:
-                    reason = self.units.pinned(int(unit)) or reasons.get(int(unit), "no layer reads it")
-                    counts[reader.name, reason] += 1
+            found = reader.dead | np.isin(reader.outputs, list(constant))
+            dead[reader.name] = found | dead.get(reader.name, found)
+        for name, outputs in {reader.name: reader.outputs for reader in self.readers}.items():
+            for unit in map(int, outputs[dead[name] & ~np.isin(outputs, list(self.gone))]):
+                counts[name, self.units.pinned(unit) or reasons.get(unit, "no layer reads it")] += 1
         return tuple(Kept(layer, count, reason) for (layer, reason), count in counts.items())
 
     def _reasons(self) -> dict[int, str]:
@@ -241,13 +249,15 @@ class _Reader:
             room = network.once(c.bias)
         else:
             self.bias_name = self.weight_name.removesuffix("weight") + "bias"
-            room = own and isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and owner.bias is None
+            known = getattr(type(owner), "forward", None) in _ADD_A_BIAS and network.calls(c.node, c.weight)
+            room = own and known and getattr(owner, "bias", c) is None
         self._folds = own and room and not c.padded
         # Constants that the bias cannot take: one of them stays, and takes the others over into its own weights.
         several = np.flatnonzero(self._same & ~self._zero & self._nonzero.any(0))
         self.carrier: int | None = None
         if own and not self._folds and len(set(self.inputs[several].tolist()) - {0}) > 1:
             self.carrier = int(several[int(self._value[several].abs().argmax())])
+        self._carried: Mask = np.isin(np.arange(len(self.inputs)), several)
         self._replaced = self._same & (self._folds or self.carrier is not None)
         if self.carrier is not None:
             self._replaced &= self.inputs != self.inputs[self.carrier]
@@ -255,7 +265,10 @@ class _Reader:
     def needs(self, gone: set[int]) -> Mask:
         """Of every input, whether the layer needs it when some units are gone."""
         alive = ~np.isin(self.outputs, list(gone))
-        needed: Mask = ~self._zero & ~self._replaced & self._nonzero[alive].any(0)
+        read = self._nonzero[alive].any(0)
+        needed: Mask = ~self._zero & ~self._replaced & read
+        if self.carrier is not None:
+            needed[self.carrier] |= bool((read & self._carried).any())
         return needed
 
     def takes_over(self, gone: set[int]) -> tuple[Tensor | None, Tensor | None]:

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedcomposite.exporting.errors import PruneError, full_precision, rounding
+from fedcomposite.exporting.errors import PruneError, full_precision, rounding, told
 from fedcomposite.exporting.planning import Kept, Layer, Network, Plan, State
 
 
@@ -69,12 +69,15 @@ class Pruned:
 def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
     """Remove dead filters and neurons of a module; its outputs in evaluation mode stay the same up to rounding.
 
+    This holds for batches of any length whose samples are as large as the example's: what is constant in an image of
+    one size (a mean over a map that padding changes at its border, say) can be another number in one of another size.
+
     Parameters
     ----------
     module : nn.Module
         Anything that :func:`torch.export.export` can follow; it is not changed.
     example : Tensor
-        A batch of inputs. Outputs are compared on it, and on random inputs of its shape and size.
+        A batch of inputs. Outputs are compared on it, and on random inputs of its shape and spread.
     multiple : int
         As many dead units stay as make the sizes of layers multiples of this number. A GPU's tensor cores take sizes in
         steps of eight (in half precision), and other sizes can be slower than the whole network.
@@ -109,15 +112,16 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
         raise PruneError("pruning needs an example: a tensor with a batch of inputs")
     if type(multiple) is not int or multiple < 1:
         raise PruneError(f"multiple = {multiple!r}, must be a whole number of at least 1")
+    batches = _batches(module, example)
     network = Network(module, example)
     failed = ""
     for fixed in (False, True):  # the second time without a change of sizes that may be written down in the module
         plan = Plan(network, fixed, multiple)
         pruned = fit(module, plan.state())
         try:
-            difference = _difference(module, pruned, example)
-        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-            failed = str(error).splitlines()[0]
+            difference = max(_difference(pruned, inputs, wanted) for inputs, wanted in batches)
+        except Exception as error:  # of the module's own code
+            failed = told(error)
             continue
         before, after = (sum(p.numel() for p in m.parameters()) for m in (module, pruned))
         return Pruned(pruned, plan.layers(), plan.kept(), before, after, difference)
@@ -138,6 +142,8 @@ def fit(module: nn.Module, state: State) -> nn.Module:
     replaced: dict[int, nn.Parameter] = {}  # shared parameters stay shared
     for name, tensor in state.items():
         path, _, last = name.rpartition(".")
+        if last == "_extra_state":  # the copy has its own
+            continue
         try:
             owner = made.get_submodule(path)
         except AttributeError:
@@ -170,9 +176,10 @@ def _resized(module: nn.Module) -> None:
         module.num_features = module.num_features if size is None else len(size)
 
 
-def _difference(module: nn.Module, pruned: nn.Module, example: Tensor) -> float:
-    """The largest difference of outputs on the example and on random inputs; refuse what rounding does not explain."""
-    original = copy.deepcopy(module).eval()
+def _batches(module: nn.Module, example: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The example and random inputs, each with the module's outputs."""
+    if any(t.is_meta for t in (example, *module.parameters(), *module.buffers())):
+        raise PruneError("the module or the example is on the device 'meta', which has no numbers")
     generator = torch.Generator(example.device).manual_seed(0)
     if example.is_floating_point():
         size = float(example.std()) if example.numel() > 1 else 1.0
@@ -180,16 +187,30 @@ def _difference(module: nn.Module, pruned: nn.Module, example: Tensor) -> float:
         drawn = drawn * (size or 1.0) + example.mean()
     else:
         drawn = example[torch.randperm(len(example), generator=generator, device=example.device)]
-    worst = 0.0
-    for inputs in (example, drawn):
+    try:
+        original = copy.deepcopy(module).eval()
         with torch.no_grad():
-            wanted, found = original(inputs), pruned(inputs)
-        if not isinstance(wanted, Tensor):
-            raise PruneError(f"the module gives a {type(wanted).__name__}, not a tensor")
-        if found.shape != wanted.shape:
-            raise ValueError(f"outputs of shape {tuple(found.shape)}, not {tuple(wanted.shape)}")
-        difference, allowed = float((found - wanted).abs().max()), rounding(wanted)
-        if not difference <= allowed:
-            raise PruneError(f"outputs would differ by {difference:.2e}, of which rounding explains {allowed:.1e}")
-        worst = max(worst, difference)
-    return worst
+            made = [(inputs, original(inputs)) for inputs in (example, drawn)]
+    except Exception as error:
+        raise PruneError(f"the module cannot be copied and called with the example: {told(error)}") from error
+    outputs = made[0][1]
+    if not isinstance(outputs, Tensor):
+        raise PruneError(f"the module gives a {type(outputs).__name__}, not a tensor")
+    if not outputs.is_floating_point():
+        raise PruneError(f"the module gives {outputs.dtype}, and outputs are compared as floating-point numbers")
+    if not bool(outputs.isfinite().any()):
+        raise PruneError("none of the module's outputs for the example is a finite number")
+    return made
+
+
+def _difference(pruned: nn.Module, inputs: Tensor, wanted: Tensor) -> float:
+    """The largest difference of outputs; refuse what rounding does not explain. NaN and infinity must be the same."""
+    with torch.no_grad():
+        found = pruned(inputs)
+    if found.shape != wanted.shape:
+        raise ValueError(f"outputs of shape {tuple(found.shape)}, not {tuple(wanted.shape)}")
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    difference, allowed = float((found - wanted).masked_fill(same, 0).abs().max()), rounding(wanted.nan_to_num(0, 0, 0))
+    if not difference <= allowed:
+        raise PruneError(f"outputs would differ by {difference:.2e}, of which rounding explains {allowed:.1e}")
+    return difference

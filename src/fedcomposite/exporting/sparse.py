@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedcomposite._validation import suggest
+from fedcomposite._validation import Probability, refuse, suggest, wrong_arguments
 from fedcomposite.exporting.errors import ExportError
 
 Kind = Literal["csr", "2:4"]
@@ -55,7 +55,7 @@ class CSRLinear(nn.Module):
 
 
 def sparse_layers(
-    module: nn.Module, kind: Kind = "csr", *, density: float = 0.05, dtype: torch.dtype = torch.float16
+    module: nn.Module, kind: Kind = "csr", *, density: Probability = 0.05, dtype: torch.dtype = torch.float16
 ) -> Converted:
     """A copy of a module, for inference, whose linear layers use the zeros of their weights where that pays.
 
@@ -87,7 +87,10 @@ def sparse_layers(
     {'2': '100% of its weights are not zero, more than 5%'}
     """
     if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}{suggest(kind, KINDS)} (known: {', '.join(KINDS)})")
+        raise ValueError(f"unknown kind {kind!r}{suggest(str(kind), KINDS)} (known: {', '.join(KINDS)})")
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"sparse layers are those of a module, and this is a {type(module).__name__}")
+    refuse(wrong_arguments(sparse_layers, {"density": density}))
     made = copy.deepcopy(module).eval().requires_grad_(False)
     if kind == "2:4":
         if dtype not in (torch.float16, torch.bfloat16):
@@ -97,24 +100,32 @@ def sparse_layers(
         made = made.to(dtype)
     layers: list[str] = []
     left: dict[str, str] = {}
-    for name, layer in list(made.named_modules()):
-        if type(layer) is not nn.Linear:
+    new: dict[nn.Module, nn.Module] = {}  # a layer may have several names
+    fused = {id(m) for t in made.modules() if isinstance(t, nn.TransformerEncoderLayer) for m in t.children()}
+    for name, layer in list(made.named_modules(remove_duplicate=False)):
+        if not isinstance(layer, nn.Linear):
             continue
-        reason = _dense(layer.weight, density) if kind == "csr" else unsuited(layer.weight)
-        if reason:
+        if type(layer) is not nn.Linear:
+            left[name] = f"it is a {type(layer).__name__}, which may do more than a linear layer"
+        elif id(layer) in fused:
+            left[name] = "its TransformerEncoderLayer reads its weights by itself"
+        elif layer not in new and (
+            reason := _dense(layer.weight, density) if kind == "csr" else unsuited(layer.weight)
+        ):
             left[name] = reason
-        elif kind == "csr":
-            layers.append(name)
-            made = _replace(made, name, CSRLinear(layer))
         else:
             layers.append(name)
-            _compress(layer)
+            if layer not in new:
+                new[layer] = CSRLinear(layer) if kind == "csr" else _compressed(layer)
+            made = _replace(made, name, new[layer])
     return Converted(made, tuple(layers), left)
 
 
 def _dense(weight: Tensor, density: float) -> str:
     if weight.is_cuda:
         return "its weights are on a GPU"
+    if weight.dtype not in (torch.float32, torch.float64):
+        return f"its weights are {weight.dtype}, and products with CSR matrices take float32 and float64"
     share = int((weight != 0).sum()) / weight.numel()
     return f"{share:.0%} of its weights are not zero, more than {density:.0%}" if share > density else ""
 
@@ -135,8 +146,9 @@ def _replace(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
     return module
 
 
-def _compress(layer: nn.Linear) -> None:
+def _compressed(layer: nn.Linear) -> nn.Linear:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls this interface a prototype
         compressed = torch.sparse.to_sparse_semi_structured(layer.weight.detach().contiguous())
     layer.weight = nn.Parameter(compressed, requires_grad=False)
+    return layer

@@ -42,6 +42,11 @@ def pool(name: str) -> bool:
     return name[-1:] == "d" and name[:-2] in POOLS
 
 
+def pooled(node: fx.Node) -> bool:
+    """Whether a node takes one of the two results of a pooling: maxima, and their places."""
+    return operation(node) == "getitem" and pool(operation(node.all_input_nodes[0]))
+
+
 @dataclass(frozen=True)
 class Contraction:
     """A linear layer or a convolution: it sums over the channels of its input."""
@@ -119,10 +124,14 @@ class Units:
         given = [a for a in node.all_input_nodes if a in self.axes]
         if name in ELEMENTWISE:
             self.axes[node] = self._elementwise(given, value)
-        elif pool(name):
-            first = self.axes[given[0]]
+        elif pooled(node) and self.axes[given[0]]:
+            self.axes[node] = self.axes[given[0]]
+        elif pool(name) and len(first := self.axes[given[0]]) == int(name[-2]) + 2:  # not one sample without its axis
             self.pin(first[2:], "it is pooled over")
-            self.axes[node] = [*first[:2], *_zeros(value.shape[2:])]
+            shape = value[0].shape if isinstance(value, tuple | list) else value.shape
+            self.axes[node] = [*first[:2], *_zeros(shape[2:])]
+        elif name.startswith("_assert"):  # of types, which stay
+            self.axes[node] = []
         elif rule is None or (axes := rule(self, node)) is None:
             for argument in given:
                 self.pin(self.axes[argument], f"{name} has no rule that removes a part of it")
@@ -207,6 +216,9 @@ def _reshape(units: Units, node: fx.Node) -> Axes | None:
     axes = units.axes[x]
     if units.fixed and operation(node) in ("view", "reshape"):
         units.pin(axes, "a reshape to sizes that are written down in the module")
+        return _zeros(shape)
+    if units.fixed and operation(node) == "squeeze" and len(node.args) == 1:
+        units.pin(axes, "squeeze would drop its axis if it had one entry")
         return _zeros(shape)
     old, out = [a for a in axes if len(a) != 1], []
     units.pin([a for a in axes if len(a) == 1], "it is the only one of its axis")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from scipy import sparse
 from torch import Tensor
 
-from fedcomposite._validation import as_vector, suggest
+from fedcomposite._validation import Count, as_vector, suggest
 from fedcomposite.data.sparse import dense as dense_rows
 from fedcomposite.exporting.errors import ExportError, rounding
 from fedcomposite.exporting.onnx import write_onnx
@@ -77,7 +77,7 @@ def export(
     format: Format = "state_dict",
     buffers: Tensor | None = None,
     pruned: bool = False,
-    multiple: int = 1,
+    multiple: Count = 1,
 ) -> Exported:
     """Write a trained model to a file, and check it.
 
@@ -128,6 +128,10 @@ def export(
     check_given(export, {"problem": problem, "path": path, "pruned": pruned, "buffers": buffers, "multiple": multiple})
     if multiple != 1 and not pruned:
         raise ValueError(f"multiple = {multiple} is for pruned layers; add pruned = True")
+    if format == "csv" and problem.model is not None:
+        raise ValueError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
+    if pruned and problem.model is None:
+        raise ValueError("pruned = True is for networks; a linear model has no units between its inputs and outputs")
     x = _vector(run.solution if isinstance(run, Run) else run)
     if x.shape != (problem.dimension,):
         raise ValueError(f"the model has shape {tuple(x.shape)}, the problem's has ({problem.dimension},)")
@@ -135,7 +139,9 @@ def export(
         buffers = run.buffers
     samples = dense_rows(problem.silos.features[:_CHECKED])
     whole = _state(x, problem, None if buffers is None else buffers.cpu())
-    small = _pruned(whole, x, problem, samples, multiple) if pruned else None
+    small: Pruned | None = None
+    if pruned:
+        small = prune(fit(problem.module(x), whole), problem.options.inputs(samples, x.dtype), multiple=multiple)
     state = whole if small is None else {k: v.detach() for k, v in small.module.state_dict().items()}
     wanted = problem.predict(x, samples, buffers)
     target = Path(path)
@@ -149,16 +155,11 @@ def export(
     return Exported(target, format, dense, size, len(left), int((left != 0).sum()), difference, small)
 
 
-def _pruned(state: State, x: Tensor, problem: Problem, samples: Tensor, multiple: int) -> Pruned:
-    if problem.model is None:
-        raise ValueError("pruned = True is for networks; a linear model has no units between its inputs and outputs")
-    return prune(fit(problem.module(x), state), problem.options.inputs(samples, x.dtype), multiple=multiple)
-
-
 @contextmanager
 def _checked(target: Path) -> Iterator[Path]:
     """A name to write to, in the same folder, that becomes ``target`` if nothing is raised."""
     scratch = target.with_name(f".{target.stem}.{os.getpid()}.tmp{target.suffix}")
+    made = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield scratch
@@ -166,7 +167,10 @@ def _checked(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise ExportError(f"{target}: cannot be written ({error.strerror or error})") from None
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder with the file in it, or with anything else, stays
+            scratch.unlink(missing_ok=True)
+            for folder in made:
+                folder.rmdir()
 
 
 def _compare(read: Read, state: State, wanted: Tensor, allowed: float, target: Path) -> float:
@@ -259,8 +263,6 @@ def _csr(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor)
 
 
 def _csv(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Read:
-    if problem.model is not None:
-        raise ValueError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
     table = pd.DataFrame({"name": problem.coordinate_names, "coefficient": x.double().numpy()})
     if (original := original_scale(problem, x)) is not None:
         table["original"] = original[0]
