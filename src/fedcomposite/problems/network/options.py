@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -55,10 +55,18 @@ class ModelLoss:
             )
         return targets.long()
 
+    def placed(self, dtype: torch.dtype, device: torch.device) -> Self:
+        """The same for outputs of this type on this device, to which weights of classes in a module go along."""
+        return replace(self, function=_placed(self.function, dtype, device))
+
     def of_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The samples' losses; a mean, where that is all there is, stands for each of them."""
         values = self.function(outputs, targets)
         return values if self.per_sample else values.expand(len(targets))
+
+
+def _placed(function: LossFunction, dtype: torch.dtype, device: torch.device | str) -> LossFunction:
+    return copy.deepcopy(function).to(device, dtype) if isinstance(function, nn.Module) else function
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -155,11 +163,12 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             "or a function of outputs and targets)"
         )
     given = targets.to(dtype) if targets.is_floating_point() else targets
-    values = _tried(loss, outputs, given)
+    tried = _placed(loss, dtype, "cpu")
+    values = _tried(tried, outputs, given)
     if values.shape not in ((), targets.shape[:1]):
         raise ValueError(f"the loss gives shape {tuple(values.shape)} for 2 samples, expected (2,) or a mean ()")
     if values.ndim == 0 and values != 0:
-        twice = _tried(loss, torch.cat([outputs, outputs]), torch.cat([given, given]))
+        twice = _tried(tried, torch.cat([outputs, outputs]), torch.cat([given, given]))
         if torch.isclose(twice, 2 * values, rtol=1e-4):
             raise ValueError("the loss gives a sum over samples, which grows with the batch; give their mean")
     classes = targets.ndim == outputs.ndim - 1 == 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
