@@ -301,3 +301,27 @@ def test_targets_that_do_not_fit_are_refused():
 
     with pytest.raises(fc.data.DataError, match="the module gives a tuple"):
         fc.Problem(fc.Silos.from_arrays([(X, b[:, 0])]), model=Two())
+
+
+def test_what_would_fail_in_the_run_is_told_before():
+    """Labels and words that no client's first samples show, and losses that compare each output with all targets."""
+    rng = np.random.default_rng(0)
+    X, W, b, t = vectors(rng), words(rng), classes(rng), rng.standard_normal(SAMPLES)
+    far, late = W.copy(), b.copy()
+    far[-1, -1], late[-1] = WORDS, 3
+    embedded = nn.Sequential(nn.Embedding(WORDS, 4), nn.Flatten(), nn.Linear(4 * LENGTH, 3))
+    for parts in ({"arrays": [(W, b), (far, b)]}, {"arrays": [(W, b)], "test": (far, b)}):
+        with pytest.raises(
+            fc.data.DataError, match=r"does not take these samples \(5, torch.int64, 0 to 12\): index out"
+        ):
+            fc.Problem(fc.Silos.from_arrays(**parts), model=embedded)
+    for parts in ({"arrays": [(X, b), (X, late)]}, {"arrays": [(X, b)], "test": (X, late)}):
+        with pytest.raises(fc.data.DataError, match=r"the loss does not take .* Target 3 is out of bounds"):
+            fc.Problem(fc.Silos.from_arrays(**parts), model=nn.Linear(7, 3), loss=nn.CrossEntropyLoss())
+    for loss in (nn.MSELoss(), nn.BCEWithLogitsLoss(), nn.HuberLoss(reduction="none")):
+        with pytest.raises(fc.data.DataError, match=r"targets \(2,\) .*; let the module give a number per sample"):
+            fc.Problem(fc.Silos.from_arrays([(X, t)]), model=nn.Linear(7, 1), loss=loss)
+    complex_valued = nn.Linear(7, 3)
+    complex_valued.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="parameter 'phase' is complex"):
+        fc.Problem(fc.Silos.from_arrays([(X, b)]), model=complex_valued)

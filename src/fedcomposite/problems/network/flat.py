@@ -41,6 +41,8 @@ def layout(module: nn.Module) -> tuple[Slot, ...]:
         if isinstance(m, torch.jit.ScriptModule | nn.DataParallel):
             raise ValueError(f"{what} keeps its tensors to itself; give the plain module that it was made of")
     slots = _slots({name: p for name, p in module.named_parameters() if p.requires_grad})
+    if wrong := [name for name, p in module.named_parameters() if p.is_complex()]:
+        raise ValueError(f"parameter {wrong[0]!r} is complex; give real and imaginary parts (torch.view_as_real)")
     if not slots:
         raise ValueError("this module has no parameters to train (requires_grad is false for all, or there are none)")
     return slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
@@ -131,15 +132,12 @@ class NetworkOptions:
 def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, options: NetworkOptions) -> ModelLoss:
     """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
     dtype = next(p.dtype for p in module.parameters())
-    inputs = options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype)
-    try:
-        with torch.no_grad():
-            outputs = copy.deepcopy(module).cpu().eval()(inputs)
-    except (RuntimeError, ValueError, TypeError) as error:
-        shape = "x".join(map(str, silos.features.shape[1:]))
-        raise DataError(f"the module does not take these samples ({shape}, {inputs.dtype}): {_line(error)}") from error
-    if not isinstance(outputs, Tensor):
-        raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
+    outputs = _outputs(module, options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype))
+    for features in (silos.features, *(X for X, _ in silos.held_out.values())):
+        if isinstance(features, Tensor) and not features.is_floating_point() and features.dtype != torch.uint8:
+            each = features.flatten(1)  # the least and the largest: words that an embedding does not have
+            ends = torch.stack([each.amin(1).argmin(), each.amax(1).argmax()])
+            _outputs(module, options.inputs(features[ends], dtype), f", {each.min()} to {each.max()}")
     targets = silos.targets[:2]
     if loss == "cross_entropy":
         if outputs.ndim < 2 or outputs.shape[:-1] != targets.shape:
@@ -172,8 +170,26 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
         if torch.isclose(twice, 2 * values, rtol=1e-4):
             raise ValueError("the loss gives a sum over samples, which grows with the batch; give their mean")
     classes = targets.ndim == outputs.ndim - 1 == 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
+    if classes:
+        labels = torch.unique(torch.cat([silos.targets, *(b for _, b in silos.held_out.values())]))
+        _tried(tried, outputs[:1].expand(len(labels), -1), labels)
     name = getattr(loss, "__qualname__", repr(loss))
     return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
+
+
+def _outputs(module: nn.Module, inputs: Tensor, values: str = "") -> Tensor:
+    """What the module gives for some samples: one tensor, or a line about why there is none."""
+    try:
+        with torch.no_grad():
+            outputs = copy.deepcopy(module).cpu().eval()(inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = "x".join(map(str, inputs.shape[1:]))
+        raise DataError(
+            f"the module does not take these samples ({shape}, {inputs.dtype}{values}): {_line(error)}"
+        ) from error
+    if not isinstance(outputs, Tensor):
+        raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
+    return outputs
 
 
 def _line(error: Exception) -> str:
@@ -185,11 +201,15 @@ def _tried(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
     if isinstance(loss, type):
         raise ValueError(f"loss = {loss.__name__} is a class: make one of it, loss={loss.__name__}()")
     try:
-        values = loss(outputs, targets)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # each output would be compared with all targets
+            values = loss(outputs, targets)
+    except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
         hint = "; give flags as floating-point numbers" if targets.shape == outputs.shape else ""
         if targets.is_floating_point():
             hint = "; class labels are integers (or take loss='cross_entropy')"
+        if outputs.shape == (*targets.shape, 1):
+            hint = "; let the module give a number per sample, for example with squeeze(-1)"
         raise DataError(
             f"the loss does not take outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} of type "
             f"{targets.dtype}: {_line(error)}{hint}"
