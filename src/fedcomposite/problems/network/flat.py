@@ -109,6 +109,7 @@ class FlatModule:
         self.recurrent = any(isinstance(m, nn.RNNBase) for m in kinds)
         self.sequential = any(isinstance(m, _SEQUENTIAL) for m in kinds)
         """Whether it has recurrent or attention layers, whose kernels take one set of weights."""
+        self._remarked = self.sequential
         frozen = any(not p.requires_grad for p in module.parameters())
         crashes = frozen and any(isinstance(m, nn.GroupNorm) for m in kinds)  # torch's, on inputs without gradients
         small = self.dimension < LARGE and not crashes
@@ -199,7 +200,7 @@ class FlatModule:
             module.train(train)
 
         def outputs(inputs: Tensor) -> Tensor:
-            with self._autocast(), self.quiet() if self.sequential else nullcontext():
+            with self._autocast(), self.quiet():
                 made: Tensor = module(inputs)
             return made if made.dtype == self.dtype else made.to(self.dtype)
 
@@ -245,10 +246,21 @@ class FlatModule:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Without torch's remarks on speed that nobody can act on: weights are parts of a vector, clients stacked."""
+        if not self._remarked:
+            yield
+            return
         with warnings.catch_warnings():
             for remark in _REMARKS:
                 warnings.filterwarnings("ignore", message=remark)
             yield
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Try something, and be quiet from then on if torch has remarks on it; what else is said will be said again."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield
+        self._remarked |= any(str(w.message).startswith(_REMARKS) for w in said)
 
     def differentiable(self) -> AbstractContextManager[Any]:
         """Where gradients are taken in evaluation mode: cuDNN's recurrent layers have them in training mode only."""

@@ -134,7 +134,8 @@ class Gradients:
         rows = torch.zeros(2, 2, dtype=torch.long, device=self.flat.device)
         x, buffers = (v.repeat(2, 1) for v in (self.flat.start(), self.flat.buffers()))
         try:
-            self._vectorised(x, buffers, rows, torch.ones_like(x[:, :2]))
+            with self.flat.listening():
+                self._vectorised(x, buffers, rows, torch.ones_like(x[:, :2]))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -288,8 +289,7 @@ class Gradients:
             real = rows[i][mask[i] > 0]
             for part in real.split_with_sizes(_sizes(len(real), per)):
                 inputs = self.options.inputs(self.samples.X[part], self.flat.dtype, self._constants)
-                with self.flat.quiet():
-                    found = torch.nan_to_num(each(client, inputs, self.samples.b[part]), 0.0, 0.0, 0.0)
+                found = torch.nan_to_num(each(client, inputs, self.samples.b[part]), 0.0, 0.0, 0.0)
                 norms = torch.linalg.vector_norm(found, dim=1)
                 out[i] += torch.nan_to_num(clip / norms.clamp(min=clip), 0.0) @ found
         return out
