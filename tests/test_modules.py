@@ -321,6 +321,13 @@ def test_what_would_fail_in_the_run_is_told_before():
     for loss in (nn.MSELoss(), nn.BCEWithLogitsLoss(), nn.HuberLoss(reduction="none")):
         with pytest.raises(fc.data.DataError, match=r"targets \(2,\) .*; let the module give a number per sample"):
             fc.Problem(fc.Silos.from_arrays([(X, t)]), model=nn.Linear(7, 1), loss=loss)
+    silos = fc.Silos.from_arrays([(X, b)])
+    with pytest.raises(fc.data.DataError, match=r"augment = Crop\(padding=2\) does not take these samples \(7, torch"):
+        fc.Problem(silos, model=nn.Linear(7, 3), augment=fc.data.augmentation.Crop(2))
+    with pytest.raises(
+        fc.data.DataError, match=r"the module does not take these samples \(6, torch.float32, augmented\)"
+    ):
+        fc.Problem(silos, model=nn.Linear(7, 3), augment=lambda x: x[:, 1:])
     complex_valued = nn.Linear(7, 3)
     complex_valued.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match="parameter 'phase' is complex"):

@@ -132,7 +132,10 @@ class NetworkOptions:
 def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, options: NetworkOptions) -> ModelLoss:
     """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
     dtype = next(p.dtype for p in module.parameters())
-    outputs = _outputs(module, options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype))
+    inputs = options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype)
+    outputs = _outputs(module, inputs)
+    if options.augment is not None:
+        _outputs(module, _augmented(options.augment, inputs), ", augmented")
     for features in (silos.features, *(X for X, _ in silos.held_out.values())):
         if isinstance(features, Tensor) and not features.is_floating_point() and features.dtype != torch.uint8:
             each = features.flatten(1)  # the least and the largest: words that an embedding does not have
@@ -190,6 +193,21 @@ def _outputs(module: nn.Module, inputs: Tensor, values: str = "") -> Tensor:
     if not isinstance(outputs, Tensor):
         raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
     return outputs
+
+
+def _augmented(augment: Augmentation | Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Some samples as training sees them, or one line about why it would not."""
+    try:
+        if isinstance(augment, Augmentation):
+            return augment(inputs, inputs.new_zeros((len(inputs), augment.draws), dtype=torch.long))
+        with torch.random.fork_rng(devices=[]):
+            return augment(inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = "x".join(map(str, inputs.shape[1:]))
+        name = getattr(augment, "__qualname__", augment)
+        raise DataError(
+            f"augment = {name} does not take these samples ({shape}, {inputs.dtype}): {_line(error)}"
+        ) from error
 
 
 def _line(error: Exception) -> str:
