@@ -143,6 +143,31 @@ def test_arrays_refused(name):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_everything_that_is_wrong_in_one_error():
+    hole, ragged = np.array([[1, np.nan], [2, 3]]), (X2, [0])
+    with pytest.raises(DataError) as caught:
+        Silos.from_arrays([(X2, Y2), (hole, Y2), (X2[:, :1], Y2), ragged, (X2[:0], [])], test=(hole, Y2))
+    first, *lines = str(caught.value).splitlines()
+    assert first == "5 problems with the data:"
+    for line, told in zip(
+        lines,
+        (
+            "client 1, features: 1 value(s) are NaN or infinite, the first in row 0, column 1",
+            "client 2 has samples of shape (1,), the first client (2,)",
+            "client 3: targets have shape (1,), expected (2,)",
+            "client 4 is an empty silo",
+            "test data, features: 1 value(s) are NaN",
+        ),
+        strict=True,
+    ):
+        assert told in line
+    tables = FRAME.assign(b=["x", "y"]), FRAME.rename(columns={"b": "c"})
+    with pytest.raises(
+        DataError, match=r"(?s)2 problems.*client 1, features: column 'b' is not.*client 2: columns differ"
+    ):
+        Silos.from_arrays([(FRAME, Y2), *((table, Y2) for table in tables)])
+
+
 def test_names_are_lists():
     for option in ("names", "feature_names"):
         with pytest.raises(DataError, match=f"{option} = 'ab' must be a list of names"):

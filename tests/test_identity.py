@@ -58,6 +58,35 @@ def test_functions_without_a_name_are_refused_where_they_could_be_confused(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+class Sharpened(nn.Linear):
+    """Neither its text nor its saved tensors show the factor."""
+
+    def __init__(self, factor):
+        torch.manual_seed(0)
+        super().__init__(64, 10)
+        self.factor = factor
+        self.register_buffer("shift", torch.full((10,), factor), persistent=False)
+
+    def forward(self, x):
+        return self.factor * super().forward(x)
+
+
+def test_constants_of_modules_count(tmp_path):
+    silos = fc.Silos.from_arrays([(torch.randn(20, 64), torch.arange(20) % 10)] * 3)
+    settings = {"checkpoint": tmp_path / "c", "batch_size": 8, "resume": True}
+
+    def run(rounds, factor, smoothing):
+        problem = fc.Problem(silos, model=Sharpened(factor), loss=nn.CrossEntropyLoss(label_smoothing=smoothing))
+        return fc.simulate(problem, FedAvg(2, 0.1), rounds=rounds, **settings)
+
+    run(1, 2.0, 0.1)
+    run(2, 2.0, 0.1)
+    with pytest.raises(fc.CheckpointError, match="other data, method or settings: loss;"):
+        run(3, 2.0, 0.2)
+    with pytest.raises(fc.CheckpointError, match="other data, method or settings: model;"):
+        run(3, 3.0, 0.1)
+
+
 def test_long_tensors_count_to_the_last_entry(tmp_path):
     """A regularizer's weights are not told apart by what a printed tensor shows."""
     silos = fc.data.load("synthetic", clients=2, features=2000, samples=3)

@@ -177,8 +177,14 @@ def test_everything_that_is_wrong_with_tables():
         "client 3: an empty data set",
         "client 4: columns differ from the first's: d, dose",
         "client 5: a Pairs among tables",
+        "client 6: column 'dose' has 5 missing value",
     ):
         assert re.search(line, text), (line, text)
+    numbers = first.astype(float)  # a table of one type is looked at column by column as well
+    with pytest.raises(
+        DataError, match=r"(?s)2 problems.*client 0: column 'age' has 5 missing.*client 1: column 'dose'"
+    ):
+        Silos.from_datasets([numbers.assign(age=np.nan), numbers.assign(dose=np.inf)], target="sick")
     for options, told in (
         ({}, "say which one to predict: target="),
         ({"target": "sic"}, "no column 'sic'; did you mean 'sick'"),

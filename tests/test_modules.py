@@ -10,6 +10,7 @@ from test_streams import DEVICES, MODULES, silos_for
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.checkpoint import checkpoint
 
 import fedcomposite as fc
 from fedcomposite.algorithms import FedNMap
@@ -81,6 +82,29 @@ class Tuned(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
+class Recomputed(nn.Module):
+    """Activations of the first layer are computed again on the way back."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(7, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(checkpoint(lambda t: self.first(t).tanh(), x, use_reentrant=False))
+
+
+class Causal(nn.Module):
+    """Attention by torch's own function."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(WORDS, 6, sparse=True), nn.Linear(6, WORDS)
+
+    def forward(self, x):
+        hidden = self.embedding(x)[:, None]
+        return self.last(nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=True)[:, 0])
+
+
 def per_sample(outputs, targets):
     return binary_cross_entropy_with_logits(outputs, targets, reduction="none").sum(1)
 
@@ -111,6 +135,10 @@ CASES = {
     "head": (Tuned, images, classes, "cross_entropy"),
     "flags": (lambda: nn.Linear(7, 4), vectors, flags, nn.BCEWithLogitsLoss()),
     "flags, each": (lambda: nn.Linear(7, 4), vectors, flags, per_sample),
+    "recomputed": (Recomputed, vectors, classes, "cross_entropy"),
+    "causal": (Causal, words, words, "cross_entropy"),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(7, 3)), vectors, classes, "cross_entropy"),
+    "bags": (lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4), nn.Linear(4, 3)), words, classes, "cross_entropy"),
     "several numbers": (lambda: nn.Linear(7, 4), vectors, flags, "mse"),
 }
 ALL = [*MODULES, *CASES]
@@ -148,6 +176,7 @@ def autograd(module, loss, x, X, b, train):
     trained = [p for p in own.parameters() if p.requires_grad]
     vector_to_parameters(x, trained)
     gradient = torch.autograd.grad(mean_loss(loss)(own(X.double() if X.is_floating_point() else X), b), trained)
+    gradient = [g.to_dense() for g in gradient]
     buffers = [v.double().flatten() for v in own.buffers()]
     return parameters_to_vector(gradient), torch.cat(buffers) if buffers else torch.zeros(0, dtype=torch.float64)
 
@@ -180,6 +209,55 @@ def check(name, way, device, dtype, tolerance):
 def test_gradients_are_those_of_autograd(name, way, device):
     """Minibatches in training mode, and the mean over clients in evaluation mode, without a warning."""
     check(name, way, device, torch.float64, 1e-10)
+
+
+def test_vmap_on_demand_gives_up_channels_last_where_it_has_to():
+    """As the rule does: in float32 group norm does not allow both."""
+    module, silos, loss = made("group norm")
+    each = [fc.Problem(silos, model=module, loss=loss, gradients=way) for way in ("vmap", "auto", "loop")]
+    found = [fc.simulate(problem, FedNMap(2, 0.1, gamma=1), rounds=2, batch_size=4).solution for problem in each]
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-5)
+
+
+def test_modules_that_do_not_fit_are_refused():
+    rng = np.random.default_rng(0)
+    silos = fc.Silos.from_arrays([(words(rng), classes(rng))] * 2)
+    problem = lambda first, **options: fc.Problem(silos, model=nn.Sequential(first, nn.Linear(4, 3)), **options)  # noqa: E731
+    with pytest.raises(ValueError, match="EmbeddingBag '0' has max_norm"):
+        problem(nn.EmbeddingBag(WORDS, 4, max_norm=1.0))
+    with pytest.raises(ValueError, match="DataParallel keeps its tensors to itself"):
+        fc.Problem(silos, model=nn.DataParallel(nn.Linear(4, 3)))
+    with pytest.raises(
+        ValueError, match=r"cannot be vectorised over clients \(.*random.*\); take gradients='auto' or 'loop'"
+    ):
+        fc.simulate(
+            problem(nn.Sequential(nn.EmbeddingBag(WORDS, 4), nn.Dropout()), gradients="vmap"),
+            FedNMap(1, 0.1, gamma=1),
+            rounds=1,
+        )
+    hashed = nn.EmbeddingBag(WORDS, 4)
+    hashed.register_buffer("salt", torch.tensor([2**40 + 1]))
+    assert problem(hashed).smooth(torch.float64).state(problem(hashed).smooth().start())["0.salt"] == 2**40 + 1
+    with pytest.raises(ValueError, match=r"buffer '0\.salt' has integers that torch\.float32 cannot hold"):
+        fc.simulate(problem(hashed), FedNMap(1, 0.1, gamma=1), rounds=1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_of_classes_go_along_with_the_model(dtype, device):
+    module, silos, _ = made("adapter")
+    weights = torch.tensor([1.0, 2.0, 4.0])
+    found = [
+        fc.Problem(silos, model=module, loss=nn.CrossEntropyLoss(weight=w)).smooth(dtype, device)
+        for w in (weights, weights.double())
+    ]
+    gradients = [smooth.evaluate(smooth.start()).gradient.cpu().double() for smooth in found]
+    x = found[0].start().cpu().double()
+    loss = nn.CrossEntropyLoss(weight=weights.double())
+    expected = torch.stack([autograd(module, loss, x, *silos[i], train=False)[0] for i in range(CLIENTS)]).mean(0)
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-12)
 
 
 @pytest.mark.parametrize("name", ["tied tokens", "flags", "several numbers", "padded tokens"])
@@ -223,3 +301,34 @@ def test_targets_that_do_not_fit_are_refused():
 
     with pytest.raises(fc.data.DataError, match="the module gives a tuple"):
         fc.Problem(fc.Silos.from_arrays([(X, b[:, 0])]), model=Two())
+
+
+def test_what_would_fail_in_the_run_is_told_before():
+    """Labels and words that no client's first samples show, and losses that compare each output with all targets."""
+    rng = np.random.default_rng(0)
+    X, W, b, t = vectors(rng), words(rng), classes(rng), rng.standard_normal(SAMPLES)
+    far, late = W.copy(), b.copy()
+    far[-1, -1], late[-1] = WORDS, 3
+    embedded = nn.Sequential(nn.Embedding(WORDS, 4), nn.Flatten(), nn.Linear(4 * LENGTH, 3))
+    for parts in ({"arrays": [(W, b), (far, b)]}, {"arrays": [(W, b)], "test": (far, b)}):
+        with pytest.raises(
+            fc.data.DataError, match=r"does not take these samples \(5, torch.int64, 0 to 12\): index out"
+        ):
+            fc.Problem(fc.Silos.from_arrays(**parts), model=embedded)
+    for parts in ({"arrays": [(X, b), (X, late)]}, {"arrays": [(X, b)], "test": (X, late)}):
+        with pytest.raises(fc.data.DataError, match=r"the loss does not take .* Target 3 is out of bounds"):
+            fc.Problem(fc.Silos.from_arrays(**parts), model=nn.Linear(7, 3), loss=nn.CrossEntropyLoss())
+    for loss in (nn.MSELoss(), nn.BCEWithLogitsLoss(), nn.HuberLoss(reduction="none")):
+        with pytest.raises(fc.data.DataError, match=r"targets \(2,\) .*; let the module give a number per sample"):
+            fc.Problem(fc.Silos.from_arrays([(X, t)]), model=nn.Linear(7, 1), loss=loss)
+    silos = fc.Silos.from_arrays([(X, b)])
+    with pytest.raises(fc.data.DataError, match=r"augment = Crop\(padding=2\) does not take these samples \(7, torch"):
+        fc.Problem(silos, model=nn.Linear(7, 3), augment=fc.data.augmentation.Crop(2))
+    with pytest.raises(
+        fc.data.DataError, match=r"the module does not take these samples \(6, torch.float32, augmented\)"
+    ):
+        fc.Problem(silos, model=nn.Linear(7, 3), augment=lambda x: x[:, 1:])
+    complex_valued = nn.Linear(7, 3)
+    complex_valued.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="parameter 'phase' is complex"):
+        fc.Problem(fc.Silos.from_arrays([(X, b)]), model=complex_valued)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcomposite.data.arrays import texts
 from fedcomposite.data.faults import DataError, Fault, paths_of, refuse
-from fedcomposite.data.frames import frame_values, names_of
+from fedcomposite.data.frames import checked_columns, names_of
 from fedcomposite.data.items import Items, as_array, chosen_columns, items
 from fedcomposite.data.pictures import Channels, ImageFolder, check_size, class_names, folder_faults
 from fedcomposite.data.saved import ArrayFile, new_folder, write_index
@@ -229,7 +229,7 @@ def _frames(
                 raise DataError("", [Fault(who, "an empty data set", "leave it out or give it data")])
             named = frame.set_axis([str(c) for c in frame.columns], axis=1)
             for table in (named[wanted], named[predicted]):
-                frame_values(table, who)
+                checked_columns(table, who)
             pairs.append((named[wanted], named[predicted]))
         except DataError as error:
             faults.others += error.faults or [Fault(who, str(error), "mend the table")]

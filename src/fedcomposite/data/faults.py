@@ -69,11 +69,23 @@ def stop(source: str, what: str, remedy: str) -> DataError:
 
 def refuse(faults: Sequence[Fault]) -> None:
     """Raise one error for all faults, if there are any: one fault in one line, several in a line each."""
-    if not faults:
-        return
-    if len(faults) == 1:
-        raise DataError(str(faults[0]), faults)
-    lines = [f"  {fault}" for fault in faults[:SHOWN]]
-    if len(faults) > SHOWN:
-        lines.append(f"  ... and {len(faults) - SHOWN} more")
-    raise DataError("\n".join([f"{len(faults)} problems with the data:", *lines]), faults)
+    if faults:
+        raise DataError(_listed([str(fault) for fault in faults]), faults)
+
+
+def refuse_all(errors: Sequence[DataError]) -> None:
+    """Raise one error for several, if there are any."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        told = [line for error in errors for line in [str(f) for f in error.faults] or [str(error)]]
+        raise DataError(_listed(told), [fault for error in errors for fault in error.faults])
+
+
+def _listed(told: Sequence[str]) -> str:
+    if len(told) == 1:
+        return told[0]
+    lines = [f"  {one}" for one in told[:SHOWN]]
+    if len(told) > SHOWN:
+        lines.append(f"  ... and {len(told) - SHOWN} more")
+    return "\n".join([f"{len(told)} problems with the data:", *lines])

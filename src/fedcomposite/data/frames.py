@@ -49,13 +49,21 @@ def check_rows(X: pd.DataFrame, y: pd.Series[Any], what: str) -> None:
 def frame_values(frame: pd.DataFrame | pd.Series[Any], what: str) -> npt.NDArray[Any]:
     """The numbers of a table or a column: of numeric types as pandas joins them, otherwise as float64."""
     several = isinstance(frame, pd.DataFrame)
-    columns = [frame.iloc[:, j] for j in range(frame.shape[1])] if isinstance(frame, pd.DataFrame) else [frame]
-    kinds = {c.dtype.kind if isinstance(c.dtype, np.dtype) else "O" for c in columns}
+    types = frame.dtypes if isinstance(frame, pd.DataFrame) else [frame.dtype]
+    kinds = {t.kind if isinstance(t, np.dtype) else "O" for t in types}
     if len(kinds) < 2 and kinds <= set("biufc"):
         return frame.to_numpy()
+    read = checked_columns(frame, what)
+    return np.stack([c.values for c in read], axis=1) if several else read[0].values
+
+
+def checked_columns(frame: pd.DataFrame | pd.Series[Any], what: str) -> list[Column]:
+    """The columns of a table, read one by one; all that is wrong with them is refused."""
+    several = isinstance(frame, pd.DataFrame)
+    columns = [frame.iloc[:, j] for j in range(frame.shape[1])] if isinstance(frame, pd.DataFrame) else [frame]
     read = [series_column(c, str(c.name) if several else "") for c in columns]
     refuse([fault for j, c in enumerate(read) for fault in column_faults(c, what, j, ())])
-    return np.stack([c.values for c in read], axis=1) if several else read[0].values
+    return read
 
 
 def series_column(series: pd.Series[Any], name: str, missing: Sequence[str] = ()) -> Column:

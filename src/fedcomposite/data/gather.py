@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_finite, common_type, pair
-from fedcomposite.data.faults import DataError
+from fedcomposite.data.faults import DataError, refuse_all
 from fedcomposite.data.frames import aligned, names_of
 from fedcomposite.data.sparse import Features, SparseRows, is_sparse, joined, sparse_rows
 
@@ -24,15 +24,25 @@ class Gathered(NamedTuple):
 
 
 def gather(given: Sequence[tuple[str, Any]]) -> Gathered:
-    """The pairs (X, y) of named parties; columns of tables are put into the order of the first."""
-    parts: list[tuple[Features, Tensor]] = []
+    """The pairs (X, y) of named parties; columns of tables are put into the order of the first.
+
+    What is wrong with any of them is told in one error.
+    """
+    found: dict[int, tuple[Features, Tensor]] = {}
     order: list[str] | None = None
-    for who, one in given:
-        X, y = pair(one, who)
-        if isinstance(X, pd.DataFrame):
-            order = names_of(X, who) if order is None else order
-            X = aligned(X, order, who)
-        parts.append(_checked(X, y, who, parts[0] if parts else None))
+    wrong: list[DataError] = []
+    pairs = [pair(one, who) for who, one in given]
+    for i, (who, _) in enumerate(given):
+        X, y = pairs[i]
+        try:
+            if isinstance(X, pd.DataFrame):
+                order = names_of(X, who) if order is None else order
+                X = aligned(X, order, who)
+            found[i] = _checked(X, y, who, found.get(0))
+        except DataError as error:
+            wrong.append(error)
+    refuse_all(wrong)
+    parts = list(found.values())
     labels = [who for who, _ in given]
     plain = [X for X, _ in parts if isinstance(X, Tensor)]
     features: list[Features] = [X for X, _ in parts]

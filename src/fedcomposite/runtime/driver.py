@@ -195,6 +195,8 @@ class Driver:
         """The only loop over rounds there is."""
         agreed = False
         self.status = verdict(self.history[-1], self.history[0], plan.tolerance) if self.history else "completed"
+        if self.history and self.history[-1]["round"] == self.round:  # a resumed run, which may have been stopped there
+            self._heed(plan)
         while self.status == "completed":
             due, training = self._due(plan), self.round < plan.rounds
             if not (due or training):
@@ -234,6 +236,10 @@ class Driver:
         if self.status == "completed":
             self.status = verdict(made, self.history[0], plan.tolerance)
         watch()
+        self._heed(plan)
+
+    def _heed(self, plan: Plan) -> None:
+        """Stop, where a callback has asked for it."""
         if self.transport.agree(self._stop) and self.status == "completed" and self.round < plan.rounds:
             self.status = "stopped"
 

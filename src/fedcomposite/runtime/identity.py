@@ -66,7 +66,7 @@ def describe(value: Any) -> str:
     if isinstance(value, nn.Module):
         state = dict(value.state_dict(keep_vars=True))
         trained = [k for k, v in state.items() if v.requires_grad]
-        return f"{type(value).__module__}.{value} {trained} {describe(state)}"
+        return f"{type(value).__module__}.{value} {trained} {describe(state)}{_unseen(value, state)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k!r}: {describe(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -82,6 +82,21 @@ def describe(value: Any) -> str:
     if plain or not hasattr(value, "__dict__"):
         return repr(value)
     return f"{importable_name(type(value))}{describe(vars(value))}"
+
+
+def _unseen(module: nn.Module, state: Mapping[str, Any]) -> str:
+    """Constants of a module and its layers, which neither their texts nor their saved tensors need to show."""
+    found: dict[str, Any] = {k: v for k, v in module.named_buffers() if k not in state}
+    for place, layer in module.named_modules():
+        own = {k: v for k, v in vars(layer).items() if not k.startswith("_") and k != "training"}
+        found |= {f"{place}.{k}": v for k, v in own.items() if _constant(v)}
+    return describe(found)
+
+
+def _constant(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_constant, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype | Tensor)
 
 
 def importable_name(function: Callable[..., Any]) -> str:

@@ -98,14 +98,17 @@ class Evaluator:
         at = 0
         for rows in self._passes(chosen):
             seen = rows.to(self.flat.device)
-            with torch.enable_grad(), self.flat.differentiable():
+            with (
+                torch.enable_grad(),
+                self.flat.differentiable(),
+                self.flat.holding(self.flat.state(leaf, buffers), train=False) as module,
+            ):
                 raw = self.X[seen] if isinstance(self.X, Tensor) else self.X[rows].read().to(self.flat.device)
-                inputs = self.options.inputs(raw, self.flat.dtype)
-                outputs = self.flat.forward(self.flat.state(leaf, buffers), inputs, train=False)
+                outputs = module(self.options.inputs(raw, self.flat.dtype))
                 values = self.loss.function(outputs, self.b[seen])
                 weight = chosen.weights[at : at + len(rows)]
                 part = values @ weight if self.loss.per_sample else values * weight.sum()
-            gradient += torch.autograd.grad(part, leaf)[0]
+                gradient += torch.autograd.grad(part, leaf)[0]
             loss = loss + part.detach()
             passed.append(single_output(outputs.detach()))
             at += len(rows)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
 from fedcomposite.problems.base import Slot
 from fedcomposite.problems.layers import fuse_convolutions, restore_layout, use_channels_last
@@ -27,13 +27,22 @@ COMPILED_LAYERS = 24
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _CONVOLUTION = nn.modules.conv._ConvNd
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_EMBEDDING = (nn.Embedding, nn.EmbeddingBag)
 _REMARKS = ("RNN module weights are not part of single", "There is a performance drop because we have not yet")
 _SEQUENTIAL = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 def layout(module: nn.Module) -> tuple[Slot, ...]:
     """Where each trainable parameter lies in x, in the module's order."""
+    for name, m in module.named_modules():
+        what = f"{type(m).__name__} {name!r}" if name else type(m).__name__
+        if isinstance(m, _EMBEDDING) and m.max_norm is not None:
+            raise ValueError(f"{what} has max_norm, with which it changes its own weights; leave it out")
+        if isinstance(m, torch.jit.ScriptModule | nn.DataParallel):
+            raise ValueError(f"{what} keeps its tensors to itself; give the plain module that it was made of")
     slots = _slots({name: p for name, p in module.named_parameters() if p.requires_grad})
+    if wrong := [name for name, p in module.named_parameters() if p.is_complex()]:
+        raise ValueError(f"parameter {wrong[0]!r} is complex; give real and imaginary parts (torch.view_as_real)")
     if not slots:
         raise ValueError("this module has no parameters to train (requires_grad is false for all, or there are none)")
     return slots
@@ -72,6 +81,9 @@ class FlatModule:
         self, module: nn.Module, precision: Literal["full", "bf16"], dtype: torch.dtype, device: torch.device
     ) -> None:
         self.module = copy.deepcopy(module).to(device, dtype)
+        for m in self.module.modules():
+            if isinstance(m, _EMBEDDING):
+                m.sparse = False  # gradients are parts of a vector
         self.dtype, self.device = dtype, device
         self.layout = layout(module)
         self.dimension = self.layout[-1].stop
@@ -83,6 +95,11 @@ class FlatModule:
         """Where each persistent buffer lies in the second vector."""
         self.integers = {k for k, b in self._buffers.items() if not b.is_floating_point()}
         """Names of the buffers that hold integers."""
+        for k in self.integers:
+            if not torch.equal(self._buffers[k], self._buffers[k].to(dtype).to(self._buffers[k].dtype)):
+                raise ValueError(
+                    f"buffer {k!r} has integers that {dtype} cannot hold; register it with persistent=False"
+                )
         self.counters = self.integers & _counters(self.module)
         """Those that only count passes: a batch norm works without."""
         self._precision = precision
@@ -92,6 +109,7 @@ class FlatModule:
         self.recurrent = any(isinstance(m, nn.RNNBase) for m in kinds)
         self.sequential = any(isinstance(m, _SEQUENTIAL) for m in kinds)
         """Whether it has recurrent or attention layers, whose kernels take one set of weights."""
+        self._remarked = self.sequential
         frozen = any(not p.requires_grad for p in module.parameters())
         crashes = frozen and any(isinstance(m, nn.GroupNorm) for m in kinds)  # torch's, on inputs without gradients
         small = self.dimension < LARGE and not crashes
@@ -171,15 +189,29 @@ class FlatModule:
         parts = zip(self.layout, x.split_with_sizes(self.sizes), strict=True)
         return {slot.name: v.view(slot.shape) for slot, v in parts} | self.unpack(buffers)
 
-    def forward(self, state: Mapping[str, Tensor | None], inputs: Tensor, *, train: bool) -> Tensor:
-        """Outputs of the module with these tensors; training moves the buffers among them."""
+    @contextmanager
+    def holding(self, state: Mapping[str, Tensor | None], *, train: bool) -> Iterator[Callable[[Tensor], Tensor]]:
+        """The module with these tensors, as long as this lasts; training moves the buffers among them.
+
+        Differentiate inside: a module with activation checkpoints looks at its tensors again then.
+        """
         module = self.module
         if module.training != train:
             module.train(train)
-        with self._autocast(), self.quiet():
-            named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
-            outputs: Tensor = functional_call(module, {**state, **named}, (inputs,), tie_weights=False)  # type: ignore[dict-item]
-        return outputs if outputs.dtype == self.dtype else outputs.to(self.dtype)
+
+        def outputs(inputs: Tensor) -> Tensor:
+            with self._autocast(), self.quiet():
+                made: Tensor = module(inputs)
+            return made if made.dtype == self.dtype else made.to(self.dtype)
+
+        named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
+        with _reparametrize_module(module, {**state, **named}, tie_weights=False):  # type: ignore[dict-item]
+            yield outputs
+
+    def forward(self, state: Mapping[str, Tensor | None], inputs: Tensor, *, train: bool) -> Tensor:
+        """Outputs of the module with these tensors."""
+        with self.holding(state, train=train) as outputs:
+            return outputs(inputs)
 
     def starved(self, one: Tensor) -> str | None:
         """The first batch norm that has a single value per channel when it trains on one sample; torch refuses that."""
@@ -214,13 +246,21 @@ class FlatModule:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Without torch's remarks on speed that nobody can act on: weights are parts of a vector, clients stacked."""
-        if not self.sequential:
+        if not self._remarked:
             yield
             return
         with warnings.catch_warnings():
             for remark in _REMARKS:
                 warnings.filterwarnings("ignore", message=remark)
             yield
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Try something, and be quiet from then on if torch has remarks on it; what else is said will be said again."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield
+        self._remarked |= any(str(w.message).startswith(_REMARKS) for w in said)
 
     def differentiable(self) -> AbstractContextManager[Any]:
         """Where gradients are taken in evaluation mode: cuDNN's recurrent layers have them in training mode only."""

@@ -6,7 +6,7 @@ On a GPU the passes of different clients go to streams of their own, which overl
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -77,8 +77,9 @@ class Gradients:
 
     def mode(self, clients: int, batch: int) -> Way:
         """The way gradients of so many clients on batches of this size are computed."""
-        if self.options.gradients != "auto":
-            return self.options.gradients
+        way = self.options.gradients
+        if way != "auto" and (way != "vmap" or self.check_vectorises()):
+            return way
         flat = self.flat
         if flat.device.type == "cuda":
             alone = clients == 1 or flat.random
@@ -94,14 +95,13 @@ class Gradients:
             reason = self._reason_against_vmap()
             if reason is not None and self.flat.restore_layout():
                 reason = self._reason_against_vmap()
+            why = f"{type(self.flat.module).__name__} cannot be vectorised over clients ({reason})"
+            if reason is not None and self.options.gradients == "vmap":
+                raise ValueError(f"{why}; take gradients='auto' or 'loop'")
             self.vectorises = reason is None
             if reason is not None and self.flat.device.type == "cpu":
-                warnings.warn(
-                    f"{type(self.flat.module).__name__} cannot be vectorised over clients ({reason}); its gradients "
-                    "are computed one client at a time, which gradients='loop' asks for without this warning",
-                    LoopWarning,
-                    stacklevel=2,
-                )
+                what = "are computed one client at a time, which gradients='loop' asks for without this warning"
+                warnings.warn(f"{why}; its gradients {what}", LoopWarning, stacklevel=2)
         return self.vectorises
 
     def check_draws(self) -> bool:
@@ -134,7 +134,8 @@ class Gradients:
         rows = torch.zeros(2, 2, dtype=torch.long, device=self.flat.device)
         x, buffers = (v.repeat(2, 1) for v in (self.flat.start(), self.flat.buffers()))
         try:
-            self._vectorised(x, buffers, rows, torch.ones_like(x[:, :2]))
+            with self.flat.listening():
+                self._vectorised(x, buffers, rows, torch.ones_like(x[:, :2]))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -346,9 +347,9 @@ class Gradients:
         """The gradient of one client by autograd, into ``out``, and its buffers."""
         leaves = self.flat.leaves(x.detach())
         state = leaves | self.flat.unpack(buffers)
-        with torch.enable_grad():
-            value = self._loss(state, self.flat.placed(inputs), self.samples.b[rows], weight)
-        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        with torch.enable_grad(), self.flat.holding(state, train=True) as module:
+            value = self._loss(module, self.flat.placed(inputs), self.samples.b[rows], weight)
+            gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
         torch.cat([g.reshape(-1) for g in gradients], out=out)
         return self.flat.pack(state).detach()
 
@@ -386,10 +387,11 @@ class Gradients:
     ) -> tuple[Tensor, Tensor]:
         """The loss of one client, and its buffers afterwards."""
         state = self.flat.state(x, buffers)
-        return self._loss(state, inputs, b, weight), self.flat.pack(state)
+        with self.flat.holding(state, train=True) as module:
+            return self._loss(module, inputs, b, weight), self.flat.pack(state)
 
-    def _loss(self, state: Mapping[str, Tensor | None], inputs: Tensor, b: Tensor, weight: Tensor) -> Tensor:
-        values = self.loss.function(self.flat.forward(state, inputs, train=True), b)
+    def _loss(self, module: Callable[[Tensor], Tensor], inputs: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+        values = self.loss.function(module(inputs), b)
         return (values * weight).sum() if self.loss.per_sample else values * weight.sum()
 
 

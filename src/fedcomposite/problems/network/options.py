@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -55,10 +56,18 @@ class ModelLoss:
             )
         return targets.long()
 
+    def placed(self, dtype: torch.dtype, device: torch.device) -> Self:
+        """The same for outputs of this type on this device, to which weights of classes in a module go along."""
+        return replace(self, function=_placed(self.function, dtype, device))
+
     def of_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The samples' losses; a mean, where that is all there is, stands for each of them."""
         values = self.function(outputs, targets)
         return values if self.per_sample else values.expand(len(targets))
+
+
+def _placed(function: LossFunction, dtype: torch.dtype, device: torch.device | str) -> LossFunction:
+    return copy.deepcopy(function).to(device, dtype) if isinstance(function, nn.Module) else function
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -124,14 +133,14 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
     """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
     dtype = next(p.dtype for p in module.parameters())
     inputs = options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype)
-    try:
-        with torch.no_grad():
-            outputs = copy.deepcopy(module).cpu().eval()(inputs)
-    except (RuntimeError, ValueError, TypeError) as error:
-        shape = "x".join(map(str, silos.features.shape[1:]))
-        raise DataError(f"the module does not take these samples ({shape}, {inputs.dtype}): {_line(error)}") from error
-    if not isinstance(outputs, Tensor):
-        raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
+    outputs = _outputs(module, inputs)
+    if options.augment is not None:
+        _outputs(module, _augmented(options.augment, inputs), ", augmented")
+    for features in (silos.features, *(X for X, _ in silos.held_out.values())):
+        if isinstance(features, Tensor) and not features.is_floating_point() and features.dtype != torch.uint8:
+            each = features.flatten(1)  # the least and the largest: words that an embedding does not have
+            ends = torch.stack([each.amin(1).argmin(), each.amax(1).argmax()])
+            _outputs(module, options.inputs(features[ends], dtype), f", {each.min()} to {each.max()}")
     targets = silos.targets[:2]
     if loss == "cross_entropy":
         if outputs.ndim < 2 or outputs.shape[:-1] != targets.shape:
@@ -155,16 +164,50 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             "or a function of outputs and targets)"
         )
     given = targets.to(dtype) if targets.is_floating_point() else targets
-    values = _tried(loss, outputs, given)
+    tried = _placed(loss, dtype, "cpu")
+    values = _tried(tried, outputs, given)
     if values.shape not in ((), targets.shape[:1]):
         raise ValueError(f"the loss gives shape {tuple(values.shape)} for 2 samples, expected (2,) or a mean ()")
     if values.ndim == 0 and values != 0:
-        twice = _tried(loss, torch.cat([outputs, outputs]), torch.cat([given, given]))
+        twice = _tried(tried, torch.cat([outputs, outputs]), torch.cat([given, given]))
         if torch.isclose(twice, 2 * values, rtol=1e-4):
             raise ValueError("the loss gives a sum over samples, which grows with the batch; give their mean")
     classes = targets.ndim == outputs.ndim - 1 == 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
+    if classes:
+        labels = torch.unique(torch.cat([silos.targets, *(b for _, b in silos.held_out.values())]))
+        _tried(tried, outputs[:1].expand(len(labels), -1), labels)
     name = getattr(loss, "__qualname__", repr(loss))
     return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
+
+
+def _outputs(module: nn.Module, inputs: Tensor, values: str = "") -> Tensor:
+    """What the module gives for some samples: one tensor, or a line about why there is none."""
+    try:
+        with torch.no_grad():
+            outputs = copy.deepcopy(module).cpu().eval()(inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = "x".join(map(str, inputs.shape[1:]))
+        raise DataError(
+            f"the module does not take these samples ({shape}, {inputs.dtype}{values}): {_line(error)}"
+        ) from error
+    if not isinstance(outputs, Tensor):
+        raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
+    return outputs
+
+
+def _augmented(augment: Augmentation | Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Some samples as training sees them, or one line about why it would not."""
+    try:
+        if isinstance(augment, Augmentation):
+            return augment(inputs, inputs.new_zeros((len(inputs), augment.draws), dtype=torch.long))
+        with torch.random.fork_rng(devices=[]):
+            return augment(inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = "x".join(map(str, inputs.shape[1:]))
+        name = getattr(augment, "__qualname__", augment)
+        raise DataError(
+            f"augment = {name} does not take these samples ({shape}, {inputs.dtype}): {_line(error)}"
+        ) from error
 
 
 def _line(error: Exception) -> str:
@@ -176,11 +219,15 @@ def _tried(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
     if isinstance(loss, type):
         raise ValueError(f"loss = {loss.__name__} is a class: make one of it, loss={loss.__name__}()")
     try:
-        values = loss(outputs, targets)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # each output would be compared with all targets
+            values = loss(outputs, targets)
+    except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
         hint = "; give flags as floating-point numbers" if targets.shape == outputs.shape else ""
         if targets.is_floating_point():
             hint = "; class labels are integers (or take loss='cross_entropy')"
+        if outputs.shape == (*targets.shape, 1):
+            hint = "; let the module give a number per sample, for example with squeeze(-1)"
         raise DataError(
             f"the loss does not take outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} of type "
             f"{targets.dtype}: {_line(error)}{hint}"

@@ -39,6 +39,7 @@ class Network(Smooth):
         device: torch.device,
         measures: Measures | None = None,
     ) -> None:
+        loss = loss.placed(dtype, device)
         self.loss, self.options, self.dtype, self.device = loss, options, dtype, device
         self.measures = Measures.of(loss, clients=True) if measures is None else measures
         self.flat = FlatModule(module, options.precision, dtype, device)

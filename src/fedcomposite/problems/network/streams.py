@@ -10,8 +10,8 @@ from torch import Tensor
 from fedcomposite.problems.network.aligned import Aligned
 from fedcomposite.problems.network.flat import FlatModule
 
-Objective = Callable[[dict[str, Tensor | None], Tensor, Tensor, Tensor], Tensor]
-"""From a module's tensors, inputs, targets and weights of the samples to the loss."""
+Objective = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor], Tensor]
+"""From a module, inputs, targets and weights of the samples to the loss."""
 
 MOST = 10
 """Pieces of work that overlap; what they keep in memory is there together."""
@@ -82,9 +82,9 @@ class SideBySide:
             leaves = {k: v.requires_grad_() for k, v in self._parameters.tensors(parameters[i]).items()}
             state: dict[str, Tensor | None] = dict.fromkeys(self._flat.counters)
             state |= leaves | self._aligned.tensors(statistics[i]) | self._flat.unpack(buffers[i], self._integers)
-            with torch.enable_grad():
-                value = self._objective(state, inputs[i], b[i], weight[i])
-            found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            with torch.enable_grad(), self._flat.holding(state, train=True) as module:
+                value = self._objective(module, inputs[i], b[i], weight[i])
+                found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             self._parameters.gather(found, gradient[i])
             self._aligned.gather((state[slot.name] for slot in self._statistics), after[i])  # type: ignore[misc]
             for slot in self._integers:
