@@ -135,11 +135,15 @@ def test_weakly_convex_regularizers(silos, regularizer, kind):
     assert 0 < (run.solution != 0).sum() < 20
 
 
+@pytest.fixture(scope="module")
+def best(lasso):
+    return fc.simulate(lasso, Zhang(10, 4.0, 2.0), rounds=1500, evaluate_every=1500).solution.numpy()
+
+
 @pytest.mark.parametrize(("tau", "step"), [(10, 0.05), (10, 0.01), (4, 0.1)])
-def test_fedcanon_stops_at_its_predicted_residual(lasso, tau, step):
+def test_fedcanon_stops_at_its_predicted_residual(lasso, best, tau, step):
     """||G|| = (beta/2) (tau - 1) ||[H grad f]_support||, evaluated with the Hessian of the pooled logistic loss."""
     run = fc.simulate(lasso, FedCanon(tau, step, 24.0), rounds=2500, evaluate_every=2500)
-    best = fc.simulate(lasso, Zhang(10, 4.0, 2.0), rounds=1500, evaluate_every=1500).solution.numpy()
     X, b = lasso.silos.features.numpy(), lasso.silos.targets.numpy()
     p = 1 / (1 + np.exp(-X @ best))
     gradient = X.T @ (p - (b > 0)) / len(b)

@@ -37,7 +37,12 @@ TINY = {  # a fraction of the reduced form
     "fedcanon-fig3": ["algorithms.0.local_steps=2", "algorithms.1.local_steps=2", "algorithms.2.local_steps=2"],
     "fedcanon-table1": ["settings.sizes={MLP=1000, CNN=2000}"],
     "fedcanon-table3": ["run.rounds=2"],
+    "fedcanon-table6": ["model.evaluation_samples=50", "partition.clients=2"],
     "fedmls-fig1": ["settings.rounds=6", "settings.seeds=2"],
+    "fednmap-fig2": ["algorithms.0.gamma={tune=[1.0]}", "algorithms.1.gamma={tune=[1.0]}", "run.rounds=3"],
+    "fednmap-fig3": ["run.rounds=2", "run.evaluate_every=1", "model.evaluation_samples=100"],
+    "fednmap-fig4": ["run.rounds=2", "run.evaluate_every=1", "model.evaluation_samples=100"],
+    "fednmap-fig5": ["run.rounds=2", "run.evaluate_every=1", "model.evaluation_samples=100"],
     "fedprox-rates": ["settings.rounds=[2, 4, 6]", "settings.clients=[1, 2]"],
     "shootout": [
         "settings.data=[{name='synthetic', clients=4, features=5, samples=10}]",
