@@ -209,8 +209,8 @@ def pruned(problem: fc.Problem, run: fc.Run, device: str) -> dict[str, Any]:
     modules = {"dense": module} | {f"pruned, multiples of {m}": small.module for m, small in made.items()}
     found = {
         "zeros": {k: float((p == 0).float().mean()) for k, p in module.named_parameters() if p.ndim > 1},
-        "filters": {k: [s.shape[0], *(m.layers[i].pruned[0] for m in made.values())]
-                    for i, s in enumerate(made[1].layers) for k in [s.name]},
+        "filters": {s.name: [s.shape[0], *(m.layers[i].pruned[0] for m in made.values())]
+                    for i, s in enumerate(made[1].layers)},
         "parameters": [made[1].parameters, *(m.pruned_parameters for m in made.values())],
         "flops": [made[1].flops, *(m.pruned_flops for m in made.values())],
         "difference": max(m.difference for m in made.values()),

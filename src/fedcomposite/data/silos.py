@@ -288,7 +288,7 @@ class Silos:
 
     def __getitem__(self, i: int | str) -> tuple[Features, Tensor]:
         """The ``(features, targets)`` of a client, by its place or its name."""
-        i = self.names.index(i) if i in self.names else i
+        i = self.names.index(i) if isinstance(i, str) and i in self.names else i
         if isinstance(i, str) or not 0 <= i < len(self):
             raise IndexError(f"client {i} of {len(self)} ({', '.join(self.names[:5])}{', ...' * (len(self) > 5)})")
         rows = slice(self.offsets[i], self.offsets[i + 1])

@@ -23,11 +23,6 @@ class PruneError(ExportError):
     """A module that cannot be pruned, and why."""
 
 
-def told(error: Exception) -> str:
-    """What an error of torch or of a module says in its first line, or its kind."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Convolutions and products that round as float32 does: a GPU's convolutions are in TF32, ten bits, by default."""

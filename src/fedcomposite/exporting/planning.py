@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
+from fedcomposite._faults import first_line
 from fedcomposite.exporting.constants import constants
-from fedcomposite.exporting.errors import PruneError, told
+from fedcomposite.exporting.errors import PruneError
 from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, Contraction, Units, operation
 
 State = dict[str, Tensor]
@@ -54,7 +55,7 @@ class Network:
             with torch.no_grad():  # what the module does under it would be an operation without a rule otherwise
                 program = torch.export.export(self.module, (inputs,))
         except Exception as error:
-            raise PruneError(f"the module's operations cannot be listed ahead: {told(error)}") from error
+            raise PruneError(f"the module's operations cannot be listed ahead: {first_line(error)}") from error
         self.graph = program.graph
         for node in self.graph.nodes:
             schema = getattr(node.target, "_schema", None)

@@ -15,7 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedcomposite.exporting.errors import PruneError, full_precision, rounding, told
+from fedcomposite._faults import first_line
+from fedcomposite.exporting.errors import PruneError, full_precision, rounding
 from fedcomposite.exporting.planning import Kept, Layer, Network, Plan, State
 
 
@@ -121,7 +122,7 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
         try:
             difference = max(_difference(pruned, inputs, wanted) for inputs, wanted in batches)
         except Exception as error:  # of the module's own code
-            failed = told(error)
+            failed = first_line(error)
             continue
         before, after = (sum(p.numel() for p in m.parameters()) for m in (module, pruned))
         return Pruned(pruned, plan.layers(), plan.kept(), before, after, difference)
@@ -192,7 +193,7 @@ def _batches(module: nn.Module, example: Tensor) -> list[tuple[Tensor, Tensor]]:
         with torch.no_grad():
             made = [(inputs, original(inputs)) for inputs in (example, drawn)]
     except Exception as error:
-        raise PruneError(f"the module cannot be copied and called with the example: {told(error)}") from error
+        raise PruneError(f"the module cannot be copied and called with the example: {first_line(error)}") from error
     outputs = made[0][1]
     if not isinstance(outputs, Tensor):
         raise PruneError(f"the module gives a {type(outputs).__name__}, not a tensor")

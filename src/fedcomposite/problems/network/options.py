@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcomposite._faults import first_line
 from fedcomposite._validation import Count, suggest, validate
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.mapped import in_memory
@@ -188,7 +189,7 @@ def _outputs(module: nn.Module, inputs: Tensor, values: str = "") -> Tensor:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shape = "x".join(map(str, inputs.shape[1:]))
         raise DataError(
-            f"the module does not take these samples ({shape}, {inputs.dtype}{values}): {_line(error)}"
+            f"the module does not take these samples ({shape}, {inputs.dtype}{values}): {first_line(error)}"
         ) from error
     if not isinstance(outputs, Tensor):
         raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
@@ -206,12 +207,8 @@ def _augmented(augment: Augmentation | Callable[[Tensor], Tensor], inputs: Tenso
         shape = "x".join(map(str, inputs.shape[1:]))
         name = getattr(augment, "__qualname__", augment)
         raise DataError(
-            f"augment = {name} does not take these samples ({shape}, {inputs.dtype}): {_line(error)}"
+            f"augment = {name} does not take these samples ({shape}, {inputs.dtype}): {first_line(error)}"
         ) from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _tried(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -230,7 +227,7 @@ def _tried(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor:
             hint = "; let the module give a number per sample, for example with squeeze(-1)"
         raise DataError(
             f"the loss does not take outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} of type "
-            f"{targets.dtype}: {_line(error)}{hint}"
+            f"{targets.dtype}: {first_line(error)}{hint}"
         ) from error
     if not isinstance(values, Tensor):
         raise ValueError(f"loss = {loss!r} gives a {type(values).__name__}, expected a tensor of outputs and targets")
