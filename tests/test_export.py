@@ -351,6 +351,17 @@ def test_linear_models_have_no_units(tmp_path):
         export(torch.ones(problem.dimension), problem, tmp_path / "model", pruned=True)
 
 
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    problem = fc.Problem(fc.data.load("synthetic", clients=3, features=4, samples=10), loss="logistic")
+    with pytest.raises(
+        ValueError, match=r"path = 3, must be[^\0]*unknown format 'crs'[^\0]*pruned = True is for networks"
+    ):
+        export(torch.zeros(4), problem, 3, format="crs", pruned=True)
+    with pytest.raises(ValueError, match=r"unknown format 'cvs'[^\0]*multiple = 4 is for pruned layers"):
+        export(torch.zeros(4), problem, tmp_path / "m", format="cvs", multiple=4)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("multiple", [0, -1, 2.5, "8", True])
 def test_what_no_size_is_a_multiple_of(tmp_path, pruned, multiple):

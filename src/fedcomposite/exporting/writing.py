@@ -123,15 +123,8 @@ def export(
     >>> made.parameters, made.nonzeros
     (4, 2)
     """
-    if format not in _WRITERS:
-        raise ValueError(f"unknown format {format!r}{suggest(str(format), _WRITERS)} (known: {', '.join(_WRITERS)})")
-    check_given(export, {"problem": problem, "path": path, "pruned": pruned, "buffers": buffers, "multiple": multiple})
-    if multiple != 1 and not pruned:
-        raise ValueError(f"multiple = {multiple} is for pruned layers; add pruned = True")
-    if format == "csv" and problem.model is not None:
-        raise ValueError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
-    if pruned and problem.model is None:
-        raise ValueError("pruned = True is for networks; a linear model has no units between its inputs and outputs")
+    given = {"problem": problem, "path": path, "pruned": pruned, "buffers": buffers, "multiple": multiple}
+    check_given(export, given, *_refusals(problem, format, pruned, multiple))
     x = _vector(run.solution if isinstance(run, Run) else run)
     if x.shape != (problem.dimension,):
         raise ValueError(f"the model has shape {tuple(x.shape)}, the problem's has ({problem.dimension},)")
@@ -153,6 +146,23 @@ def export(
     dense, size = sum(t.nbytes for t in whole.values()), target.stat().st_size
     left = x if small is None else torch.cat([p.detach().reshape(-1) for p in small.module.parameters()])
     return Exported(target, format, dense, size, len(left), int((left != 0).sum()), difference, small)
+
+
+def _refusals(problem: Problem, format: str, pruned: bool, multiple: int) -> list[str]:
+    """What does not go together, a line each."""
+    network = isinstance(problem, Problem) and problem.model is not None
+    linear = isinstance(problem, Problem) and problem.model is None
+    found = {
+        f"unknown format {format!r}{suggest(str(format), _WRITERS)} (known: {', '.join(_WRITERS)})": (
+            format not in _WRITERS
+        ),
+        f"multiple = {multiple} is for pruned layers; add pruned = True": multiple != 1 and not pruned,
+        "format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'": (
+            format == "csv" and network
+        ),
+        "pruned = True is for networks; a linear model has no units between its inputs and outputs": pruned and linear,
+    }
+    return [line for line, holds in found.items() if holds]
 
 
 @contextmanager
