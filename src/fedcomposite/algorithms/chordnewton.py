@@ -124,7 +124,7 @@ class ChordNewton(Algorithm[Server, Empty, Message, Reply]):
         separable = torch.unique(h.coupling(d)).numel() == d
         model = Model(x, reply.gradient, H / self.step, h.prox, h.value, separable, h.rho)
         residual = float(h.optimality(x, reply.gradient))
-        found = minimise(model, 1e-13 * residual)
+        found, _ = minimise(model, 1e-13 * residual)
         return Server(found, H[i, j], torch.zeros_like(server.wanted))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:

@@ -15,14 +15,19 @@ starts as the support of x0 and the coordinates that h leaves alone; it grows by
 most doubling. With up to ``everything`` coordinates it is all of them. Parts of h (groups) enter whole. An h that
 couples all coordinates has them all in W, which is refused for many.
 
-Damping is 0 until t is cut; then it is the curvature that the failed test has shown beyond H's, and falls tenfold with
-every accepted step. Once t is below 1/1000 the same point is asked for again. Where |D| is below the rounding of F, a
-point is accepted if it is nearer to optimality.
+Damping adds a multiple of H's diagonal, or of that of its Schur complement where h leaves coordinates alone, so that
+units of the features and shifts of them do not matter. It is 0 until t is cut; then it is the curvature that the failed
+test has shown beyond H's, and falls tenfold with every accepted step. Once t is below 1/1000 the same point is asked for
+again. Where |D| is below the rounding of F, a point is accepted if it is nearer to optimality.
+
+:func:`at_rest` says when x is the solution: D is what the model of F at x promises to gain, so that a small |D| says
+more than a small gradient, whose size hangs on the units of the features.
 
 Assumptions: f twice differentiable, or with a semismooth gradient (Huber, squared hinge). h convex or weakly convex;
 the limit is then a stationary point. All clients in every round. Minibatches are not used: gradients are full ones.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
@@ -48,7 +53,11 @@ class Server(NamedTuple):
     value: Tensor  # F at x
     decrease: Tensor  # D, the predicted change
     step: Tensor  # t; 0 accepts anything
-    damping: Tensor  # added to H's diagonal
+    damping: Tensor  # multiple of the diagonal that is added
+    size: Tensor  # of p - x in the norm of that diagonal, squared
+    solved: Tensor  # 1 where p is the minimiser of the model, 0 where the search for it was given up
+    slack: Tensor  # rounding of F near x
+    noise: Tensor  # rounding of its gradient
 
 
 class Message(NamedTuple):
@@ -121,10 +130,10 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
                 )
             working = torch.ones_like(working)
         else:
-            free = _free(h, x0)
+            free = ~h.acts_on(d).to(x0.device)
             working = _whole(working | free if int(free.sum()) <= self.grow else working, parts)
         none = x0.new_zeros(1)
-        return Server(x0, x0, torch.zeros_like(x0), working, none, none, none, none), Empty()
+        return Server(x0, x0, torch.zeros_like(x0), working, *(none,) * 8), Empty()
 
     def broadcast(self, server: Server) -> Message:
         """Send the model under test and W."""
@@ -141,7 +150,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         """Accept the model under test and look for the next one, or go back towards the accepted one."""
         value = float(reply.loss + h.value(server.trial))
         lowest, t, D = float(server.value), float(server.step), float(server.decrease)
-        slack = 20 * torch.finfo(server.x.dtype).eps * max(1.0, abs(lowest))
+        slack = float(server.slack)
         if t > 0 and not value <= lowest + 1e-4 * t * D + slack:
             return self._back(server, value - lowest)
         if (
@@ -149,18 +158,27 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
             and slack > -D
             and h.optimality(server.trial, reply.gradient) > h.optimality(server.x, server.gradient)
         ):
-            return server._replace(trial=server.x, step=torch.zeros_like(server.step))
+            none = torch.zeros_like(server.step)
+            return server._replace(trial=server.x, step=none, decrease=none)
         damping = float(server.damping) / (10 if t > 0 else 1)
-        found = self._step(server.trial, reply, server.working, damping, h)
+        model = self._model(server.trial, reply, server.working, damping, h)
+        slack, noise = _rounding(server.trial, float(reply.loss), value, model)
+        residual = float(h.optimality(server.trial, reply.gradient))
+        found = server.trial.clone()
+        # To rounding, so that how a mean is summed up does not matter.
+        found[server.working], solved = minimise(model, 1e-13 * residual)
         move = found - server.trial
         decrease = float(reply.gradient @ move + h.value(found) - h.value(server.trial))
         moved = decrease < slack and not torch.equal(found, server.trial)
+        size = model.diagonal_norm(move[server.working]) if moved else 0.0
+        promised = min(decrease, 0.0) if moved else 0.0
+        numbers = value, promised, float(moved), damping, size, float(solved), slack, noise
         return Server(
             server.trial,
             found if moved else server.trial,
             reply.gradient,
             self._grown(server.trial, reply.gradient, server.working, h),
-            *(_number(v, server.x) for v in (value, min(decrease, 0.0), float(moved), damping)),
+            *(_number(v, server.x) for v in numbers),
         )
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
@@ -169,10 +187,10 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
 
     def _back(self, server: Server, rise: float) -> Server:
         """A shorter move along the same direction; after a few, the same point once more with damping."""
-        t, D = float(server.step), float(server.decrease)
+        t, D, size = float(server.step), float(server.decrease), float(server.size)
         move = (server.trial - server.x) / t
         bend = (rise - t * D) / t**2  # F(x + t p) = F(x) + t D + t^2 bend
-        seen, size = max(0.0, 2 * bend + D), float(move.square().sum())  # -D is about p'Hp
+        seen = max(0.0, 2 * bend + D)  # -D is about p'Hp
         damping = float(server.damping)
         best = -D / (2 * bend) if bend > 0 else 0.0
         if best >= 1e-3:
@@ -185,8 +203,8 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         trial = server.x + shorter * move
         return server._replace(trial=trial, step=_number(shorter, trial), damping=_number(damping, trial))
 
-    def _step(self, x: Tensor, reply: Reply, working: Tensor, damping: float, h: Regularizer) -> Tensor:
-        """The minimiser of the model over the coordinates in W."""
+    def _model(self, x: Tensor, reply: Reply, working: Tensor, damping: float, h: Regularizer) -> Model:
+        """F near x on the coordinates in W: a quadratic, and h."""
         at = working.nonzero().squeeze(1)
         k = len(at)
         i, j = torch.triu_indices(k, k, device=x.device)
@@ -194,9 +212,8 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         H[i, j] = H[j, i] = reply.hessian
         diagonal = H.diagonal()
         if k:  # directions without curvature get a little, so that the step is defined
-            typical = float(diagonal.mean()) or 1.0
-            diagonal.mul_(1 + 1e-12).add_(damping if damping > 1e-9 * typical else 0.0)
-            diagonal.masked_fill_(diagonal == 0, typical)
+            diagonal.mul_(1 + 4 * torch.finfo(x.dtype).eps)
+            diagonal.masked_fill_(diagonal == 0, float(diagonal.mean()) or 1.0)
 
         def embed(u: Tensor) -> Tensor:
             return u if k == len(x) else x.expand(*u.shape[:-1], -1).index_copy(-1, at, u)
@@ -208,9 +225,9 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
             return h.prox(embed(v), steps)[..., at]
 
         separable = torch.unique(h.coupling(len(x))).numel() == len(x)
-        model = Model(x[at], reply.gradient[at], H, prox, lambda u: h.value(embed(u)), separable, h.rho)
-        residual = float(h.optimality(x, reply.gradient))
-        return embed(minimise(model, 1e-13 * residual))  # to rounding, so that how a mean is summed up does not matter
+        free = ~h.acts_on(len(x)).to(x.device)[at]
+        g = reply.gradient[at]
+        return Model(x[at], g, H, prox, lambda u: h.value(embed(u)), separable, h.rho, free, damping)
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
@@ -235,6 +252,27 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         return _whole(chosen, parts)
 
 
+def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float) -> tuple[bool, bool]:
+    """Whether x is stationary, and whether it is the solution as well as one can tell.
+
+    Stationary: the optimality measure is at most ``tolerance`` times ``scale``, a size of gradients, or what rounding
+    leaves of it. The solution: the model of F at x, too, promises no gain of more than ``tolerance`` times |F|.
+    """
+    measure = float(h.optimality(server.x, server.gradient))
+    stationary = measure <= max(tolerance * scale, 100 * float(server.noise))
+    left = -float(server.decrease) if float(server.solved) else math.inf
+    return stationary, stationary and left <= tolerance * abs(float(server.value)) + float(server.slack)
+
+
+def _rounding(x: Tensor, loss: float, value: float, model: Model) -> tuple[float, float]:
+    """What rounding does to F and to its gradient near x, from sizes of margins: sqrt(loss) and |x_j| sqrt(H_jj)."""
+    curvature = model.H.diagonal()
+    size = math.sqrt(2 * abs(loss))
+    reach = size + float(model.x.abs() @ curvature.sqrt())
+    eps = torch.finfo(x.dtype).eps
+    return 20 * eps * (abs(value) + size * reach), eps * math.sqrt(float(curvature.sum())) * reach
+
+
 def _number(value: float, like: Tensor) -> Tensor:
     return like.new_full((1,), value)
 
@@ -242,13 +280,6 @@ def _number(value: float, like: Tensor) -> Tensor:
 def _bounded(t: Tensor) -> Tensor:
     big = torch.finfo(t.dtype).max ** 0.5
     return torch.nan_to_num(t, nan=big, posinf=big, neginf=-big).clamp(-big, big)
-
-
-def _free(h: Regularizer, x: Tensor) -> Tensor:
-    """The coordinates that h leaves alone near zero, such as intercepts."""
-    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
-    probe = torch.full_like(x, 1e-3)
-    return torch.as_tensor(h.prox(probe, step) == probe)
 
 
 def _whole(mask: Tensor, parts: Tensor) -> Tensor:

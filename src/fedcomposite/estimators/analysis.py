@@ -27,7 +27,7 @@ from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.estimators.crossvalidate import CrossValidation, Score, cross_validate
 from fedcomposite.estimators.errors import Errors
 from fedcomposite.estimators.inference import confidence
-from fedcomposite.estimators.newton import Plan, fit, outputs_of
+from fedcomposite.estimators.newton import Plan, fit
 from fedcomposite.estimators.paths import Path, Several, path
 from fedcomposite.estimators.quality import Quality, Report, is_regression, quality
 from fedcomposite.estimators.sites import Local, Sites, together
@@ -238,7 +238,7 @@ def analyse(
     else:
         if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
             raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-        plan = Plan(tolerance=tolerance, outputs=outputs_of(problem))
+        plan = Plan(tolerance=tolerance)
         start = torch.zeros(problem.dimension, dtype=torch.float64)
         [made] = together([fit(problem.regularizer, start, plan)], sites)
         h = problem.regularizer

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
-from fedcomposite.estimators.newton import Plan, fit, outputs_of
+from fedcomposite.estimators.newton import Plan, fit
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic
@@ -231,7 +231,7 @@ def bootstrap(
     """
     check_given(bootstrap, locals())
     x = as_vector(x).double()
-    plan = Plan(tolerance=tolerance, outputs=outputs_of(problem))
+    plan = Plan(tolerance=tolerance)
     plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
     fits = together([fit(problem.regularizer, x, one) for one in plans], Local(problem) if sites is None else sites)
     models = torch.stack([one.x for one in fits]).numpy()

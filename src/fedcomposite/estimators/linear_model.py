@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
 from fedcomposite.data import Silos
 from fedcomposite.estimators.crossvalidate import cross_validate
-from fedcomposite.estimators.newton import Plan, fit, outputs_of, sharpened
+from fedcomposite.estimators.newton import Plan, deadline_of, fit_any
 from fedcomposite.estimators.paths import Several
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.strengths import strength, varied
@@ -252,11 +252,9 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             self.lambda_min_, self.lambda_1se_ = cv.lambda_min / most, cv.lambda_1se / most
             self.converged_ = bool(cv.path.converged.all())
         else:
-            plan = Plan(tolerance=self.tolerance, rounds=self.max_rounds, outputs=outputs_of(problem))
+            plan = Plan(tolerance=self.tolerance, rounds=self.max_rounds)
             start = torch.zeros(problem.dimension, dtype=torch.float64)
-            kinked = not loss.smooth
-            task = sharpened(problem.regularizer, start, plan, not loss.classifier) if kinked else None
-            [made] = together([task or fit(problem.regularizer, start, plan)], sites)
+            [made] = together([fit_any(problem, start, plan)], sites)
             x, self.converged_ = made.x, made.converged
             none = isinstance(problem.regularizer, Zero)
             self.lam_ = 0.0 if none else strength(problem.regularizer) / most

@@ -1,4 +1,4 @@
-"""Newton steps as tasks: each yields what it asks of the sites, so that many of them share their exchanges.
+"""Newton fits as tasks: each yields what it asks of the sites, so that many of them share their exchanges.
 
 The rules are those of :class:`fedcomposite.algorithms.ProxNewton`. What an exchange has delivered at a solution is
 used once more: the first step for the next strength of a path comes from it, without another exchange.
@@ -6,23 +6,36 @@ used once more: the first step for the next strength of a path comes from it, wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedcomposite.algorithms import ProxNewton
-from fedcomposite.algorithms.proxnewton import Reply
+from fedcomposite.algorithms.inner import minimise
+from fedcomposite.algorithms.proxnewton import Reply, Server, at_rest
 from fedcomposite.estimators.sites import Task
 from fedcomposite.estimators.strengths import only, regularized
-from fedcomposite.problems import Problem
-from fedcomposite.problems.requests import ALL, Rows, Sums, newton
+from fedcomposite.problems import Evaluation, Problem
+from fedcomposite.problems.requests import ALL, Request, Rows, Sums, losses, newton
 from fedcomposite.regularizers import Regularizer, Zero
 from fedcomposite.regularizers.wrapped import settled
+from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
 
-_LEVELS = 7  # of rounding off: the last width is a millionth of the residuals
-_TINY = 1e-200
+_FAR = 10.0  # times the last step: where a minimiser would be left behind
+_AGAIN = 10  # exchanges between looks for one
+_NARROWER = 0.1  # factor between widths of a loss with a kink
+_CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
+_NARROWEST = 1e-15  # the last width, in units of the first
+_LENGTHS = 10 ** torch.linspace(-3.5, 0.25, 16, dtype=torch.float64)  # of steps that are compared
+_ENOUGH = 0.3  # of the gain of the best length that may be lost
+_POLISH, _POLISHED = 12, 1e-12  # exchanges that bring a stage to its minimum, where its dual point is best
+_EARLY, _PROVED = 100.0, 1e-7  # from which gap on, in tolerances, bounds are looked for; what they have to show
+_LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
 
 class Seen(NamedTuple):
@@ -33,6 +46,10 @@ class Seen(NamedTuple):
     total: float  # weight of the samples
 
 
+End = Literal["converged", "rounds", "time", "endless"]
+"""Why a fit ended: a certificate, a limit, or coefficients that grow without end since there is no minimiser."""
+
+
 @dataclass(frozen=True)
 class Fit:
     """A model, and what the sites said about it."""
@@ -41,12 +58,25 @@ class Fit:
     seen: Seen
     rounds: int
     """Exchanges that it took."""
-    converged: bool
+    end: End
+    grown: tuple[int, ...] = ()
+    """The coordinates that grow without end, the fastest first."""
+    certificate: Certificate | None = None
+    """Of a loss with kinks, whose gradient says nothing."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether it is the solution."""
+        return self.end == "converged"
 
     @property
     def loss(self) -> float:
         """The mean loss."""
         return float(self.seen.reply.loss)
+
+
+def _ignore(x: Tensor, rounds: int) -> None:
+    """For nobody who watches."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +85,23 @@ class Plan:
 
     rows: Rows = ALL
     tolerance: float = 1e-8
-    """Of the optimality measure, relative to ``scale``."""
+    """Of the optimality measure, relative to ``scale``, and of what is left to gain, relative to the objective."""
     rounds: int = 100
     scale: float | None = None
     """A size of gradients; the largest entry of the first one if left out."""
     width: float = 0.0
-    """Over which kinks of the loss are rounded off; 0 for smooth losses."""
-    outputs: int = 1
-    """Margins per sample."""
+    """Of the barrier that makes a loss with a kink smooth; 0 for smooth losses."""
+    gain: float | None = None
+    """The gain that may be left, in place of both tolerances: a stage on the way needs no more."""
+    deadline: float = math.inf
+    """The time, as :func:`time.monotonic` tells it, at which a fit ends where it is."""
+    watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
+    """Receives the model before the first exchange and after each, and how many there were."""
+
+
+def deadline_of(seconds: float | None) -> float:
+    """The time at which a task that may take so many seconds ends."""
+    return math.inf if seconds is None else time.monotonic() + seconds
 
 
 def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
@@ -70,66 +109,97 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = 
     settled(h)
     method = ProxNewton(start=strong)
     known = at.seen if isinstance(at, Fit) else None
-    state = method.init(at.x if isinstance(at, Fit) else at, h)[0]
-    seen, asked, scale, done = known, 0, plan.scale, False
-    free = ~_moved(h, len(state.x)) if plan.outputs > 1 else torch.zeros(0)
+    state = method.init(_feasible(at.x if isinstance(at, Fit) else at, h), h)[0]
+    seen, asked, scale, look_again = known, 0, plan.scale, 0
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
         state = method.aggregate(state, known.reply, 1.0, h)
         grown = state.working & ~known.working
         state = state._replace(working=fresh | grown | (state.trial != 0))
+    plan.watch(state.x, 0)
     while True:
         if seen is not None:
             scale = float(state.gradient.abs().max()) if scale is None else scale
-            done = float(h.optimality(state.x, state.gradient)) <= plan.tolerance * scale
-        if done or asked == plan.rounds:
-            break
-        message = method.broadcast(state)
-        sums = yield [newton(message.x, message.working, plan.rows, plan.width)]
+            stationary, done = at_rest(state, h, plan.tolerance, scale)
+            if plan.gain is not None:
+                done = -float(state.decrease) <= plan.gain and float(state.solved) == 1.0
+            elif stationary and -float(state.decrease) > 100 * float(state.slack) and asked >= look_again:
+                growing = yield from _growing(state, h, plan)
+                asked, look_again = asked + 1, asked + 1 + _AGAIN
+                plan.watch(state.x, asked)
+                if growing:
+                    return Fit(state.x, seen, asked, "endless", growing)
+            if done:
+                return Fit(state.x, seen, asked, "converged")
+        if (late := time.monotonic() > plan.deadline and seen is not None) or asked >= plan.rounds:
+            assert seen is not None
+            return Fit(state.x, seen, asked, "time" if late else "rounds")
+        message, along = method.broadcast(state), _line(state, plan)
+        sums = yield [newton(message.x, message.working, plan.rows, plan.width), *along]
         asked += 1
         reply, total = _mean(sums[0])
-        if plan.outputs > 1:
-            reply = _anchored(reply, message.working, free, plan.outputs)
-        before, state = state, method.aggregate(state, reply, 1.0, h)
+        if along and (better := _better(state, reply, along[0], sums[1], h)) is not None:
+            state = better
+            plan.watch(state.x, asked)
+            continue
+        state = method.aggregate(state, reply, 1.0, h)
         if torch.equal(state.gradient, reply.gradient):
             seen = Seen(reply, message.working, total)
-        if _stuck(before.working, state.working, state.x, state.trial, float(state.step)) and asked > 1:
-            done = True  # as far as rounding allows
-            break
-    assert seen is not None
-    return Fit(state.x, seen, asked, done)
+        plan.watch(state.x, asked)
 
 
-def _stuck(before: Tensor, after: Tensor, x: Tensor, trial: Tensor, step: float) -> bool:
-    """Whether no step is left, and no coordinate wants to enter."""
-    return step == 0.0 and torch.equal(x, trial) and torch.equal(before, after)
+def _feasible(x: Tensor, h: Regularizer) -> Tensor:
+    """A start in the domain of h: a constraint may leave out zero."""
+    if bool(torch.isfinite(h.value(x))):
+        return x
+    return h.prox(x, min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0)
+
+
+def _line(state: Server, plan: Plan) -> list[Request]:
+    """Losses along the step, where a barrier makes parabolas poor guides to its length."""
+    t = float(state.step)
+    if plan.width == 0 or t == 0 or plan.gain is None:
+        return []
+    move = (state.trial - state.x) / t
+    return [losses(state.x + _LENGTHS.unsqueeze(1) * move, plan.rows, width=plan.width)]
+
+
+def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regularizer) -> Server | None:
+    """The state with a length of the step that gains much more than the one under test, if there is one."""
+    values = seen["deviance"] / seen["weight"][0] / 2 + torch.stack([h.value(x) for x in line.arrays["models"]])
+    best = int(values.nan_to_num(math.inf).argmin())
+    now, lowest = float(reply.loss + h.value(state.trial)), float(values[best])
+    if not lowest < float(state.value) or now - lowest <= _ENOUGH * (float(state.value) - lowest):
+        return None
+    step = _LENGTHS[best].view(1)
+    return state._replace(trial=line.arrays["models"][best], step=step)
+
+
+def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
+    """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
+
+    Near a minimiser F would rise there, to some forty times what the step gains. Where classes can be separated, or
+    where there are no counts, steps stay as long as they are while gradient and gain fall by 1/e with each.
+    """
+    step = float(state.step)
+    if step == 0:
+        return ()
+    move = (state.trial - state.x) / step
+    far = state.x + _FAR * move
+    [sums] = yield [newton(far, torch.zeros_like(state.working), plan.rows, plan.width)]
+    reply, _ = _mean(sums)
+    gained = float(state.value) - float(reply.loss) - float(h.value(far))
+    if not gained > -0.5 * float(state.decrease):
+        return ()
+    size = move.abs()
+    return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
 
 
 def _mean(sums: Sums) -> tuple[Reply, float]:
-    weight, total = sums["weight"].tolist()
+    weight, total = sums["weight"].tolist()[:2]
     if not weight > 0:
         raise ValueError("no site has samples for this fit: take fewer folds, or larger parts")
     return Reply(*(sums[k] / weight for k in Reply._fields)), total
-
-
-def _moved(h: Regularizer, dimension: int) -> Tensor:
-    """Mask of the coordinates that h moves near zero."""
-    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
-    probe = torch.full((dimension,), 1e-3, dtype=torch.float64)
-    return torch.as_tensor(h.prox(probe, step) != probe)
-
-
-def _anchored(reply: Reply, working: Tensor, free: Tensor, outputs: int) -> Reply:
-    """The reply with curvature where a multinomial loss has none: all classes' coefficients of a feature moving alike.
-
-    Where h leaves a feature alone, its loss does not change along that direction, and nor does the solution: it stays
-    where it began. Only the Hessian becomes regular.
-    """
-    at = working.nonzero().squeeze(1)
-    i, j = torch.triu_indices(len(at), len(at))
-    alike = (at[i] // outputs == at[j] // outputs) & free[at[i]] & free[at[j]]
-    size = float(reply.hessian[i == j].mean()) if len(at) else 0.0
-    return reply._replace(hessian=reply.hessian + size * alike.to(reply.hessian))
 
 
 def null(h: Regularizer, dimension: int, plan: Plan) -> Task[Fit]:
@@ -157,26 +227,98 @@ def strong_rule(h: Regularizer, at: Fit) -> tuple[int, ...]:
     return tuple(moved.nonzero().squeeze(1).tolist())
 
 
-def sharpened(h: Regularizer, x: Tensor, plan: Plan, residuals: bool) -> Task[Fit]:
-    """The solution for a loss with a kink, rounded off over a width that falls tenfold.
+# -- losses with kinks --------------------------------------------------------------------------------------------------
 
-    ``residuals`` says that the kink is on the scale of the targets, so that the width is measured by the mean loss.
+
+def fit_any(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
+    """The solution of a problem with a linear model, whether its loss is smooth or has a kink."""
+    if problem.loss.smooth:
+        made = yield from fit(problem.regularizer, start, plan)
+    else:
+        made = yield from _fit_kinked(problem, start, plan)
+    return made
+
+
+def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
+    """The solution for a loss with a kink: Newton steps with a barrier whose width falls, as in interior-point methods.
+
+    A stage's gap, if it were exact, would be at most twice its width. The fit ends when that is below the tolerance times
+    the objective, and when dual points have shown that the objective is within ``_PROVED`` of its least one: bounds
+    by narrower barriers are lost in rounding. Where a conjugate is not known the first alone decides.
     """
-    size = 1.0
-    if residuals:
-        [sums] = yield [newton(x, torch.zeros_like(x, dtype=torch.bool), plan.rows, 1e-300)]
-        size = float(sums["loss"] / sums["weight"][0])
-    made, asked, width = None, int(residuals), size
-    for level in range(1, _LEVELS + 1):
-        made = yield from fit(h, x if made is None else made.x, replace(plan, width=width))
-        asked += made.rounds
-        size = min(size, made.loss) if residuals else 1.0
-        width = max(size, _TINY) * 10.0**-level
-    assert made is not None
-    return replace(made, rounds=asked)
+    h, none = problem.regularizer, torch.zeros_like(start, dtype=torch.bool)
+    x, asked, below, known = _feasible(start, h), 1, -math.inf, True
+    plan.watch(x, 0)
+    [sums] = yield [newton(x, none, plan.rows)]
+    first = float(sums["loss"] / sums["weight"][0])
+    width = widest = 1.0 if problem.loss.classifier else first or 1.0
+    while True:
+        before = asked
+        stage = replace(
+            plan,
+            width=width,
+            gain=_CENTRED * width,
+            rounds=max(plan.rounds - asked, 1),
+            watch=lambda at, k, before=before: plan.watch(at, before + k) if k else None,  # type: ignore[misc]
+        )
+        made = yield from fit(h, x, stage)
+        x, asked, end = made.x, asked + made.rounds, made.end
+        certificate = Certificate("optimality measure", float(h.optimality(x, made.seen.reply.gradient)))
+        if made.converged:
+            exact = yield [newton(x, none, plan.rows), *_two_widths(x, none, plan, width)]
+            asked += 1
+            values = [float(one["loss"] / one["weight"][0]) for one in exact]
+            scale = max(abs(values[0] + float(h.value(x))), _LEAST * first, 1e-300)
+            gap = values[0] - values[1] + (values[2] - values[1]) / WIDER + _CENTRED * width
+            value, goal = values[0] + float(h.value(x)), max(plan.tolerance, _PROVED) * scale
+            if gap <= _EARLY * plan.tolerance * scale and known and value - below > goal:
+                found, looks = yield from _bound(problem, made, stage)
+                known, below, asked = found is not None, max(below, found or -math.inf), asked + looks
+            if below > -math.inf:
+                certificate = Certificate("duality gap", max(value - below, 0.0))
+            if gap <= plan.tolerance * scale and (not known or value - below <= goal):
+                plan.watch(x, asked)
+                return replace(made, rounds=asked, certificate=certificate)
+            slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER
+            x = ahead(made, h, (_NARROWER - 1) * slope)
+        width *= _NARROWER
+        if late := time.monotonic() > plan.deadline:
+            end = "time"
+        if late or end == "endless" or asked >= plan.rounds or width < _NARROWEST * widest:
+            end = "rounds" if end == "converged" else end
+            return replace(made, rounds=asked, end=end, certificate=certificate)
 
 
-def outputs_of(problem: Problem) -> int:
-    """Margins per sample."""
-    shape = problem.layout[0].shape
-    return shape[1] if len(shape) == 2 else 1
+def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, int]]:
+    """A number that the problem's objective is nowhere below, by a stage's dual point, and the exchanges that it took.
+
+    The stage is brought to its minimum first: its gradient hangs on positions that its objective no longer tells.
+    """
+    h = problem.regularizer
+    best = yield from fit(h, at, replace(stage, gain=None, rounds=_POLISH, tolerance=_POLISHED))
+    none = torch.zeros_like(at.x, dtype=torch.bool)
+    [sums] = yield [newton(best.x, none, stage.rows)]
+    value, asked = float(sums["loss"] / sums["weight"][0]) + float(h.value(best.x)), best.rounds + 1
+    looks = gap_by_looks(problem, best.x, value=value, width=stage.width)
+    try:
+        y, wider = next(looks)
+        while True:
+            [sums] = yield [newton(y, none, stage.rows, (1 + WIDER) * stage.width if wider else stage.width)]
+            reply, _ = _mean(sums)
+            asked += 1
+            y, wider = looks.send(Evaluation(reply.loss[0], reply.gradient))
+    except StopIteration as stop:
+        return None if stop.value is None else value - stop.value, asked
+
+
+def ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:
+    """Where the minimiser moves to when the gradient changes, to first order: the tangent of the central path."""
+    method, seen = ProxNewton(), at.seen
+    reply = seen.reply._replace(gradient=seen.reply.gradient + change)
+    found = at.x.clone()
+    found[seen.working], _ = minimise(method._model(at.x, reply, seen.working, 0.0, h), 0.0)
+    return found
+
+
+def _two_widths(x: Tensor, none: Tensor, plan: Plan, width: float) -> list[Request]:
+    return [newton(x, none, plan.rows, w) for w in (width, (1 + WIDER) * width)]

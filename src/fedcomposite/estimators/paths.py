@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, ZeroOrMore
-from fedcomposite.estimators.newton import Fit, Plan, fit, null, outputs_of, strong_rule
+from fedcomposite.estimators.newton import Fit, Plan, fit, null, strong_rule
 from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import largest_factor, regularized, strength, varied
 from fedcomposite.problems import Loss, Problem
@@ -203,12 +203,12 @@ def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites) -> 
     lam = strength(h)
     if not lam > 0:
         raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")
-    [empty] = together([null(h, d, Plan(tolerance=1e-12, rounds=rounds, outputs=outputs_of(problem)))], sites)
+    [empty] = together([null(h, d, Plan(tolerance=1e-12, rounds=rounds))], sites)
     gradient = empty.seen.reply.gradient
     acted_on = regularized(h, d)
     top = lam * largest_factor(h, empty.x, gradient, acted_on)
     scale = float(gradient[acted_on].abs().max())
-    return Start(empty, top, Plan(tolerance=tolerance, rounds=rounds, scale=scale, outputs=outputs_of(problem)))
+    return Start(empty, top, Plan(tolerance=tolerance, rounds=rounds, scale=scale))
 
 
 def falling(problem: Problem, start: Start, count: int, ratio: float | None, lambdas: Sequence[float] | None) -> Floats:

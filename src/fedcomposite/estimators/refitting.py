@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-import torch
 from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore, as_vector, check_call
 from fedcomposite.algorithms import AnyAlgorithm
-from fedcomposite.estimators.newton import Plan, on_support, outputs_of
+from fedcomposite.estimators.newton import Plan, on_support
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
-from fedcomposite.regularizers import Blocks, On, Ramped, Regularizer, Zero
 from fedcomposite.runtime import Run, simulate
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.history import Best
@@ -69,28 +67,13 @@ def refit(
             raise ValueError("a network is refitted in rounds: refit(problem, run, FedMid(5, 0.01), rounds=20)")
         if settings:
             raise ValueError(f"refit: {', '.join(settings)} without a method; give one, for example FedNMap")
-        task = on_support(point.double(), problem.regularizer, Plan(tolerance=tolerance, outputs=outputs_of(problem)))
+        task = on_support(point.double(), problem.regularizer, Plan(tolerance=tolerance))
         return together([task], sites or Local(problem))[0].x
     if sites is not None:
         raise ValueError("refit: sites are asked where a linear model is solved for; leave them or the method out")
     check_call("refit", simulate, settings)
-    kept = (point != 0).cpu() | ~_acted_on(problem.regularizer, len(point))
+    kept = (point != 0).cpu() | ~problem.regularizer.acts_on(len(point))
     buffers = None if isinstance(x, Tensor) or x.buffers is None or not x.buffers.numel() else x.buffers
     settings.setdefault("dtype", point.dtype)
     return simulate(problem.on_support(kept, point, buffers), algorithm, x0=point, **settings)
 
-
-def _acted_on(h: Regularizer, dimension: int) -> Tensor:
-    """Mask of the coordinates that h is set on."""
-    match h:
-        case Ramped():
-            return _acted_on(h.h, dimension)
-        case Zero():
-            return torch.zeros(dimension, dtype=torch.bool)
-        case On() | Blocks():
-            mask = torch.zeros(dimension, dtype=torch.bool)
-            for part in h.parts if isinstance(h, Blocks) else (h,):
-                for a, b in part.runs if isinstance(part, On) else ():
-                    mask[a:b] = True
-            return mask
-    return torch.ones(dimension, dtype=torch.bool)

@@ -25,7 +25,7 @@ from fedcomposite.problems.curvature import hessians
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.problem import Problem
-from fedcomposite.problems.rounded import Rounded
+from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.regularizers import Zero
 
 Sums = dict[str, Tensor]
@@ -240,6 +240,8 @@ class _Oracle:
     def hessian(self, x: Tensor, where: Tensor) -> Tensor:
         """Its Hessian on the marked coordinates."""
         s, at = self._silo, where.nonzero().squeeze(1)
+        if not len(at):  # a loss with kinks has no second derivative
+            return s.X.new_zeros(0, 0)
         second = s.loss.second(self._margins(x), s.b)
         outputs = 1 if s.b.ndim == 1 else s.b.shape[1]
         return hessians(s.X[None], second[None], self._weights[None], at, outputs)[0]
@@ -249,7 +251,7 @@ def answer(silo: Silo, request: Request) -> Sums:
     """What a site says to a request."""
     width = request.numbers.get("width", 0.0)
     if width > 0:
-        silo = replace(silo, loss=Rounded(silo.loss, width))
+        silo = replace(silo, loss=Smoothed(silo.loss, width))
     silo = silo.of_part(request.part)
     weights = silo.weights(request.rows)
     return _ANSWERS[request.name](silo, weights, request)
@@ -271,9 +273,10 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"weight": torch.tensor([share, total], dtype=torch.float64), **made}
 
 
-def losses(models: Tensor, rows: Rows, bins: int = 0, errors: bool = False) -> Request:
+def losses(models: Tensor, rows: Rows, bins: int = 0, errors: bool = False, width: float = 0.0) -> Request:
     """Ask for the deviance of several models, with ``errors`` also their errors, with ``bins`` the counts of an AUC."""
-    return Request("losses", {"models": models}, {"bins": bins, "errors": int(errors)}, rows)
+    numbers: dict[str, float] = {"bins": bins, "errors": int(errors)} | ({"width": width} if width else {})
+    return Request("losses", {"models": models}, numbers, rows)
 
 
 def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:

@@ -1,4 +1,4 @@
-"""Losses with one kink, made smooth from below."""
+"""Losses with one kink, made smooth from below, as interior-point methods do it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ KINKED = (Hinge, Absolute, Quantile)
 
 @dataclass(frozen=True)
 class Smoothed(Loss):
-    """phi_w(z, b) = max over t of t z - phi*(t, b) - w t^2 / 2, the Moreau envelope of a loss phi with a kink.
+    """phi_w(z, b) = max over s in (0, 1) of t (z - b) + w (log s + log(1 - s)), with t = l + (r - l) s.
 
-    With slopes between l and r on both sides of the kink the maximiser is t = clip((z - b) / w, l, r), the derivative.
-    It is at most phi, at least phi - w slope^2 / 2, and its conjugate is phi* + w t^2 / 2: a dual point of the smooth
-    problem is one of the problem with kinks, and at least as good there (Nesterov 2005).
+    Here l and r are the slopes of the loss on both sides of its kink at z = b, so that phi is the same maximum without
+    logarithms: these are a barrier that keeps the dual point t inside its box, and Newton's method follows the
+    minimisers for falling w as an interior-point method follows its central path. With y = (r - l)(z - b) / w the
+    maximiser is s = 1/2 + y / (2 (sqrt(y^2 + 4) + 2)). phi_w has curvature everywhere, where the Moreau envelope has
+    none outside a strip, in which at last no sample lies.
+
+    phi_w is at most phi. Its conjugate is that of phi minus w (log s + log(1 - s)), so a dual point of the smooth problem
+    is one of the problem itself: at the minimiser for w the duality gap is sum_j o_j phi(z_j) - t_j (z_j - b_j), at most
+    2 w for weights o_j that sum to 1.
     """
 
     loss: Loss
@@ -41,21 +47,31 @@ class Smoothed(Loss):
         return self.loss.prepare(silos, targets)
 
     def value(self, z: Tensor, b: Tensor) -> Tensor:
-        """The maximum, t (z - b) - w t^2 / 2."""
-        t = self.derivative(z, b)
-        return t * (z - b - self.width / 2 * t)
+        """The maximum."""
+        left, _, y, s, rest = self._maximiser(z, b)
+        return left * (z - b) + self.width * (s * y + s.log() + rest.log())
 
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
-        """(z - b) / w between the slopes of the two lines."""
-        return torch.clamp((z - b) / self.width, *self._slopes(z, b))
+        """The dual point t."""
+        left, jump, y, s, rest = self._maximiser(z, b)
+        return torch.where(y < 0, left + jump * s, left + jump - jump * rest)
 
     def second(self, z: Tensor, b: Tensor) -> Tensor:
-        """1 / w between the lines."""
-        t = (z - b) / self.width
-        left, right = self._slopes(z, b)
-        return ((t >= left) & (t <= right)).to(z) / self.width
+        """(r - l)^2 / (w q (q + 2)) with q = sqrt(y^2 + 4)."""
+        _, jump, y, *_ = self._maximiser(z, b)
+        root = torch.hypot(y, y.new_full((), 2.0))
+        return jump.square() / self.width / (root * (root + 2))
 
-    def _slopes(self, z: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The derivatives of the loss on both sides of its kink."""
+    def response(self, z: Tensor) -> Tensor:
+        """As the loss."""
+        return self.loss.response(z)
+
+    def _maximiser(self, z: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The slope l, the jump r - l, y, s and 1 - s; the smaller one of these without cancellation."""
         b = b.expand_as(z)
-        return self.loss.derivative(b - 1, b).to(z), self.loss.derivative(b + 1, b).to(z)
+        left, right = self.loss.derivative(b - 1, b).to(z), self.loss.derivative(b + 1, b).to(z)
+        jump = right - left
+        y = jump * (z - b) / self.width
+        root = torch.hypot(y, y.new_full((), 2.0))
+        small = (1 + 2 / (root + y.abs())) / (root + 2)
+        return left, jump, y, torch.where(y < 0, small, 1 - small), torch.where(y < 0, 1 - small, small)

@@ -134,6 +134,12 @@ class On(Regularizer):
         self._put(labels, inside[self.h.coupling(len(inside))])
         return labels
 
+    def acts_on(self, dimension: int) -> Tensor:
+        """Those of h among its coordinates."""
+        mask = torch.zeros(dimension, dtype=torch.bool)
+        self._put(mask, self.h.acts_on(len(self._take(mask))))
+        return mask
+
     def _fits(self, x: Tensor) -> None:
         d = x.shape[-1]
         if self.dimension is not None and d != self.dimension:
@@ -258,6 +264,10 @@ class Blocks(Regularizer):
         for part in self._placed():
             part._put(labels, part._take(part.coupling(dimension)))
         return labels
+
+    def acts_on(self, dimension: int) -> Tensor:
+        """Those of the terms."""
+        return torch.stack([part.acts_on(dimension) for part in self._placed()]).any(0)
 
     def resolve(self, layout: Layout) -> Blocks:
         """Every term on its coordinates."""

@@ -118,6 +118,10 @@ class Regularizer(ABC):
         """
         return torch.zeros(dimension, dtype=torch.int64)
 
+    def acts_on(self, dimension: int) -> Tensor:
+        """Mask of the coordinates that h depends on, ``(d,)``; all of them unless it was restricted to some."""
+        return torch.ones(dimension, dtype=torch.bool)
+
     @overload
     def on(self, where: str | tuple[str, ...]) -> Named: ...
     @overload

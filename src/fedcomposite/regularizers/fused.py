@@ -122,7 +122,20 @@ def _solved(v: Tensor, lam: Step, first: Tensor | None) -> Tensor:
     weights = torch.as_tensor(lam, dtype=torch.float64).cpu().broadcast_to(v.shape)
     flat = v.detach().cpu().double().reshape(-1)
     solved = total_variation(flat.numpy().copy(), weights.reshape(-1).numpy().copy(), flags.reshape(-1).numpy())
-    return torch.where(sound, torch.from_numpy(solved).reshape(v.shape).to(v), torch.nan)
+    made = torch.from_numpy(solved).reshape(v.shape).to(v)
+    if v.requires_grad and torch.is_grad_enabled():
+        made = made + _followed(v, made, flags.to(v.device))
+    return torch.where(sound, made, torch.nan)
+
+
+def _followed(v: Tensor, made: Tensor, first: Tensor) -> Tensor:
+    """Zero, with the derivative of the prox: a stretch of equal values moves with the mean of its entries in v."""
+    starts = first.clone()
+    starts[..., 1:] |= made.diff(dim=-1) != 0
+    stretch = starts.reshape(-1).cumsum(0) - 1
+    sums = v.new_zeros(int(stretch[-1]) + 1).index_add(0, stretch, v.reshape(-1))
+    means = (sums / torch.bincount(stretch).to(v))[stretch].view_as(v)
+    return means - means.detach()
 
 
 @dataclass(frozen=True)

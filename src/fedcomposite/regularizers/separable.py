@@ -84,6 +84,10 @@ class Zero(Separable):
         """{0}."""
         return torch.zeros_like(x), torch.zeros_like(x)
 
+    def acts_on(self, dimension: int) -> Tensor:
+        """None."""
+        return torch.zeros(dimension, dtype=torch.bool)
+
 
 @dataclass(frozen=True)
 class L1(Separable):

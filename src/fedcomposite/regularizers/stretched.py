@@ -54,6 +54,10 @@ class Stretched(Boxed):
         """Every coordinate by itself."""
         return torch.arange(dimension)
 
+    def acts_on(self, dimension: int) -> Tensor:
+        """Those of h."""
+        return self.h.acts_on(dimension)
+
     def _factors(self, like: Tensor) -> Tensor:
         return self.factors.to(like)
 

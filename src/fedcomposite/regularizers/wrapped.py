@@ -50,6 +50,10 @@ class Wrapped(Regularizer):
         """The parts of h."""
         return self.h.coupling(dimension)
 
+    def acts_on(self, dimension: int) -> Tensor:
+        """Those of h."""
+        return self.h.acts_on(dimension)
+
     def scaled(self, kappa: float) -> Regularizer:
         """The regularizer kappa * h, no longer wrapped."""
         return self.h.scaled(kappa)

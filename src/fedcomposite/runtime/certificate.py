@@ -19,7 +19,7 @@ did; it is at most the exact gap at c t plus (1 - c) f(y).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -31,7 +31,11 @@ from fedcomposite.regularizers import L1, Blocks, Box, ElasticNet, GroupLasso, L
 
 Look = Callable[[Tensor], Evaluation]
 """Loss and gradient of f at a model."""
+Looks = Generator[tuple[Tensor, bool], Evaluation, float | None]
+"""A bound that is found by measuring models: it yields them, receives loss and gradient, and asks for a larger width."""
 
+WIDER = 0.01
+"""How much larger the width of the second measurement of a smooth loss is."""
 _LOOKS = 40  # measurements that finding the intercept may take
 _EPS = torch.finfo(torch.float64).eps
 
@@ -65,40 +69,58 @@ def certify(problem: Problem, x: Tensor, look: Look | None = None, *, with_gap: 
     return Certificate("optimality measure", float(problem.regularizer.optimality(x, gradient)))
 
 
-def duality_gap(
-    problem: Problem,
-    x: Tensor,
-    look: Look | None = None,
-    *,
-    value: float | None = None,
-    slack: Callable[[Tensor], float] | None = None,
-) -> float | None:
-    """A bound on F(x) - min F, or None where a conjugate is not known.
+def duality_gap(problem: Problem, x: Tensor, look: Look | None = None) -> float | None:
+    """A bound on F(x) - min F, or None where a conjugate is not known."""
+    looks, look = gap_by_looks(problem, x, here=look is None), look or problem.evaluate
+    try:
+        at, _ = next(looks)
+        while True:
+            at, _ = looks.send(look(at))
+    except StopIteration as stop:
+        found: float | None = stop.value
+        return found
 
-    Where ``problem`` is another one made smooth from below, ``value`` is that one's objective at x and ``slack`` the
-    least that its sum of conjugates is smaller by at a model: the bound is then one for that problem.
+
+def gap_by_looks(
+    problem: Problem, x: Tensor, *, value: float | None = None, width: float = 0.0, here: bool = False
+) -> Looks:
+    """A bound on F(x) - min F, or None where a conjugate is not known; it yields the models to measure.
+
+    With ``value``, the objective at x, what is measured is a loss made smooth from below with some ``width``
+    (:class:`fedcomposite.problems.smoothed.Smoothed`) in place of the problem's own, whose conjugates are then smaller:
+    losses are also asked for with a width that is larger by a hundredth. The smooth loss is convex in its width, so that
+    the difference bounds the part of the barrier.
+
+    Where the derivative in the intercept does not vanish at any number, two neighbours with derivatives of different
+    sign are mixed: a mean of dual points is one, and its conjugates are at most the mean of theirs.
     """
-    lowest, h = _lowest(problem, here=look is None), problem.regularizer
+    lowest, h = _lowest(problem, here), problem.regularizer
     intercepts = problem.layout[-1].stop - problem.layout[-1].start if problem.bias else 0
     if lowest is None or intercepts > 1:
         return None
-    look = look or problem.evaluate
-    seen = look(x)
-    value = float(seen.loss) + float(h.value(x)) if value is None else value
-    at = _Point(x, float(seen.loss), seen.gradient)
+    seen = yield x, False
+    mixed = [(1.0, _Point(x, float(seen.loss), seen.gradient))]
     if intercepts:
-        at = _balanced(at, look)
-    slope = at.gradient.clone()
+        mixed = yield from _balanced(mixed[0][1], 8 * width or 4.0, 1e-11 if width else _EPS / 8)
+    conjugates, gradient = 0.0, torch.zeros_like(x)
+    for share, at in mixed:
+        slack = 0.0
+        if value is not None:
+            wider = yield at.x, True
+            slack = max(0.0, at.loss - float(wider.loss)) / WIDER
+        conjugates += share * (float(at.x @ at.gradient) - at.loss - slack)
+        gradient += share * at.gradient
+    value = float(seen.loss) + float(h.value(x)) if value is None else value
+    slope = gradient.clone()
     slope[len(x) - intercepts :] = 0.0
     shrink, conjugate = _dual_of(h, slope)
     if not shrink > 0:
         return None
-    conjugates = float(at.x @ at.gradient) - at.loss - (0.0 if slack is None else slack(at.x))
     below = -shrink * conjugates + (1 - shrink) * lowest - conjugate
     left = 4 * _EPS * max(1.0, abs(value))  # what rounding leaves
     if intercepts:
-        off, room = abs(float(at.gradient[-1])), 10 * (1 + abs(float(at.x[-1])))
-        if off > 1e-10 * float(torch.linalg.vector_norm(at.gradient)) and off > 100 * _EPS:
+        off, room = abs(float(gradient[-1])), 10 * (1 + abs(float(x[-1])))
+        if off > 1e-10 * float(torch.linalg.vector_norm(gradient)) and off > 100 * _EPS:
             return None
         left += off * room
     return max(value - below, 0.0) + left
@@ -122,37 +144,48 @@ class _Point(NamedTuple):
     gradient: Tensor
 
 
-def _balanced(at: _Point, look: Look) -> _Point:
-    """The model with its last coordinate where the derivative in it is as near to zero as rounding allows.
+def _balanced(
+    at: _Point, unit: float, exact: float
+) -> Generator[tuple[Tensor, bool], Evaluation, list[tuple[float, _Point]]]:
+    """The model with its last coordinate where the derivative in it vanishes, or two whose mixture has none.
 
-    That derivative rises with the coordinate: secant steps, kept within the bracket that is known by then.
+    That derivative rises with the coordinate: secant steps, kept within the bracket that is known by then. The first one
+    is ``unit`` times the derivative, and ``exact`` of the whole gradient is as good as nothing.
     """
-    best = now = at
-    low, high, before = -math.inf, math.inf, None
+    ends: dict[bool, _Point] = {}
+    now, before = at, None
     for _ in range(_LOOKS):
         slope, place = float(now.gradient[-1]), float(now.x[-1])
-        if abs(slope) < abs(float(best.gradient[-1])):
-            best = now
-        if abs(slope) <= _EPS / 8:
-            break
-        low, high = (max(low, place), high) if slope < 0 else (low, min(high, place))
-        following = _secant(place, slope, before)
-        if not low < following < high:
-            following = (low + high) / 2 if math.isfinite(low) and math.isfinite(high) else place - 10 * slope
-        if following in (low, high):  # neighbours among the numbers there are
-            break
+        if abs(slope) <= exact * float(torch.linalg.vector_norm(now.gradient)):
+            return [(1.0, now)]
+        if (side := slope > 0) not in ends or abs(slope) <= abs(float(ends[side].gradient[-1])):
+            ends[side] = now
+        following = _secant(place, slope, before, unit)
+        if len(ends) == 2:
+            low, high = (float(ends[k].x[-1]) for k in (False, True))
+            if not low < following < high:
+                following = (low + high) / 2
+            if following in (low, high):  # neighbours among the numbers there are
+                break
+        elif (following - place) * slope >= 0:
+            following = place - 2.5 * unit * slope
         before = place, slope
         moved = now.x.clone()
         moved[-1] = following
-        seen = look(moved)
+        seen = yield moved, False
         now = _Point(moved, float(seen.loss), seen.gradient)
-    return best
+    if len(ends) < 2:
+        return [(1.0, min(ends.values(), key=lambda p: abs(float(p.gradient[-1]))))]
+    under, over = -float(ends[False].gradient[-1]), float(ends[True].gradient[-1])
+    return [(over / (under + over), ends[False]), (under / (under + over), ends[True])]
 
 
-def _secant(place: float, slope: float, before: tuple[float, float] | None) -> float:
+def _secant(place: float, slope: float, before: tuple[float, float] | None, unit: float) -> float:
     """Where the derivative vanishes if it is linear."""
-    if before is None or slope == before[1] or place == before[0]:
-        return place - 4 * slope if before is None else place - 2 * (place - before[0] or slope)
+    if before is None:
+        return place - unit * slope
+    if slope == before[1] or place == before[0]:
+        return place - 2 * (place - before[0] or unit * slope)
     return place - slope * (place - before[0]) / (slope - before[1])
 
 
