@@ -35,7 +35,6 @@ from fedcomposite import regularizers as reg
 from fedcomposite.algorithms import REGISTRY, ProxNewton
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
 from fedcomposite.estimators import certify
-from fedcomposite.estimators.solve import path
 from fedcomposite.regularizers import Regularizer
 
 TIGHT, LOOSE = 1e-9, 1e-6
@@ -260,14 +259,14 @@ def wide_path(features: int, sites: int = 10, samples: int = 100, count: int = 3
         arrays.append((X, np.sign(X @ truth + generator.normal(size=samples))))
     problem = fc.Problem(fc.Silos.from_arrays(arrays), loss="logistic", regularizer=reg.L1(1.0))
     top = float(problem.gradient(torch.zeros(features)).abs().max())
-    total, worst, up, began = 0, 0.0, 0.0, time.perf_counter()
+    worst, began = 0.0, time.perf_counter()
     factors = [top * least ** (k / count) for k in range(1, count + 1)]
-    for factor, run in zip(factors, path(problem, factors, tolerance=1e-8), strict=True):
-        one = reg.L1(factor)
-        miss = float(one.optimality(run.solution, problem.gradient(run.solution)))
-        total, worst, up = total + run.rounds, max(worst, miss), up + run.history[-1].bytes_up / sites / 8
-        print(f"lambda {factor:.4f}  {run.rounds:2d} rounds  KKT {miss:.0e}  {run.history[-1].nonzeros:4d} nonzero",
-              flush=True)  # fmt: skip
+    found = fc.path(problem, lambdas=factors)
+    for factor, x, rounds in zip(factors, found.solutions, found.rounds, strict=True):
+        miss = float(reg.L1(factor).optimality(x, problem.gradient(x)))
+        worst = max(worst, miss)
+        print(f"lambda {factor:.4f}  {rounds:2d} rounds  KKT {miss:.0e}  {int((x != 0).sum()):4d} nonzero")
+    total, up = int(found.rounds.sum()), found.bytes_up / sites / 8
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{count} strengths, {features} features: {total} exchanges, KKT at most {worst:.0e}, "
           f"{up / 1e6:.1f} M floats up per site, {time.perf_counter() - began:.0f} s, {peak:.1f} GiB "

@@ -10,7 +10,6 @@ import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.choice import choose
-from fedcomposite.estimators.solve import path
 from fedcomposite.problems import LOSSES
 from fedcomposite.runtime.certificate import duality_gap
 
@@ -120,7 +119,7 @@ def test_statuses_are_honest(hospitals):
     problem = fc.Problem(hospitals, regularizer=reg.L1(0.005), bias=True)
     short = fc.solve(problem, rounds=2)
     assert short.status == "not converged"
-    assert "not converged after 2 rounds" in short.message
+    assert "not converged within 2 rounds" in short.message
     assert short.certificate.value > 1e-6
     first = fc.solve(problem, participation=0.5, rounds=30, tolerance=1e-12)
     assert first.status == "not converged"
@@ -191,16 +190,12 @@ def test_path_equals_single_solutions_in_few_exchanges():
     start = fc.solve(problem)  # with lam = 1 there is nothing but an intercept
     top = float(problem.gradient(start.solution)[:-1].abs().max())
     factors = [top * 0.8**k for k in range(1, 9)]
-    seen = []
-    runs = path(problem, factors, on_run=lambda factor, run: seen.append(factor))
-    assert seen == factors
-    assert sum(run.rounds for run in runs) <= 5 * len(factors)
-    for factor, run in zip(factors, runs, strict=True):
-        assert run.status == "converged"
+    found = fc.path(problem, lambdas=factors)
+    assert found.converged.all()
+    assert found.rounds.sum() <= 5 * len(factors)
+    for factor, x in zip(factors, found.solutions, strict=True):
         one = fc.Problem(problem.silos, loss="logistic", regularizer=reg.L1(factor), bias=True)
-        assert one.optimality(run.solution) <= 1e-6
+        assert one.optimality(x) <= 1e-6
     alone = fc.solve(one, tolerance=1e-9)
-    torch.testing.assert_close(runs[-1].solution, alone.solution, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.solutions[-1], alone.solution, rtol=0, atol=1e-5)
     assert problem.regularizer.h.lam == 1.0
-    with pytest.raises(ValueError, match="must be positive and falling"):
-        path(problem, [0.1, 0.2])

@@ -9,6 +9,7 @@ from fedcomposite import theory
 from fedcomposite.algorithms import FedNMap, ProxNewton, ProxScaffnew
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.smoothed import KINKED
 from fedcomposite.regularizers.wrapped import settled
 
 AUTO = "auto"
@@ -28,6 +29,17 @@ def check_auto(fields: Mapping[str, Any]) -> None:
     """Refuse fields of a method that is to be chosen."""
     if extra := sorted(set(fields) - {"local_steps"}):
         raise ValueError(f"name = 'auto' chooses {extra[0]!r} itself; it takes local_steps only")
+
+
+def newton_fits(problem: Problem, *, kinks: bool = False) -> bool:
+    """Whether Newton steps can solve a problem in which every client takes part; with ``kinks``, behind a barrier."""
+    h, loss = problem.regularizer, problem.loss
+    if not (isinstance(loss, Loss) and h.weakly_convex):
+        return False
+    if not (loss.twice if loss.smooth else kinks and isinstance(loss, KINKED)):
+        return False
+    coupled = not bool(h.coupling(problem.dimension).any()) and problem.dimension > 1
+    return not coupled or problem.dimension <= HESSIANS
 
 
 def choose(
@@ -56,10 +68,8 @@ def choose(
     h, everyone = problem.regularizer, participation >= 1
     settled(h)
     linear = isinstance(problem.loss, Loss)
-    if linear and problem.loss.smooth and everyone and h.weakly_convex:
-        coupled = not bool(h.coupling(problem.dimension).any()) and problem.dimension > 1
-        if not coupled or problem.dimension <= HESSIANS:
-            return Choice(ProxNewton(), "the model is linear, its loss smooth, and every client takes part")
+    if everyone and newton_fits(problem):
+        return Choice(ProxNewton(), "the model is linear, its loss smooth, and every client takes part")
     if linear and (L is None or not problem.loss.smooth):
         known = theory.constants(problem, participation=participation) if constants is None else constants
         if not problem.loss.smooth:
@@ -75,5 +85,7 @@ def choose(
         return Choice(made, "a network offers gradients only")
     if not h.weakly_convex:
         return Choice(made, "h is not weakly convex")
+    if isinstance(problem.loss, Loss) and not problem.loss.twice:
+        return Choice(made, f"{problem.loss} has no second derivative")
     why = f"h couples all {problem.dimension} coordinates, too many for Hessians"
     return Choice(ProxScaffnew.auto(L, rho, local_steps), why)

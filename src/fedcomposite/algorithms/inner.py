@@ -7,17 +7,17 @@ the Schur complement of H, which does not change where features are shifted. So 
 are no harder than centred ones, as far as H itself knows them.
 
 Proximal gradient steps with momentum and restart (O'Donoghue & Candes 2015) find which pieces of h are active, and
-semismooth Newton steps on the fixed-point equation u = P_s(u - s (g + H (u - x))) then land on the solution. A separable
-h has a step per coordinate, 1 / (lambda H_jj), lambda being the largest eigenvalue of H scaled to a unit diagonal: how
-the features are scaled does not matter then.
+semismooth Newton steps on the fixed-point equation u = P_s(u - s (g + H (u - x))) then land on the solution. An h that
+is separable has a step per coordinate, 1 / (lambda H_jj), lambda being the largest eigenvalue of H scaled to a unit
+diagonal: how the features are scaled does not matter then.
 
 The prox of an h that couples coordinates knows one step only, and features of different scale make it tiny. What such
 steps do not solve is solved by the augmented Lagrangian of u = w,
 
     q(u) + min over w of h(w) + y'(u - w) + (s/2) ||u - w||^2,
 
-which is smooth and convex in u: it is minimised by semismooth Newton steps with H + s (I - P'), P' being the Jacobian of
-the prox; then y moves (Li, Sun, Toh 2018 solve the lasso so). Newton steps do not see the scale of the features.
+which is smooth and convex in u: it is minimised by semismooth Newton steps with H + s (I - P'), P' being the Jacobian
+of the prox; then y moves (Li, Sun, Toh 2018 solve the lasso so). Newton steps do not see the scale of the features.
 
 All of this is bounded work. Every accepted point lowers the model, also where h is weakly convex and the model is not
 convex: the limit is a stationary point, and what is returned is a value of the prox, so zeros are exact.
@@ -33,14 +33,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_MOST, _FEW = 200, 60  # proximal gradient steps, of a separable h and of others
+_MOST, _FEW = 500, 60  # proximal gradient steps, of a separable h and of others
 _NEWTONS = 100  # semismooth Newton steps in a row
 _PARTS = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)  # lengths of such a step that are tried
 _MULTIPLIERS = 40  # moves of the multipliers
 _HALVINGS = 40  # of a step of the augmented Lagrangian
 _PROXES = 3000  # evaluations of the prox that an augmented Lagrangian may take
 _DENSE = 2000  # coordinates up to which the prox of a coupled h is differentiated
-_RIDGE = 1e-12  # of the diagonal that is always added to it
+_RIDGE = 1e-12  # of the diagonal of H, in Newton steps: where H has no curvature (equal columns) h alone leads
 _POINTS = 10  # proximal points of a coupled h that is not convex
 
 
@@ -83,9 +83,8 @@ def minimise(model: Model, tolerance: float) -> tuple[Tensor, bool]:
         return model.x, True
     if model.free is not None and bool(model.free.any()):
         return _eliminated(model, model.free, tolerance)
-    # With a little curvature everywhere: along directions without any (equal columns) h alone says where to go.
-    more = (_RIDGE + model.damping) * model.H.diagonal()
-    model = replace(model, H=model.H + torch.diag(more), damping=0.0)
+    if model.damping > 0:
+        model = replace(model, H=model.H + torch.diag(model.damping * model.H.diagonal()), damping=0.0)
     small = len(model.x) <= _DENSE
     u, solved = _descend(model, tolerance, _FEW if small and not model.separable else _MOST)
     return (u, solved) if solved or not small else _resisting(model, u, tolerance)
@@ -147,7 +146,7 @@ def _eliminated(model: Model, free: Tensor, tolerance: float) -> tuple[Tensor, b
     return made, solved
 
 
-# -- proximal gradient steps --------------------------------------------------------------------------------------------------------
+# -- proximal gradient steps ------------------------------------------------------------------------------------------
 
 
 class _State(NamedTuple):
@@ -261,7 +260,7 @@ def _newton(model: Model, at: _State, steps: Tensor) -> Tensor | None:
     # On active coordinates (1 - p) z + p s (H z) = -gap, where z is known on the others; divided by p s.
     scale = (slope * steps)[active]
     rest = model.H[active] @ move.masked_fill(active, 0.0)
-    A = model.H[active][:, active] + torch.diag((1 - slope[active]) / scale)
+    A = model.H[active][:, active] + torch.diag((1 - slope[active]) / scale + _RIDGE * model.H.diagonal()[active])
     solved, failed = torch.linalg.solve_ex(A, move[active] / scale - rest)
     move[active] = solved
     return None if int(failed) else move
@@ -274,7 +273,7 @@ def _slopes(model: Model, v: Tensor, steps: Tensor) -> Tensor:
     return (model.prox(v + e, steps) - model.prox(v - e, steps)) / (2 * e)
 
 
-# -- augmented Lagrangians --------------------------------------------------------------------------------------------------------------
+# -- augmented Lagrangians --------------------------------------------------------------------------------------------
 
 
 def _resisting(model: Model, start: Tensor, tolerance: float) -> tuple[Tensor, bool]:
@@ -303,7 +302,10 @@ class _Lagrangian(NamedTuple):
 
 
 def _augmented(model: Model, tolerance: float, center: Tensor | None) -> tuple[Tensor, bool]:
-    """The minimiser by augmented Lagrangians, and whether it was reached; with a center that of the model plus (rho/2) ||u - center||^2."""
+    """The minimiser by augmented Lagrangians, and whether it was reached.
+
+    With a center it is that of the model plus (rho/2) ||u - center||^2.
+    """
     diagonal = model.H.diagonal().clamp(min=torch.finfo(model.x.dtype).tiny)
     prox = model.prox if center is None else _shifted(model, center)
     typical = diagonal if model.separable else diagonal.log().mean().exp().view(1)
@@ -362,7 +364,8 @@ def _inner_newton(
 
     now, used = look(u), 1
     for _ in range(_NEWTONS):
-        noise = 4 * eps * float(size(model.H.abs() @ (now.u.abs() + model.x.abs()) + s * now.v.abs()) + size(model.g))
+        sizes = model.H.abs() @ (now.u.abs() + model.x.abs()) + s * now.v.abs()
+        noise = 4 * eps * float(size(sizes) + size(model.g))
         if float(size(now.gradient)) <= max(tolerance, noise):
             break
         if model.separable:
@@ -370,7 +373,7 @@ def _inner_newton(
         else:
             J = _jacobian(prox, now.v, 1 / s)
             A = model.H + s * (torch.eye(len(u), dtype=u.dtype, device=u.device) - (J + J.T) / 2)
-        move = -solved_with(A, now.gradient)
+        move = -solved_with(A + torch.diag(_RIDGE * model.H.diagonal()), now.gradient)
         slope, part = float(now.gradient @ move), 1.0
         used += 1
         for _ in range(_HALVINGS):

@@ -17,8 +17,8 @@ couples all coordinates has them all in W, which is refused for many.
 
 Damping adds a multiple of H's diagonal, or of that of its Schur complement where h leaves coordinates alone, so that
 units of the features and shifts of them do not matter. It is 0 until t is cut; then it is the curvature that the failed
-test has shown beyond H's, and falls tenfold with every accepted step. Once t is below 1/1000 the same point is asked for
-again. Where |D| is below the rounding of F, a point is accepted if it is nearer to optimality.
+test has shown beyond H's, and falls tenfold with every accepted step. Once t is below 1/1000 the same point is asked
+for again. Where |D| is below the rounding of F, a point is accepted if it is nearer to optimality.
 
 :func:`at_rest` says when x is the solution: D is what the model of F at x promises to gain, so that a small |D| says
 more than a small gradient, whose size hangs on the units of the features.

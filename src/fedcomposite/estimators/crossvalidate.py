@@ -14,7 +14,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Inside, Natural, ZeroOrMore
+from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
+from fedcomposite.estimators.newton import deadline_of
 from fedcomposite.estimators.paths import (
     Floats,
     Path,
@@ -127,6 +128,7 @@ def cross_validate(
     lambdas: Sequence[float] | None = None,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
+    seconds: Positive | None = None,
     sites: Sites | None = None,
 ) -> CrossValidation:
     """Choose the strength of a regularizer by how models do on samples that they have not seen.
@@ -144,8 +146,8 @@ def cross_validate(
     score : {"deviance", "auc", "error"}
         Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
         under the ROC curve from histograms of 1024 bins; the share of wrong classes, or the mean absolute error.
-    count, ratio, lambdas, tolerance, rounds, sites
-        As in :func:`fedcomposite.path`.
+    count, ratio, lambdas, tolerance, rounds, seconds, sites
+        As in :func:`fedcomposite.path`; after so many seconds the strengths that all folds have done are scored.
 
     Examples
     --------
@@ -164,18 +166,20 @@ def cross_validate(
     if folds != "sites" and folds > samples:
         raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
     parts = _parts(sites.ids, folds, seed)
-    start = beginning(problem, tolerance, rounds, sites)
+    start = beginning(problem, tolerance, rounds, sites, deadline_of(seconds))
     strengths = falling(problem, start, count, ratio, lambdas)
     plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
-    whole, *each = together([along(problem.regularizer, strengths, start, plan) for plan in plans], sites)
+    found = together([along(problem.regularizer, strengths, start, plan) for plan in plans], sites)
+    done = min(map(len, found))
+    strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
     models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
     bins, errors = _BINS if score == "auc" else 0, score == "error"
     held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
     table, weights = _scored(sites.ask(held), score)
     mean, se = _summary(table, weights)
-    found = collected(problem, strengths, start, whole, sites)
+    path = collected(problem, strengths, start, whole, sites)
     sent = sites.exchanges, sites.bytes_up, sites.bytes_down
-    return CrossValidation(found, score, mean, se, table, weights, models, parts, *sent, sites)
+    return CrossValidation(path, score, mean, se, table, weights, models, parts, *sent, sites)
 
 
 def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:

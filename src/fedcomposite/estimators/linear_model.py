@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -19,9 +21,10 @@ from fedcomposite.estimators.crossvalidate import cross_validate
 from fedcomposite.estimators.newton import Plan, deadline_of, fit_any
 from fedcomposite.estimators.paths import Several
 from fedcomposite.estimators.sites import Local, Sites, together
-from fedcomposite.estimators.strengths import strength, varied
+from fedcomposite.estimators.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
+from fedcomposite.estimators.strengths import strength, varied, varies
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.regularizers import L1, Blocks, Regularizer, Zero
+from fedcomposite.regularizers import L1, Blocks, Regularizer
 from fedcomposite.runtime.fit import check_given
 
 Array = npt.NDArray[Any]
@@ -40,7 +43,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         The strength of the regularizer; ``"cv"`` chooses it by cross-validation. Left out, it is the regularizer's
         own, or 0.01.
     regularizer : Regularizer, optional
-        Any term h; ``L1`` if left out. It does not act on intercepts.
+        Any convex or weakly convex term h; ``L1`` if left out. It does not act on intercepts.
     penalty_factors : sequence of float, optional
         What each feature's term is multiplied by, for terms that act on each coordinate by itself; 0 leaves a feature
         alone.
@@ -55,8 +58,10 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         ``scoring`` its score.
     tolerance : float
         Of the optimality measure, relative to the first gradient.
-    max_rounds : int
-        Most exchanges.
+    max_rounds : int, optional
+        Most exchanges; 100, or 500 where the loss has kinks, if left out.
+    seconds : float, optional
+        Most time; the best model by then is kept, and ``converged_`` says whether it is the solution.
 
     Attributes
     ----------
@@ -66,8 +71,10 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         The model as a :class:`fedcomposite.Problem` has it.
     n_iter_ : int
         Exchanges that the fit took.
+    converged_ : bool
+        Whether a certificate says that it is the solution; if not, ``fit`` warns and says why.
     lam_ : float
-        The strength, chosen or given.
+        The strength, chosen or given; 0 for a constraint, which has none.
     cv_scores_ : DataFrame
         The scores of a cross-validation; with ``lam="cv"`` only.
     """
@@ -87,7 +94,8 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         count: Several = 100,
         seed: Natural = 0,
         tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count = 100,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
     ) -> None:
         self.lam = lam
         self.regularizer = regularizer
@@ -102,6 +110,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         self.seed = seed
         self.tolerance = tolerance
         self.max_rounds = max_rounds
+        self.seconds = seconds
 
     # -- what the kinds have of their own -----------------------------------------------------------------------------
 
@@ -241,27 +250,36 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         return factors
 
     def _solved(self, problem: Problem, sites: Sites) -> Self:
-        loss = problem.loss
         most = float(self._factors(self.n_features_in_, problem.silos.feature_names).max()) or 1.0
         if self.lam == "cv":
             options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "score": self.scoring}
-            options |= {"count": self.count, "tolerance": self.tolerance, "rounds": self.max_rounds}
+            options |= {"count": self.count, "tolerance": self.tolerance, "rounds": self._most(problem)}
+            options |= {"seconds": self.seconds}
             cv = cross_validate(problem, sites=sites, **options)
             x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)]) / most
             self.cv_scores_ = cv.scores.assign(**{"lambda": cv.lambdas / most})
             self.lambda_min_, self.lambda_1se_ = cv.lambda_min / most, cv.lambda_1se / most
             self.converged_ = bool(cv.path.converged.all())
+            reason = (
+                "" if self.converged_ else f"{int((~cv.path.converged).sum())} strengths of the path did not converge"
+            )
         else:
-            plan = Plan(tolerance=self.tolerance, rounds=self.max_rounds)
+            plan = Plan(tolerance=self.tolerance, rounds=self._most(problem), deadline=deadline_of(self.seconds))
             start = torch.zeros(problem.dimension, dtype=torch.float64)
             [made] = together([fit_any(problem, start, plan)], sites)
             x, self.converged_ = made.x, made.converged
-            none = isinstance(problem.regularizer, Zero)
-            self.lam_ = 0.0 if none else strength(problem.regularizer) / most
+            reason = "" if made.converged else explained(problem, made.end, made.rounds, made.grown)
+            self.lam_ = strength(problem.regularizer) / most if varies(problem.regularizer) else 0.0
+        if reason:
+            warnings.warn(f"{type(self).__name__}: {reason}", ConvergenceWarning, stacklevel=3)
         self.n_iter_ = max(sites.exchanges, 1)
         self.solution_ = x.numpy()
         self._split(problem, x)
         return self
+
+    def _most(self, problem: Problem) -> int:
+        """Most exchanges."""
+        return self.max_rounds or (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS)
 
     def _split(self, problem: Problem, x: Tensor) -> None:
         """Set coefficients and intercept from a model."""

@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fedcomposite._validation import Count, Natural, ZeroOrMore
+from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
 from fedcomposite.estimators.linear_model import Array, Choice, LinearModel
 from fedcomposite.estimators.paths import Several
 from fedcomposite.problems import Loss, Problem
@@ -190,7 +190,8 @@ class HuberRegression(_Regressor):
         count: Several = 100,
         seed: Natural = 0,
         tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count = 100,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
     ) -> None:
         super().__init__(
             lam,
@@ -206,6 +207,7 @@ class HuberRegression(_Regressor):
             seed=seed,
             tolerance=tolerance,
             max_rounds=max_rounds,
+            seconds=seconds,
         )
         self.delta = delta
 
@@ -216,7 +218,7 @@ class HuberRegression(_Regressor):
 class LinearSVC(_Binary):
     """A support vector machine with the squared hinge loss, or with the hinge loss.
 
-    The hinge has a kink, which is rounded off over a width that falls to a millionth.
+    The hinge has a kink: Newton steps follow a barrier whose width falls, and a duality gap says how good the model is.
     """
 
     def __init__(
@@ -235,7 +237,8 @@ class LinearSVC(_Binary):
         count: Several = 100,
         seed: Natural = 0,
         tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count = 100,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
     ) -> None:
         super().__init__(
             lam,
@@ -251,6 +254,7 @@ class LinearSVC(_Binary):
             seed=seed,
             tolerance=tolerance,
             max_rounds=max_rounds,
+            seconds=seconds,
         )
         self.loss = loss
 
@@ -263,7 +267,7 @@ class LinearSVC(_Binary):
 class QuantileRegression(_Regressor):
     """Regression to a quantile of y.
 
-    The loss has a kink, which is rounded off over a width that falls to a millionth of the mean loss.
+    The loss has a kink: Newton steps follow a barrier whose width falls, and a duality gap says how good the model is.
     """
 
     def __init__(
@@ -282,7 +286,8 @@ class QuantileRegression(_Regressor):
         count: Several = 100,
         seed: Natural = 0,
         tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count = 100,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
     ) -> None:
         super().__init__(
             lam,
@@ -298,6 +303,7 @@ class QuantileRegression(_Regressor):
             seed=seed,
             tolerance=tolerance,
             max_rounds=max_rounds,
+            seconds=seconds,
         )
         self.quantile = quantile
 

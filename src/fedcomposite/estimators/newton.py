@@ -227,7 +227,7 @@ def strong_rule(h: Regularizer, at: Fit) -> tuple[int, ...]:
     return tuple(moved.nonzero().squeeze(1).tolist())
 
 
-# -- losses with kinks --------------------------------------------------------------------------------------------------
+# -- losses with kinks ------------------------------------------------------------------------------------------------
 
 
 def fit_any(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
@@ -242,9 +242,9 @@ def fit_any(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
 def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     """The solution for a loss with a kink: Newton steps with a barrier whose width falls, as in interior-point methods.
 
-    A stage's gap, if it were exact, would be at most twice its width. The fit ends when that is below the tolerance times
-    the objective, and when dual points have shown that the objective is within ``_PROVED`` of its least one: bounds
-    by narrower barriers are lost in rounding. Where a conjugate is not known the first alone decides.
+    A stage's gap, if it were exact, would be at most twice its width. The fit ends when that is below the tolerance
+    times the objective, and when dual points have shown that the objective is within ``_PROVED`` of its least one:
+    bounds by narrower barriers are lost in rounding. Where a conjugate is not known the first alone decides.
     """
     h, none = problem.regularizer, torch.zeros_like(start, dtype=torch.bool)
     x, asked, below, known = _feasible(start, h), 1, -math.inf, True

@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Inside, ZeroOrMore
-from fedcomposite.estimators.newton import Fit, Plan, fit, null, strong_rule
+from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
+from fedcomposite.estimators.newton import Fit, Plan, deadline_of, fit, null, strong_rule
 from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import largest_factor, regularized, strength, varied
 from fedcomposite.problems import Loss, Problem
@@ -133,6 +133,7 @@ def path(
     lambdas: Sequence[float] | None = None,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
+    seconds: Positive | None = None,
     sites: Sites | None = None,
 ) -> Path:
     """Solve a problem for falling strengths of its regularizer, each from the last solution.
@@ -155,6 +156,8 @@ def path(
         Of the optimality measure, relative to the largest slope at the first strength.
     rounds : int
         Most exchanges for one strength.
+    seconds : float, optional
+        Most time; the path then ends with the strengths that are done.
     sites : Sites, optional
         Who answers; the problem's own silos if left out.
 
@@ -168,10 +171,10 @@ def path(
     """
     check_path(path, locals())
     sites = Local(problem) if sites is None else sites
-    start = beginning(problem, tolerance, rounds, sites)
+    start = beginning(problem, tolerance, rounds, sites, deadline_of(seconds))
     strengths = falling(problem, start, count, ratio, lambdas)
     [fits] = together([along(problem.regularizer, strengths, start, start.plan)], sites)
-    return collected(problem, strengths, start, fits, sites)
+    return collected(problem, strengths[: len(fits)], start, fits, sites)
 
 
 def check_path(function: Callable[..., Any], given: Mapping[str, Any], *lines: str) -> None:
@@ -195,7 +198,7 @@ class Start:
     plan: Plan
 
 
-def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites) -> Start:
+def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites, deadline: float = math.inf) -> Start:
     """Fit the null model, and find the first strength."""
     if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
         raise ValueError(f"{problem.loss} has kinks, and a path takes Newton steps; take a smooth loss")
@@ -208,7 +211,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites) -> 
     acted_on = regularized(h, d)
     top = lam * largest_factor(h, empty.x, gradient, acted_on)
     scale = float(gradient[acted_on].abs().max())
-    return Start(empty, top, Plan(tolerance=tolerance, rounds=rounds, scale=scale))
+    return Start(empty, top, Plan(tolerance=tolerance, rounds=rounds, scale=scale, deadline=deadline))
 
 
 def falling(problem: Problem, start: Start, count: int, ratio: float | None, lambdas: Sequence[float] | None) -> Floats:
@@ -232,6 +235,8 @@ def along(h: Regularizer, lambdas: Floats, start: Start, plan: Plan) -> Task[lis
         if isinstance(at, Fit) and 2 * lam > last:
             strong = strong_rule(varied(h, (2 * lam - last) / own), at)
         at = yield from fit(varied(h, lam / own), at, plan, strong)
+        if at.end == "time" and fits:
+            break  # the strengths that are done are whole
         fits.append(at)
         last = lam
     return fits

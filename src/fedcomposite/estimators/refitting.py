@@ -76,4 +76,3 @@ def refit(
     buffers = None if isinstance(x, Tensor) or x.buffers is None or not x.buffers.numel() else x.buffers
     settings.setdefault("dtype", point.dtype)
     return simulate(problem.on_support(kept, point, buffers), algorithm, x0=point, **settings)
-

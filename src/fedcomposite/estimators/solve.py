@@ -5,33 +5,44 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedcomposite import theory
-from fedcomposite._validation import Count, Natural, Probability, ZeroOrMore
-from fedcomposite.algorithms import FedNMap, ProxNewton
-from fedcomposite.choice import HESSIANS, Choice, choose
-from fedcomposite.estimators.kinks import smoothable, solve_kinked
+from fedcomposite._validation import Count, Natural, Positive, Probability, ZeroOrMore, as_vector
+from fedcomposite.algorithms import FedNMap
+from fedcomposite.algorithms.base import Empty
+from fedcomposite.choice import Choice, choose, newton_fits
+from fedcomposite.estimators.newton import End, Fit, Plan, deadline_of, fit_any
 from fedcomposite.estimators.scaling import rescale, worthwhile
 from fedcomposite.estimators.sites import check_range
-from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems import Linear, Loss, Problem
+from fedcomposite.problems.base import Counter
+from fedcomposite.problems.requests import Request, Sums
+from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.regularizers.wrapped import settled
-from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Record, Run, simulate
-from fedcomposite.runtime.callbacks import View
+from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, process, simulate
+from fedcomposite.runtime.callbacks import Callback, View
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.rounds import make_record
+from fedcomposite.runtime.wrapped import Counted
 
-NEWTON_ROUNDS, FIRST_ORDER_ROUNDS = 100, 5000
+NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
 """Rounds after which a solution counts as not found, unless a number is given."""
 
 _TRIAL = 15  # rounds that judge a step
 _FACTOR = 4.0  # between steps that are tried
+_STALLED = 50  # records without progress after which a first-order method is given up
+_PROGRESS = 0.99  # what stationarity has to fall to in them
 
 
 def solve(
@@ -39,6 +50,7 @@ def solve(
     *,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Natural | None = None,
+    seconds: Positive | None = None,
     participation: Probability = 1.0,
     local_steps: Count = 10,
     batch_size: Count | None = None,
@@ -50,20 +62,25 @@ def solve(
 ) -> Run:
     """Find the solution of a problem, whatever method that takes.
 
-    Linear models with a smooth loss are solved by Newton steps (:class:`fedcomposite.algorithms.ProxNewton`), in about
-    ten rounds. Other problems, and rounds with some of the clients only, take a first-order method. Its steps are found
-    by trying some on the objective, from the problem's constants on where these are known, and a run that diverges is
-    done again with smaller ones. A loss with kinks (hinge, absolute, quantile) is approached by smooth ones.
+    Linear models are solved by Newton steps (:class:`fedcomposite.algorithms.ProxNewton`), in about ten rounds. A loss
+    with a kink (hinge, absolute, quantile) gets a barrier whose width falls, which takes about a hundred. Other
+    problems, and rounds with some of the clients only, take a first-order method. Its steps are found by trying some on
+    the objective, from the problem's constants on where these are known, and a run that diverges is done again with
+    smaller ones.
 
     Parameters
     ----------
     problem : Problem
         What to solve.
     tolerance : float
-        The stationarity to reach: the norm of the prox-gradient mapping at :meth:`Problem.default_step`. Of a loss
-        with kinks: how far the objective may be above its minimum.
+        Of Newton steps: of the optimality measure, relative to the largest slope at the start, and of what is left to
+        gain, relative to the objective. Of a loss with kinks: of the objective's distance from its minimum, relative
+        to the objective. Of a first-order method: the stationarity to reach, the norm of the prox-gradient mapping at
+        :meth:`Problem.default_step`.
     rounds : int, optional
-        Most rounds; 100 for Newton steps, 300 where a loss has kinks and 5000 for others if left out.
+        Most rounds; 100 for Newton steps, 500 where a loss has kinks and 5000 for others if left out.
+    seconds : float, optional
+        Most time; the best model by then is the answer, and its status says whether it is the solution.
     participation : float
         Share of the clients that take part in a round.
     local_steps, batch_size
@@ -88,6 +105,15 @@ def solve(
     check_given(solve, locals())
     check_range(problem.silos)
     settled(problem.regularizer)
+    deadline = deadline_of(seconds)
+    if participation >= 1 and newton_fits(problem, kinks=True):
+        most = (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS) if rounds is None else rounds
+        return _Newton(problem, dtype, torch.device(device), on_record).solve(tolerance, most, deadline, x0)
+    if not problem.loss.smooth and not problem.regularizer.weakly_convex:
+        raise ValueError(
+            f"{problem.loss} has kinks and {problem.regularizer} is not weakly convex: no method here takes both; "
+            "take a smooth loss (huber, squared_hinge), or a regularizer with a modulus (L1, MCP, SCAD)"
+        )
     settings: dict[str, Any] = {
         "tolerance": tolerance,
         "participation": participation,
@@ -95,36 +121,146 @@ def solve(
         "dtype": dtype,
         "device": device,
         "x0": x0,
+        "on_record": on_record,
+        "mode": "eager",
+        "batch_size": batch_size,
     }
-    if participation >= 1 and smoothable(problem) and _newton_takes(problem):
-        run = solve_kinked(problem, rounds=rounds, on_record=on_record, mode="eager", **settings)
-        return _explained(problem, run, tolerance)
-    settings |= {"on_record": on_record, "mode": "eager"}
-    choice = choose(problem, participation=participation, local_steps=local_steps, L=1.0)
-    if isinstance(choice.algorithm, ProxNewton):
-        steps = _Steps()
-        run = _quietly(problem, choice, NEWTON_ROUNDS if rounds is None else rounds, settings | {"callbacks": [steps]})
-        return _finish(problem, run, choice, tolerance, 0, steps.endless(problem))
     most = FIRST_ORDER_ROUNDS if rounds is None else rounds
-    settings |= {"batch_size": batch_size, "evaluate_every": max(1, min(10, most))}
-    return _first_order(problem, most, local_steps, settings)
+    return _first_order(problem, most, local_steps, settings | {"evaluate_every": max(1, min(10, most))}, deadline)
 
 
-def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any]) -> Run:
+# -- Newton steps -----------------------------------------------------------------------------------------------------
+
+
+class _Newton:
+    """A problem's clients as the one party of a fit by Newton steps, and the fit's history."""
+
+    def __init__(
+        self, problem: Problem, dtype: torch.dtype, device: torch.device, on_record: Callable[[Record], None] | None
+    ) -> None:
+        self.problem, self.on_record = problem, on_record
+        smooth = problem.smooth(dtype, device)
+        assert isinstance(smooth, Linear)
+        self.smooth, self.counter = smooth, Counter()
+        self.clients = np.arange(len(problem.silos), dtype=np.uint64)
+        self.weights = torch.from_numpy(problem.weights).to(device, dtype)
+        self.history: list[Record] = []
+        self.x = smooth.start()
+        self.began, self.step = time.perf_counter(), problem.default_step()
+
+    def solve(self, tolerance: float, rounds: int, deadline: float, x0: Any) -> Run:
+        """The run of a fit."""
+        start = self.x if x0 is None else as_vector(x0).to(self.x)
+        plan = Plan(tolerance=tolerance, rounds=rounds, deadline=deadline, watch=self._record)
+        counted = copy.copy(self.problem)
+        counted.regularizer = Counted(self.problem.regularizer, self.counter)
+        task, made = fit_any(counted, start, plan), None
+        with ExitStack() as stack:
+            stop = threading.Event()
+            if process.on_main_thread():
+                elements = self.smooth.X.shape[0] * self.smooth.X.shape[1]
+                stack.enter_context(process.threads(process.fitting_threads(elements, self.smooth.device)))
+                stop = stack.enter_context(process.interrupts())
+            try:
+                requests = next(task)
+                while not stop.is_set() and rounds:
+                    requests = task.send([self._answer(one) for one in requests])
+            except StopIteration as ended:
+                made = ended.value
+        run = self._run(made, tolerance)
+        if stop.is_set():
+            raise Interrupted(dataclasses.replace(run, status="interrupted", message="interrupted"))
+        return run
+
+    def _answer(self, request: Request) -> Sums:
+        """Means over the clients, as sums of weight 1."""
+        smooth, n = self._with(request.numbers.get("width", 0.0)), len(self.clients)
+        self.counter.bytes_down += n * request.nbytes
+        if request.name == "losses":
+            values = [
+                smooth.losses(self.clients, x.expand(n, -1)).squeeze(1) @ self.weights for x in request.arrays["models"]
+            ]
+            made = {"deviance": 2 * torch.stack(values)}
+        else:
+            x = request.arrays["x"].expand(n, -1)
+            at = request.arrays["working"].nonzero().squeeze(1)
+            i, j = torch.triu_indices(len(at), len(at), device=x.device)
+            parts = {"loss": smooth.losses(self.clients, x), "gradient": smooth.full(self.clients)(x)}
+            parts["hessian"] = smooth.hessians(self.clients, x, at)[:, i, j] if len(at) else x[:, :0]
+            big = torch.finfo(x.dtype).max ** 0.5
+            made = {k: self.weights @ torch.nan_to_num(v, big, big, -big).clamp(-big, big) for k, v in parts.items()}
+            self.counter.gradients += n * (1 + len(at))
+        self.counter.bytes_up += n * sum(v.nbytes for v in made.values())
+        return {"weight": torch.tensor([1.0, float(self.smooth.sizes.sum())], dtype=torch.float64), **made}
+
+    def _with(self, width: float) -> Linear:
+        if width == 0:
+            return self.smooth
+        made = copy.copy(self.smooth)
+        made.loss = Smoothed(self.smooth.loss, width)
+        return made
+
+    def _record(self, x: Tensor, rounds: int) -> None:
+        self.x = x
+        seen, now = self.smooth.evaluate(x), time.perf_counter() - self.began
+        h, counter = self.problem.regularizer, self.counter
+        made = make_record(x, seen, h, round=rounds, step=self.step, counter=counter, seconds=now)
+        if self.history and self.history[-1]["round"] == rounds:
+            self.history.pop()
+        self.history.append(made)
+        if self.on_record is not None:
+            self.on_record(made)
+
+    def _run(self, made: Fit | None, tolerance: float) -> Run:
+        problem, x, end = self.problem, self.x.double().cpu(), "rounds" if made is None else made.end
+        certificate = None if made is None else made.certificate
+        if certificate is None or certificate.kind != "duality gap":
+            certificate = certify(problem, x) if problem.loss.smooth else certificate
+        why = "the model is linear, its loss smooth, and every client takes part"
+        if not problem.loss.smooth:
+            why = f"the model is linear; {problem.loss} has kinks, which a barrier takes away"
+        rounds = self.history[-1]["round"]
+        message = f"ProxNewton, since {why}: "
+        if end == "converged":
+            message += f"{rounds} rounds, {certificate}"
+        else:
+            message += explained(problem, end, rounds, () if made is None else made.grown)
+            message += f"; {certificate}" if certificate is not None else ""
+        status: Any = "converged" if end == "converged" else "not converged"
+        return Run(self.x, self.history, status, message, rounds, Empty(), (), certificate=certificate)
+
+
+def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()) -> str:
+    """Why a fit is not the solution, and what to do."""
+    if end == "endless":
+        which = ", ".join(problem.coordinate_names[i] for i in grown)
+        cause = "the classes can be separated" if problem.loss.classifier else "counts are zero wherever it matters"
+        return f"there is no solution, {cause} and the coefficients of {which} grow without end: regularize more"
+    limit = "its time" if end == "time" else f"{rounds} rounds"
+    hint = "allow more rounds" if end == "rounds" else "allow more seconds"
+    return f"not converged within {limit}: {hint}, or a larger tolerance"
+
+
+# -- first-order methods ----------------------------------------------------------------------------------------------
+
+
+def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any], deadline: float) -> Run:
     """Steps are tried, the run is done, and done again with smaller ones if it diverges.
 
     Where features differ in size and h allows it, all of that is in units in which they do not.
     """
     given, tolerance, share = problem, settings["tolerance"], settings["participation"]
+    patience = _Patience(deadline)
+    settings |= {"callbacks": [patience]}
     rescaling = rescale(problem, tolerance) if isinstance(problem.loss, Loss) and worthwhile(problem) else None
     if rescaling is not None:
         problem = rescaling.problem
-        settings |= {"x0": rescaling.start(settings["x0"]), "tolerance": None, "callbacks": [rescaling]}
-    smoothness, tried = _smoothness(problem, local_steps, settings)
+        settings |= {"x0": rescaling.start(settings["x0"]), "tolerance": None, "callbacks": [patience, rescaling]}
+    smoothness, tried = _smoothness(problem, local_steps, settings, deadline)
     while True:
         choice = choose(problem, participation=share, local_steps=local_steps, L=smoothness)
         run = _quietly(problem, choice, rounds, settings)
-        if run.status != "diverged" or smoothness is None or smoothness > 1e12:
+        if run.status != "diverged" or smoothness is None or smoothness > 1e12 or patience.late:
             break
         smoothness, tried = smoothness * _FACTOR, tried + run.rounds
     if rescaling is not None:
@@ -140,60 +276,9 @@ def _quietly(problem: Problem, choice: Choice, rounds: int, settings: dict[str, 
         return simulate(problem, choice.algorithm, rounds=rounds, **settings)
 
 
-def path(
-    problem: Problem,
-    factors: Sequence[float],
-    *,
-    tolerance: ZeroOrMore = 1e-7,
-    rounds: Count = NEWTON_ROUNDS,
-    on_run: Callable[[float, Run], None] | None = None,
-) -> list[Run]:
-    """Solve a problem with its regularizer multiplied by each factor, largest first, each from the last solution.
-
-    The working set of a factor starts from the support and from the coordinates that the strong rule (Tibshirani et al.
-    2012) lets through: those that would violate optimality at the last solution with twice the new factor minus the
-    last one. Violators that it misses enter later, so the rule costs no accuracy.
-
-    Parameters
-    ----------
-    problem : Problem
-        A linear model with a smooth loss; ``factors`` multiply its regularizer.
-    factors : sequence of float
-        Positive, falling.
-    tolerance, rounds
-        As in :func:`solve`, for each factor.
-    on_run : callable, optional
-        Receives each factor and its run.
-    """
-    check_given(path, locals())
-    if any(not f > 0 for f in factors) or any(b >= a for a, b in pairwise(factors)):
-        raise ValueError(f"factors = {list(factors)}, must be positive and falling")
-    done: list[Run] = []
-    start: tuple[int, ...] = ()
-    for k, factor in enumerate(factors):
-        one = copy.copy(problem)  # the data are shared
-        one.regularizer = problem.regularizer.scaled(factor)
-        x0 = done[-1].solution if done else None
-        run = simulate(one, ProxNewton(start=start), rounds=rounds, tolerance=tolerance, x0=x0)
-        done.append(_finish(one, run, Choice(ProxNewton(), "the model is linear"), tolerance, 0))
-        if on_run is not None:
-            on_run(factor, run)
-        if k + 1 < len(factors):
-            start = _strong(problem, done[-1], max(2 * factors[k + 1] - factor, 0.0))
-    return done
-
-
-def _strong(problem: Problem, run: Run, factor: float) -> tuple[int, ...]:
-    """The coordinates outside the support that violate optimality at this factor."""
-    if factor <= 0:
-        return ()
-    h, x, g = problem.regularizer.scaled(factor), run.solution, run.server.gradient  # type: ignore[attr-defined]
-    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
-    moved: Tensor = (x == 0) & (h.prox(x - step * g, step) != 0)
-    return tuple(moved.nonzero().squeeze(1).tolist())
-
-
-def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) -> tuple[float | None, int]:
+def _smoothness(
+    problem: Problem, local_steps: int, settings: dict[str, Any], deadline: float
+) -> tuple[float | None, int]:
     """A constant for the steps of a first-order method, found by trying some, and the rounds that this took.
 
     Where L is known it is at most made so much smaller that single local steps stay below 1/L: twice, and
@@ -224,81 +309,54 @@ def _smoothness(problem: Problem, local_steps: int, settings: dict[str, Any]) ->
             tried[L] = run.history[-1].objective if lower else math.inf
         return tried[L]
 
-    while math.isinf(objective(L)) and L < 1e12:
+    while math.isinf(objective(L)) and L < 1e12 and time.monotonic() < deadline:
         L *= factor
-    while L / factor >= least and objective(L / factor) < objective(L):
+    while time.monotonic() < deadline and L / factor >= least and objective(L / factor) < objective(L):
         L /= factor
     return L, _TRIAL * len(tried)
 
 
-def _newton_takes(problem: Problem) -> bool:
-    """Whether Newton steps would be taken if the loss were smooth."""
-    h, d = problem.regularizer, problem.dimension
-    return h.weakly_convex and (d <= HESSIANS or bool(h.coupling(d).any()))
-
-
-def _explained(problem: Problem, run: Run, tolerance: float) -> Run:
-    """The run of a problem with kinks, in words."""
-    message = f"ProxNewton on smooth losses, since {problem.loss} has kinks: "
-    if run.status == "converged":
-        return dataclasses.replace(run, message=f"{message}{run.rounds} rounds, {run.certificate}")
-    message += f"not converged after {run.rounds} rounds, {run.certificate}, above {tolerance:.1e}"
-    message += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
-    return dataclasses.replace(run, message=message)
-
-
-class _Steps:
-    """The last two models of a run by Newton steps: whether these became small, or went on and on.
-
-    Where h is flat (MCP, SCAD) and some features separate classes, there is no minimiser: the gradient falls by 1/e
-    with every round, and their coefficients grow by as much, until the gradient is below any tolerance.
-    """
-
-    def __init__(self) -> None:
-        self._last: list[Tensor] = []
-
-    def __call__(self, view: View) -> None:
-        self._last = [*self._last[-1:], view.solution.double().cpu()]
-
-    def endless(self, problem: Problem) -> list[str]:
-        """The largest of the coefficients that still grow, if the objective is no larger far along the last step."""
-        if len(self._last) < 2:
-            return []
-        move, x = (self._last[1] - self._last[0]), self._last[1]
-        longest = float(move.abs().max())
-        if longest < 1e-2 * float(1 + x.abs().max()):
-            return []
-        value = problem.objective(x)
-        if problem.objective(x + 10 * move) > value + 1e-9 * abs(value):
-            return []
-        order = move.abs().argsort(descending=True).tolist()
-        return [problem.coordinate_names[i] for i in order[:3] if move[i].abs() > longest / 2]
-
-
-def _finish(
-    problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int, endless: Sequence[str] = ()
-) -> Run:
+def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int) -> Run:
     """The run with its certificate, and a status that says whether it can be relied upon."""
     name = type(choice.algorithm).__name__
     message = f"{name}, since {choice.why}"
     message += f"; {tried} rounds of trying steps came first" if tried else ""
-    x = run.solution.double().cpu()
-    certificate = certify(problem, x)
+    certificate = certify(problem, run.solution.double().cpu())
     last = run.history[-1]
-    if run.status == "converged" and (endless or _separated(last, tolerance)):
-        which = f"the coefficients of {', '.join(endless)}" if endless else "the coefficients"
-        reason = f"the classes can be separated and {which} grow without end: regularize more"
-        return dataclasses.replace(run, status="not converged", message=f"{message}: {reason}", certificate=certificate)
     if run.status == "converged":
         message += f": {run.rounds} rounds, {certificate}"
         return dataclasses.replace(run, message=message, certificate=certificate)
-    reason = f"not converged after {run.rounds} rounds, stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
+    stopped = f" ({run.message})" if run.status == "stopped" else ""
+    reason = f"not converged after {run.rounds} rounds{stopped}, "
+    reason += f"stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
     if not problem.loss.smooth:
         reason += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
     status: Any = "diverged" if run.status == "diverged" else "not converged"
     return dataclasses.replace(run, status=status, message=f"{message}: {reason}", certificate=certificate)
 
 
-def _separated(last: Record, tolerance: float) -> bool:
-    """Whether a classifier's loss is as small as its gradient with every sample right: then there is no minimiser."""
-    return last.get("train_accuracy") == 1.0 and last["loss"] <= 100 * max(tolerance, last["stationarity"])
+class _Patience(Callback):
+    """Ends a run at its deadline, or when stationarity has not improved for long."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._best, self._since = math.inf, 0
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self._deadline
+
+    def begin(self, view: View) -> None:
+        """Forget earlier runs."""
+        self._best, self._since = math.inf, 0
+
+    def __call__(self, view: View) -> None:
+        """Look at the newest record."""
+        now = view.record["stationarity"]
+        self._since = 0 if now < _PROGRESS * self._best else self._since + 1
+        self._best = min(self._best, now)
+        if self.late:
+            view.stop("its time was up")
+        elif self._since >= _STALLED:
+            view.stop(f"no progress in {_STALLED} records")

@@ -28,6 +28,12 @@ def varied(h: Regularizer, factor: float) -> Regularizer:
     return h.scaled(factor)
 
 
+def varies(h: Regularizer) -> bool:
+    """Whether h has a strength: constraints have none, and no term at all."""
+    inner = h.parts if isinstance(h, Blocks) else (h,)
+    return any(bool((part.h if isinstance(part, On) else part).coefficients) for part in inner)
+
+
 def strength(h: Regularizer) -> float:
     """The number that a path calls lambda: lam, l1 + l2 of an elastic net, the largest of several terms."""
     settled(h)
@@ -49,8 +55,9 @@ def regularized(h: Regularizer, dimension: int) -> Tensor:
     """Mask of the coordinates that a very strong h moves."""
     strong = varied(h, 1e6)
     step = min(1.0, 0.5 / strong.rho) if strong.rho > 0 else 1.0
-    probe = torch.full((dimension,), 1e-3, dtype=torch.float64)
-    return torch.as_tensor(strong.prox(probe, step) != probe)
+    signs = torch.where(torch.arange(dimension) % 2 == 0, 1.0, -1.0).double()  # total variation leaves constants alone
+    probe = 1e-3 * signs
+    return torch.as_tensor(strong.prox(probe, step) != probe) & strong.acts_on(dimension)
 
 
 def only(free: Tensor) -> Regularizer | None:

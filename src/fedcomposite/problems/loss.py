@@ -41,6 +41,11 @@ class Loss(ABC):
         return 1
 
     @property
+    def twice(self) -> bool:
+        """Whether it has a second derivative, which Newton steps need."""
+        return type(self).second is not Loss.second
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of problems that its metrics are for."""
         if not self.classifier:

@@ -26,9 +26,9 @@ class Smoothed(Loss):
     maximiser is s = 1/2 + y / (2 (sqrt(y^2 + 4) + 2)). phi_w has curvature everywhere, where the Moreau envelope has
     none outside a strip, in which at last no sample lies.
 
-    phi_w is at most phi. Its conjugate is that of phi minus w (log s + log(1 - s)), so a dual point of the smooth problem
-    is one of the problem itself: at the minimiser for w the duality gap is sum_j o_j phi(z_j) - t_j (z_j - b_j), at most
-    2 w for weights o_j that sum to 1.
+    phi_w is at most phi. Its conjugate is that of phi minus w (log s + log(1 - s)), so a dual point of the smooth
+    problem is one of the problem itself: at the minimiser for w the duality gap is
+    sum_j o_j (phi(z_j) - t_j (z_j - b_j)), at most 2 w for weights o_j that sum to 1.
     """
 
     loss: Loss

@@ -18,7 +18,6 @@ did; it is at most the exact gap at c t plus (1 - c) f(y).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -28,11 +27,12 @@ from torch import Tensor
 
 from fedcomposite.problems import Evaluation, Linear, Loss, Problem
 from fedcomposite.regularizers import L1, Blocks, Box, ElasticNet, GroupLasso, L2Squared, On, Regularizer, Zero
+from fedcomposite.regularizers.wrapped import Wrapped
 
 Look = Callable[[Tensor], Evaluation]
 """Loss and gradient of f at a model."""
 Looks = Generator[tuple[Tensor, bool], Evaluation, float | None]
-"""A bound that is found by measuring models: it yields them, receives loss and gradient, and asks for a larger width."""
+"""A bound that is found by measuring models: it yields them, and whether with a larger width, and receives both."""
 
 WIDER = 0.01
 """How much larger the width of the second measurement of a smooth loss is."""
@@ -88,8 +88,8 @@ def gap_by_looks(
 
     With ``value``, the objective at x, what is measured is a loss made smooth from below with some ``width``
     (:class:`fedcomposite.problems.smoothed.Smoothed`) in place of the problem's own, whose conjugates are then smaller:
-    losses are also asked for with a width that is larger by a hundredth. The smooth loss is convex in its width, so that
-    the difference bounds the part of the barrier.
+    losses are also asked for with a width that is larger by a hundredth. The smooth loss is convex in its width, so
+    that the difference bounds the part of the barrier.
 
     Where the derivative in the intercept does not vanish at any number, two neighbours with derivatives of different
     sign are mixed: a mean of dual points is one, and its conjugates are at most the mean of theirs.
@@ -149,7 +149,7 @@ def _balanced(
 ) -> Generator[tuple[Tensor, bool], Evaluation, list[tuple[float, _Point]]]:
     """The model with its last coordinate where the derivative in it vanishes, or two whose mixture has none.
 
-    That derivative rises with the coordinate: secant steps, kept within the bracket that is known by then. The first one
+    That derivative rises with the coordinate: secant steps, kept within the bracket that is known by then. The first
     is ``unit`` times the derivative, and ``exact`` of the whole gradient is as good as nothing.
     """
     ends: dict[bool, _Point] = {}
@@ -192,6 +192,8 @@ def _secant(place: float, slope: float, before: tuple[float, float] | None, unit
 def _dual_of(h: Regularizer, v: Tensor) -> tuple[float, float]:
     """The largest c <= 1 for which h*(-c v) is finite, and its value there; c = 0 where it is not known."""
     match h:
+        case Wrapped():
+            return _dual_of(h.h, v)
         case Zero():
             return (1.0, 0.0) if not bool(v.any()) else (0.0, 0.0)
         case L1():
