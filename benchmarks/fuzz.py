@@ -4,17 +4,17 @@
     python -m benchmarks.fuzz --seed 3 --cases 300 --kind solve
     python -m benchmarks.fuzz --seed 0 --case 17     # one of them again
 
-Estimators, ``fc.solve``, ``fc.path`` and ``fc.confidence`` on all losses and regularizers, few and many samples and features,
-sites of very different sizes, awkward scales, weights and offsets. A convex answer's objective, in extended precision, is set
-beside the minimum that cvxpy finds on pooled samples in standard units; any feasible point below the answer proves it wrong. An
-answer to a nonconvex problem must be stationary, that is, minimise the convex problem with its own slopes. Where a linear
-program finds a direction along which the loss falls for ever there is no minimiser, and nothing may converge. Intervals are set
-beside those of least squares and maximum likelihood.
+Estimators, ``fc.solve``, ``fc.path`` and ``fc.confidence`` on all losses and regularizers, few and many samples and
+features, sites of very different sizes, awkward scales, weights and offsets. A convex answer's objective, in extended
+precision, is set beside the minimum that cvxpy finds on pooled samples in standard units; any feasible point below the
+answer proves it wrong. An answer to a nonconvex problem must be stationary, that is, minimise the convex problem with
+its own slopes. Where a linear program finds a direction along which the loss falls for ever there is no minimiser, and
+nothing may converge. Intervals are set beside those of least squares and maximum likelihood.
 
-Failures: ``wrong`` (converged, above the minimum by more than 1e-6 of max(1, |F|, F(0) - F)), ``endless`` (converged where there
-is no minimiser), ``bound`` (a duality gap below the true gap), ``slow`` (over ten seconds) and ``crash``. Others are counted:
-``open`` (not converged, though there is a minimiser), ``none`` (not converged, and there is none), ``reference`` (cvxpy's point
-is worse than ours), ``refused`` (an error that says so).
+Failures: ``wrong`` (converged, above the minimum by more than 1e-6 of max(1, |F|, F(0) - F)), ``endless`` (converged
+where there is no minimiser), ``bound`` (a duality gap below the true gap), ``slow`` (over ten seconds of one core) and
+``crash``. Others are counted: ``open`` (not converged, though there is a minimiser), ``none`` (not converged, and there
+is none), ``reference`` (cvxpy's point is worse than ours), ``refused`` (an error that says so).
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ from benchmarks.fuzz_terms import CONSTRAINTS, Array
 FAILURES = ("wrong", "endless", "bound", "slow", "crash")
 OTHERS = ("ok", "open", "none", "reference", "refused")
 TOLERANCE, SECONDS, LIMIT = 1e-6, 10.0, 30
-REFUSALS = (
-    "needs a convex or weakly convex h",
-)  # estimators take Newton steps, which a jump of the prox does not allow
+REFUSALS = ("needs a convex or weakly convex h",)  # Newton steps do not go with a prox that jumps
 _ESTIMATORS = {
     "least_squares": fc.LinearRegression,
     "logistic": fc.LogisticRegression,
@@ -220,30 +218,30 @@ def run(seed: int, number: int) -> Verdict:
     """Draw a case, ask, and judge."""
     torch.set_num_threads(1)
     case = draw(seed, number)
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(LIMIT)
-    began = time.perf_counter()
+    signal.signal(signal.SIGPROF, _late)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    began = time.process_time()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if case.kind == "confidence":
                 found = [intervals(case)]
-                seconds = time.perf_counter() - began
+                seconds = time.process_time() - began
             else:
                 answers = asked(case)
-                seconds = time.perf_counter() - began
-                signal.alarm(4 * LIMIT)
+                seconds = time.process_time() - began
+                signal.setitimer(signal.ITIMER_PROF, 4 * LIMIT)
                 found = [judged(one) for one in answers]
     except LateError:
-        return Verdict(number, case.kind, "slow", time.perf_counter() - began, 0.0, f"{case}: over {LIMIT} s")
+        return Verdict(number, case.kind, "slow", time.process_time() - began, 0.0, f"{case}: over {LIMIT} s")
     except Exception as error:
         if any(words in str(error) for words in REFUSALS):
-            return Verdict(number, case.kind, "refused", time.perf_counter() - began, 0.0, f"{case}: {error!s:.100}")
+            return Verdict(number, case.kind, "refused", time.process_time() - began, 0.0, f"{case}: {error!s:.100}")
         place = traceback.extract_tb(error.__traceback__)[-1]
         words = f"{case}: {type(error).__name__} {str(error)[:100]!r} at {place.filename.split('/')[-1]}:{place.lineno}"
-        return Verdict(number, case.kind, "crash", time.perf_counter() - began, 0.0, words)
+        return Verdict(number, case.kind, "crash", time.process_time() - began, 0.0, words)
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     rank = [*FAILURES, "reference", "open", "refused", "none", "ok"]
     outcome, gap, words, loose = min(found, key=lambda one: rank.index(one[0]))
     if seconds > SECONDS and outcome not in FAILURES:
@@ -265,28 +263,17 @@ def verdicts(seed: int, numbers: list[int], jobs: int) -> Iterator[Verdict]:
 
 def show(found: list[Verdict]) -> None:
     """The summary."""
-    print(
-        f"\n{'':<12}{'cases':>7}"
-        + "".join(f"{name:>11}" for name in (*FAILURES, *OTHERS, "open,right", "loose", "seconds"))
-    )
+    heads = ("cases", *FAILURES, *OTHERS, "open,right", "loose", "seconds")
+    print(f"\n{'':<12}" + "".join(f"{name:>11}" for name in heads))
     for kind in (*KINDS, "all"):
         own = [v for v in found if kind in (v.kind, "all")]
         if own:
             count = Counter(v.outcome for v in own)
-            cells = [
-                *(count[name] for name in (*FAILURES, *OTHERS)),
-                sum(v.close for v in own),
-                sum(v.loose for v in own),
-            ]
-            print(
-                f"{kind:<12}{len(own):>7}"
-                + "".join(f"{c:>11}" for c in cells)
-                + f"{sum(v.seconds for v in own):>11.1f}"
-            )
-    share = sum(v.outcome == "open" for v in found) / max(len(found), 1)
-    print(
-        f"\nnot converged though there is a minimiser: {100 * share:.1f} %; slowest {max(v.seconds for v in found):.1f} s"
-    )
+            cells = [len(own), *(count[name] for name in (*FAILURES, *OTHERS))]
+            cells += [sum(v.close for v in own), sum(v.loose for v in own)]
+            print(f"{kind:<12}" + "".join(f"{c:>11}" for c in cells) + f"{sum(v.seconds for v in own):>11.1f}")
+    share, slowest = sum(v.outcome == "open" for v in found) / len(found), max(v.seconds for v in found)
+    print(f"\nnot converged though there is a minimiser: {100 * share:.1f} %; slowest {slowest:.1f} s")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -148,7 +148,7 @@ def _features(rng: np.random.Generator, n: int, d: int, calm: bool) -> tuple[Arr
         case "huge":
             X = 1e4 * X
         case "binary":
-            X = (X > rng.normal(size=d)).astype(float)
+            X = (rng.normal(size=d) < X).astype(float)
     if d > 1:
         j, k = rng.choice(d, 2, replace=False)
         match flaw:

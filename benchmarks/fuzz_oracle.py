@@ -2,8 +2,8 @@
 
     F(w, c) = sum_i o_i phi(x_i'w + c + t_i, y_i) + h(w)
 
-on pooled samples, with o_i = v_i / sum v (``"samples"``) or v_i / (sites * the site's sum of v) (``"uniform"``). Values are in
-extended precision, so that a point with a lower value proves an answer wrong, whoever found that point.
+on pooled samples, with o_i = v_i / sum v (``"samples"``) or v_i / (sites * the site's sum of v) (``"uniform"``). Values
+are in extended precision, so that a point with a lower value proves an answer wrong, whoever found that point.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def polished(p: Pooled, x: Array) -> Array:
     """A better point than x by quasi-Newton steps on what is not zero, where F is smooth there; x itself if none is."""
     if p.loss in ("hinge", "absolute", "quantile") or p.term.name not in ("Zero", "L1", "L2Squared", "ElasticNet"):
         return x
-    Xs, m, s = standardised(p)
+    _, m, s = standardised(p)
     W, c = p.split(x)
     scale = np.concatenate([np.repeat(s, p.classes), np.ones(p.classes if p.bias else 0)])
     free = np.flatnonzero(

@@ -1,7 +1,7 @@
 """Regularizers as the fuzz sees them: from their formulas alone, beside the package's own classes.
 
-A :class:`Term` has the value of h in extended precision, the same as a cvxpy expression, the directions in which h stays
-bounded, and a projection that makes a nearly feasible point feasible. Only :meth:`Term.build` knows the package.
+A :class:`Term` has the value of h in extended precision, the same as a cvxpy expression, the directions in which h
+stays bounded, and a projection that makes a nearly feasible point feasible. Only :meth:`Term.build` knows the package.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Term:
         return w
 
     def expression(self, w: Any) -> tuple[Any, list[Any]]:
-        """h as a cvxpy expression of w, and constraints; convex terms only."""
+        """The term as a cvxpy expression of w, and constraints; convex terms only."""
         if self.parts:
             made = [term.expression(w[a:b]) for term, a, b in self.parts]
             return sum(e for e, _ in made), [c for _, cs in made for c in cs]
