@@ -62,6 +62,7 @@ class Answer:
     x: Array
     converged: bool
     pooled: Pooled
+    value: float  # F(x) by the package
     bound: float | None = None  # on F(x) - min F
 
 
@@ -108,13 +109,15 @@ def asked(case: Case) -> list[Answer]:
         run = fc.solve(problem)
         gap = run.certificate is not None and run.certificate.kind == "duality gap"
         bound = run.certificate.value if gap and run.certificate is not None else None
-        return [Answer(run.solution.double().numpy(), run.status == "converged", case.pooled(), bound)]
+        x = run.solution.double()
+        return [Answer(x.numpy(), run.status == "converged", case.pooled(), problem.objective(x), bound)]
     path = fc.path(problem, count=6)
     pooled = case.pooled()
     chosen = []
     for k in (1, 3, 5):
-        term = case.term.multiplied(float(path.lambdas[k]) / case.term.strength)
-        chosen.append(Answer(path.solutions[k].numpy(), bool(path.converged[k]), replace(pooled, term=term)))
+        term, x = case.term.multiplied(float(path.lambdas[k]) / case.term.strength), path.solutions[k]
+        value = replace(case, term=term).problem().objective(x)
+        chosen.append(Answer(x.numpy(), bool(path.converged[k]), replace(pooled, term=term), value))
     return chosen
 
 
@@ -140,7 +143,8 @@ def _estimated(case: Case) -> Answer:
         model.fit(X, y, sites=sites, sample_weight=v)
     else:
         model.fit(case.silos())
-    return Answer(np.asarray(model.solution_), bool(model.converged_), case.pooled())
+    x = np.asarray(model.solution_)
+    return Answer(x, bool(model.converged_), case.pooled(), case.problem().objective(x))
 
 
 # -- judging ----------------------------------------------------------------------------------------------------------
@@ -159,10 +163,14 @@ def judged(answer: Answer) -> tuple[str, float, str, bool]:
         first, now = answer.pooled.value(p.start()), answer.pooled.value(x)
         if now > first + TOLERANCE * max(1.0, abs(first)):
             return "wrong", (now - first) / max(1.0, abs(first)), f"F = {now:.9g}, at zero {first:.9g}", False
+    whole = answer.pooled.value(x)
+    if abs(whole - answer.value) > TOLERANCE * max(1.0, abs(whole)):
+        return "wrong", np.inf, f"the objective is {answer.value:.9g}, by its formula {whole:.9g}", False
     exists = attained(p)
     if exists is False:
         return ("endless" if answer.converged else "none"), 0.0, f"F = {own:.6g}, |x| = {abs(x).max():.3g}", False
-    best, status = reference(p, own)
+    point, status = reference(p, own)
+    best = p.value(point)
     scale = max(abs(best), p.value(p.start()) - best)
     gap, relative = (own - best) / max(1.0, scale), (own - best) / max(scale, 1e-300)
     said = f"F = {own:.9g}, reference {best:.9g} ({status})"
@@ -175,15 +183,14 @@ def judged(answer: Answer) -> tuple[str, float, str, bool]:
     return ("ok" if answer.converged else "open"), gap, said, relative > TOLERANCE
 
 
-def reference(p: Pooled, own: float) -> tuple[float, str]:
-    """The least value that is found, and cvxpy's word; a second try where the first is no better than ours."""
+def reference(p: Pooled, own: float) -> tuple[Array, str]:
+    """The best point that is found, and cvxpy's word; a second try where the first is no better than ours."""
     x, status = minimised(p)
-    best = min(p.value(x), p.value(p.start()))
-    if status != "optimal" or best > own + TOLERANCE * max(1.0, abs(own)):
+    x = min((x, p.start()), key=p.value)
+    if status != "optimal" or p.value(x) > own + TOLERANCE * max(1.0, abs(own)):
         again, second = minimised(p, tol_gap_abs=1e-8, tol_gap_rel=1e-8, tol_feas=1e-8)
-        least = min((x, again), key=p.value)
-        best, status = min(best, p.value(polished(p, least))), f"{status}, {second}"
-    return best, status
+        x, status = polished(p, min((x, again), key=p.value)), f"{status}, {second}"
+    return x, status
 
 
 def intervals(case: Case) -> tuple[str, float, str, bool]:
