@@ -161,30 +161,72 @@ def minimised(p: Pooled, **settings: Any) -> tuple[Array, str]:
 
 
 def polished(p: Pooled, x: Array) -> Array:
-    """A better point than x by quasi-Newton steps on what is not zero, where F is smooth there; x itself if none is."""
-    if p.loss in ("hinge", "absolute", "quantile") or p.term.name not in ("Zero", "L1", "L2Squared", "ElasticNet"):
+    """A better point than x by L-BFGS-B in standard units with positive and negative parts; x itself if none is found.
+
+    A second method, for smooth losses and terms on each coordinate by itself.
+    """
+    if p.loss in ("hinge", "absolute", "quantile") or p.term.name not in _SPLIT:
         return x
-    _, m, s = standardised(p)
+    Xs, m, s = standardised(p)
+    if not p.bias:
+        Xs, m = p.X / s, np.zeros(p.d)
+    C, D = p.classes, p.d * p.classes
+    sizes = np.repeat(s, C)
+    slope, ridge = _parts(p.term, D)
+
+    def model(u: Array) -> Array:
+        w = (u[:D] - u[D : 2 * D]) / sizes
+        if not p.bias:
+            return w
+        return np.concatenate([w, u[2 * D :] - (m[:, None] * w.reshape(p.d, C)).sum(0)])
+
+    def target(u: Array) -> tuple[float, Array]:
+        W = (u[:D] - u[D : 2 * D]).reshape(p.d, C)
+        G = p.o[:, None] * slopes(p, Xs @ W + (u[2 * D :] if p.bias else 0.0) + p.t[:, None])
+        g = (Xs.T @ G).ravel() + ridge * W.ravel() / sizes**2
+        h = slope / sizes
+        return p.value(model(u)), np.concatenate([g + h, -g + h, G.sum(0) if p.bias else []])
+
     W, c = p.split(x)
-    scale = np.concatenate([np.repeat(s, p.classes), np.ones(p.classes if p.bias else 0)])
-    free = np.flatnonzero(
-        np.concatenate([(abs(W.ravel()) * np.repeat(s, p.classes) > 1e-9), np.ones(len(scale) - W.size)])
-    )
+    u0 = W.ravel() * sizes
+    ends = c + (m[:, None] * W).sum(0) if p.bias else []
+    bounds = [(0, 0 if np.isinf(v) else None) for v in np.tile(slope, 2)] + [(None, None)] * len(ends)
+    slope = np.where(np.isinf(slope), 0.0, slope)
+    start = np.concatenate([np.maximum(u0, 0), np.maximum(-u0, 0), ends])
+    options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-12}
+    done = scipy.optimize.minimize(target, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return min((x, model(done.x)), key=p.value)
 
-    def spread(u: Array) -> Array:
-        full = np.zeros(len(scale))
-        full[free] = u
-        w = full[: W.size] / scale[: W.size]
-        b = full[W.size :] - (m[:, None] * w.reshape(W.shape)).sum(0) if p.bias else full[W.size :]
-        return np.concatenate([w, b])
 
-    u0 = np.concatenate([W.ravel() * scale[: W.size], (c + (m[:, None] * W).sum(0)) if p.bias else []])[free]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        done = scipy.optimize.minimize(
-            lambda u: p.value(spread(u)), u0, method="BFGS", options={"gtol": 1e-10, "maxiter": 100}
-        )
-    return spread(done.x) if p.value(spread(done.x)) < p.value(x) else x
+_SPLIT = ("Zero", "L1", "WeightedL1", "L2Squared", "ElasticNet")
+
+
+def _parts(term: Term, D: int) -> tuple[Array, Array]:
+    """The slopes of the absolute values in a term, and the factors of the half squares."""
+    f = term.fields
+    weights = np.ones(D) if f.get("weights") is None else np.asarray(f["weights"], float)
+    first = {"L1": f.get("lam", 0.0), "WeightedL1": 1.0, "ElasticNet": f.get("l1", 0.0)}.get(term.name, 0.0)
+    second = {"L2Squared": f.get("lam", 0.0), "ElasticNet": f.get("l2", 0.0)}.get(term.name, 0.0)
+    return first * weights, np.full(D, second)
+
+
+def slopes(p: Pooled, Z: Array) -> Array:
+    """The derivatives of each sample's loss in its margins, ``(n, C)``; smooth losses only."""
+    z, y = Z[:, 0], p.y
+    match p.loss:
+        case "least_squares":
+            d = z - y
+        case "huber":
+            d = np.clip(z - y, -p.option, p.option)
+        case "logistic":
+            d = -y * scipy.special.expit(-y * z)
+        case "squared_hinge":
+            d = -2 * y * np.maximum(0, 1 - y * z)
+        case "poisson":
+            d = np.exp(np.minimum(z, 700)) - y
+        case _:
+            return np.asarray(scipy.special.softmax(Z, axis=1) - np.eye(p.classes)[y.astype(int)])
+    return np.asarray(d)[:, None]
 
 
 # -- is there a minimiser? --------------------------------------------------------------------------------------------
@@ -277,7 +319,7 @@ def wald(p: Pooled, robust: bool) -> Wald:
     n = len(A)
     z = A @ theta + p.t
     if robust:
-        each = (p.o * _slope(p, z))[:, None] * A
+        each = p.o[:, None] * slopes(p, z[:, None]) * A
         V = M @ (each.T @ each) @ M
     elif p.loss == "least_squares":
         rank = int(np.linalg.matrix_rank(A, tol=1e-9 * np.linalg.norm(A, 2)))
@@ -295,19 +337,13 @@ def _mean(p: Pooled, A: Array, theta: Array) -> float:
     return float((p.o * losses(p, (A @ theta + p.t).astype(LONG)[:, None])).sum())
 
 
-def _slope(p: Pooled, z: Array) -> Array:
-    if p.loss == "least_squares":
-        return z - p.y
-    return np.exp(z) - p.y if p.loss == "poisson" else -p.y * scipy.special.expit(-p.y * z)
-
-
 def _derivatives(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
     z = A @ theta + p.t
     if p.loss == "least_squares":
         second = np.ones(len(z))
     else:
         second = np.exp(z) if p.loss == "poisson" else scipy.special.expit(z) * scipy.special.expit(-z)
-    return A.T @ (p.o * _slope(p, z)), (A * (p.o * second)[:, None]).T @ A
+    return A.T @ (p.o * slopes(p, z[:, None])[:, 0]), (A * (p.o * second)[:, None]).T @ A
 
 
 def convexified(p: Pooled, x: Array) -> Pooled:
