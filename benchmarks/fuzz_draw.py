@@ -103,6 +103,8 @@ def draw(seed: int, number: int) -> Case:
     if kind == "confidence":
         d = min(d, 10)
         n = max(n, 8 * (d + 1) + 10)
+    if name == "Sparsity2to4" and classes > 1:
+        name = "L1"  # its blocks run along a row, which has three entries here
     if name == "Sparsity2to4":
         d = max(4, d - d % 4)
     X, words = _features(rng, n, d, calm=kind == "confidence")

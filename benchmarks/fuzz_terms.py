@@ -275,6 +275,12 @@ def _matrix(t: Term, w: Array) -> float:
     return float(t["lam"] * np.linalg.svd(np.asarray(w, float).reshape(t["shape"]), compute_uv=False).sum())
 
 
+def _matrix_of(t: Term, w: Any) -> tuple[Any, list[Any]]:
+    if min(t["shape"]) == 1:  # one singular value: the norm
+        return t["lam"] * cp.norm2(w), []
+    return t["lam"] * cp.normNuc(cp.reshape(w, t["shape"], order="C")), []
+
+
 _VALUES: dict[str, Any] = {
     "Zero": lambda t, w: 0.0,
     "L1": lambda t, w: t["lam"] * (_l1_weights(t, len(w)) * abs(w)).sum(),
@@ -303,7 +309,7 @@ _EXPRESSIONS: dict[str, Any] = {
     "GroupLasso": lambda t, w: (t["lam"] * _norms_of(t, w), []),
     "SparseGroupLasso": lambda t, w: (t["l1"] * cp.norm1(w) + t["l2"] * _norms_of(t, w), []),
     "LinfNorm": lambda t, w: (t["lam"] * cp.norm_inf(w), []),
-    "NuclearNorm": lambda t, w: (t["lam"] * cp.normNuc(cp.reshape(w, t["shape"], order="C")), []),
+    "NuclearNorm": _matrix_of,
     "FusedLasso": lambda t, w: (
         (t["lam"] * cp.norm1(cp.diff(w)) if w.shape[0] > 1 else 0.0) + t.fields.get("l1", 0.0) * cp.norm1(w),
         [],
