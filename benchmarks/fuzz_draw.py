@@ -301,7 +301,8 @@ def _term(rng: np.random.Generator, name: str, p: Pooled, kind: str) -> Term:
             shape = (p.d, p.classes) if p.classes > 1 else shapes[int(rng.integers(len(shapes)))]
             return Term(name, {"lam": lam, "shape": shape})
         case "FusedLasso":
-            return Term(name, {"lam": lam, "l1": second if rng.random() < 0.5 else 0.0})
+            alone = kind == "path" and D == 1  # one coordinate has no jumps, and a path needs something to vary
+            return Term(name, {"lam": lam, "l1": second if rng.random() < 0.5 or alone else 0.0})
         case "Sparsity2to4":
             return Term(name, {"lam": lam / max(reach, 1e-300) ** 2})
         case "Box":
