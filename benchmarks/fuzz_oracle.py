@@ -1,0 +1,351 @@
+"""The other side of the fuzz: the objective from its formula, its minimum by cvxpy, and whether there is one.
+
+    F(w, c) = sum_i o_i phi(x_i'w + c + t_i, y_i) + h(w)
+
+on pooled samples, with o_i = v_i / sum v (``"samples"``) or v_i / (sites * the site's sum of v) (``"uniform"``). Values
+are in extended precision, so that a point with a lower value proves an answer wrong, whoever found that point.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+import scipy.special
+
+from benchmarks.fuzz_terms import Array, Term
+
+LONG = np.longdouble
+_SETTINGS = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11, "max_iter": 400, "time_limit": 20.0}
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """All samples of a problem in one place."""
+
+    loss: str
+    option: float  # delta of Huber, tau of a quantile
+    X: Array
+    y: Array  # labels -1 and +1 of two classes, 0, 1, ... of several
+    o: Array  # what each sample counts; they sum to 1
+    t: Array  # margin offsets
+    term: Term
+    bias: bool
+    classes: int = 1
+
+    @property
+    def d(self) -> int:
+        """Features."""
+        return self.X.shape[1]
+
+    def split(self, x: Array) -> tuple[Array, Array]:
+        """Coefficients ``(d, C)`` and intercepts ``(C,)`` of a model as the package has it."""
+        C, cut = self.classes, self.d * self.classes
+        return x[:cut].reshape(self.d, C), (x[cut:] if self.bias else np.zeros(C, x.dtype))
+
+    def value(self, x: Array) -> float:
+        """F(x)."""
+        x = np.asarray(x).astype(LONG)
+        W, c = self.split(x)
+        h = self.term.value(W.ravel())
+        return float((self.o * losses(self, self.X.astype(LONG) @ W + c + self.t[:, None])).sum() + LONG(h))
+
+    def start(self) -> Array:
+        """The zero model, or the point of the constraint's set that is made from it."""
+        W = self.term.repaired(np.zeros(self.d * self.classes))
+        return np.concatenate([W, np.zeros(self.classes if self.bias else 0)])
+
+
+def losses(p: Pooled, Z: Array) -> Array:
+    """The loss of each sample at margins ``(n, C)``, in the dtype of the margins."""
+    z, y, k = Z[:, 0], p.y.astype(Z.dtype), p.option
+    r = z - y
+    match p.loss:
+        case "least_squares":
+            return r**2 / 2
+        case "logistic":
+            return np.logaddexp(0, -y * z)
+        case "hinge":
+            return np.maximum(0, 1 - y * z)
+        case "squared_hinge":
+            return np.maximum(0, 1 - y * z) ** 2
+        case "absolute":
+            return abs(r)
+        case "quantile":
+            return np.maximum(-k * r, (1 - k) * r)
+        case "huber":
+            return np.where(abs(r) <= k, r**2 / 2, k * (abs(r) - LONG(k) / 2))
+        case "poisson":
+            with np.errstate(over="ignore"):
+                return np.exp(z) - y * z
+    top = Z.max(1)
+    return top + np.log(np.exp(Z - top[:, None]).sum(1)) - Z[np.arange(len(Z)), p.y.astype(int)]
+
+
+def _expression(p: Pooled, r: Any, size: float, Z: Any) -> Any:
+    """The mean loss for cvxpy: of residuals in units of ``size``, or of margins."""
+    o, k = p.o, p.option
+    z = None if Z is None else Z[:, 0]
+    match p.loss:
+        case "least_squares":
+            return size**2 / 2 * cp.sum_squares(cp.multiply(np.sqrt(o), r))
+        case "absolute":
+            return size * cp.sum(cp.multiply(o, cp.abs(r)))
+        case "quantile":
+            return size * cp.sum(cp.multiply(o, cp.maximum(-k * r, (1 - k) * r)))
+        case "huber":
+            return size**2 / 2 * cp.sum(cp.multiply(o, cp.huber(r, k / size)))
+        case "logistic":
+            return cp.sum(cp.multiply(o, cp.logistic(cp.multiply(-p.y, z))))
+        case "hinge":
+            return cp.sum(cp.multiply(o, cp.pos(1 - cp.multiply(p.y, z))))
+        case "squared_hinge":
+            return cp.sum_squares(cp.multiply(np.sqrt(o), cp.pos(1 - cp.multiply(p.y, z))))
+        case "poisson":
+            return cp.sum(cp.multiply(o, cp.exp(z) - cp.multiply(p.y, z)))
+    chosen = np.eye(p.classes)[p.y.astype(int)]
+    return cp.sum(cp.multiply(o, cp.log_sum_exp(Z, axis=1) - cp.sum(cp.multiply(chosen, Z), axis=1)))
+
+
+def standardised(p: Pooled) -> tuple[Array, Array, Array]:
+    """Columns of mean 0 and size 1 (0 for a constant), their means and sizes."""
+    m = (p.o[:, None] * p.X).sum(0)
+    s = np.sqrt((p.o[:, None] * (p.X - m) ** 2).sum(0))
+    flat = s <= 1e-13 * abs(p.X).max(0, initial=0.0)
+    m = np.where(flat, 0.0, m)  # a constant column stays what it is
+    s = np.where(flat, np.maximum(abs(p.X).max(0, initial=0.0), 1e-300), s)
+    s = np.where(s <= 1e-299, 1.0, s)
+    return (p.X - m) / s, m, s
+
+
+def minimised(p: Pooled, **settings: Any) -> tuple[Array, str]:
+    """The minimiser by cvxpy's Clarabel in standard units, as the package has models, and cvxpy's word on it."""
+    Xs, m, s = standardised(p)
+    C, real = p.classes, p.loss in ("least_squares", "absolute", "quantile", "huber")
+    target = p.y - p.t
+    size = float(np.sqrt((p.o * (target - (p.o * target).sum()) ** 2).sum())) if real else 1.0
+    size = size or float(abs(target).max()) or 1.0
+    U, c = cp.Variable((p.d, C)), cp.Variable((1, C))
+    center = (p.o * target).sum() / size if real and p.bias else 0.0
+    W = cp.multiply(size / s[:, None], U)
+    margins = Xs @ U + np.ones((len(Xs), 1)) @ c
+    r = Z = None
+    if real:
+        r = margins[:, 0] - (target / size - center)
+    else:
+        Z = margins + p.t[:, None]
+    h, constraints = p.term.expression(cp.reshape(W, (p.d * C,), order="C"))
+    if not p.bias:
+        constraints = [*constraints, c == (m / s)[None, :] @ U]
+    scale = max(abs(p.value(p.start())), 1e-300)
+    problem = cp.Problem(cp.Minimize((_expression(p, r, size, Z) + h) / scale), constraints)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            problem.solve(solver="CLARABEL", **(_SETTINGS | settings))
+        except cp.SolverError:
+            return p.start(), "failed"
+    if U.value is None:
+        return p.start(), str(problem.status)
+    w = (U.value * (size / s[:, None])).ravel()
+    w = p.term.repaired(w)
+    if not p.bias:
+        return w, str(problem.status)
+    c0 = size * (c.value[0] + center) - (m[:, None].astype(LONG) * w.reshape(p.d, C)).sum(0)
+    return np.concatenate([w, c0.astype(float)]), str(problem.status)
+
+
+def polished(p: Pooled, x: Array) -> Array:
+    """A better point than x by L-BFGS-B in standard units with positive and negative parts; x itself if none is found.
+
+    A second method, for smooth losses and terms on each coordinate by itself.
+    """
+    if p.loss in ("hinge", "absolute", "quantile") or p.term.name not in _SPLIT:
+        return x
+    Xs, m, s = standardised(p)
+    if not p.bias:
+        Xs, m = p.X / s, np.zeros(p.d)
+    C, D = p.classes, p.d * p.classes
+    sizes = np.repeat(s, C)
+    slope, ridge = _parts(p.term, D)
+
+    def model(u: Array) -> Array:
+        w = (u[:D] - u[D : 2 * D]) / sizes
+        if not p.bias:
+            return w
+        return np.concatenate([w, u[2 * D :] - (m[:, None] * w.reshape(p.d, C)).sum(0)])
+
+    def target(u: Array) -> tuple[float, Array]:
+        W = (u[:D] - u[D : 2 * D]).reshape(p.d, C)
+        G = p.o[:, None] * slopes(p, Xs @ W + (u[2 * D :] if p.bias else 0.0) + p.t[:, None])
+        g = (Xs.T @ G).ravel() + ridge * W.ravel() / sizes**2
+        h = slope / sizes
+        return p.value(model(u)), np.concatenate([g + h, -g + h, G.sum(0) if p.bias else []])
+
+    W, c = p.split(x)
+    u0 = W.ravel() * sizes
+    ends = c + (m[:, None] * W).sum(0) if p.bias else []
+    bounds = [(0, 0 if np.isinf(v) else None) for v in np.tile(slope, 2)] + [(None, None)] * len(ends)
+    slope = np.where(np.isinf(slope), 0.0, slope)
+    start = np.concatenate([np.maximum(u0, 0), np.maximum(-u0, 0), ends])
+    options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-12}
+    done = scipy.optimize.minimize(target, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return min((x, model(done.x)), key=p.value)
+
+
+_SPLIT = ("Zero", "L1", "WeightedL1", "L2Squared", "ElasticNet")
+
+
+def _parts(term: Term, D: int) -> tuple[Array, Array]:
+    """The slopes of the absolute values in a term, and the factors of the half squares."""
+    f = term.fields
+    weights = np.ones(D) if f.get("weights") is None else np.asarray(f["weights"], float)
+    first = {"L1": f.get("lam", 0.0), "WeightedL1": 1.0, "ElasticNet": f.get("l1", 0.0)}.get(term.name, 0.0)
+    second = {"L2Squared": f.get("lam", 0.0), "ElasticNet": f.get("l2", 0.0)}.get(term.name, 0.0)
+    return first * weights, np.full(D, second)
+
+
+def slopes(p: Pooled, Z: Array) -> Array:
+    """The derivatives of each sample's loss in its margins, ``(n, C)``; smooth losses only."""
+    z, y = Z[:, 0], p.y
+    match p.loss:
+        case "least_squares":
+            d = z - y
+        case "huber":
+            d = np.clip(z - y, -p.option, p.option)
+        case "logistic":
+            d = -y * scipy.special.expit(-y * z)
+        case "squared_hinge":
+            d = -2 * y * np.maximum(0, 1 - y * z)
+        case "poisson":
+            d = np.exp(np.minimum(z, 700)) - y
+        case _:
+            return np.asarray(scipy.special.softmax(Z, axis=1) - np.eye(p.classes)[y.astype(int)])
+    return np.asarray(d)[:, None]
+
+
+# -- is there a minimiser? --------------------------------------------------------------------------------------------
+
+
+def attained(p: Pooled) -> bool | None:
+    """Whether a convex F has a minimiser; None where rounding leaves it open.
+
+    It has none where the loss falls for ever along a direction in which h does not grow: classes that a direction
+    separates, counts that are zero wherever a direction lowers the margin.
+    """
+    if p.loss not in ("logistic", "multinomial", "poisson"):
+        return True
+    keep = p.o > 0
+    if p.bias:
+        Xs, _, s = standardised(p)
+    else:
+        s = np.maximum(abs(p.X).max(0, initial=0.0), 1e-300)
+        Xs = p.X / s
+    Xs, y, C = Xs[keep], p.y[keep], p.classes
+    low, high, rows = p.term.receding(p.d * C)
+    A = np.hstack([Xs, np.ones((len(Xs), 1))]) if p.bias else Xs
+    free = C if p.bias else 0
+    bounds = list(zip(np.append(low, -np.ones(free)), np.append(high, np.ones(free)), strict=True))
+    rows = np.hstack([rows / np.repeat(s, C), np.zeros((len(rows), free))])
+    rows = rows / np.maximum(abs(rows).max(1, keepdims=True), 1e-300) if len(rows) else rows
+    if p.loss == "logistic":
+        G, equal = y[:, None] * A, rows
+    elif p.loss == "poisson":
+        G, equal = -A[y == 0], np.vstack([rows, A[y > 0]])
+    else:
+        own = y.astype(int)
+        pairs = [(i, k) for i in range(len(A)) for k in range(C) if k != own[i]]
+        G = np.zeros((len(pairs), A.shape[1] * C))
+        for row, (i, k) in zip(G, pairs, strict=True):
+            row.reshape(-1, C)[:, own[i]] += A[i]
+            row.reshape(-1, C)[:, k] -= A[i]
+        equal = rows
+    if not len(G):
+        return True
+    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    done = scipy.optimize.linprog(
+        -G.sum(0), A_ub=-G, b_ub=np.zeros(len(G)), A_eq=equal if len(equal) else None,
+        b_eq=np.zeros(len(equal)) if len(equal) else None, bounds=bounds, method="highs", options=tight,
+    )  # fmt: skip
+    if done.status != 0:
+        return None
+    if -done.fun <= 1e-8:
+        return True
+    gains = G @ done.x
+    sound = gains.max() > 1e-5 and gains.min() > -1e-8 * gains.max()
+    sound &= not len(equal) or abs(equal @ done.x).max() <= 1e-8 * gains.max()
+    return False if sound else None
+
+
+# -- intervals --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wald:
+    """Estimates and standard errors of an unregularized model; NaN where the samples do not determine one."""
+
+    estimate: Array
+    se: Array
+
+
+def wald(p: Pooled, robust: bool) -> Wald:
+    """Least squares or maximum likelihood in standard units, and its covariance there, taken back."""
+    Xs, m, s = standardised(p)
+    A = np.hstack([Xs, np.ones((len(Xs), 1))]) if p.bias else p.X / (s := np.sqrt((p.o[:, None] * p.X**2).sum(0)))
+    back = np.zeros((p.d + p.bias, A.shape[1]))
+    back[: p.d, : p.d] = np.diag(1 / s)
+    if p.bias:
+        back[-1, : p.d], back[-1, -1] = -m / s, 1.0
+    theta = np.zeros(A.shape[1])
+    if p.loss == "poisson" and p.bias:
+        theta[-1] = np.log((p.o * p.y).sum() / (p.o * np.exp(p.t)).sum())
+    for _ in range(200):
+        g, H = _derivatives(p, A, theta)
+        move = np.linalg.pinv(H, rcond=1e-12, hermitian=True) @ g
+        now = _mean(p, A, theta)
+        step = 1.0
+        while step > 1e-12 and _mean(p, A, theta - step * move) > now + 1e-15 * abs(now):
+            step /= 2
+        theta = theta - step * move
+        if abs(move).max() < 1e-13 * (1 + abs(theta).max()):
+            break
+    g, H = _derivatives(p, A, theta)
+    M = np.linalg.pinv(H, rcond=1e-12, hermitian=True)
+    n = len(A)
+    z = A @ theta + p.t
+    if robust:
+        each = p.o[:, None] * slopes(p, z[:, None]) * A
+        V = M @ (each.T @ each) @ M
+    elif p.loss == "least_squares":
+        rank = int(np.linalg.matrix_rank(A, tol=1e-9 * np.linalg.norm(A, 2)))
+        V = M * ((p.y - z) ** 2).sum() / (n - rank) / n
+    else:
+        V = M / n
+    estimate, se = back @ theta, np.sqrt(np.maximum((back @ V @ back.T).diagonal(), 0))
+    _, sizes, Vt = scipy.linalg.svd(A, full_matrices=True)
+    null = Vt[(np.append(sizes, np.zeros(len(Vt) - len(sizes))) < 1e-9 * sizes[0])]
+    unknown = np.linalg.norm(back @ null.T, axis=1) > 1e-7 * np.linalg.norm(back, axis=1)
+    return Wald(np.where(unknown, np.nan, estimate), np.where(unknown, np.nan, se))
+
+
+def _mean(p: Pooled, A: Array, theta: Array) -> float:
+    return float((p.o * losses(p, (A @ theta + p.t).astype(LONG)[:, None])).sum())
+
+
+def _derivatives(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
+    z = A @ theta + p.t
+    if p.loss == "least_squares":
+        second = np.ones(len(z))
+    else:
+        second = np.exp(z) if p.loss == "poisson" else scipy.special.expit(z) * scipy.special.expit(-z)
+    return A.T @ (p.o * slopes(p, z[:, None])[:, 0]), (A * (p.o * second)[:, None]).T @ A
+
+
+def convexified(p: Pooled, x: Array) -> Pooled:
+    """The convex problem that a stationary point x of a nonconvex one solves; itself, if it is convex."""
+    return p if p.term.convex else replace(p, term=p.term.convexified(p.split(np.asarray(x, float))[0].ravel()))
