@@ -26,7 +26,6 @@ _Cut = tuple[Tensor, float | Tensor, Tensor]  # a block, its step, its place
 
 _WHOLE = 1 << 18  # entries per thread that are not cut: learning a formula takes longer than it saves
 _BLOCK = 1 << 18  # bytes per block and thread: a block, its place and two buffers are 1 MiB, a core's own cache
-_ALONE = (1 << 15) - 64  # entries per block of a thread of ours: operations on so few are not shared out by torch
 _OURS = 4  # threads up to which whole blocks are shared out
 LITTLE = 1 << 16  # entries per block where groups are seen together, which takes more temporaries; no more is not cut
 _THREADS = 8  # threads up to which blocks grow, so that buffers stay small
@@ -66,18 +65,30 @@ def in_blocks(formula: Formula, v: Tensor, step: float | Tensor, out: Tensor | N
             for block, part, place in _cuts(source, own, target, LITTLE * growth, grain):
                 place.copy_(formula(block, part))
             return sink
-    ours = threads if 1 < threads <= _OURS else 1
-    most = _ALONE if ours > 1 else _BLOCK // v.element_size() * growth
+    ours = threads if threads <= _OURS else 1
+    most = _BLOCK // v.element_size() * (growth if ours == 1 else 1)
     if len(program) == 1 and steps is None:
         ours, most = 1, v.numel()  # one operation is one pass already
     with torch.inference_mode():
         work = iter([*_cuts(source, own, target, most, grain)])
-    with ThreadPoolExecutor(ours) as pool:  # it starts no thread before it is asked to
-        others = [pool.submit(_carry_out, program, work) for _ in range(ours - 1)]
+    if ours == 1:
         _carry_out(program, work)
-        for other in others:
-            other.result()
+    else:
+        _share_out(program, work, ours)
     return sink
+
+
+def _share_out(program: list[_Operation], work: Iterator[_Cut], threads: int) -> None:
+    """The program on all blocks, by so many threads that each take the next one."""
+    torch.set_num_threads(1)  # of operations, in this thread and in those that begin now
+    try:
+        with ThreadPoolExecutor(threads - 1) as pool:
+            others = [pool.submit(_carry_out, program, work) for _ in range(threads - 1)]
+            _carry_out(program, work)
+            for other in others:
+                other.result()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _cuts(source: Tensor, step: float | Tensor, target: Tensor, most: int, grain: int) -> Iterator[_Cut]:
