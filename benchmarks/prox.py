@@ -1,7 +1,8 @@
-"""Every separable prox on 11.2 million float32 (ResNet-18's weights) against a copy and against the usual formula.
+"""Every separable prox on 11.2 million numbers (ResNet-18's weights) against a copy and against the usual formula.
 
-``python -m benchmarks prox``. *Copy* is ``out.copy_(v)``, the least any prox has to move; it has the better of one
-thread and all of them. *Naive* is the formula written down with whole-vector operations.
+``python -m benchmarks prox``, in float32 and float64, with one thread and with all of them. *Copy* is
+``out.copy_(v)``, the least any prox has to move; it has the better of one thread and all of them. *Naive* is the
+formula written down with whole-vector operations.
 """
 
 from __future__ import annotations
@@ -49,45 +50,59 @@ CASES: dict[str, tuple[Regularizer, Naive]] = {
 
 
 def measure(quick: bool = False) -> list[dict[str, Any]]:
-    """Milliseconds of each, medians; the contestants take turns, so that a busy machine slows all alike."""
-    v = torch.randn(SIZE // 50 if quick else SIZE, generator=torch.Generator().manual_seed(0))
-    out, repeats, rows = torch.empty_like(v), 3 if quick else 11, []
-    threads = torch.get_num_threads()
+    """A row for each number of threads, dtype and prox."""
+    threads, size, rows = torch.get_num_threads(), SIZE // 50 if quick else SIZE, []
+    for count in sorted({1, threads}):
+        torch.set_num_threads(count)
+        try:
+            for dtype in (torch.float32, torch.float64):
+                v = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=dtype)
+                rows += [_timed(name, v, 3 if quick else 11) for name in CASES]
+        finally:
+            torch.set_num_threads(threads)
+    return rows
+
+
+def _timed(name: str, v: Tensor, repeats: int) -> dict[str, Any]:
+    """Milliseconds, medians; the contestants take turns, so that a busy machine slows all alike."""
+    h, naive = CASES[name]
+    out, threads = torch.empty_like(v), torch.get_num_threads()
 
     def copy_alone() -> None:
         torch.set_num_threads(1)
         out.copy_(v)
         torch.set_num_threads(threads)
 
-    for name, (h, naive) in CASES.items():
-        torch.testing.assert_close(h.prox(v, STEP), naive(v), rtol=1e-5, atol=1e-6)  # the same work
-        turns: dict[str, Callable[[], object]] = {
-            "copy": lambda: out.copy_(v),
-            "copy, 1 thread": copy_alone,
-            "ours": lambda h=h: h.prox(v, STEP, out),  # type: ignore[misc]
-            "naive": lambda naive=naive: naive(v),  # type: ignore[misc]
-        }
-        times: dict[str, list[float]] = {key: [] for key in turns}
-        for _ in range(repeats):
-            for key, work in turns.items():
-                began = time.perf_counter()
-                work()
-                times[key].append(1e3 * (time.perf_counter() - began))
-        found = {key: statistics.median(t[1:]) for key, t in times.items()}
-        copy = min(found["copy"], found["copy, 1 thread"])
-        rows.append(
-            {"prox": name, "copy": copy, "ours": found["ours"], "naive": found["naive"], "ratio": found["ours"] / copy}
-        )
-    return rows
+    torch.testing.assert_close(h.prox(v, STEP), naive(v), rtol=1e-5, atol=1e-6)  # the same work
+    turns: dict[str, Callable[[], object]] = {
+        "copy": lambda: out.copy_(v),
+        "copy, 1 thread": copy_alone,
+        "ours": lambda: h.prox(v, STEP, out),
+        "naive": lambda: naive(v),
+    }
+    times: dict[str, list[float]] = {key: [] for key in turns}
+    for _ in range(repeats):
+        for key, work in turns.items():
+            began = time.perf_counter()
+            work()
+            times[key].append(1e3 * (time.perf_counter() - began))
+    found = {key: statistics.median(t[1:]) for key, t in times.items()}
+    copy = min(found["copy"], found["copy, 1 thread"])
+    return {
+        "prox": name, "threads": threads, "dtype": str(v.dtype).removeprefix("torch."),
+        "copy": copy, "ours": found["ours"], "naive": found["naive"], "ratio": found["ours"] / copy,
+    }  # fmt: skip
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the table."""
-    print(f"\nprox of {SIZE / 1e6:.1f} M float32, ms on {torch.get_num_threads()} threads; promised: {PROMISED:.0f}x")
-    print(f"{'prox':<14}{'copy':>8}{'ours':>8}{'naive':>8}{'ours/copy':>11}{'naive/ours':>12}")
+    print(f"\nprox of {SIZE / 1e6:.1f} M numbers, ms; promised: {PROMISED:.0f}x")
+    print(
+        f"{'prox':<14}{'threads':>8}{'dtype':>9}{'copy':>8}{'ours':>8}{'naive':>9}{'ours/copy':>11}{'naive/ours':>12}"
+    )
     for r in rows:
         late = "" if r["ratio"] <= PROMISED else "  <- above"
         print(
-            f"{r['prox']:<14}{r['copy']:>8.2f}{r['ours']:>8.2f}{r['naive']:>8.2f}{r['ratio']:>10.1f}x"
-            f"{r['naive'] / r['ours']:>11.1f}x{late}"
+            f"{r['prox']:<14}{r['threads']:>8}{r['dtype']:>9}{r['copy']:>8.2f}{r['ours']:>8.2f}{r['naive']:>9.2f}"
+            f"{r['ratio']:>10.1f}x{r['naive'] / r['ours']:>11.1f}x{late}"
         )

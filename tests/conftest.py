@@ -42,6 +42,15 @@ def double(monkeypatch):
     monkeypatch.setattr(fc.Problem, "dtype", torch.float64)
 
 
+@pytest.fixture
+def two_threads():
+    """A process whose user has set two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def silos():
     """The heterogeneous silos of the acceptance tests: n = 30, d = 20, m = 100."""

@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def test_the_command_prints_and_writes(tmp_path, capsys, monkeypatch):
     assert "skipped: it takes a GPU" in out
     written = json.loads((tmp_path / "a.json").read_text())
     assert {r["name"] for r in written["workloads"]} == {"ours", "loop", "flower", "pfl", "fluke", "centralised"}
-    assert len(written["prox"]) == len(prox.CASES)
+    assert [(r["prox"], r["dtype"]) for r in written["prox"]] == [
+        (n, d) for d in ("float32", "float64") for n in prox.CASES
+    ]
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
@@ -185,6 +188,39 @@ def test_threads_change_neither_the_prox_nor_the_setting(h):
     assert torch.equal(alone[0], small)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("h", [ElasticNet(0.3, 0.2), MCP(0.3, 2.0), SCAD(0.3)], ids=lambda h: type(h).__name__)
+def test_what_a_thread_works_on_stays_in_its_cores_cache(h, dtype, threads, monkeypatch):
+    v = torch.randn(5 << 19, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    expected, before, seen, workers = h.formula(v, 0.4), torch.get_num_threads(), [], set()
+
+    def watched(function):
+        def call(*args, out, **kwargs):
+            seen.append(out.nbytes)
+            workers.add((threading.get_ident(), torch.get_num_threads()))
+            return function(*args, out=out, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(memory, "_DIRECTED", {name: watched(f) for name, f in memory._DIRECTED.items()})
+    try:
+        torch.set_num_threads(threads)
+        found = h.prox(v, 0.4)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, expected)
+    here = threading.get_ident()
+    if threads == 8:  # torch shares out every operation
+        assert max(seen) <= 8 << 18
+        assert workers == {(here, 8)}
+    else:  # whole blocks are shared out, so that no operation waits for another thread
+        assert max(seen) <= 1 << 18  # with the block, its place and two buffers: 1 MiB
+        assert {(here, 1)} <= workers
+        assert {count for _, count in workers} == {1}
+        assert len(workers) <= threads
+
+
 def test_a_shared_prox_works_in_inference_mode_and_in_place():
     h, v = SCAD(0.3), torch.randn(1 << 21, generator=torch.Generator().manual_seed(1))
     expected, before = h.prox(v, 0.4), torch.get_num_threads()
@@ -200,7 +236,7 @@ def test_a_shared_prox_works_in_inference_mode_and_in_place():
 
 
 def test_a_differentiated_prox_keeps_its_graph():
-    size = 2 * memory._BLOCK
+    size = 2 * memory._WHOLE
     v = torch.linspace(-3, 3, size, dtype=torch.float64).requires_grad_()
     L1(1.0).prox(v, 0.5).sum().backward()
     assert torch.equal(v.grad, (v.abs() > 0.5).double())

@@ -24,6 +24,7 @@ from fedcomposite import algorithms
 from fedcomposite.choice import choose
 from fedcomposite.data import Silos
 from fedcomposite.experiments import Config, RunFolder
+from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.simulator import simulate
 from fedcomposite.testing import small_problem
 
@@ -275,6 +276,16 @@ def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):
     for a, b in zip(run.history, want.history, strict=True):
         close(a, b)
     assert "client_accuracy_min" in run.history[-1]
+
+
+def test_a_site_works_with_the_threads_that_fit_a_job(tmp_path, two_threads, monkeypatch):
+    """A small job has one thread; the next one may be large, so that what the site's people set comes back."""
+    used, train = set(), Client.train
+    monkeypatch.setattr(Client, "train", lambda *given: used.add(torch.get_num_threads()) or train(*given))
+    algorithm = method("FedAvg")
+    federate(LocalGrid(make_sites(small_problem(algorithm).silos, tmp_path)), write(algorithm, rounds=2))
+    assert used == {1}
+    assert torch.get_num_threads() == 2
 
 
 def test_a_model_of_the_package_equals_the_simulator(tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -420,13 +421,18 @@ def test_a_revoked_site_is_out(parties):
     assert torch.equal(model(parties.folder / "after-skip"), model(parties.folder / "after-named"))
 
 
-def test_the_demo_in_one_command(tmp_path):
-    """TLS, keys, four hospitals, a coefficient table, and the simulator's result."""
-    party = Party(tmp_path / "demo.log", "demo", tmp_path / "demo", "--rounds", "8")
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_the_demo_in_one_command(tmp_path, secure):
+    """TLS, keys, four hospitals, a coefficient table, and the simulator's result, up to the rounding of masked sums."""
+    options = ["--secure"] if secure else []
+    party = Party(tmp_path / "demo.log", "demo", tmp_path / "demo", "--rounds", "8", *options)
     try:
         said = party.ends(0)
     finally:
         party.leave()
     assert "nonzero coefficients" in said
     assert "thalach" in said
-    assert "largest difference from `fedcomposite run`" in said
+    (difference,) = re.findall(r"largest difference from `fedcomposite run`.*: (\S+)", said)
+    assert float(difference) < (1e-9 if secure else 1e-12)
+    limits = [path.read_text() for path in (tmp_path / "demo" / "fed" / "sites").glob("*/site.toml")]
+    assert ['\nsecure = "required"\n' in text for text in limits] == 4 * [secure]

@@ -10,8 +10,9 @@ from sklearn.metrics import roc_auc_score
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.estimators import Local, Request, Rows, answer, fold_of_samples
+from fedcomposite.estimators import Local, Request, Rows, answer, fold_of_samples, sites
 from fedcomposite.estimators.sites import silos_of
+from fedcomposite.problems.requests import ALL, losses
 
 
 def silos(loss="logistic", sizes=(60, 35, 45), features=6, seed=0):
@@ -274,3 +275,38 @@ def test_refusals():
         fc.cross_validate(posed(), folds=1)
     with pytest.raises(ValueError, match="for two classes"):
         fc.cross_validate(posed("least_squares"), score="auc")
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_of_an_analysis_fit_its_silos(two_threads, monkeypatch):
+    """Products of 60 samples with 6 columns have nothing for a second thread, at a silo or in the server's step."""
+    used = {"silo": set(), "server": set()}
+
+    def watched(name, function):
+        def call(*args, **kwargs):
+            used[name].add(torch.get_num_threads())
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(sites, "answer", watched("silo", sites.answer))
+    problem = posed()
+
+    def task():
+        used["server"].add(torch.get_num_threads())
+        yield [losses(torch.zeros(1, problem.dimension, dtype=torch.float64), ALL)]
+        used["server"].add(torch.get_num_threads())
+
+    sites.together([task()], Local(problem))
+    fc.path(problem)
+    assert used == {"silo": {1}, "server": {1}}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("samples", "features"), [(1 << 13, 32), (8, 512)], ids=["many samples", "a large Hessian"])
+def test_threads_of_an_analysis_are_kept_where_they_help(samples, features):
+    X = torch.zeros(samples, features, dtype=torch.float64)
+    problem = fc.Problem(fc.Silos.from_arrays([(X, torch.arange(samples).double() % 2)]), loss="logistic")
+    assert Local(problem).threads is None

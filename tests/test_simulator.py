@@ -232,15 +232,49 @@ def test_constraints_hold_and_have_no_subgradient(uneven):
         fc.simulate(problem, FedAvg(1, 0.1), rounds=1)
 
 
-def test_threads_are_restored(lasso):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert Simulator(lasso, FedAvg(1, 0.1), batches=Batches()).transport.threads == 1
-        fc.simulate(lasso, FedAvg(1, 0.1), rounds=1)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+def test_threads_are_restored(lasso, two_threads):
+    assert Simulator(lasso, FedAvg(1, 0.1), batches=Batches()).transport.threads == 1
+    fc.simulate(lasso, FedAvg(1, 0.1), rounds=1)
+    assert torch.get_num_threads() == 2
+
+
+def perceptron(inputs, hidden):
+    return torch.nn.Sequential(torch.nn.Linear(inputs, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 2))
+
+
+@pytest.mark.parametrize("batch", [32, None])
+def test_threads_of_a_network_follow_its_operations_not_their_terms(batch, two_threads):
+    """A small MLP has 2,000 products per sample and 64 numbers between two layers: a second thread would only wait."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(6, 250, 64, generator=generator)
+    silos = fc.Silos.from_arrays([(x, (x[:, 0] > 0).double()) for x in X])
+    used, model = set(), perceptron(64, 32)
+    assert 6 * 32 * sum(p.numel() for p in model.parameters()) > 1 << 18
+    model[1].register_forward_pre_hook(lambda *_: used.add(torch.get_num_threads()))
+    problem = fc.Problem(silos, model=model, loss="cross_entropy")
+    assert Simulator(problem, FedAvg(1, 0.1), batches=Batches(size=batch)).transport.threads == 1
+    used.clear()
+    fc.simulate(problem, FedAvg(1, 0.1), rounds=2, batch_size=batch)
+    assert used == {1}
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_are_kept_for_large_operations(two_threads):
+    X = torch.zeros(2, 40, 64)
+    silos = fc.Silos.from_arrays([(x, torch.arange(40.0) % 2) for x in X])
+    image = torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 8, 8)), torch.nn.Conv2d(1, 100, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.AvgPool2d(8), torch.nn.Flatten(), torch.nn.Linear(100, 2),
+    )  # fmt: skip
+
+    def chosen(model, batch):
+        problem = fc.Problem(silos, model=model, loss="cross_entropy")
+        return Simulator(problem, FedAvg(1, 0.1), batches=Batches(size=batch)).transport.threads
+
+    assert chosen(perceptron(64, 4096), 8) is None  # 2 x 274,434 parameters
+    assert chosen(perceptron(64, 1024), 8) == 1
+    assert chosen(image, None) is None  # 2 x 40 x 6,400 numbers after the convolution
+    assert chosen(image, 8) == 1
 
 
 # -- checkpoints ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedcomposite.data import DataError, Silos
 from fedcomposite.problems import Problem
 from fedcomposite.problems.requests import Request, Sums, answer, silos_of
+from fedcomposite.runtime import process
 
 T = TypeVar("T")
 Task = Generator[list[Request], list[Sums], T]
@@ -64,10 +65,17 @@ class Local:
         self.ids = list(problem.silos.ids)
         self.names = [*problem.silos.names, "(held by nobody)"][: len(self.silos)]
         self.exchanges = self.bytes_up = self.bytes_down = 0
+        self._reach = max(max(s.X.numel(), (s.X.shape[1] * s.b[:1].numel()) ** 2) for s in self.silos)  # also a Hessian
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that fit the largest silo and the server's matrices; None leaves the setting alone."""
+        return process.fitting_threads(self._reach, torch.device("cpu")) if process.on_main_thread() else None
 
     def each(self, requests: Sequence[Request]) -> list[list[Sums]]:
         """Every silo's answers, one after another."""
-        made = [[answer(silo, request) for request in requests] for silo in self.silos]
+        with process.threads(self.threads):
+            made = [[answer(silo, request) for request in requests] for silo in self.silos]
         self.exchanges += 1
         self.bytes_down += len(self.silos) * sum(r.nbytes for r in requests)
         self.bytes_up += sum(v.nbytes for one in made for sums in one for v in sums.values())
@@ -91,13 +99,14 @@ def together(tasks: Sequence[Task[T]], sites: Sites) -> list[T]:
             waiting.pop(i, None)
             results[i] = stop.value
 
-    for i in range(len(tasks)):
-        advance(i, None)
-    while waiting:
-        asked = list(waiting.items())
-        sums = sites.ask([request for _, requests in asked for request in requests])
-        at = 0
-        for i, requests in asked:
-            advance(i, sums[at : at + len(requests)])
-            at += len(requests)
+    with process.threads(sites.threads if isinstance(sites, Local) else None):
+        for i in range(len(tasks)):
+            advance(i, None)
+        while waiting:
+            asked = list(waiting.items())
+            sums = sites.ask([request for _, requests in asked for request in requests])
+            at = 0
+            for i, requests in asked:
+                advance(i, sums[at : at + len(requests)])
+                at += len(requests)
     return [results[i] for i in range(len(tasks))]

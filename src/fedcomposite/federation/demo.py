@@ -22,6 +22,9 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation.post import FederationError
 
+SAME = {False: 1e-12, True: 1e-9}
+"""How far a model may be from the simulator's, in plain and in secure sums, whose numbers are rounded to 2^-40."""
+
 CONFIG = """\
 # Sparse logistic regression (SCAD) of heart disease over four hospitals.
 name = "heart"
@@ -60,13 +63,14 @@ def write_hospitals(folder: Path) -> list[str]:
     return list(silos.names)
 
 
-def relax_limits(sites: Path) -> None:
+def write_limits(sites: Path, secure: bool) -> None:
     """Let the hospitals take part: one has a single patient without the disease, which a site refuses by default.
 
-    The data are public, so that nothing is given away.
+    The data are public, so that nothing is given away. With ``secure`` the hospitals take part in secure sums only.
     """
+    lines = "min_class = 1\n" + ('secure = "required"\n' if secure else "")
     for path in sorted(sites.glob("*/site.toml")):
-        path.write_text(path.read_text(encoding="utf-8") + "min_class = 1\n", encoding="utf-8")
+        path.write_text(path.read_text(encoding="utf-8") + lines, encoding="utf-8")
 
 
 @contextlib.contextmanager

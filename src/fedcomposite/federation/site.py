@@ -41,9 +41,8 @@ from fedcomposite.problems import Batches, Counter, Problem, private
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.loss import Loss
 from fedcomposite.regularizers.base import StepError
-from fedcomposite.runtime import messages
+from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.client import Client
-from fedcomposite.runtime.process import fitting_threads
 
 __all__ = ["Limits", "RefusalError", "Site"]
 
@@ -63,6 +62,7 @@ class _Job:
     message: NamedTuple  # a message, for its form
     privacy: SampleLevel | None
     query: Query | None  # as the accountant sees an answer
+    threads: int | None  # that fit a local step
 
 
 class Site:
@@ -187,7 +187,8 @@ class Site:
 
     def _timed(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
         began = time.perf_counter()
-        done = self._work(order, job, given)
+        with process.threads(job.threads):
+            done = self._work(order, job, given)
         what = f"round {order.round + 1}" if order.train else f"evaluation after round {order.round}"
         self._log(f"job {order.job}: {what} in {time.perf_counter() - began:.2f} s")
         return done
@@ -285,8 +286,6 @@ class Site:
         smooth = problem.smooth(config.dtype)
         smooth.check_batches(config.run.batch_size, silos)
         per = config.run.batch_size or int(silos.sizes[0])
-        if (count := fitting_threads(per * smooth.dimension, smooth.device)) is not None:
-            torch.set_num_threads(count)
         batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling, config.run.clip_norm)
         look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, most=self.limits.max_margin)
         privacy, query = level(config), self._account.query(order, config)
@@ -301,7 +300,10 @@ class Site:
         )  # fmt: skip
         start, rules = smooth.start(), algorithm.at(0)
         server, state = rules.init(start, problem.regularizer.during(0))
-        return _Job(problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy, query)
+        threads = process.fitting_threads(smooth.reach(per, 1), smooth.device)
+        return _Job(
+            problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy, query, threads
+        )
 
     def _charge(self, job: str, query: Query, x: Tensor) -> None:
         self._account.charge(job, query)

@@ -166,6 +166,10 @@ class Smooth(ABC):
     def expect(self, rows: Tensor, after: Callable[[], Tensor] | None = None) -> None:  # noqa: B027
         """Take note of the minibatches ``(steps, m, b)`` that come next, then those of ``after``, to read ahead."""
 
+    def reach(self, rows: int, clients: int) -> int:
+        """The numbers that the largest operation of a local step looks at: by it, threads are chosen."""
+        return clients * rows * self.dimension
+
     def stage(self, rows: Tensor) -> Tensor:
         """Bring the samples of a recorded round where the program reads them; their rows as it takes them."""
         return rows

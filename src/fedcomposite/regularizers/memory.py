@@ -4,11 +4,17 @@ A prox is a handful of elementwise operations. Written down on a whole vector, e
 makes a new tensor. Here they are learned by running the formula once on no entries, and carried out on one block after
 another: results go to buffers that are used again, and the last one straight to its place, so that memory is read once
 and written once. That does not change a bit of the result.
+
+Two to four threads take whole blocks, each with buffers of its own. Torch would share out every operation on a block
+instead and wait for the slowest thread each time, which takes longer than the operation, and far longer where a core is
+busy with something else. More threads would wait for Python's lock; there torch shares out larger blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +22,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 Formula = Callable[[Tensor, float | Tensor], Tensor]
+_Cut = tuple[Tensor, float | Tensor, Tensor]  # a block, its step, its place
 
-_BLOCK = 1 << 18  # entries per block and thread: a few buffers of this size stay in a core's caches
-LITTLE = 1 << 16  # the same where groups are seen together, which takes more temporaries; no more is not cut
+_WHOLE = 1 << 18  # entries per thread that are not cut: learning a formula takes longer than it saves
+_BLOCK = 1 << 18  # bytes per block and thread: a block, its place and two buffers are 1 MiB, a core's own cache
+_OURS = 4  # threads up to which whole blocks are shared out
+LITTLE = 1 << 16  # entries per block where groups are seen together, which takes more temporaries; no more is not cut
 _THREADS = 8  # threads up to which blocks grow, so that buffers stay small
 
 # Elementwise operations that write where they are told to.
@@ -37,9 +46,10 @@ def in_blocks(formula: Formula, v: Tensor, step: float | Tensor, out: Tensor | N
 
     A tensor of steps has one per vector, ``(..., 1)``, or one per entry.
     """
-    most = (_BLOCK if grain == 1 else LITTLE) * min(torch.get_num_threads(), _THREADS)  # torch shares out each block
+    threads = torch.get_num_threads()
+    growth = min(threads, _THREADS)
     strided = any(t is not None and t.dim() > 2 and not t.is_contiguous() for t in (v, out))  # rows need a copy
-    if v.numel() <= most or v.device.type != "cpu" or strided:
+    if v.numel() <= (_WHOLE if grain == 1 else LITTLE) * growth or v.device.type != "cpu" or strided:
         return give(formula(v, step), out)
     sink = torch.empty_like(v) if out is None else out
     flat = not isinstance(step, Tensor) and v.is_contiguous() and sink.is_contiguous()
@@ -48,29 +58,57 @@ def in_blocks(formula: Formula, v: Tensor, step: float | Tensor, out: Tensor | N
     if isinstance(step, Tensor):
         each = step.shape[-1] if step.dim() else 1
         steps = step.broadcast_to((*v.shape[:-1], each)).reshape(len(source), each)
+    own = step if steps is None else steps
     with torch.no_grad():
-        program = _learned(formula, source, step if steps is None else steps) if grain == 1 else None
-        if program is not None and len(program) == 1 and steps is None:
-            most = v.numel()  # one operation is one pass already
-        scratch: list[Tensor] = []
-        for rows, columns in _cuts(source.shape, most, grain):
-            block, place = source[rows, columns], target[rows, columns]
-            own = step if steps is None else steps[rows, columns if steps.shape[1] > 1 else slice(None)]
-            if program is None:
-                place.copy_(formula(block, own))
-            else:
-                _carry_out(program, block, own, place, scratch)
+        program = _learned(formula, source, own) if grain == 1 else None
+        if program is None:
+            for block, part, place in _cuts(source, own, target, LITTLE * growth, grain):
+                place.copy_(formula(block, part))
+            return sink
+    ours = threads if threads <= _OURS else 1
+    most = _BLOCK // v.element_size() * (growth if ours == 1 else 1)
+    if len(program) == 1 and steps is None:
+        ours, most = 1, v.numel()  # one operation is one pass already
+    with torch.inference_mode():
+        work = iter([*_cuts(source, own, target, most, grain)])
+    if ours == 1:
+        _carry_out(program, work)
+    else:
+        _share_out(program, work, ours)
     return sink
 
 
-def _cuts(shape: tuple[int, ...], most: int, grain: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a matrix into blocks of at most ``most`` entries: several rows, or equal pieces of a row, whole in groups."""
-    rows, columns = shape
+def _share_out(program: list[_Operation], work: Iterator[_Cut], threads: int) -> None:
+    """The program on all blocks, by so many threads that each take the next one."""
+    torch.set_num_threads(1)  # of operations, in this thread and in those that begin now
+    try:
+        with ThreadPoolExecutor(threads - 1) as pool:
+            others = [pool.submit(_carry_out, program, work) for _ in range(threads - 1)]
+            _carry_out(program, work)
+            for other in others:
+                other.result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _cuts(source: Tensor, step: float | Tensor, target: Tensor, most: int, grain: int) -> Iterator[_Cut]:
+    """Matrices and steps in blocks of at most ``most`` entries: several rows, or equal pieces of a row, whole groups.
+
+    A view costs more than the place of one, so that all of a row's are made at once.
+    """
+    columns = source.shape[1]
     wide = -(-columns // -(-columns // most))
     wide = -(-wide // grain) * grain
     tall = max(1, most // wide)
-    for i in range(0, rows, tall):
-        yield from ((slice(i, i + tall), slice(j, j + wide)) for j in range(0, columns, wide))
+    for i in range(0, len(source), tall):
+        blocks, places = (torch.split(t[i : i + tall], wide, dim=1) for t in (source, target))
+        rows = step[i : i + tall] if isinstance(step, Tensor) else step
+        each = (
+            torch.split(rows, wide, dim=1)
+            if isinstance(rows, Tensor) and rows.shape[1] > 1
+            else repeat(rows, len(blocks))
+        )
+        yield from zip(blocks, each, places, strict=True)
 
 
 class _Recorder(TorchFunctionMode):
@@ -120,20 +158,21 @@ def _learned(formula: Formula, source: Tensor, steps: float | Tensor) -> list[_O
     return program if program and program[-1].buffer is not None and calls[-1][3] is result else None
 
 
-def _carry_out(
-    program: list[_Operation], block: Tensor, step: float | Tensor, target: Tensor, scratch: list[Tensor]
-) -> None:
-    """The program on a block, with its last result in ``target``; ``scratch`` is filled with buffers as needed."""
-    values: list[Any] = [block, step]
-    for operation in program:
-        arguments = list(operation.arguments)
-        for j, n in operation.values:
-            arguments[j] = values[n]
-        options = operation.options
-        if operation is program[-1]:
-            options = options | {"out": target}
-        elif operation.buffer is not None:
-            while len(scratch) <= operation.buffer:
-                scratch.append(torch.empty(block.numel(), dtype=block.dtype))
-            options = options | {"out": scratch[operation.buffer][: block.numel()].view(block.shape)}
-        values.append(operation.function(*arguments, **options))
+def _carry_out(program: list[_Operation], work: Iterator[_Cut]) -> None:
+    """The program on one block after another, as long as there are any; several threads may take them."""
+    buffers: list[Tensor] = []
+    with torch.inference_mode():  # torch has less to do for a call than without gradients alone
+        for block, step, target in work:
+            if not buffers or buffers[0].shape != block.shape:
+                buffers = [torch.empty_like(block) for _ in range(1 + max(o.buffer or 0 for o in program))]
+            values: list[Any] = [block, step]
+            for function, arguments, places, options, buffer in program:
+                given = list(arguments)
+                for j, n in places:
+                    given[j] = values[n]
+                if len(values) == len(program) + 1:
+                    function(*given, **options, out=target)
+                elif buffer is None:
+                    values.append(function(*given, **options))
+                else:
+                    values.append(function(*given, **options, out=buffers[buffer]))

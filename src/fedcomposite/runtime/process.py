@@ -16,11 +16,15 @@ def on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-_SMALL = 1 << 18  # elements of data in one operation below which a second thread costs more than it gives
+_SMALL = 1 << 18  # numbers in one operation below which a second thread costs more than it gives
 
 
 def fitting_threads(elements: int, device: torch.device) -> int | None:
-    """One thread for operations on so few elements on a CPU (a second only adds waiting); None: whatever is set."""
+    """One thread for operations on so few elements on a CPU (a second only adds waiting); None: whatever is set.
+
+    It depends on the size of the work alone, never on a clock: sums over several threads may differ in their last bit,
+    and a run that is repeated or resumed has the same bits.
+    """
     return 1 if device.type == "cpu" and elements < _SMALL else None
 
 

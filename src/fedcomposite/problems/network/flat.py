@@ -213,6 +213,22 @@ class FlatModule:
         with self.holding(state, train=train) as outputs:
             return outputs(inputs)
 
+    @contextmanager
+    def watched(self, note: Callable[[Tensor], None]) -> Iterator[None]:
+        """Show what enters and leaves each layer to ``note`` inside."""
+
+        def look(layer: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+            for value in (*given, *(made if isinstance(made, tuple) else (made,))):
+                if isinstance(value, Tensor):
+                    note(value)
+
+        hooks = [m.register_forward_hook(look) for m in self.module.modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def starved(self, one: Tensor) -> str | None:
         """The first batch norm that has a single value per channel when it trains on one sample; torch refuses that."""
         found: list[str] = []

@@ -46,6 +46,7 @@ class Network(Smooth):
         self.layout, self.dimension = self.flat.layout, self.flat.dimension
         self._local: Local | None = None
         self._silos, self._weights = silos, weights
+        self._widest = 0
         self.X, self.b = self._placed(not_sparse(silos.features, "a model"), silos.targets)
         self.sizes = silos.sizes.astype(np.uint64)
         self.offsets = np.asarray(silos.offsets[:-1], np.uint64)
@@ -79,13 +80,21 @@ class Network(Smooth):
         """Width of the module's output."""
         first, state = in_memory(X[:2]).to(self.device), self.flat.state(self.start(), self.buffers())
         inputs = self.options.inputs(first, self.dtype)
-        with torch.no_grad():
+        with torch.no_grad(), self.flat.watched(lambda v: self._note(v.numel() // len(first))):
             try:
                 return int(self.flat.forward(state, inputs, train=False).shape[-1])
             except RuntimeError:  # a view of what has channels last in memory, perhaps
                 if not self.flat.restore_layout():
                     raise
                 return int(self.flat.forward(state, inputs, train=False).shape[-1])
+
+    def _note(self, width: int) -> None:
+        """Remember the most numbers that a layer makes of a sample, or is given of it."""
+        self._widest = max(self._widest, width)
+
+    def reach(self, rows: int, clients: int) -> int:
+        """The values between two layers, or all parameters: an MLP's products have many terms and few numbers."""
+        return clients * max(rows * self._widest, self.dimension)
 
     def start(self) -> Tensor:
         """The module's own parameters, flattened."""

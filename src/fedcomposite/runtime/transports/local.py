@@ -159,7 +159,7 @@ class LocalTransport(ABC):
     def threads(self) -> int | None:
         """Threads that fit the size of a local step; None leaves the setting alone."""
         per = self.batches.size or int(self.smooth.sizes.max())
-        return process.fitting_threads(per * self._at_once * self.smooth.dimension, self.smooth.device)
+        return process.fitting_threads(self.smooth.reach(per, self._at_once), self.smooth.device)
 
     @property
     def _at_once(self) -> int:
