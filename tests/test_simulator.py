@@ -15,7 +15,8 @@ import fedcomposite as fc
 from fedcomposite.algorithms import REGISTRY, FedAvg, FedCanon, FedNMap, ProximalGradient, Scaffold, Zhang
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, Box
-from fedcomposite.runtime import Record, Simulator, messages, rounds
+from fedcomposite.runtime import Record, Simulator, messages
+from fedcomposite.runtime.rounds import ending
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,7 @@ def test_completed_is_not_said_of_a_run_that_grew(name):
 ])  # fmt: skip
 def test_endings(start, end, status):
     """A start outside of h's domain has no value to compare with."""
-    assert rounds.ending(Record(objective=end), Record(objective=start)) == status
+    assert ending(Record(objective=end), Record(objective=start)) == status
 
 
 def test_a_run_that_grew_can_go_on(tmp_path):
