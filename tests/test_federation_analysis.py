@@ -604,7 +604,7 @@ def test_residuals_of_rare_columns_are_refused(tmp_path):
 
 FIELDS = {
     "schema": {"columns", "kinds", "rows"},
-    "gaps": {"n", "missing"},
+    "gaps": {"n", "missing", "again"},
     "moments": {"n", "missing", "sum", "squares", "withheld"},
     "below": {"low", "high", "n"},
     "levels": {"levels", "counts", "rest", "many"},
