@@ -82,6 +82,29 @@ def test_auto_steps_bear_sample_weights_and_small_cohorts(name):
     assert max(values) <= 1.02 * values[0]
 
 
+def wide_rows():
+    """Samples of 20 features in 8 silos: a batch of two has eight times the curvature of a silo."""
+    rng, shared = np.random.default_rng(0), np.random.default_rng(1).normal(size=20) * 2
+    arrays = []
+    for _ in range(8):
+        X = rng.normal(size=(40, 20))
+        arrays.append((X, X @ (shared + 0.3 * rng.normal(size=20)) + rng.normal(size=40)))
+    return fc.Problem(fc.Silos.from_arrays(arrays), loss="least_squares")
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_auto_steps_bear_minibatches(name):
+    """TAMUNA, GradSkip, ProxScaffnew, FedDR, FedADMM, FedMSPP, FedSplit went from 32 to 1e11 and beyond at 1/L."""
+    problem = wide_rows()
+    c = theory.constants(problem, batch=2)
+    assert c.of_batches == pytest.approx(c.L + (c.L_sample - c.L) / 2)
+    assert theory.constants(problem).of_batches == c.L
+    rounds = 60 * REGISTRY[name].exchanges
+    run = fc.simulate(problem, theory.auto(name, c), rounds=rounds, batch_size=2, evaluate_every=rounds)
+    assert run.status == "completed", run.message
+    assert run.history[-1].objective < 0.9 * run.history[0].objective
+
+
 COMPOSITE = [k for k, v in REGISTRY.items() if "convex" in v.info.regularizer and not v.info.second_order]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import sys
 import threading
 
@@ -11,6 +12,7 @@ import torch
 import fedcomposite as fc
 from fedcomposite import callbacks
 from fedcomposite.algorithms import FedAvg, Scaffold, Zhang
+from fedcomposite.experiments import Config
 from fedcomposite.testing import small_problem
 
 
@@ -217,6 +219,56 @@ def test_weights_and_biases_offline(problem, tmp_path, monkeypatch):
     assert run.status == "completed"
     (kept,) = (tmp_path / "w").rglob("*.wandb")
     assert kept.stat().st_size > 0
+
+
+def test_weights_and_biases_do_not_write_where_one_stands(problem, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    here, cache, named, run = (tmp_path / name for name in ("here", "cache", "named", "run"))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("FEDCOMPOSITE_CACHE", str(cache))
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    fc.simulate(problem, Zhang(2, 0.5), rounds=1, callbacks=[callbacks.WandB()])
+    assert len(list(cache.rglob("*.wandb"))) == 1
+    monkeypatch.setenv("WANDB_DIR", str(named))
+    fc.simulate(problem, Zhang(2, 0.5), rounds=1, callbacks=[callbacks.WandB()])
+    assert len(list(named.rglob("*.wandb"))) == 1
+    content = {"data": {"name": "synthetic"}, "algorithm": {"name": "Zhang", "local_steps": 2, "step": 0.5},
+               "run": {"rounds": 1}}  # fmt: skip
+    for given, folder in [({}, run), ({"folder": "w"}, run / "w"), ({"folder": str(named)}, named)]:
+        (made,) = Config.check({**content, "callbacks": [{"name": "WandB", **given}]}).make_callbacks(run)
+        assert made.folder == str(folder)
+    assert list(here.iterdir()) == []
+
+
+def _track(uri, together, fails):
+    import mlflow  # noqa: F401  # it takes seconds, and the race is at the database
+
+    try:
+        problem = fc.Problem(fc.data.load("synthetic", clients=3, samples=20), loss="logistic")
+        together.wait(timeout=120)
+        fc.simulate(problem, Zhang(2, 0.5), rounds=1, callbacks=[callbacks.MLflow("shared", uri=uri)])
+        fails.put("")
+    except Exception as error:
+        fails.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore")  # of mlflow's own use of its database
+def test_processes_may_begin_an_mlflow_database_together(tmp_path):
+    """As compare --jobs does: two at a new database left it with half of its tables, for good."""
+    mlflow = pytest.importorskip("mlflow", reason="the extra [mlflow] is not installed")
+    uri, context = f"sqlite:///{tmp_path}/mlflow.db", multiprocessing.get_context("spawn")
+    together, fails = context.Barrier(2), context.Queue()
+    both = [context.Process(target=_track, args=(uri, together, fails)) for _ in range(2)]
+    for process in both:
+        process.start()
+    assert [fails.get(timeout=240) for _ in both] == ["", ""]
+    for process in both:
+        process.join()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    found = client.search_runs([client.get_experiment_by_name("shared").experiment_id])
+    assert [run.info.status for run in found] == ["FINISHED"] * 2
 
 
 def test_a_missing_tracker_says_how_to_get_it(problem, monkeypatch):

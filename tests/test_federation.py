@@ -969,6 +969,38 @@ def test_a_whole_job_leaves_the_run_folder_of_a_simulation(silos, nmap, tmp_path
     assert (status["state"], status["round"], status["rounds"]) == ("finished", 6, 6)
 
 
+@pytest.mark.parametrize("kind", ["network", "images", "linear"])
+def test_a_federated_model_is_exported_where_no_data_are(kind, tmp_path, cli, monkeypatch):
+    """The run folder alone is enough: the samples are at the sites, under another roof."""
+    rng, shape = np.random.default_rng(0), (1, 28, 28) if kind == "images" else (4,)
+    draw = rng.integers(0, 256, (3, 12, *shape)).astype(np.uint8) if kind == "images" else rng.normal(size=(3, 12, 4))
+    targets = rng.integers(0, 3, (3, 12)).astype(float)
+    silos = Silos.from_arrays(list(zip(draw, targets, strict=True)), names=["a", "b", "c"])
+    content = {"problem": {"loss": "multinomial"}} if kind == "linear" else {"model": {"name": "mlp"}}
+    if kind == "images":
+        content["data"] = {"name": "mnist"}  # says how pixels are normalised, and must not be loaded
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c"])
+    for i, name in enumerate(made.sites):
+        made.set_node(name, i + 1)
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.config.write_text(tomli_w.dumps(content) + write(method("FedNMap"), L1, rounds=2))
+    made.job("j1").parent.mkdir()
+    made.job("j1").write_text(Job(name="j1", out=str(folder.path), data=content.get("data")).model_dump_json())
+    run = carry_out(LocalGrid(make_sites(silos, tmp_path / "s")), made, "j1")
+    monkeypatch.setattr(fc.data, "load", lambda *a, **k: pytest.fail("export loads data"))
+    for form, suffix in (("safetensors", "safetensors"), ("csr", "npz"), ("onnx", "onnx")):
+        cli("export", folder.path, "--format", form, check=0)
+        assert (folder.path / f"exported.{suffix}").is_file()
+    state = safetensors.torch.load_file(folder.path / "exported.safetensors")
+    if kind == "linear":
+        assert torch.equal(state["weight"].t().reshape(-1), run.solution)
+        return
+    module = fc.models.build("mlp", silos)
+    module.load_state_dict(state)
+    assert torch.equal(torch.nn.utils.parameters_to_vector(module.parameters()).detach(), run.solution)
+
+
 def test_a_job_that_fails_says_why(silos, nmap, tmp_path):
     made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b"])
     made.set_node("a", 1)

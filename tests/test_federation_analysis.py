@@ -416,14 +416,35 @@ def test_levels_of_one_site_are_called_alike_in_its_own_file(tmp_path):
     described = table_of(look_at(asking, asking.names), "sick")
     pd.testing.assert_frame_equal(described, describe({"north": one, "south": other}, target="sick"))
     wrong = {**data, "south": {**data["south"], "recode": {"gender": codes["sex"]}}}
-    sites = [open_site(folder) for folder in _written(tmp_path / "wrong", wrong)]
     with pytest.raises(DataError, match="south: recode: no column 'gender'"):
-        sites[1]._source.sheet(Recipe())
+        open_site(_written(tmp_path / "wrong", wrong)[1])
     plain = _written(tmp_path / "plain", {"south": {"target": "sick", "recode": codes}})
     with pytest.raises(FolderError, match=r"\[data.recode\] is for recipe = true"):
         open_site(plain[0])
     with pytest.raises(FolderError, match=r"recode.sex.1: input should be a valid string"):
         _written(tmp_path / "odd", {"south": {"recipe": True, "recode": {"sex": {"1": ["male"]}}}})
+
+
+@pytest.mark.parametrize("recipe", [True, False])
+def test_join_refuses_a_column_that_the_file_has_not(recipe, tmp_path):
+    """Before anything is written: what, where, and which columns there are."""
+    pd.DataFrame({"Alter": [50.0, 60, 70], "rr": [120.0, 130, 140], "sick": [0, 1, 1]}).to_csv(
+        tmp_path / "south.csv", index=False
+    )
+    given = {"recipe": True} if recipe else {"target": "sick"}
+    cases = [
+        ({"columns": {"age": "alter"}}, "(?s)age = 'alter'.*no column 'alter'.*Alter"),
+        ({"drop": ["name"]}, "(?s)drop.*name.*Alter"),
+        ({"columns": {"age": "Alter"}, "units": {"bp": {"scale": 2.0}}}, "(?s)units.*'bp'"),
+    ]
+    for i, (wrong, says) in enumerate(cases):
+        (place,) = _written(tmp_path / f"fed{i}", {"south": {**given, **wrong}})
+        before = sorted(place.path.rglob("*"))
+        with pytest.raises((DataError, FolderError), match=says):
+            open_site(place)
+        assert sorted(place.path.rglob("*")) == before
+    (place,) = _written(tmp_path / "right", {"south": {**given, "columns": {"age": "Alter"}, "drop": ["rr"]}})
+    assert open_site(place).name == "south"
 
 
 def test_a_table_needs_a_recipe_and_a_prepared_file_takes_none(messy, hospitals, tmp_path):
@@ -583,7 +604,7 @@ def test_residuals_of_rare_columns_are_refused(tmp_path):
 
 FIELDS = {
     "schema": {"columns", "kinds", "rows"},
-    "gaps": {"n", "missing"},
+    "gaps": {"n", "missing", "again"},
     "moments": {"n", "missing", "sum", "squares", "withheld"},
     "below": {"low", "high", "n"},
     "levels": {"levels", "counts", "rest", "many"},

@@ -7,6 +7,7 @@ import pytest
 import fedcomposite as fc
 from fedcomposite.data import DataError
 from fedcomposite.data.faults import DataWarning
+from fedcomposite.data.queries import parse_query
 
 
 def hospital(seed, n=80, **columns):
@@ -115,3 +116,57 @@ def test_all_that_a_recipe_misnames_is_told_at_once():
     assert "column 'sex': is text" in said
     with pytest.raises(DataError, match="2 problems"):
         fc.Recipe(drop=["x"], missing={"y": [0]}).fit({"a": hospital(0)}, target="sick")
+
+
+def _patients(n, first, seed):
+    g = np.random.default_rng(seed)
+    return pd.DataFrame({
+        "patient_id": first + np.arange(n), "record": [f"R{first + i}" for i in range(n)],
+        "age": g.normal(60, 9, n).round(), "chol": g.normal(200, 30, n).round(1), "sex": g.choice(["m", "f"], n),
+    })  # fmt: skip
+
+
+def _again(frames, **options):
+    table = fc.describe(frames, **options)
+    odd = table[table["flags"].str.contains("occur again")]
+    return dict(zip(zip(odd["site"], odd["feature"], strict=True), odd["flags"], strict=True))
+
+
+def test_patients_who_are_there_twice_are_flagged():
+    one, other = _patients(80, 1000, 0), _patients(90, 5000, 1)
+    assert _again({"one": one, "other": other}) == {}
+    twice = _again({"one": one, "other": pd.concat([other, other[:7]], ignore_index=True)})
+    assert set(twice) == {("other", "patient_id"), ("other", "record")}
+    assert all("7 values of an identifier" in flag for flag in twice.values())
+    assert "7 whole rows" in twice["other", "patient_id"]
+    whole = _again({"one": one, "other": pd.concat([other, other], ignore_index=True)})
+    assert "90 whole rows" in whole["other", "patient_id"]
+    changed = other.copy()
+    changed.loc[4, ["patient_id", "record"]] = other.loc[
+        3, ["patient_id", "record"]
+    ].to_numpy()  # other values: a visit
+    few = _again({"one": one, "other": changed})
+    assert all("some values of an identifier" in flag and "rows" not in flag for flag in few.values())  # not how many
+    assert len(few) == 2
+
+
+def test_repeats_are_counted_in_the_table_as_it_is():
+    """Steps could choose rows until the answer is about one of them."""
+    choosing = '{"name": "gaps", "columns": ["a"], "repeats": true, "steps": [{"kind": "complete", "columns": ["a"]}]}'
+    with pytest.raises(DataError, match="the table as it is"):
+        parse_query(choosing)
+    assert parse_query(choosing.replace("complete", "absent")).repeats
+
+
+def test_equal_measurements_and_small_tables_are_no_patients_twice():
+    """Age and blood pressure have equal values, and rows of three categories are equal, by chance."""
+    g = np.random.default_rng(2)
+    plain = pd.DataFrame(
+        {"age": g.integers(30, 90, 200), "bp": g.normal(130, 15, 200).round(), "y": g.integers(0, 2, 200)}
+    )
+    levels = pd.DataFrame({k: g.choice(["a", "b"], 200) for k in ("p", "q", "r")})
+    assert _again({"one": plain[:100], "other": plain[100:].reset_index(drop=True)}) == {}
+    assert _again({"one": levels[:100], "other": levels[100:].reset_index(drop=True)}) == {}
+    without = _patients(90, 1, 3).drop(columns=["patient_id", "record"])  # no identifier: rows tell
+    found = _again({"one": without, "other": pd.concat([without, without[:6]], ignore_index=True)})
+    assert found == {("other", "age"): "6 whole rows of this table occur again: patients twice?"}

@@ -1,11 +1,13 @@
 """Reproductions: every name works in its reduced form, goes on where it was interrupted, and is not repeated."""
 
 import json
+import math
 import re
 import shutil
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import cvxpy as cp
 import pandas as pd
@@ -19,6 +21,7 @@ from fedcomposite.papers.base import (
     EQUAL,
     FAILS,
     HOLDS,
+    NOT_JUDGED,
     NOT_RUN,
     Claim,
     ahead,
@@ -70,6 +73,7 @@ def test_every_name_in_a_small_form(name, tmp_path, request):
     text = (tmp_path / name / "verdict.md").read_text()
     assert all(claim.verdict in text for claim in done.claims)
     assert "no verdict on the paper" in text
+    assert {claim.verdict for claim in done.claims} <= {NOT_JUDGED, NOT_RUN}
     data = pd.read_csv(tmp_path / name / "data.csv")
     if {"run", "round"} <= set(data):  # a run is one run
         assert not data.duplicated(["run", "round"]).any()
@@ -275,6 +279,18 @@ def test_partial_with_nothing_done_tells_so(name, tmp_path):
 
 
 DONE = sorted(p.parent for p in Path(__file__).parent.parent.glob("docs/reproductions/*/state.json"))
+
+
+def test_what_is_not_measured_is_not_judged():
+    """A comparison with nan is false, which is no verdict."""
+    paper = SimpleNamespace(module=SimpleNamespace(claims=lambda data: [
+        Claim("a", "3 rounds against nan", FAILS), Claim("b", "3 rounds against 4", HOLDS), Claim("c", "nan", NOT_RUN),
+    ]))  # fmt: skip
+    table = pd.DataFrame({"x": [1.0]})
+    assert [c.verdict for c in judge(paper, table)] == [NOT_JUDGED, HOLDS, NOT_RUN]
+    assert [c.verdict for c in judge(paper, table, quick=True)] == [NOT_JUDGED, NOT_JUDGED, NOT_RUN]
+    empty = pd.Series([math.nan, math.nan])
+    assert ahead(pd.Series([1.0, 2.0]), [empty]) == ahead(empty, [pd.Series([1.0, 2.0])]) == NOT_JUDGED
 
 
 @pytest.mark.parametrize("folder", DONE, ids=lambda f: f.name)

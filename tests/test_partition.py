@@ -1,5 +1,6 @@
 """Partitions: every sample exactly once, the minimum respected, and the right law."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+import fedcomposite as fc
 from fedcomposite.data import PARTITIONERS, DataError, Silos, load, partition
 
 
@@ -275,3 +277,54 @@ def test_documented():
 
     text = importlib.import_module("fedcomposite.data.partition").__doc__
     assert all(f"\n{name} " in text for name in PARTITIONERS)
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_held_out_samples_are_measured_after_a_partition(name):
+    """test= before the partition or a split after it: every silo has held-out samples like its own."""
+    plain = fc.data.load("breast_cancer", seed=3)
+    first = fc.data.load("breast_cancer", test=0.3, seed=3)
+    silos = first.partition(name, clients=4, seed=1)
+    bare = dataclasses.replace(first, test=None, held_by={}).partition(name, clients=4, seed=1)
+    assert torch.equal(silos.features, bare.features)  # training samples are dealt as without held-out ones
+    assert torch.equal(silos.test[1], first.test[1])
+    problem = fc.Problem(silos, loss="logistic")
+    table = problem.scores(np.zeros(problem.dimension))
+    assert table.loc["all", "test_samples"] == round(0.3 * len(plain.targets))
+    assert table["test_samples"][:-1].sum() == table.loc["all", "test_samples"]
+    assert table["test_accuracy"][table["test_samples"] > 0].notna().all()
+    owner, y = silos.held_by["test"].numpy(), silos.test[1].numpy()
+    for i in range(4):
+        trained, held = silos[i][1].numpy(), y[owner == i]
+        assert abs(len(held) / len(y) - len(trained) / len(silos.targets)) < 0.12
+        if len(held) > 20:
+            assert abs((held == 1).mean() - (trained == 1).mean()) < 0.3  # of 30 samples or so
+
+
+def test_held_out_numbers_are_dealt_out_too():
+    silos = fc.data.load("diabetes", test=0.2).partition("quantity", clients=3, alpha=2.0)
+    assert set(silos.held_by["test"].tolist()) == {0, 1, 2}
+
+
+def test_some_clients_as_they_are():
+    """By place or by name, with their own held-out samples, and fits of each."""
+    silos = fc.data.load("heart_disease", test=0.2)
+    for i, name in enumerate(silos.names):
+        for one in (silos.subset([i]), silos.subset([name]), silos.subset(np.array([i]))):
+            assert (one.names, one.ids) == ((name,), (i,))
+            assert torch.equal(one.features, silos[i][0])
+            assert torch.equal(one.test[1], silos.test[1][silos.held_by["test"] == i])
+        problem = fc.Problem(one, loss="logistic", regularizer=fc.regularizers.L2Squared(0.1))
+        assert fc.solve(problem).status == "converged"
+        assert problem.scores(np.zeros(problem.dimension))["test_samples"].tolist() == [len(one.test[1])] * 2
+    two = silos.subset(["longbeach", 0])
+    assert two.names == ("longbeach", "cleveland")
+    owner = silos.held_by["test"]
+    assert torch.equal(two.held_by["test"], torch.where(owner[(owner == 3) | (owner == 0)] == 3, 0, 1))
+    alone = silos.subset([np.arange(5), np.arange(10, 12)])  # rows, as before
+    assert alone.sizes.tolist() == [5, 2]
+    wrong = {"no client 7": [7], "no client 'rome'": ["rome"], "is given twice": [0, "cleveland"],
+             "list of clients": "hungary", "arrays of row numbers": [np.arange(3), 1]}  # fmt: skip
+    for says, given in wrong.items():
+        with pytest.raises(fc.data.DataError, match=says):
+            silos.subset(given)

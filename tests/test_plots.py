@@ -2,6 +2,8 @@
 
 import ast
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,25 @@ def history(scale=1.0, rounds=5):
         }
         for r in range(rounds)
     ]  # fmt: skip
+
+
+def test_a_fresh_notebook_shows_a_run():
+    """Nothing has imported pyplot there, so nobody has told the notebook how to show a Matplotlib figure."""
+    code = (
+        "import sys, fedcomposite as fc\n"
+        "problem = fc.Problem(fc.data.load('synthetic', clients=3, samples=20), loss='logistic')\n"
+        "figure = fc.simulate(problem, fc.algorithms.FedAvg(1, 0.5), rounds=2).plot()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "try:\n"
+        "    from IPython.core.formatters import DisplayFormatter\n"
+        "    shown = DisplayFormatter().format(figure)[0]['image/png']\n"
+        "except ImportError:\n"
+        "    shown = figure._repr_png_()\n"
+        "assert figure._repr_html_() is None\n"
+        "print(shown[:4], len(shown) > 5000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(b"\x89PNG"), "True"]
 
 
 def drawn(figure, panel=0):

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import fedcomposite as fc
-from fedcomposite.algorithms import FedAvg, FedCanon, FedNMap, ProximalGradient, Scaffold, Zhang
+from fedcomposite.algorithms import REGISTRY, FedAvg, FedCanon, FedNMap, ProximalGradient, Scaffold, Zhang
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, Box
-from fedcomposite.runtime import Simulator, messages
+from fedcomposite.runtime import Record, Simulator, messages
+from fedcomposite.runtime.rounds import ending
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +177,64 @@ def test_divergence_keeps_the_history_and_names_the_cause():
         assert 0 < run.rounds < 400
         assert torch.isfinite(run.solution).all()
         assert math.isfinite(run.history[0].objective)
+
+
+GROWING = {  # 1/L of a silo, and more, with two samples at a time
+    "TAMUNA": {"step": 0.35, "p": 0.1, "s": 2},
+    "GradSkip": {"step": 0.35, "p": 0.1},
+    "Scaffnew": {"step": 0.35, "p": 0.1},
+    "FedDR": {"eta": 0.7, "alpha": 1.0, "inner_steps": 10, "inner_step": 0.3},
+    "FedAvg": {"local_steps": 10, "step": 0.35},
+    "FedMid": {"local_steps": 10, "step": 0.35},
+    "Zhang": {"local_steps": 10, "step": 0.35},
+    "FedNMap": {"local_steps": 10, "step": 0.35, "gamma": 3.5},
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_completed_is_not_said_of_a_run_that_grew(name):
+    """One rule for every method and every length: up to 1 % more is noise, up to twice not converged, else diverged."""
+    rng, shared = np.random.default_rng(0), np.random.default_rng(1).normal(size=20) * 2
+    draws = [rng.normal(size=(40, 20)) for _ in range(8)]
+    problem = fc.Problem(fc.Silos.from_arrays([(X, X @ shared) for X in draws]), loss="least_squares")
+    seen = set()
+    for rounds in (0, 1, 2, 3, 4, 6):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fc.DivergenceWarning)
+            run = fc.simulate(problem, REGISTRY[name](**GROWING[name]), rounds=rounds, batch_size=2)
+        first, last = run.history[0].objective, run.history[-1].objective
+        grown = (last - first) / first
+        expected = "completed" if grown <= 0.01 else "not converged" if grown <= 1 else "diverged"
+        assert run.status == expected, (rounds, first, last)
+        assert ("grew from" in run.message) == (grown > 0.01)
+        assert run.status == "completed" or rounds > 0
+        seen.add(run.status)
+    assert "diverged" in seen
+    assert run.rounds == 6  # long before 1e10, at which a run is ended
+
+
+@pytest.mark.parametrize(("start", "end", "status"), [
+    (39.0, 1.1e9, "diverged"), (1.0, 2.5, "diverged"), (-4.0, 1.0, "diverged"),
+    (39.0, 50.0, "not converged"), (1.0, 1.9, "not converged"), (-4.0, -3.0, "not converged"),
+    (39.0, 39.1, "completed"), (0.5, 0.1, "completed"), (-4.0, -9.0, "completed"), (0.0, 0.0, "completed"),
+    (math.inf, 7.0, "completed"),
+])  # fmt: skip
+def test_endings(start, end, status):
+    """A start outside of h's domain has no value to compare with."""
+    assert ending(Record(objective=end), Record(objective=start)) == status
+
+
+def test_a_run_that_grew_can_go_on(tmp_path):
+    """A model may go up before it comes down, so the checkpoint of a run that grew is kept."""
+    problem = fc.Problem(fc.data.load("diabetes").partition("iid", clients=5), loss="least_squares")
+    method = ProximalGradient(2.1 / problem.smoothness("mean"))
+    with pytest.warns(fc.GrowthWarning, match="ProximalGradient diverged in round 100"):
+        whole = fc.simulate(problem, method, rounds=100, evaluate_every=20)
+    with pytest.warns(fc.GrowthWarning):
+        fc.simulate(problem, method, rounds=80, evaluate_every=20, checkpoint=tmp_path / "c")
+    with pytest.warns(fc.GrowthWarning):
+        more = fc.simulate(problem, method, rounds=100, evaluate_every=20, checkpoint=tmp_path / "c", resume=True)
+    assert torch.equal(whole.solution, more.solution)
 
 
 def test_loop_backend_names_the_failing_client(uneven):

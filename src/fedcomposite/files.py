@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,21 @@ def write_atomic(path: Path, data: bytes) -> None:
     finally:
         scratch.unlink(missing_ok=True)
     remove_scratch(path)
+
+
+@contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Wait until no other process of this user is at ``what``, any name that they share, then keep them waiting.
+
+    The lock is the kernel's, on a file in the system's temporary folder, and ends with its process.
+    """
+    name = f"fedcomposite-{os.getuid()}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+    file = os.open(Path(tempfile.gettempdir(), name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
 
 
 def scratch_name(path: Path) -> Path:

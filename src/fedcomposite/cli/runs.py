@@ -14,14 +14,16 @@ from rich import filesize
 from rich.markup import escape
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, results, rows, written
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder, StoreError, Sweep, comparison, runner
 from fedcomposite.experiments.store import coefficients
 from fedcomposite.experiments.tables import SPREAD, joined
 from fedcomposite.experiments.workers import FailedRunsError
-from fedcomposite.exporting import Format, export
+from fedcomposite.exporting import Exported, Format, export
 from fedcomposite.plots import Axis, Band, Width, check_kind, draw_histories
+from fedcomposite.problems import Problem
 from fedcomposite.runtime import Interrupted, Record
 from fedcomposite.runtime.callbacks.progress import make_bar, room_beside, short, summary
 
@@ -170,16 +172,7 @@ def export_run(
 ) -> None:
     """Write a run's model, zeros and all, to one file, and check that the file gives the same predictions."""
     folder, kept = RunFolder(source), source / ("best.safetensors" if best else "model.safetensors")
-    for needed in (folder.config, source / "model.safetensors", kept):
-        if best and needed == kept and not kept.is_file():
-            raise StoreError(
-                f"{source}: no best.safetensors; it is there with the callback BestModel in the experiment"
-            )
-        if not needed.is_file():
-            raise StoreError(
-                f"{source}: no {needed.name}, so this is not the folder of a run that ended "
-                "(a comparison has one in METHOD/seed-N)"
-            )
+    _check_kept(source, kept, best)
     target = destination or source / f"exported{_SUFFIXES[format]}"
     if target.resolve() in {(source / name).resolve() for name in ("model.safetensors", "best.safetensors")}:
         raise ConfigError(f"--out {target}: is the run's own file; give another name")
@@ -192,7 +185,32 @@ def export_run(
         raise ConfigError("format = 'csv' is a table of coefficients, for linear models; take 'safetensors' or 'csr'")
     if pruned and config.model is None:
         raise ConfigError("--pruned is for networks; a linear model has no units between its inputs and outputs")
-    problem = config.make_problem()
+    problem = config.make_problem(folder.stand_in())
+    x, buffers = _vectors(kept, problem)
+    inside = target.resolve().parent == source.resolve()
+    with FolderLock(source) if inside else nullcontext():
+        made = export(x, problem, target, format=format, buffers=buffers, pruned=pruned, multiple=multiple)
+    with results(as_json) as found:
+        found |= made.figures()
+        _tell_exported(made, problem, x)
+
+
+def _check_kept(source: Path, kept: Path, best: bool) -> None:
+    """Refuse a folder without the model that is asked for."""
+    for needed in (RunFolder(source).config, source / "model.safetensors", kept):
+        if best and needed == kept and not kept.is_file():
+            raise StoreError(
+                f"{source}: no best.safetensors; it is there with the callback BestModel in the experiment"
+            )
+        if not needed.is_file():
+            raise StoreError(
+                f"{source}: no {needed.name}, so this is not the folder of a run that ended "
+                "(a comparison has one in METHOD/seed-N)"
+            )
+
+
+def _vectors(kept: Path, problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """The parameters and buffers in a model's file."""
     try:
         tensors = load_file(kept)
         x = tensors["x"]
@@ -200,29 +218,27 @@ def export_run(
         raise StoreError(f"{kept}: not a readable model ({error})") from None
     if x.shape != (problem.dimension,):
         raise StoreError(f"{kept}: x has shape {tuple(x.shape)}, expected ({problem.dimension},)")
-    inside = target.resolve().parent == source.resolve()
-    with FolderLock(source) if inside else nullcontext():
-        made = export(
-            x, problem, target, format=format, buffers=tensors.get("buffers"), pruned=pruned, multiple=multiple
-        )
-    with results(as_json) as found:
-        found |= made.figures()
-        if made.pruned is not None:
-            print_frame(made.pruned.table().iloc[:, :-1], "layers before and after; flops are per sample")
-            for dead in made.pruned.kept:
-                out.print(escape(f"kept: {dead.count} dead of {dead.layer}: {dead.reason}"), highlight=False)
-            out.print(f"pruned: {made.pruned}", highlight=False)
-        elif problem.model is not None:
-            print_frame(problem.layers(x), "exact zeros per tensor")
-        zeros = made.parameters - made.nonzeros
-        dense, file = (filesize.decimal(size) for size in (made.dense_bytes, made.file_bytes))
-        out.print(
-            f"zeros: {zeros} of {made.parameters} parameters ({100 * zeros / made.parameters:.1f} %)\n"
-            f"size: {dense} of dense tensors, {file} in the file\n"
-            f"predictions of the file and of the run agree (largest difference {made.difference:.2g})\n"
-            f"written: {escape(str(made.path))}",
-            highlight=False,
-        )
+    return x, tensors.get("buffers")
+
+
+def _tell_exported(made: Exported, problem: Problem, x: Tensor) -> None:
+    """Print what was written."""
+    if made.pruned is not None:
+        print_frame(made.pruned.table().iloc[:, :-1], "layers before and after; flops are per sample")
+        for dead in made.pruned.kept:
+            out.print(escape(f"kept: {dead.count} dead of {dead.layer}: {dead.reason}"), highlight=False)
+        out.print(f"pruned: {made.pruned}", highlight=False)
+    elif problem.model is not None:
+        print_frame(problem.layers(x), "exact zeros per tensor")
+    zeros = made.parameters - made.nonzeros
+    dense, file = (filesize.decimal(size) for size in (made.dense_bytes, made.file_bytes))
+    out.print(
+        f"zeros: {zeros} of {made.parameters} parameters ({100 * zeros / made.parameters:.1f} %)\n"
+        f"size: {dense} of dense tensors, {file} in the file\n"
+        f"predictions of the file and of the run agree (largest difference {made.difference:.2g})\n"
+        f"written: {escape(str(made.path))}",
+        highlight=False,
+    )
 
 
 def plot(

@@ -106,13 +106,17 @@ class _Looker:
         own = [dict(zip(a["columns"].tolist(), a["kinds"].tolist(), strict=True)) for a in schema]
         names = list(kinds)
         self.steps = [Absent(columns=names)]
-        gaps = self._ask(Gaps(columns=names))
+        gaps = self._ask(Gaps(columns=names, repeats=True))
         looks = [
             Look(site, name, own[i].get(name, "absent"), int(gaps[i]["n"][j]), int(gaps[i]["missing"][j]))
             for j, name in enumerate(names)
             for i, site in enumerate(self.sites)
         ]
         by_name = {name: looks[j * len(self.sites) : (j + 1) * len(self.sites)] for j, name in enumerate(names)}
+        for i, found in enumerate(gaps):
+            for j, name in enumerate(names):
+                by_name[name][i].again = int(found["again"][j])
+            by_name[names[0]][i].rows_again = int(found["again:rows"][0])
         self._levels({name: by_name[name] for name in names})
         numeric = [name for name in names if kinds[name] == "number"]
         if numeric:

@@ -61,7 +61,7 @@ class _CorruptError(Exception):
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept."""
+    """Where downloads are kept, and what has no other place."""
     named = os.environ.get("FEDCOMPOSITE_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "fedcomposite"
 

@@ -35,7 +35,7 @@ def flags_of(group: Sequence[Look], target: bool) -> list[list[str]]:
     for i, look in enumerate(group):
         others = [o for j, o in enumerate(group) if j != i and o.n > 0]
         found = [_gaps(look, others), _constant(look, others, target), _unit(look, others), _zeros(look)]
-        found += [_code(look), _outlier(look), _levels(look, others), _identifier(look)]
+        found += [_code(look), _outlier(look), _levels(look, others), _identifier(look), _again(look)]
         if look.withheld:
             found.append("too few rows, or too few that differ: not told")
         out.append([text for text in found if text])
@@ -142,6 +142,15 @@ def _identifier(look: Look) -> str:
     if look.numeric and look.n >= _ROWS and not look.missing and not look.levels:
         return "consecutive numbers: an identifier?" if _consecutive(look) else ""
     return ""
+
+
+def _again(look: Look) -> str:
+    """Patients who are there twice."""
+    said = []
+    for count, what in ((look.again, "values of an identifier"), (look.rows_again, "whole rows of this table")):
+        if count:
+            said.append(f"{f'{count} {what}' if count > 1 else f'some {what}'} occur again: patients twice?")
+    return "; ".join(said)
 
 
 def _consecutive(look: Look) -> bool:

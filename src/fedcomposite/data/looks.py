@@ -32,6 +32,10 @@ class Look:
     levels: dict[str, int] = field(default_factory=dict)
     rest: int = 0
     withheld: bool = False
+    again: int = 0
+    """Values of an identifier that occur again; 1 may be a few."""
+    rows_again: int = 0
+    """Whole rows of the site that occur again, in the look at its first column."""
     category: bool = False
     """Whether the column looks like levels at every site."""
     edges: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))

@@ -23,14 +23,17 @@ of the largest silo are moved to those that are too small.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedcomposite._validation import Count, Positive, check_call
 from fedcomposite.data.silos import DataError, Seed, Silos
-from fedcomposite.data.sparse import SparseRows, tensors_only
+from fedcomposite.data.sparse import Features, SparseRows, tensors_only
 from fedcomposite.registry import Registry, callable_only
 
 Ints = npt.NDArray[np.int64]
@@ -101,16 +104,18 @@ def kmeans(silos: Silos, clients: int, minimum: int, rng: Rng) -> Groups:
     """One cluster of the features per client (k-means, 10 restarts)."""
     from sklearn.cluster import KMeans
 
-    X: Any
-    if isinstance(silos.features, SparseRows):
-        if silos.features.mean is not None:
-            raise DataError("partition 'kmeans': deal sparse samples out before they are standardised")
-        X = silos.features.csr()
-    else:
-        X = tensors_only(silos.features, "partition 'kmeans'").flatten(1).double().numpy()
     seed = int(rng.integers(2**31))
-    found = KMeans(clients, n_init=10, random_state=seed).fit_predict(X)
+    found = KMeans(clients, n_init=10, random_state=seed).fit_predict(_rows(silos.features, "kmeans"))
     return [np.flatnonzero(found == i) for i in range(clients)]
+
+
+def _rows(features: Features, name: str) -> Any:
+    """Samples as the rows of a matrix, dense or sparse."""
+    if not isinstance(features, SparseRows):
+        return tensors_only(features, f"partition {name!r}").flatten(1).double().numpy()
+    if features.mean is not None:
+        raise DataError(f"partition {name!r}: deal sparse samples out before they are standardised")
+    return features.csr()
 
 
 def quantity(silos: Silos, clients: int, minimum: int, rng: Rng, *, alpha: Positive = 0.5) -> Groups:
@@ -148,7 +153,11 @@ def _fill(groups: Groups, minimum: int, rng: Rng) -> Groups:
 
 
 def partition(silos: Silos, name: str, *, clients: Count, seed: Seed = 0, minimum: Count = 1, **options: Any) -> Silos:
-    """Pool the samples of ``silos`` and deal them out to ``clients`` anew; test data stay as they are."""
+    """Pool the samples of ``silos`` and deal them out to ``clients`` anew.
+
+    Held-out data stay held out, and each of their samples is counted as that client's whose samples are like it: the
+    client of a training sample of the same label, drawn at random; after ``kmeans`` the one with the nearest mean.
+    """
     if not isinstance(silos, Silos):
         raise DataError(f"silos = {silos!r:.60}, must be Silos; make them with Silos.from_arrays([(X, y), ...])")
     rule = PARTITIONERS.lookup(name, DataError)
@@ -160,4 +169,27 @@ def partition(silos: Silos, name: str, *, clients: Count, seed: Seed = 0, minimu
             f"{what}: cannot give {clients} clients at least {minimum} of {len(silos.targets)} samples each"
         )
     rng = np.random.default_rng(seed)
-    return silos.subset(_fill(rule(silos, clients, minimum, rng, **options), minimum, rng))
+    groups = _fill(rule(silos, clients, minimum, rng, **options), minimum, rng)
+    theirs = np.random.default_rng([seed, 1])  # of their own, so that training samples are dealt with or without them
+    owners = {part: torch.from_numpy(_owners(silos, pair, groups, rule is kmeans, theirs))
+              for part, pair in silos.held_out.items()}  # fmt: skip
+    return replace(silos.subset(groups), held_by=owners)
+
+
+def _owners(silos: Silos, held: tuple[Features, Tensor], groups: Groups, nearest: bool, rng: Rng) -> Ints:
+    """The client of each held-out sample."""
+    features, targets = held
+    if nearest:
+        from sklearn.metrics import pairwise_distances_argmin
+
+        means = np.stack([np.asarray(_rows(silos.features, "kmeans")[g].mean(0)).ravel() for g in groups])
+        return np.asarray(pairwise_distances_argmin(_rows(features, "kmeans"), means), np.int64)
+    client = np.empty(len(silos.targets), np.int64)
+    for i, group in enumerate(groups):
+        client[group] = i
+    found = rng.choice(client, len(targets))
+    if (classes := silos.classes) is not None:
+        for label in classes:
+            wanted = np.flatnonzero(targets.numpy() == label)
+            found[wanted] = rng.choice(client[silos.targets.numpy() == label], len(wanted))
+    return found

@@ -6,7 +6,7 @@ lines run here on files and at the site of a federation.
 
 ==========  =========================================================================================================
 schema      names and kinds of the columns, number of rows
-gaps        per column: values and gaps
+gaps        per column: values and gaps; if asked, whether values of an identifier, or whole rows, occur again
 moments     per column: values, gaps, sum and sum of squares of the distances to a centre that the asker gives
 below       per column and edge: how many values lie below it, as a lower and an upper bound (a histogram)
 levels      per column: the levels that enough rows have, with counts; the others together
@@ -16,7 +16,8 @@ outside     per column: whether some value is none of the given levels
 What a site does not tell, with m = ``min_count``: moments of a column with fewer than m values, or in which fewer than
 m (but some) differ from the commonest one (rare indicators and their products); cells of a histogram with fewer than m
 values, which are joined with their neighbours; levels of fewer than m rows, nor a rest of fewer than m; the least and
-the largest value, but for the edges of :data:`GRID` around them. What a step has put into gaps counts for none of
+the largest value, but for the edges of :data:`GRID` around them; how many values or rows occur again, if fewer than m
+do, but only that some do. What a step has put into gaps counts for none of
 these: the asker has chosen it, and could hide one patient among such rows. Gaps are counted exactly, since every mean
 needs its number of values.
 """
@@ -27,13 +28,23 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedcomposite.data.faults import DataError
+from fedcomposite.data.repeats import of_identifier, of_rows
 from fedcomposite.data.sheets import Sheet, level
 from fedcomposite.data.steps import AnyStep, prepared
 
@@ -115,11 +126,27 @@ class Gaps(Query):
 
     name: Literal["gaps"] = "gaps"
     columns: list[str]
+    repeats: bool = False
+    """Whether to look for patients who are there twice."""
+
+    @model_validator(mode="after")
+    def _as_it_is(self) -> Self:
+        if self.repeats and any(step.kind != "absent" for step in self.steps):
+            raise ValueError("repeats are looked for in the table as it is, without steps that change or choose rows")
+        return self
 
     def ask(self, sheet: Sheet, rules: Rules) -> Answer:
-        """``n`` and ``missing`` per column."""
+        """``n`` and ``missing`` per column; with ``repeats`` also ``again``, and ``again:rows`` of whole rows.
+
+        That is how many values of an identifier occur again; 1 stands for any number below ``min_count``.
+        """
         missing = np.array([sheet.missing(name).sum() for name in self.columns], np.int64)
-        return {"n": sheet.rows - missing, "missing": missing}
+        out = {"n": sheet.rows - missing, "missing": missing}
+        if self.repeats:
+            again = [of_identifier(sheet, name, rules.min_count) for name in self.columns]
+            told = [count if count >= rules.min_count else min(count, 1) for count in (*again, of_rows(sheet))]
+            out |= {"again": np.array(told[:-1], np.int64), "again:rows": np.array(told[-1:], np.int64)}
+        return out
 
 
 class Moments(Query):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,6 +59,40 @@ def split(silos: Silos, shares: dict[HeldOut, float], seed: int, stratify: bool)
             shifts[part] = silos.margin_offsets[chosen]
     kept = silos.subset(keep, silos.names)
     return replace(kept, **parts, ids=silos.ids, held_by=owners, held_margin_offsets=shifts)
+
+
+def chosen(silos: Silos, clients: Sequence[int | str], names: Sequence[str]) -> Silos:
+    """Some clients with their samples, names and numbers; of held-out samples theirs, where their owner is known."""
+    strange = [c for c in clients if c not in silos.names and not (_whole(c) and 0 <= int(c) < len(silos))]
+    if strange:
+        raise DataError(
+            f"subset: no client {strange[0]!r}; these are {', '.join(silos.names[:9])}{', ...' * (len(silos) > 9)}, "
+            f"or 0 to {len(silos) - 1}"
+        )
+    places = [silos.names.index(c) if isinstance(c, str) else int(c) for c in clients]
+    if len(set(places)) < len(places):
+        raise DataError(f"subset: client {silos.names[max(places, key=places.count)]!r} is given twice")
+    kept = silos.subset(
+        [np.arange(*silos.offsets[i : i + 2]) for i in places], names or [silos.names[i] for i in places]
+    )
+    parts: dict[str, Any] = {}
+    owners, shifts = {}, dict(silos.held_margin_offsets)
+    for part, owner in silos.held_by.items():
+        X, y = silos.held_out[part]
+        mine = np.flatnonzero(np.isin(owner.numpy(), places))
+        parts[part] = (X[mine], y[mine]) if len(mine) else None
+        owners[part] = torch.tensor([places.index(i) for i in owner[mine].tolist()], dtype=torch.int64)
+        if part in shifts:
+            shifts[part] = shifts[part][mine]
+        if not len(mine):
+            del owners[part]
+            shifts.pop(part, None)
+    ids = tuple(silos.ids[i] for i in places)
+    return replace(kept, **parts, ids=ids, held_by=owners, held_margin_offsets=shifts)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def standardized(silos: Silos) -> Silos:

@@ -23,7 +23,7 @@ from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import check_parts, gather, per_sample, pooled
 from fedcomposite.data.reading import labels_of, listed
-from fedcomposite.data.reshaping import split, standardized, weighted
+from fedcomposite.data.reshaping import chosen, split, standardized, weighted
 from fedcomposite.data.sparse import Features, dense
 from fedcomposite.data.summaries import heterogeneity, summary
 from fedcomposite.data.svmlight import read_all
@@ -352,10 +352,21 @@ class Silos:
 
         return partition(self, name, clients=clients, seed=seed, **options)
 
-    def subset(self, groups: Sequence[npt.NDArray[np.int64]], names: Sequence[str] = ()) -> Silos:
-        """New silos from groups of row numbers of the pooled samples."""
-        rows = torch.from_numpy(np.concatenate([np.sort(g) for g in groups]))
-        offsets = tuple(np.cumsum([0, *(len(g) for g in groups)]).tolist())
+    def subset(self, groups: Sequence[npt.NDArray[np.int64] | int | str], names: Sequence[str] = ()) -> Silos:
+        """Some of the clients as they are, by place or name, or new silos from groups of rows of the pooled samples.
+
+        >>> import fedcomposite as fc
+        >>> fc.data.load("heart_disease").subset(["hungary"]).names
+        ('hungary',)
+        """
+        kinds = set() if isinstance(groups, str) else {np.ndim(g) for g in groups}
+        if kinds == {0}:
+            return chosen(self, cast("Sequence[int | str]", groups), names)
+        if kinds != {1}:
+            raise DataError(f"subset: {groups!r:.60}, must be a list of clients, or of arrays of row numbers")
+        dealt = [np.sort(np.asarray(g)) for g in groups]
+        rows = torch.from_numpy(np.concatenate(dealt))
+        offsets = tuple(np.cumsum([0, *(len(g) for g in dealt)]).tolist())
         return replace(
             self,
             features=self.features[rows],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -25,6 +26,7 @@ from fedcomposite.experiments.toml import ConfigError, locate, name_in, shipped
 from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Problem
+from fedcomposite.runtime.callbacks import REGISTRY as CALLBACKS
 from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
 from fedcomposite.schedules import Schedule
@@ -314,11 +316,13 @@ def _term(fields: Mapping[str, Any], where: str) -> regularizers.Regularizer:
 def _callback(spec: Mapping[str, Any], folder: Path) -> Callback:
     """One callback, whose files lie in the run's folder."""
     fields = {k: v for k, v in spec.items() if k != "name"}
-    for key in ("path", "folder"):
-        if isinstance(fields.get(key), str):
-            fields[key] = str(folder / fields[key])
     try:
-        return build_callback(name_in(spec), **fields)
+        name = name_in(spec)
+        own = {f.name: f.default for f in dataclasses.fields(CALLBACKS[name])}  # type: ignore[arg-type]
+        for key in ("path", "folder"):
+            if isinstance(given := fields.get(key, ""), str) and (given or own.get(key, "") is None):
+                fields[key] = str(folder / given)
+        return build_callback(name, **fields)
     except (TypeError, ValueError) as error:
         raise ConfigError.at("[[callbacks]]", error) from None
 

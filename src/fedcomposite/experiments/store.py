@@ -4,7 +4,8 @@
 config.toml            the experiment, with every choice resolved
 history.jsonl          one record per line, appended as the run goes
 checkpoint.safetensors the state to resume from
-model.safetensors      the solution: tensor ``x``, a network's ``buffers``; coordinate names or layout in the metadata
+model.safetensors      the solution: tensor ``x``, a network's ``buffers``; in the metadata coordinate names or layout,
+                       and what a sample looks like, so that the model can be made again where the data are not
 best.safetensors       the best model by a metric, with the callback ``BestModel``; its round in the metadata
 coefficients.csv       the nonzero coefficients by name (linear models)
 recipe.json            how the features were made, where a recipe made them
@@ -28,15 +29,19 @@ from typing import Any
 
 import pandas as pd
 import torch
+from safetensors import SafetensorError, safe_open
 
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
+from fedcomposite.data import Silos
+from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.experiments.locks import NAME as LOCK
 from fedcomposite.exporting import original_scale
 from fedcomposite.files import pack, write_atomic
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.history import Record, Run
 
+_DRAWN = 64  # samples that stand in for a run's
 _LONGEST = 60  # letters of a label in a folder's name
 _SCRATCH = re.compile(r"\..+\.\d+\.tmp")  # what a process leaves that is killed while it replaces a file
 
@@ -210,7 +215,7 @@ class RunFolder:
         self, name: str, problem: Problem, x: torch.Tensor, buffers: torch.Tensor | None, about: dict[str, str]
     ) -> None:
         """Write a model's file: its vectors, what their entries are, and what else there is to say about it."""
-        tensors, metadata = {"x": x}, {"format": "pt", **about}
+        tensors, metadata = {"x": x}, {"format": "pt", "samples": _look(problem.silos), **about}
         if problem.model is None:
             metadata["coordinates"] = json.dumps(problem.coordinate_names)
         else:
@@ -221,11 +226,45 @@ class RunFolder:
             metadata["recipe"] = problem.silos.recipe.text
         write_atomic(self.path / name, pack(tensors, metadata))
 
+    def stand_in(self) -> Silos | None:
+        """Drawn samples that look like the run's: what it takes to make its model again, wherever its data are.
+
+        A federation's are at its sites. None for a folder of an earlier version, which does not say how samples look.
+        """
+        file = self.path / "model.safetensors"
+        try:
+            with safe_open(file, "pt") as kept:
+                said = (kept.metadata() or {}).get("samples")
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"{file}: not a readable model ({error})") from None
+        if said is None:
+            return None
+        look, recipe = json.loads(said), self.path / "recipe.json"
+        dtype, labels = getattr(torch, look["dtype"]), look["labels"] or [1.0]
+        shape, source = (_DRAWN, *look["shape"]), torch.Generator().manual_seed(0)
+        if dtype.is_floating_point:
+            features = torch.randn(shape, generator=source, dtype=dtype)
+        else:  # pixels; other whole numbers may be indices into a table that has two entries at least
+            features = torch.randint(256 if dtype == torch.uint8 else 2, shape, generator=source).to(dtype)
+        targets = torch.tensor(labels, dtype=torch.float64).repeat(-(-_DRAWN // len(labels)))
+        rows = torch.arange(len(targets)) % _DRAWN
+        fitted = FittedRecipe.read(recipe) if recipe.is_file() else None
+        names = tuple(look["names"])
+        return Silos(features[rows], targets, (0, len(targets)), feature_names=names, recipe=fitted)
+
     def conclude(self, summary: dict[str, Any]) -> None:
         """Write the summary, with the time and the versions: the run is finished."""
         versions = {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()}
         made = {**summary, "finished": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
         write_atomic(self.path / "summary.json", (json.dumps(made, indent=2) + "\n").encode())
+
+
+def _look(silos: Silos) -> str:
+    """Shape and type of a sample, names of its features, and the classes: nothing of the samples themselves."""
+    labels = [] if silos.classes is None else [float(label) for label in silos.classes]
+    dtype = str(silos.features.dtype).removeprefix("torch.")
+    shape, names = list(silos.features.shape[1:]), list(silos.feature_names)
+    return json.dumps({"shape": shape, "dtype": dtype, "names": names, "labels": labels})
 
 
 def coefficients(problem: Problem, x: torch.Tensor) -> pd.DataFrame:

@@ -40,6 +40,7 @@ def open_site(
     wanted = target or section.target
     if section.recipe and path is not None:
         source = _source(folder, path, without=("weight", "offset", "features", "test"))
+        source.check()
         return TableSite(*_common(folder, log), source=source, newcomers=_newcomers(folder, source), **_own(folder))
     if path is None or (wanted is None and not is_svmlight([path])):
         missing = "--data FILE" if path is None else "--target COLUMN"

@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
+from fedcomposite.data.faults import refuse
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.spec import each_name
-from fedcomposite.data.steps import Local, known
+from fedcomposite.data.steps import Local, unknown
 from fedcomposite.files import write_atomic
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.predictions import beside, predicted
@@ -38,10 +39,29 @@ class Source:
     style: Mapping[str, Any] | None = None
 
     def sheet(self, recipe: Recipe) -> Sheet:
-        """The table, read as the recipe's categories need it."""
-        made = self.local.apply(self.read(recipe))
-        known(f"{self.name}: recode", self.local.recode, made.columns)
+        """The table, read as the recipe's categories need it; refused if site.toml names columns that it has not."""
+        file = self.read(recipe)
+        made = self.local.apply(file)
+        faults = [
+            fault
+            for common, own in self.local.rename.items()
+            for fault in unknown(f"{self.name}: [data.columns] {common} = {own!r}", [own], file.columns)
+        ]
+        faults += unknown(f"{self.name}: drop", self.local.drop, file.columns)
+        faults += unknown(f"{self.name}: units", self.local.units, made.columns)
+        refuse([*faults, *unknown(f"{self.name}: recode", self.local.recode, made.columns)])
         return made
+
+    def check(self) -> None:
+        """Refuse columns that the file has not, before anything is begun with it.
+
+        A file that cannot be read until a recipe says how is left for then.
+        """
+        try:
+            self.read(Recipe())
+        except DataError:
+            return
+        self.sheet(Recipe())
 
     def read(self, recipe: Recipe) -> Sheet:
         """The table as the file has it."""

@@ -30,6 +30,8 @@ from fedcomposite._validation import suggest
 from fedcomposite.experiments import ConfigError, toml
 
 HOLDS, FAILS, EQUAL, NOT_RUN = "holds", "does not hold", "no difference measured", "not run"
+NOT_JUDGED = "not judged"
+"""Of what the reduced form measured in too few rounds, and of numbers that are missing."""
 _OWN = ("paper", "settings")
 RECORD = (
     "round", "objective", "loss", "stationarity", "nonzeros", "bytes_up", "bytes_down", "gradient_evaluations",
@@ -45,7 +47,7 @@ class Claim(NamedTuple):
     """The claim in our words, with the paper's number where it gives one."""
     measured: str
     verdict: str
-    """"holds", "does not hold", "no difference measured", "holds only if ...", "not run"."""
+    """"holds", "does not hold", "no difference measured", "holds only if ...", "not run", "not judged"."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ def ahead(ours: pd.Series, others: Sequence[pd.Series], *, least: float = 0.0, l
     if any(len(v) == 0 for v in (ours, *others)):
         return NOT_RUN
     leads = [(o - ours if lower else ours - o).dropna() for o in others]
+    if any(len(lead) == 0 for lead in leads):
+        return NOT_JUDGED
     if all(lead.min() > 0 and lead.mean() > least for lead in leads):
         return HOLDS
     return FAILS if any(lead.max() < 0 and lead.mean() < -least for lead in leads) else EQUAL

@@ -33,7 +33,7 @@ def write_report(out: Path) -> Path:
             continue
         form = " (quick)" if state.get("quick") else "" if state.get("complete") else " (partial)"
         link = f"[{name}]({name}/verdict.md){form}"
-        for claim in judge(load(name), pd.read_csv(data)):
+        for claim in judge(load(name), pd.read_csv(data), quick=bool(state.get("quick"))):
             cells = (" ".join(c.replace("|", "\\|").split()) for c in claim)
             says, measured, verdict = cells
             lines.append(f"| {link} | {says} | {measured} | **{verdict}** |")

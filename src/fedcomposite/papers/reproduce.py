@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import platform
+import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,8 +20,10 @@ from fedcomposite._version import __version__
 from fedcomposite.data import load as load_data
 from fedcomposite.experiments import ConfigError, FolderLock
 from fedcomposite.files import write_atomic
-from fedcomposite.papers.base import NOT_RUN, Claim, Paper, digest_of, load
+from fedcomposite.papers.base import NOT_JUDGED, NOT_RUN, Claim, Paper, digest_of, load
 from fedcomposite.papers.study import Say, Study
+
+_NAN = re.compile(r"\bnan\b", re.IGNORECASE)
 
 
 class Reproduced(NamedTuple):
@@ -78,7 +81,7 @@ def reproduce(
             study = Study(paper, folder, content, device, jobs, partial, say)
             state = _measure(study, state if state.get("experiment") == digest else {}, quick, digest)
         data = pd.read_csv(file) if file.stat().st_size > 1 else pd.DataFrame()
-        claims = judge(paper, data)
+        claims = judge(paper, data, quick=bool(state.get("quick")))
         if len(data):
             for kind in ("pdf", "png"):
                 paper.module.draw(data, folder / f"figure.{kind}")
@@ -134,12 +137,17 @@ def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> d
     return state
 
 
-def judge(paper: Paper, data: pd.DataFrame) -> list[Claim]:
-    """The claims, from the data alone; those whose data are not there yet are not run."""
+def judge(paper: Paper, data: pd.DataFrame, *, quick: bool = False) -> list[Claim]:
+    """The claims, from the data alone; those whose data are not there yet are not run.
+
+    What the ``quick`` form measured is told but not judged, since a claim is about runs of full length; and what was
+    not measured, nan, is judged in no form.
+    """
     if not len(data):
         return [Claim("all of it", "nothing yet", NOT_RUN)]
     found: list[Claim] = paper.module.claims(data)
-    return found
+    open_ = [c.verdict != NOT_RUN and (quick or _NAN.search(c.measured) is not None) for c in found]
+    return [c._replace(verdict=NOT_JUDGED) if left else c for c, left in zip(found, open_, strict=True)]
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -15,11 +15,9 @@ _NO_DATE: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"
 
 def make(width: float, height: float, columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels side by side, in so many rows."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from fedcomposite.plots.shown import Shown
 
-    figure = Figure(figsize=(width, height), dpi=120 if width > 10 else 200 if rows == 1 else 150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Shown(width, height, dpi=120 if width > 10 else 200 if rows == 1 else 150)
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
 
 

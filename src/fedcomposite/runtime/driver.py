@@ -30,7 +30,7 @@ from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.history import Best, Record, Run, Status
 from fedcomposite.runtime.identity import Identity
 from fedcomposite.runtime.protection import Spending
-from fedcomposite.runtime.rounds import growth, make_record, verdict
+from fedcomposite.runtime.rounds import ending, grew, make_record, verdict
 from fedcomposite.runtime.transports.base import Exchange, Gathered, Request, StoppedError, Transport
 from fedcomposite.runtime.wrapped import Counted
 
@@ -244,18 +244,22 @@ class Driver:
             self.status = "stopped"
 
     def _finish(self, plan: Plan, kept: list[Tensor]) -> Run:
-        last = self.history[-1]
+        last, grown = self.history[-1], grew(self.history[-1], self.history[0])
+        done = f"all {plan.rounds} rounds done"
+        if self.status == "completed":  # after the checkpoint, which lets a run go on that grew at first
+            self.status = ending(last, self.history[0])
         message = {
-            "completed": f"all {plan.rounds} rounds done",
+            "completed": done,
+            "not converged": done,
             "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
             "stopped": f"stopped after round {self.round}: {self._reason or 'a callback asked for it'}",
             "interrupted": f"interrupted after round {self.round}",
             "diverged": "",
         }[self.status]
         if self.status == "diverged":
-            message = plan.blame(self.round)  # it may take long to find the cause
+            message = (f"{grown}: " if grown else "") + plan.blame(self.round)  # it may take long to find the cause
         else:
-            if grown := growth(last, self.history[0]):
+            if grown:
                 message += f", but {grown}: the steps are probably too large"
             if self.best is not None:
                 message += f"; best {self.best.metric} {self.best.value:.6g} in round {self.best.round}"

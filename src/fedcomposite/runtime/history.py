@@ -18,11 +18,11 @@ Status = Literal["completed", "converged", "stopped", "diverged", "interrupted",
 
 
 class DivergenceWarning(RuntimeWarning):
-    """A run left the finite numbers; its history is kept up to there."""
+    """A run left the finite numbers, or its objective grew; its history is kept up to there."""
 
 
-class GrowthWarning(RuntimeWarning):
-    """A run ended with a larger objective than it began with."""
+class GrowthWarning(DivergenceWarning):
+    """A run did all its rounds and ended with more than twice the objective it began with: it diverged slowly."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -65,9 +65,12 @@ class Run:
     history: list[Record]
     """One record per evaluated round; the first is the starting model, round 0."""
     status: Status
-    """Why it ended: all rounds done, tolerance reached, a callback, divergence, or Ctrl-C.
+    """Why it ended: "completed", all rounds done; "converged", tolerance reached; "stopped" by a callback; "diverged";
+    "interrupted" by Ctrl-C.
 
-    :func:`fedcomposite.solve` also says "not converged".
+    "completed" is said only of a run whose objective did not grow: with one that ends more than 1 % above the first the
+    status is "not converged", and with one more than twice as large "diverged". :func:`fedcomposite.solve` says
+    "not converged" also of a run that ended before its tolerance.
     """
     message: str
     """One line for people."""

@@ -16,7 +16,11 @@ from fedcomposite.runtime.history import Record, Status
 S = TypeVar("S", bound=NamedTuple)
 
 DIVERGED = 1e10
-"""Growth of the objective, in units of its first value (at least 1), at which a run counts as diverged."""
+"""Growth of the objective, in units of its first value (at least 1), at which a run ends as diverged at once."""
+
+NOISE, DOUBLED = 0.01, 1.0
+"""Growth of the objective over a whole run, in units of its first value: up to the first a run may be "completed", with
+more it is "not converged", and beyond the second "diverged". The same for every method; see :func:`ending`."""
 
 
 def make_record(
@@ -56,12 +60,28 @@ def verdict(last: Record, first: Record, tolerance: float | None) -> Status:
     return "converged" if tolerance is not None and last["stationarity"] <= tolerance else "completed"
 
 
-def growth(last: Record, first: Record, factor: float = 1.01) -> str:
-    """A sentence on an objective that ended at more than ``factor`` times its first value; empty if it did not."""
+def growth(last: Record, first: Record) -> float:
+    """How far the last objective is above the first, in units of the first; 0 where there is no first to compare."""
     end, start = last["objective"], first["objective"]
-    if not math.isfinite(start) or end - start <= (factor - 1) * max(abs(start), 1e-12):
+    return (end - start) / max(abs(start), 1e-12) if math.isfinite(start) else 0.0
+
+
+def ending(last: Record, first: Record) -> Status:
+    """What to say of a run that did all its rounds: "completed" only if its objective did not grow beyond noise.
+
+    A minimisation that ends above its start has failed, whatever the method, and its last model should not be taken
+    for an answer. A hundredth is allowed, since minibatches move a model that starts near the optimum; up to twice the
+    first value it is "not converged", and above that "diverged".
+    """
+    grown = growth(last, first)
+    return "completed" if grown <= NOISE else "not converged" if grown <= DOUBLED else "diverged"
+
+
+def grew(last: Record, first: Record) -> str:
+    """A sentence on an objective that grew beyond noise; empty if it did not."""
+    if growth(last, first) <= NOISE:
         return ""
-    return f"the objective grew from {start:.4g} to {end:.4g}"
+    return f"the objective grew from {first['objective']:.4g} to {last['objective']:.4g}"
 
 
 class _Still:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedcomposite import rng
+from fedcomposite import rng, theory
 from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore, as_vector
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
@@ -25,10 +26,10 @@ from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.driver import Driver, Plan
 from fedcomposite.runtime.fit import check_fit, check_given, model_fault
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
-from fedcomposite.runtime.identity import identify
+from fedcomposite.runtime.identity import Identity, identify
 from fedcomposite.runtime.program import Mode
 from fedcomposite.runtime.protection import Spending, check_aggregator, check_privacy
-from fedcomposite.runtime.rounds import growth
+from fedcomposite.runtime.rounds import DOUBLED, growth
 from fedcomposite.runtime.states import ClientStates
 from fedcomposite.runtime.transports import LocalTransport, Loop, Stacked
 
@@ -243,7 +244,8 @@ def simulate(
     Returns
     -------
     Run
-        Solution, history, and why it stopped. A run that diverges warns and returns what it had.
+        Solution, history, and why it stopped. A run that diverges warns and returns what it had; so does one that ends
+        with more than twice its first objective.
 
     Raises
     ------
@@ -260,17 +262,10 @@ def simulate(
     >>> run.status
     'converged'
     """
-    given, lines = dict(locals()), []
-    if checkpoint is None and (resume or checkpoint_every):
-        lines.append(f"{'resume' if resume else 'checkpoint_every'} needs a file: checkpoint=PATH")
-    if resume and keep_solutions:
-        lines.append("keep_solutions=True and resume=True: earlier models are not in the checkpoint; leave one of them")
-    check_given(simulate, given, *lines)
+    _check_asked(dict(locals()))
     group = processes.join(distributed, torch.device(device))
     _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and path.is_dir():
-        raise ValueError(f"checkpoint = {str(checkpoint)!r} is a folder; give a file in it")
     old = path if resume and path is not None and path.exists() else None
     sim = Simulator(
         problem, algorithm, batches=Batches(seed, batch_size, sampling, clip_norm),
@@ -280,13 +275,7 @@ def simulate(
         state_dir=state_dir, memory_limit=memory_limit, group=group, privacy=privacy, aggregator=aggregator,
     )  # fmt: skip
     if path is not None:
-        sim.identity = identify(
-            problem, sim.x0, method=algorithm, batches=sim.batches, participants=sim.cohorts.size, replace=replace,
-            seed=seed, dtype=str(sim.smooth.dtype), device=torch.device(device).type, mode=sim.mode, backend=backend,
-            evaluate_every=evaluate_every, stationarity_step=sim.stationarity_step,
-            **({} if privacy is None else {"privacy": privacy}),
-            **({} if aggregator is None else {"aggregator": aggregator}),
-        )  # fmt: skip
+        sim.identity = _identity(sim, evaluate_every)
     if old is not None:
         sim.resume(old)
     watchers = [*([OnRecord(on_record)] if on_record is not None else []), *callbacks]
@@ -294,13 +283,40 @@ def simulate(
         watchers.append(Progress())
     plan = Plan(
         rounds, evaluate_every, tolerance, path, checkpoint_every, keep_solutions, watchers, process_settings,
-        blame=lambda r: _blame(problem, algorithm, r),
+        blame=lambda r: _blame(sim, r),
     )  # fmt: skip
-    run = sim.run(plan)
+    return _told(sim.run(plan))
+
+
+def _check_asked(given: dict[str, Any]) -> None:
+    """Refuse arguments of :func:`simulate` that are wrong, or do not go together, in one error."""
+    checkpoint, resume, lines = given["checkpoint"], given["resume"], []
+    if checkpoint is None and (resume or given["checkpoint_every"]):
+        lines.append(f"{'resume' if resume else 'checkpoint_every'} needs a file: checkpoint=PATH")
+    if resume and given["keep_solutions"]:
+        lines.append("keep_solutions=True and resume=True: earlier models are not in the checkpoint; leave one of them")
+    check_given(simulate, given, *lines)
+    if checkpoint is not None and Path(checkpoint).is_dir():
+        raise ValueError(f"checkpoint = {str(checkpoint)!r} is a folder; give a file in it")
+
+
+def _identity(sim: Simulator, evaluate_every: int) -> Identity:
+    """What a checkpoint of this run is known by."""
+    carrier, cohorts = sim.transport, sim.cohorts
+    return identify(
+        sim.problem, sim.x0, method=sim.algorithm, batches=sim.batches, participants=cohorts.size,
+        replace=cohorts.replace, seed=cohorts.seed, dtype=str(sim.smooth.dtype), device=sim.smooth.device.type,
+        mode=sim.mode, backend=sim.backend, evaluate_every=evaluate_every, stationarity_step=sim.stationarity_step,
+        **({} if carrier.privacy is None else {"privacy": carrier.privacy}),
+        **({} if carrier.aggregator is None else {"aggregator": carrier.aggregator}),
+    )  # fmt: skip
+
+
+def _told(run: Run) -> Run:
+    """The run, with a warning if it diverged; one that was interrupted goes on as an exception."""
     if run.status == "diverged":
-        warnings.warn(run.message, DivergenceWarning, stacklevel=2)
-    elif growth(run.history[-1], run.history[0], factor=2.0):
-        warnings.warn(f"{type(algorithm).__name__}: {run.message}", GrowthWarning, stacklevel=2)
+        slowly = growth(run.history[-1], run.history[0]) > DOUBLED and math.isfinite(run.history[-1]["objective"])
+        warnings.warn(run.message, GrowthWarning if slowly else DivergenceWarning, stacklevel=3)
     if run.status == "interrupted":
         raise Interrupted(run)
     return run
@@ -349,13 +365,18 @@ def _mode(mode: str, device: str | torch.device, backend: str, rounds: int, old:
     return "compile" if rounds >= COMPILE_ROUNDS else "record"
 
 
-def _blame(problem: Problem, algorithm: AnyAlgorithm, r: int) -> str:
+def _blame(sim: Simulator, r: int) -> str:
     """Say why a run probably diverged."""
+    problem, algorithm, batch = sim.problem, sim.algorithm, sim.batches.size
     try:
         L = problem.smoothness()
     except ValueError:  # unknown for networks and for losses with kinks
         L = 0.0
+    whose = "the largest client has"
+    if L > 0 and batch is not None:
+        L, whose = theory.constants(problem, batch=batch).of_batches or L, f"batches of {batch} have"
     steps = {k: v for k, v in vars(algorithm).items() if k in ("step", "server_step")}
     shown = ", ".join(f"{k} = {v:g}" for k, v in steps.items())
-    advice = f"the largest client has L = {L:g}, so try step <= {1 / L:.3g}" if L > 0 else "try a smaller step"
-    return f"{type(algorithm).__name__} diverged in round {r}: the step is probably too large ({shown}); {advice}"
+    advice = f"{whose} L = {L:g}, so try step <= {1 / L:.3g}" if L > 0 else "try a smaller step"
+    cause = "the step" if sim.transport.privacy is None else "the noise of privacy, or the step,"
+    return f"{type(algorithm).__name__} diverged in round {r}: {cause} is probably too large ({shown}); {advice}"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedcomposite._validation import check_fields, suggest
-from fedcomposite.algorithms import AnyAlgorithm, lookup
+from fedcomposite.algorithms import REGISTRY, AnyAlgorithm, lookup
 from fedcomposite.registry import make
 from fedcomposite.schedules import Schedule, read
 from fedcomposite.theory.base import Floats, Theorem
@@ -52,9 +52,13 @@ when the loss is not smooth)."""
 
 def find(name: str, constants: Constants | None = None, number: str | None = None) -> Theorem:
     """The theorem on a method, by number, or the one that fits the constants."""
-    if name not in THEOREMS:
-        raise ValueError(f"no theorem on {name!r}{suggest(name, THEOREMS)} (there are some on: {', '.join(THEOREMS)})")
-    known = THEOREMS[name]
+    known = THEOREMS.get(REGISTRY.canonical(name))
+    if known is None:
+        meant = "" if name in REGISTRY else suggest(name, REGISTRY)  # what is a method's name is what was meant
+        raise ValueError(
+            f"no theorem on {name!r}{meant}: take practical steps (steps = 'auto', theory.auto) or give your own "
+            f"(there are theorems on: {', '.join(THEOREMS)})"
+        )
     if number is None:
         rough = constants is not None and constants.L is None and name in ("FedProx", "FedMSPP")
         number = list(known)[1 if rough else 0]
@@ -82,7 +86,8 @@ def _largest(name: str, constants: Constants, local_steps: int, theorem: str | N
 def auto(name: str, constants: Constants, local_steps: int = 10) -> AnyAlgorithm:
     """The method with practical steps, larger than theory's: the class's own ``auto``.
 
-    Losses without smoothness constant are treated as if their curvature were 1. When a round's clients may weigh more
+    Losses without smoothness constant are treated as if their curvature were 1. With minibatches L is
+    :attr:`Constants.of_batches`, that of few samples at a time. When a round's clients may weigh more
     than on average, the steps are for clients that much less smooth. When only some take part in a round, methods with
     a form for that (``partial_participation``) come in it, with the smaller steps that it needs.
     """
@@ -162,8 +167,8 @@ def _check_choice(cls: type[AnyAlgorithm], steps: str, given: Mapping[str, Any],
 
 
 def _curvature(constants: Constants) -> float:
-    """L, or what it would be if a loss without one had curvature 1."""
-    return constants.need("scale")[0] if constants.L is None else constants.L
+    """L as minibatches feel it, or what it would be if a loss without one had curvature 1."""
+    return constants.need("scale")[0] if constants.of_batches is None else constants.of_batches
 
 
 def outside(algorithm: AnyAlgorithm, constants: Constants, theorem: str | None = None) -> list[str]:

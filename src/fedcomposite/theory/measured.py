@@ -71,6 +71,18 @@ class Constants:
         L, G = self.need("L", "G")
         return (L if self.L_sample is None else self.L_sample), (G if self.G_sample is None else self.G_sample)
 
+    @property
+    def of_batches(self) -> float | None:
+        """Smoothness of f_i as local steps on minibatches of b samples feel it: L + (L_sample - L) / b.
+
+        The expected smoothness of b samples drawn with replacement (Gower et al., *SGD: general analysis and improved
+        rates*, 2019): for g on such a batch E||g(x) - g(y)||^2 is at most 2 of_batches times f_i's Bregman divergence.
+        A step that is safe for L alone can grow without end on few samples at a time.
+        """
+        if self.L is None or self.batch is None or self.L_sample is None:
+            return self.L
+        return self.L + max(0.0, self.L_sample - self.L) / self.batch
+
     def need(self, *names: str) -> tuple[float, ...]:
         """The named constants, or a ValueError that says which one is missing and how to get it."""
         for name in names:

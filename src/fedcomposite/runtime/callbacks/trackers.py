@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedcomposite._validation import validate
+from fedcomposite.data.fetch import cache_folder
+from fedcomposite.files import one_at_a_time
 from fedcomposite.runtime.callbacks.base import Callback, View
 from fedcomposite.runtime.history import Record
 
@@ -86,7 +88,10 @@ class TensorBoard(_Tracker):
 
 @dataclass(frozen=True)
 class MLflow(_Tracker):
-    """A run of an MLflow experiment, on a server or in a local database (``uri = "sqlite:///mlflow.db"``)."""
+    """A run of an MLflow experiment, on a server or in a local database (``uri = "sqlite:///mlflow.db"``).
+
+    Runs side by side may share a database that is not there yet: one of them makes it, and the others wait.
+    """
 
     experiment: str = "fedcomposite"
     uri: str | None = None
@@ -94,9 +99,12 @@ class MLflow(_Tracker):
     name: str | None = None
 
     def _open(self, view: View) -> Any:
-        client = _package("mlflow", "mlflow").MlflowClient(tracking_uri=self.uri)
-        found = client.get_experiment_by_name(self.experiment)
-        number = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        mlflow = _package("mlflow", "mlflow")
+        # The first look at a new database makes its tables in many small steps; two processes at it spoil it for good.
+        with one_at_a_time(f"mlflow {self.uri or mlflow.get_tracking_uri()}"):
+            client = mlflow.MlflowClient(tracking_uri=self.uri)
+            found = client.get_experiment_by_name(self.experiment)
+            number = client.create_experiment(self.experiment) if found is None else found.experiment_id
         run = client.create_run(number, run_name=self.name).info.run_id
         for key, value in _settings(view).items():
             client.log_param(run, key, value)
@@ -115,7 +123,11 @@ class MLflow(_Tracker):
 
 @dataclass(frozen=True)
 class WandB(_Tracker):
-    """A run of Weights & Biases; ``mode="offline"`` writes files below ``folder`` that ``wandb sync`` sends later."""
+    """A run of Weights & Biases; ``mode="offline"`` writes files below ``folder`` that ``wandb sync`` sends later.
+
+    If left out, ``folder`` is the run's own in an experiment. A run without one writes where ``WANDB_DIR`` says, else
+    into the cache, ``~/.cache/fedcomposite/wandb`` (``FEDCOMPOSITE_CACHE``), never into the working directory.
+    """
 
     project: str = "fedcomposite"
     name: str | None = None
@@ -123,11 +135,10 @@ class WandB(_Tracker):
     folder: str | None = None
 
     def _open(self, view: View) -> Any:
-        if self.folder is not None:
-            os.makedirs(self.folder, exist_ok=True)
-        return _package("wandb", "wandb").init(
-            project=self.project, name=self.name, mode=self.mode, dir=self.folder, config=_settings(view)
-        )
+        wandb = _package("wandb", "wandb")
+        folder = self.folder or os.environ.get("WANDB_DIR") or str(cache_folder())
+        os.makedirs(folder, exist_ok=True)  # W&B adds a folder "wandb" to it, or takes a temporary one if it is missing
+        return wandb.init(project=self.project, name=self.name, mode=self.mode, dir=folder, config=_settings(view))
 
     def _log(self, run: Any, numbers: dict[str, float], round: int) -> None:
         run.log(numbers, step=round)
