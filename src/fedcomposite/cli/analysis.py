@@ -12,7 +12,7 @@ import typer
 
 from fedcomposite import data
 from fedcomposite.choice import AUTO
-from fedcomposite.cli.console import AsJson, out, print_frame, results, rows, written
+from fedcomposite.cli.console import AsJson, out, print_frame, print_notes, results, rows, written
 from fedcomposite.cli.runs import Overrides
 from fedcomposite.cli.solve import NOT_CONVERGED
 from fedcomposite.data import Recipe
@@ -156,8 +156,12 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
         if report is not None:
             names = [name for name in _MEASURES if name in report.table]
             measured: pd.DataFrame = report.table[names].reset_index(names="site")
-            found[key] = rows(measured)
+            found[key] = [{**row, "note": report.notes.get(row["site"], "")} for row in rows(measured)]
             print_frame(measured, caption)
+            print_notes(report.notes)
+    if made.cv is not None and (off := float(made.cv.mean_error[made.cv.index_min])) > 0:
+        said = f"the cross-validated {made.cv.score} at the best strength is off by at most {off:.2g}"
+        print_notes({"": f"{said}, since the sites tell bins"})
     written(folder.path)
     if not made.converged:
         out.print("[bold red]NOT CONVERGED[/]: see `converged` in analysis.json; take a larger lambda or --ratio")

@@ -32,7 +32,17 @@ from fedcomposite.cli.analysis import (
     records,
     tried,
 )
-from fedcomposite.cli.console import AsJson, out, print_frame, print_json, reporting, results, rows, written
+from fedcomposite.cli.console import (
+    AsJson,
+    out,
+    print_frame,
+    print_json,
+    print_notes,
+    reporting,
+    results,
+    rows,
+    written,
+)
 from fedcomposite.cli.federation_jobs import require_service, say
 from fedcomposite.cli.tables import page
 from fedcomposite.data import FittedRecipe
@@ -171,6 +181,7 @@ def predict(
         shown = ["site", "samples", "positives", "auroc", "brier", "calibration_slope", "sensitivity", "specificity"]
         told["sites"] = rows(found)
         print_frame(found[shown] if "auroc" in found else found, "on the sites' patients")
+        print_notes(dict(zip(found["site"], found["note"], strict=True)) if "note" in found else {})
         target = destination or run / "at-sites.csv"
         write_atomic(target, found.to_csv(index=False).encode())
         written(target)
