@@ -8,8 +8,10 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
+from fedcomposite.estimators.cells import Cells
 from fedcomposite.estimators.curves import average_precision, smoothed
 from fedcomposite.estimators.quality import Quality
+from fedcomposite.problems.requests import answer, scores, silos_of
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +92,14 @@ def test_average_precision_is_bracketed():
         z, y = generator.normal(size=60), generator.random(60) < 0.3
         bins = np.digitize(z, np.linspace(-2, 2, 9))
         ones, zeros = (np.bincount(bins[y == v], minlength=10)[::-1].astype(float) for v in (True, False))
-        found, error = average_precision(zeros, ones)
-        assert found == pytest.approx(average_precision_score(y, bins))
-        assert abs(found - average_precision_score(y, z)) <= error
+        assert average_precision(zeros, ones) == pytest.approx(average_precision_score(y, bins))
+        counts = torch.zeros(2, 10, 5, dtype=torch.float64)
+        counts[:, :, :2] = torch.from_numpy(np.stack([zeros, ones])[:, ::-1].copy()).unsqueeze(-1)
+        for unit in (True, False):  # whether it is known that samples count one each
+            cells = Cells.told([counts], torch.linspace(-2, 2, 9, dtype=torch.float64), unit)
+            found, (low, high) = cells.auprc
+            assert found == pytest.approx(average_precision_score(y, bins))
+            assert low - 1e-12 <= average_precision_score(y, z) <= high + 1e-12
 
 
 def test_cross_validated_quality_scores_each_sample_once(fitted):
@@ -142,10 +149,12 @@ def test_calibration_does_not_hang_on_the_width_of_bins():
         problem = fc.Problem(fc.Silos.from_arrays([(X, y)]), loss="logistic", bias=True)
         x = torch.tensor([strength, 0.0], dtype=torch.float64)
         exact, fine = fc.quality(problem, x, exact=True).overall, fc.quality(problem, x).overall
-        cells = fine.counts.view(2, -1, 4)
-        places = np.array_split(np.arange(cells.shape[1]), 6)
-        ends = torch.tensor([float(fine.edges[p[-1]]) for p in places[:-1]], dtype=torch.float64)
-        coarse = Quality(torch.stack([cells[:, p[0] : p[-1] + 1].sum(1) for p in places], 1), ends)
+        cuts = torch.quantile(torch.from_numpy(X[:, 0]) * strength, torch.arange(1, 6, dtype=torch.float64) / 6)
+        coarse = Quality.told([answer(silos_of(problem)[0], scores(x, cuts, "train"))], cuts, True)
+        for name in ("calibration_slope", "calibration_intercept"):
+            low, high = coarse.bounds(name)
+            assert low <= getattr(exact, name) <= high
+            assert high - low < 0.4
         assert coarse.calibration_slope == pytest.approx(exact.calibration_slope, abs=0.03)
         assert coarse.calibration_intercept == pytest.approx(exact.calibration_intercept, abs=0.03)
         assert fine.calibration_slope == pytest.approx(exact.calibration_slope, abs=1e-4)

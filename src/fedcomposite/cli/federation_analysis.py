@@ -31,6 +31,7 @@ from fedcomposite.cli.analysis import (
     folds_of,
     records,
     tried,
+    with_bounds,
 )
 from fedcomposite.cli.console import (
     AsJson,
@@ -178,9 +179,10 @@ def predict(
         if found.empty:
             say("no site knows the outcome of enough patients to say how good this is")
             return
-        shown = ["site", "samples", "positives", "auroc", "brier", "calibration_slope", "sensitivity", "specificity"]
+        shown = ["site", "samples", "positives", "auroc", "auroc_error", "brier", "calibration_slope", "sensitivity"]
+        shown += ["sensitivity_error", "specificity", "specificity_error"]
         told["sites"] = rows(found)
-        print_frame(found[shown] if "auroc" in found else found, "on the sites' patients")
+        print_frame(with_bounds(found[shown]) if "auroc" in found else found, "on the sites' patients")
         print_notes(dict(zip(found["site"], found["note"], strict=True)) if "note" in found else {})
         target = destination or run / "at-sites.csv"
         write_atomic(target, found.to_csv(index=False).encode())

@@ -162,7 +162,11 @@ def _written(problem: Problem) -> str:
 def _measured(one: Quality | Errors) -> dict[str, Any]:
     """A site's measures, its curves among them; those of a classifier as far as they can be told."""
     groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
-    found = {**one.summary(), "note": one.untold(), "calibration": one.calibration(groups).to_dict("records")}
+    found: dict[str, Any] = {
+        **one.summary(),
+        "note": one.untold(),
+        "calibration": one.calibration(groups).to_dict("records"),
+    }
     if isinstance(one, Errors):
         return found
     roc = [] if math.isnan(found["auroc"]) else one.roc().drop_duplicates().to_numpy().tolist()

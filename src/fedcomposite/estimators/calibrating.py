@@ -111,11 +111,11 @@ class _Wide:
         grows = self.right if b > 0 else self.left  # there s goes to 1
         one = grows & ~(self.left & self.right)
         both = self.left & self.right
-        sign = 1.0 if b > 0 else -1.0  # z p goes to 0 and z, z - z p to z and 0
+        sign = np.where(both, 1.0 if b > 0 else -1.0, 0.0)  # z p goes to 0 and z, z - z p to z and 0
         rising = self.nodes * (self.p if b > 0 else 1 - self.p)
         value = value - one[:, None] * (self.nodes - c) - both[:, None] * rising
         fixed = fixed + one * (self.z - c) + both * (self.zp if b > 0 else self.z - self.zp)
-        return value, fixed, sign * both
+        return value, fixed, sign
 
     @staticmethod
     def _beyond(a: float, b: float, c: float | None) -> float:
@@ -142,7 +142,7 @@ class Calibration:
             self._parts.append(_Wide(*(v[~narrow] for v in (self._n, self._z, self._p, self._zp, low, high))))
 
     def _sums(self, a: float, b: float, c: float | None = None) -> Floats:
-        return np.sum([part.sums(a, b, c) for part in self._parts], axis=0)
+        return np.asarray(np.sum([part.sums(a, b, c) for part in self._parts], axis=0))
 
     @cached_property
     def _spread_out(self) -> tuple[Floats, Floats, Floats]:

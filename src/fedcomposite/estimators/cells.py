@@ -96,7 +96,7 @@ class Cells:
     def placed(self, kind: int, end: str) -> Floats:
         """Weights of a class in bins, all of them at the ``"low"`` or at the ``"high"`` end of their ranges."""
         own = self.column("class") == kind
-        return np.bincount(self.column(end)[own].astype(int), self.column("weight")[own], self.bins)
+        return _binned(self.column(end)[own].astype(int), self.column("weight")[own], self.bins)
 
     @cached_property
     def halves(self) -> tuple[Floats, Floats]:
@@ -115,7 +115,7 @@ class Cells:
         if self.points.any():
             own = (self.column("low") == self.column("high")) & self.points[self.column("low").astype(int)]
             at, w, kind = self.column("low").astype(int), self.column("weight") * own, self.column("class")
-            tied = float((np.bincount(at, w * (kind == 0)) * np.bincount(at, w * (kind == 1))).sum()) / 2
+            tied = float((_binned(at, w * (kind == 0), self.bins) * _binned(at, w * (kind == 1), self.bins)).sum()) / 2
         above = self.placed(0, "high").cumsum()
         low = float((self.placed(1, "low")[1:] * above[:-1]).sum()) + tied
         high = float((self.placed(1, "high") * self.placed(0, "low").cumsum()).sum()) - tied
@@ -148,7 +148,7 @@ class Cells:
         if self.unit:  # the first of a bin has one more than those before it, and so on
             place = np.repeat(np.arange(len(after)), (after - before).round().astype(int))
             rank = np.arange(1.0, len(place) + 1)
-            each = np.bincount(place, rank / (rank + ahead[place]), len(after))
+            each = _binned(place, rank / (rank + ahead[place]), len(after))
         else:  # the weight up to a sample is at least its place: the integral of u / (u + ahead)
             log = np.log1p((after - before) / np.maximum(before + ahead, np.finfo(float).tiny))
             each = (after - before) - np.where(ahead > 0, ahead * log, 0.0)
@@ -184,6 +184,11 @@ class Cells:
 
 
 _EDGE = 1e-9  # a margin this close to an edge is the edge
+
+
+def _binned(at: npt.NDArray[np.int64], weights: Floats, bins: int) -> Floats:
+    """Sums of weights in bins."""
+    return np.bincount(at, weights, bins).astype(np.float64)
 
 
 def _largest(values: Floats, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]) -> Floats:

@@ -178,7 +178,7 @@ class Quality:
         ranges, place = np.unique(self.cells.table[:, 1:3], axis=0, return_inverse=True)
         ones = self.cells.column("weight") * (self.cells.column("class") == 1)
         columns = (self.cells.column("p"), self.cells.column("weight"), ones)
-        p, n, ones = (np.bincount(place.ravel(), v, len(ranges)) for v in columns)
+        p, n, ones = (np.bincount(place.ravel(), v, len(ranges)).astype(np.float64) for v in columns)
         order = np.argsort(p / n, kind="stable")
         return (p / n)[order], n[order], ones[order]
 
@@ -252,9 +252,11 @@ class Quality:
         return {**{k: made.pop(k) for k in first}, "brier": self.brier, **made, "ici": self.ici}
 
     def _bounded(self, threshold: float | None) -> dict[str, tuple[float, Pair]]:
-        rates = {} if threshold is None else self.rates(threshold)
-        more = {name: rates[name] for name in ("sensitivity", "specificity") if name in rates}
-        return {**{name: self._measured(name) for name in _BOUNDED}, **more}
+        made = {name: self._measured(name) for name in _BOUNDED}
+        if threshold is not None:
+            rates = self.rates(threshold)
+            made |= {"sensitivity": rates["sensitivity"], "specificity": rates["specificity"]}
+        return made
 
     def untold(self, threshold: float | None = None) -> str:
         """What :meth:`summary` does not tell, and why; empty if it tells all."""

@@ -6,10 +6,12 @@ few: a row of its Hessian is then those few rows. These are refused. Bins of few
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.requests import ALL, HIGHEST, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
+_AMPLE = 4  # times the least count of every class: a group of so many is not made larger
+_PER_GROUP = 1e-5  # what one more group is worth, in pairs; all of them are worth less than one pair
 _MEASURES = ("scores", "residuals", "rates")
 _ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
 
@@ -241,7 +245,7 @@ def joined(sums: Tensor, least: int, counts: Tensor, highest: int | None = None)
     """
     large = counts.sum(1) >= least
     made, kept = torch.zeros_like(sums), counts[large]
-    groups = _groups(kept.T.tolist(), least)
+    groups = _groups(kept, least)
     for group, (low, high) in zip(groups, _ranges(groups, sums.shape[1]), strict=True):
         total = sums[large][:, group].sum(1)
         made[large, low] = total
@@ -262,25 +266,36 @@ def _ranges(groups: Sequence[Sequence[int]], bins: int) -> list[tuple[int, int]]
     return [(g[0], g[0]) if len(g) == 1 else (before + 1, last) for g, before, last in outer]
 
 
-def _groups(bins: Sequence[Sequence[float]], least: int) -> list[list[int]]:
-    """Bins that are told as one, from left to right; what remains at the end joins those before it."""
-    groups, group, inside = list[list[int]](), list[int](), [0.0]
-    for at in [i for i, each in enumerate(bins) if sum(each) > 0]:
-        inside = [a + b for a, b in zip(inside, bins[at], strict=True)] if group else list(bins[at])
-        group.append(at)
-        if not _few(inside, least):
-            groups.append(group)
-            group = []
-    while group and groups:
-        group = groups.pop() + group
-        if not _few([sum(kind) for kind in zip(*(bins[i] for i in group), strict=True)], least):
-            groups.append(group)
-            group = []
-    return groups
+def _groups(counts: Tensor, least: int) -> list[list[int]]:
+    """Bins that are told as one, from left to right, of ``counts`` in classes and bins; empty bins are in none.
 
-
-def _few(numbers: Sequence[float], least: int) -> bool:
-    return any(0 < number < least for number in numbers)
+    Of all ways to join neighbours it is one with the fewest pairs of different classes within a group, whose order
+    nobody will know, and among these one with the most groups; groups of many times ``least`` of every class are not
+    looked at, since they can be divided.
+    """
+    some = torch.nonzero(counts.sum(0)).flatten().tolist()
+    if least <= 1:
+        return [[place] for place in some]
+    before = np.concatenate([np.zeros((1, len(counts))), counts.T[some].numpy().cumsum(0)])
+    best, first = np.full(len(some) + 1, np.inf), np.zeros(len(some) + 1, int)
+    best[0] = 0.0
+    ample = [np.searchsorted(kind, kind - _AMPLE * least, "right") - 1 for kind in before.T]
+    starts = np.maximum(np.min(ample, axis=0), 0)
+    for end in range(1, len(some) + 1):
+        start = starts[end]
+        inside = before[end] - before[start:end]
+        cost = best[start:end] + (inside.prod(1) if len(counts) > 1 else 0.0)
+        cost[((inside > 0) & (inside < least)).any(1)] = np.inf
+        place = int(cost.argmin())
+        if math.isinf(cost[place]) and start and not (before[end] < least).any():  # all that is before, then
+            first[end], best[end] = 0, before[end].prod()
+        else:
+            first[end], best[end] = start + place, cost[place] - _PER_GROUP
+    groups, end = list[list[int]](), len(some)
+    while end > 0:
+        groups.append(some[first[end] : end])
+        end = first[end]
+    return groups[::-1]
 
 
 def check_steps(limits: Limits, sheet: Sheet, query: Query, recipe: Recipe) -> None:
