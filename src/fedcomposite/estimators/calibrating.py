@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fedcomposite.estimators.cells import NOTHING, Cells, Pair
+from fedcomposite.estimators.cells import NOTHING, Cells, Pair, sigmoid
 from fedcomposite.estimators.curves import recalibrated
 
 Floats = npt.NDArray[np.float64]
@@ -29,11 +29,6 @@ _FAR = 60.0  # where the grid ends
 _NODES = 129
 _FLAT = 0.05  # slopes below do not tell tails apart
 _LARGEST = 8.0  # distance from the estimate at which a bound is given up
-
-
-def _sigmoid(t: Floats) -> Floats:
-    e = np.exp(-np.abs(t))
-    return np.asarray(np.where(t >= 0, 1.0, e) / (1 + e))
 
 
 def _both(least: Floats, most: Floats, weight: Floats) -> Floats:
@@ -51,8 +46,8 @@ class _Narrow:
     def sums(self, a: float, b: float, c: float | None) -> Floats:
         """Bounds of the sum of s(a + b z), or of (z - c) s(a + b z)."""
         t = a + b * self.z
-        s = _sigmoid(t)
-        grown = np.exp(abs(b) * self.width) * s * _sigmoid(-t)  # s' anywhere in the cell
+        s = sigmoid(t)
+        grown = np.exp(abs(b) * self.width) * s * sigmoid(-t)  # s' anywhere in the cell
         if c is None:
             value, second = s, b**2 * grown
         else:
@@ -71,7 +66,7 @@ class _Wide:
         self.nodes = np.sinh(ends[0][:, None] + (ends[1] - ends[0])[:, None] * np.linspace(0, 1, _NODES))
         gaps = np.diff(self.nodes, axis=1)
         self.gap = np.maximum(np.pad(gaps, ((0, 0), (1, 0))), np.pad(gaps, ((0, 0), (0, 1))))
-        self.p = _sigmoid(self.nodes)
+        self.p = sigmoid(self.nodes)
         inner = ~self.left & ~self.right
         self.product = np.where(self.left & self.right, 0, np.where(self.right, -1, 1))  # of z p among the functions
         flat = self.nodes * np.where(self.right, 1, 0)[:, None]  # z - z p falls to 0 on the right
@@ -87,8 +82,8 @@ class _Wide:
         if bool((self.left | self.right).any()) and abs(b) < _FLAT:
             return np.array(NOTHING)
         z, t = self.nodes, a + b * self.nodes
-        s = _sigmoid(t)
-        bent = s * _sigmoid(-t)
+        s = sigmoid(t)
+        bent = s * sigmoid(-t)
         fixed = np.zeros(len(z))
         if c is None:
             value, second, products = s, b**2 * bent, np.zeros(len(z))
@@ -184,7 +179,7 @@ class Calibration:
         z, n, ones = self._spread_out
         total = float(ones.sum())
         low, high = self._sums(start, b)
-        curvature = float((n * _sigmoid(start + b * z) * _sigmoid(-start - b * z)).sum())
+        curvature = float((n * sigmoid(start + b * z) * sigmoid(-start - b * z)).sum())
         if not (math.isfinite(high - low) and curvature > 0):
             return NOTHING
         below = _certain(start, -1.0, (high - total) / curvature, lambda a: bool(self._sums(a, b)[1] <= total))
@@ -195,7 +190,7 @@ class Calibration:
         """Bounds of the derivative in b of the least deviance, and about the second one; None if there are none."""
         z, n, ones = self._spread_out
         start = recalibrated(b * z, n, ones, slope=False)[0]
-        v = n * _sigmoid(start + b * z) * _sigmoid(-start - b * z)
+        v = n * sigmoid(start + b * z) * sigmoid(-start - b * z)
         if not math.isfinite(start) or not v.sum() > 0:
             return None
         c = float((v * z).sum() / v.sum())

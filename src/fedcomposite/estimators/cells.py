@@ -93,14 +93,32 @@ class Cells:
         """Whether every cell is a point: nothing is unknown."""
         return self.plain and bool(self.points[self.column("low").astype(int)].all())
 
+    @cached_property
+    def _placements(self) -> Floats:
+        """Weights ``(2, classes, bins)``: no sample is lower than in the first, nor higher than in the second."""
+        low, high, weight = self.column("low").astype(int), self.column("high").astype(int), self.column("weight")
+        made = np.zeros((2, 2, self.bins))
+        joined = low < high
+        for end, place in enumerate((low, high)):
+            for kind in (0, 1):
+                own = ~joined & (self.column("class") == kind)
+                made[end, kind] = _binned(place[own], weight[own], self.bins)
+        for i in np.flatnonzero(joined):
+            between = self.edges[low[i] : high[i]]
+            means = self.table[i, 4:] / weight[i]
+            ends = float(self.ends[0][i]), float(self.ends[1][i])
+            for end, beyond in enumerate(shares_beyond(between, ends, means, weight[i] if self.unit else None)):
+                made[end, int(self.column("class")[i]), low[i] : high[i] + 1] += weight[i] * -np.diff([1, *beyond, 0])
+        return made
+
     def placed(self, kind: int, end: str) -> Floats:
-        """Weights of a class in bins, all of them at the ``"low"`` or at the ``"high"`` end of their ranges."""
-        own = self.column("class") == kind
-        return _binned(self.column(end)[own].astype(int), self.column("weight")[own], self.bins)
+        """Weights of a class in bins, as ``"low"`` or as ``"high"`` as they can be."""
+        made: Floats = self._placements[("low", "high").index(end), kind]
+        return made
 
     @cached_property
     def halves(self) -> tuple[Floats, Floats]:
-        """Weights of class 0 and 1 in bins, half of each cell at either end of its range."""
+        """Weights of class 0 and 1 in bins, half of them as low and half of them as high as can be."""
         zeros, ones = ((self.placed(kind, "low") + self.placed(kind, "high")) / 2 for kind in (0, 1))
         return zeros, ones
 
@@ -145,9 +163,9 @@ class Cells:
         some = ones > 0
         before, after, ahead = (after - ones)[some], after[some], ahead[some]
         tied = self.points[::-1][some] if self.plain else np.zeros(len(after), bool)
-        if self.unit:  # the first of a bin has one more than those before it, and so on
-            place = np.repeat(np.arange(len(after)), (after - before).round().astype(int))
-            rank = np.arange(1.0, len(place) + 1)
+        if self.unit:  # the sample of a rank is where those that can be above it end
+            rank = np.arange(1.0, round(after[-1]) + 1)
+            place = np.minimum(np.searchsorted(after, rank - 1 + _ROUNDING, "right"), len(after) - 1)
             each = _binned(place, rank / (rank + ahead[place]), len(after))
         else:  # the weight up to a sample is at least its place: the integral of u / (u + ahead)
             log = np.log1p((after - before) / np.maximum(before + ahead, np.finfo(float).tiny))
@@ -184,6 +202,42 @@ class Cells:
 
 
 _EDGE = 1e-9  # a margin this close to an edge is the edge
+_ROUNDING = 1e-9  # of shares and ranks
+_CENTRES = 16
+
+
+def shares_beyond(at: Floats, ends: Pair, means: Floats, count: float | None) -> tuple[Floats, Floats]:
+    """The least and the largest share of a cell's samples that can be at or above some margins.
+
+    Markov's inequality for z and for p, and for (z - a) (p - s(a)), which is positive and grows to both sides of a:
+    the means of all of them follow from those of z, p and z p. ``count`` is the number of samples, if it is known: a
+    share is a whole number of them.
+    """
+    z, p, zp = means.tolist()
+    (low, high), inverse = ends, sigmoid(at)
+    first, last = sigmoid(np.array(ends))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        above = [(p - first) / (inverse - first), (z - low) / (at - low)]
+        below = [(last - p) / (last - inverse), (high - z) / (high - at)]
+        widest = max(1.0, float(np.sqrt(max(zp - z * p, 0.0) / max(p * (1 - p), 1e-3))))
+        for step in widest * np.geomspace(0.02, 8.0, _CENTRES):
+            for side, found in ((-1.0, above), (1.0, below)):
+                centre = z + side * step
+                share = float(sigmoid(np.array(centre)))
+                size = (at - centre) * (inverse - share)
+                mean = max(zp - centre * p - share * z + centre * share, 0.0)
+                found.append(np.where((at - centre) * side < 0, mean / size, 1.0))
+        most, fewest = (np.nanmin(np.stack([np.ones_like(at), *found]), axis=0) for found in (above, below))
+    most, fewest = (np.clip(v + _ROUNDING, 0.0, 1.0) for v in (most, fewest))
+    if count is not None:
+        most, fewest = (np.floor(v * count + _ROUNDING * count) / count for v in (most, fewest))
+    return np.maximum.accumulate((1 - fewest)[::-1])[::-1], np.minimum.accumulate(most)
+
+
+def sigmoid(t: Floats) -> Floats:
+    """Probabilities of margins."""
+    e = np.exp(-np.abs(t))
+    return np.asarray(np.where(t >= 0, 1.0, e) / (1 + e))
 
 
 def _binned(at: npt.NDArray[np.int64], weights: Floats, bins: int) -> Floats:

@@ -273,10 +273,12 @@ def _with_error(name: str, value: float, bounds: Pair, off: float | None = None)
 
 
 def _share(part: float, parts: Pair, rest: float, rests: Pair) -> tuple[float, Pair]:
-    """A part over the whole, which grows with the part and falls with the rest."""
-    values = [a / (a + b) if a + b > 0 else math.nan for a, b in ((part, rest), (parts[0], rests[1]))]
-    highest = parts[1] / (parts[1] + rests[0]) if parts[1] + rests[0] > 0 else math.nan
-    return values[0], (values[1], highest)
+    """A part over the whole, which grows with the part and falls with the rest; NaN where the whole is nothing."""
+    if not part + rest > 0:
+        return math.nan, (math.nan, math.nan)
+    low = parts[0] / (parts[0] + rests[1]) if parts[0] + rests[1] > 0 else 1.0
+    high = parts[1] / (parts[1] + rests[0]) if parts[1] + rests[0] > 0 else 0.0
+    return part / (part + rest), (min(low, high), max(low, high))  # they may differ by rounding alone
 
 
 @dataclass(frozen=True)

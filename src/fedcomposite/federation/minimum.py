@@ -274,7 +274,7 @@ def _groups(counts: Tensor, least: int) -> list[list[int]]:
     looked at, since they can be divided.
     """
     some = torch.nonzero(counts.sum(0)).flatten().tolist()
-    if least <= 1:
+    if least <= 1 or not some:
         return [[place] for place in some]
     before = np.concatenate([np.zeros((1, len(counts))), counts.T[some].numpy().cumsum(0)])
     best, first = np.full(len(some) + 1, np.inf), np.zeros(len(some) + 1, int)
