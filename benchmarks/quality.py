@@ -28,6 +28,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fedcomposite as fc
 from fedcomposite.estimators import Local
+from fedcomposite.estimators.quality import told
 from fedcomposite.federation import minimum
 from fedcomposite.federation.policy import Limits
 from fedcomposite.problems.requests import Request, Silo, Sums
@@ -70,9 +71,9 @@ def compare(splits: int = 200, seed: int = 0) -> pd.DataFrame:
             _counts(generator, seen)
     rows = {}
     for name, found in seen.items():
-        told, exact, low, high = np.array(found).T
-        known, there = ~np.isnan(told), ~np.isnan(exact)
-        off = np.abs(told - exact)[known & there]
+        shown, exact, low, high = np.array(found).T
+        known, there = ~np.isnan(shown), ~np.isnan(exact)
+        off = np.abs(shown - exact)[known & there]
         wrong = there & ~((low - _ROUNDING <= exact) & (exact <= high + _ROUNDING))
         rows[name] = {
             "compared": int(there.sum()),
@@ -117,9 +118,9 @@ def _logistic(generator: np.random.Generator, seen: dict[str, list[tuple[float, 
         for measure in ("auroc", "auprc", "calibration_slope", "calibration_intercept"):
             seen[f"{measure} ({who})"].append((summary[measure], exact[measure], *one.bounds(measure)))
         for measure in ("brier", "ici"):
-            told = summary[measure]
-            if not math.isnan(told):
-                seen[f"{measure} ({who})"].append((told, _rounded(one, z, y, w, exact)[measure], told, told))
+            value = summary[measure]
+            if not math.isnan(value):
+                seen[f"{measure} ({who})"].append((value, _rounded(one, z, y, w, exact)[measure], value, value))
         for threshold in _THRESHOLDS:
             _rates(one, threshold, z, y, w, who, seen)
     if least > 1 and min(sizes) > 4 * least:
@@ -179,15 +180,16 @@ def _rates(one: Any, threshold: float, z: Floats, y: Floats, w: Floats, who: str
     found = one.rates(threshold)
     for name, (a, b) in right.items():
         value, bounds = found[name]
-        seen[f"{name} ({who})"].append((value, a / b if b else math.nan, *_or_any(bounds)))
+        seen[f"{name} ({who})"].append((told(name, value, bounds), a / b if b else math.nan, *_or_any(bounds)))
     curve = one.decision_curve([threshold]).iloc[0]
     benefit = (tp - fp * threshold / (1 - threshold)) / w.sum()
     ends = curve["model"] - curve["model_error"], curve["model"] + curve["model_error"]
-    seen[f"net benefit ({who})"].append((curve["model"], benefit, *ends))
+    seen[f"net benefit ({who})"].append((told("net_benefit", curve["model"], ends), benefit, *ends))
 
 
 def _or_any(bounds: tuple[float, float]) -> tuple[float, float]:
-    return tuple(v if not math.isnan(v) else end for v, end in zip(bounds, (0.0, 1.0), strict=True))  # type: ignore[return-value]
+    """Of a share of nothing nothing is known."""
+    return (0.0, 1.0) if math.isnan(bounds[0]) else bounds
 
 
 def _counts(generator: np.random.Generator, seen: dict[str, list[tuple[float, float, float, float]]]) -> None:

@@ -158,3 +158,48 @@ def test_calibration_does_not_hang_on_the_width_of_bins():
         assert coarse.calibration_slope == pytest.approx(exact.calibration_slope, abs=0.03)
         assert coarse.calibration_intercept == pytest.approx(exact.calibration_intercept, abs=0.03)
         assert fine.calibration_slope == pytest.approx(exact.calibration_slope, abs=1e-4)
+
+
+def test_a_constant_model_is_known_to_tell_nothing_apart(fitted):
+    """All samples are ties, in a bin of their own: an AUROC of one half, for certain."""
+    problem, x = fitted
+    only = torch.zeros_like(x)
+    only[-1] = 0.3
+    one = fc.quality(problem, only).overall
+    assert (one.auroc, one.auroc_error) == (0.5, 0.0)
+    assert one.auprc_error == 0.0
+
+
+def test_cross_validated_auc_is_that_of_the_samples(fitted):
+    """And not that of 1024 bins, in which the samples of a strong regularizer are crowded."""
+    problem, _ = fitted
+    cv = fc.cross_validate(problem, folds=3, count=5, score="auc")
+    fold = fc.estimators.fold_of_samples(problem, 3)
+    X, y = problem.silos.features, problem.silos.targets.numpy()
+    each = [
+        [roc_auc_score(y[fold == f], problem.predict(cv.models[f, k], X[fold == f]).numpy()) for k in range(5)]
+        for f in range(3)
+    ]
+    np.testing.assert_allclose(cv.each, each, atol=1e-12)
+    assert not cv.mean_error.any()
+    assert "mean_error" in cv.scores
+
+
+def test_what_is_too_wide_is_not_told():
+    """Two bins tell little about ranks: the table says so, the property is still there."""
+    g = np.random.default_rng(0)
+    X = g.normal(size=(60, 1))
+    y = (X[:, 0] + g.normal(size=60) > 0).astype(float)
+    problem = fc.Problem(fc.Silos.from_arrays([(X, y)], names=["a"]), loss="logistic")
+    x, edges = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    one = Quality.told([answer(silos_of(problem)[0], scores(x, edges, "train"))], edges, True)
+    low, high = one.bounds("auroc")
+    assert low <= roc_auc_score(y, X[:, 0]) <= high
+    assert high - low > 0.1
+    assert np.isnan(one.summary()["auroc"])
+    assert one.summary()["auroc_error"] == pytest.approx(one.auroc_error)
+    assert f"AUROC between {low:.2f} and {high:.2f}" in one.untold()
+    assert np.isfinite(one.auroc)
+    report = fc.estimators.Report(one, {"a": one})
+    assert set(report.notes) == {"a", "all"}
+    assert report.table["auroc"].isna().all()

@@ -3,7 +3,7 @@
 In each bin and class a site counts its samples and sums their margins, probabilities and products of both. The bins'
 edges include those of probabilities 0.005, 0.010, ..., so that thresholds there are exact. The Brier score is exact;
 every other measure has bounds that hold wherever samples are in their bins, and in the ranges of bins that a site has
-joined to keep its minimum counts. A measure whose bounds are further apart than :data:`WIDEST` allows is not told. With
+joined to keep its minimum counts. A measure whose bounds are further off than :data:`WIDEST` allows is not told. With
 samples at hand every sample can be its own bin, and nothing is rounded: the same functions then give the exact values.
 """
 
@@ -44,15 +44,15 @@ WIDEST = {
     **dict.fromkeys(("auroc", "auprc", *_RATES, "net_benefit"), 0.05),
     **dict.fromkeys(("calibration_slope", "calibration_intercept"), 0.1),
 }
-"""Half the distance of a measure's bounds up to which it is told; for a slope above 1 this times the slope."""
+"""The most that a measure may be off to be told; for a slope above 1 this times the slope."""
 
 _WORDS = {"auroc": "AUROC", "auprc": "AUPRC"}
 
 
 def told(name: str, value: float, bounds: Pair) -> float:
-    """A measure, or NaN where its bounds are too far apart for it to mean something."""
+    """A measure, or NaN where its bounds are too far from it for it to mean something."""
     most = WIDEST[name] * (max(1.0, abs(value)) if name == "calibration_slope" else 1.0)
-    return value if bounds[1] - bounds[0] <= 2 * most else math.nan
+    return value if error(value, bounds) <= most else math.nan
 
 
 def error(value: float, bounds: Pair) -> float:
@@ -240,7 +240,7 @@ class Quality:
         return pd.DataFrame(columns)
 
     def summary(self, threshold: float | None = None) -> dict[str, float]:
-        """The numbers in one line; NaN where bounds are too far apart (:data:`WIDEST`).
+        """The numbers in one line; NaN where bounds are too wide (:data:`WIDEST`).
 
         With a threshold, sensitivity and specificity there are among them.
         """
