@@ -380,6 +380,43 @@ def test_what_is_shipped_runs_at_sites_with_default_limits(shipped, messy, tmp_p
         fc.cross_validate(there, **options | {"folds": 40}, sites=asking)
 
 
+def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path):
+    """Eight patients without the disease: its AUROC was told as 0.500, sensitivity and specificity as 1 and 0."""
+    here = Config.read("heart-recipe")
+    text = tomli_w.dumps({**tomllib.loads(here.text), "algorithm": {"name": "ProxNewton"}})
+    sites = tables(frames_on_disk("heart_disease", tmp_path), tmp_path, Limits())
+    newcomers(sites, tmp_path)
+    asking, _ = inquiry(sites, text)
+    asking.learn(here.data["target"])
+    there = asking.meet()
+    found = fc.analyse(there, "fit", seed=here.seed, sites=asking)
+    found.save(tmp_path / "run")
+    fc.write_report(tmp_path / "run")
+    note = found.quality.notes["switzerland"]
+    assert "AUROC between" in note
+    assert "minimum counts" in note
+    told = json.loads((tmp_path / "run" / "analysis.json").read_text())["quality"]["switzerland"]
+    assert told["auroc"] is None
+    assert told["roc"] == []
+    assert told["note"] == note
+    table = pd.read_csv(tmp_path / "run" / "report-quality.csv").set_index("site")
+    assert np.isnan(table.loc["switzerland", "AUROC"])
+    assert table.loc["switzerland", "note"] == note
+    page = (tmp_path / "run" / "report.html").read_text()
+    (row,) = re.findall(r"<tr><td>switzerland</td>.*?</tr>", page.partition("<h2>Quality</h2>")[2])
+    assert '<td class="n">–</td>' in row
+    for name in ("report.html", "report.md"):
+        assert f"switzerland: {note}" in (tmp_path / "run" / name).read_text()
+    seen = predict_at_sites(there, found.x, asking).set_index("site")
+    exact = fc.quality(here.make_problem(), found.x, exact=True)
+    assert seen.loc[["switzerland"], ["auroc", "specificity"]].isna().all(axis=None)
+    assert "specificity between" in seen.loc["switzerland", "note"]
+    rates = exact.overall.confusion(0.5)
+    for name in ("sensitivity", "specificity"):
+        assert abs(seen.loc["all", name] - rates[name]) <= seen.loc["all", f"{name}_error"] + 1e-9
+    assert abs(found.quality.overall.auroc - exact.overall.auroc) <= found.quality.overall.auroc_error < 0.05
+
+
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [

@@ -163,9 +163,10 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
         if report is not None:
             names = [name for name in _MEASURES if name in report.table]
             measured: pd.DataFrame = report.table[names].reset_index(names="site")
-            found[key] = [{**row, "note": report.notes.get(row["site"], "")} for row in rows(measured)]
+            why = report.why(names)
+            found[key] = [{**row, "note": why.get(row["site"], "")} for row in rows(measured)]
             print_frame(with_bounds(measured), caption)
-            print_notes(report.notes)
+            print_notes(why)
     if made.cv is not None and (off := float(made.cv.mean_error[made.cv.index_min])) > 0:
         said = f"the cross-validated {made.cv.score} at the best strength is off by at most {off:.2g}"
         print_notes({"": f"{said}, since the sites tell bins"})

@@ -183,7 +183,8 @@ def predict(
         shown += ["sensitivity_error", "specificity", "specificity_error"]
         told["sites"] = rows(found)
         print_frame(with_bounds(found[shown]) if "auroc" in found else found, "on the sites' patients")
-        print_notes(dict(zip(found["site"], found["note"], strict=True)) if "note" in found else {})
+        missing = found[found[shown].isna().any(axis=1)] if "note" in found else found[:0]
+        print_notes(dict(zip(missing["site"], missing.get("note", ()), strict=True)))
         target = destination or run / "at-sites.csv"
         write_atomic(target, found.to_csv(index=False).encode())
         written(target)

@@ -153,8 +153,8 @@ class Errors:
         order = np.argsort(means / n, kind="stable")
         return grouped(n[order], means[order], targets[order], groups)
 
-    def untold(self) -> str:
-        """What cannot be told: nothing that has bounds."""
+    def untold(self, names: Sequence[str] | None = None) -> str:
+        """What cannot be told for the width of its bounds: nothing, since there are none."""
         return ""
 
     def summary(self) -> dict[str, float]:

@@ -258,14 +258,20 @@ class Quality:
             made |= {"sensitivity": rates["sensitivity"], "specificity": rates["specificity"]}
         return made
 
-    def untold(self, threshold: float | None = None) -> str:
-        """What :meth:`summary` does not tell, and why; empty if it tells all."""
-        bounded = self._bounded(threshold)
-        wide = [said(name, b) for name, (v, b) in bounded.items() if not math.isnan(v) and math.isnan(told(name, v, b))]
+    def untold(self, threshold: float | None = None, names: Sequence[str] | None = None) -> str:
+        """What :meth:`summary` does not tell, of some measures or of all, and why; empty if it tells all."""
+        bounded = self._bounded(threshold).items()
+        wide = [
+            said(k, b) for k, (v, b) in bounded if not math.isnan(v) and math.isnan(told(k, v, b)) and _asked(k, names)
+        ]
         made = [f"{', '.join(wide)}: too wide to tell"] if wide else []
-        made += [] if self.cells.plain else ["ICI needs bins that were not joined"]
-        why = "" if self.cells.plain else " (bins were joined to keep minimum counts)"
-        return "; ".join(made) + why if made else ""
+        made += ["no ICI"] if not self.cells.plain and _asked("ici", names) else []
+        why = "" if self.cells.plain or not made else ", since bins were joined to keep minimum counts"
+        return "; ".join(made) + why
+
+
+def _asked(name: str, names: Sequence[str] | None) -> bool:
+    return names is None or name in names
 
 
 def _with_error(name: str, value: float, bounds: Pair, off: float | None = None) -> dict[str, float]:
@@ -302,7 +308,11 @@ class Report:
     @property
     def notes(self) -> dict[str, str]:
         """What cannot be told of a site, or of all, and why; those of whom all is told are left out."""
-        return {name: note for name, one in self.rows.items() if (note := one.untold())}
+        return self.why()
+
+    def why(self, names: Sequence[str] | None = None) -> dict[str, str]:
+        """The notes about some measures."""
+        return {name: note for name, one in self.rows.items() if (note := one.untold(names=names))}
 
 
 def quality(
