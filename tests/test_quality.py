@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.estimators.cells import Cells
+from fedcomposite.estimators.cells import Cells, shares_beyond
 from fedcomposite.estimators.curves import average_precision, smoothed
 from fedcomposite.estimators.quality import Quality
 from fedcomposite.problems.requests import answer, scores, silos_of
@@ -203,3 +203,16 @@ def test_what_is_too_wide_is_not_told():
     report = fc.estimators.Report(one, {"a": one})
     assert set(report.notes) == {"a", "all"}
     assert report.table["auroc"].isna().all()
+
+
+def test_shares_beyond_a_margin_are_bounded_where_probabilities_are_1_to_rounding():
+    g = np.random.default_rng(3)
+    at = np.linspace(-45, 45, 200)
+    for scale in (0.3, 3.0, 20.0):
+        for _ in range(30):
+            z = scale * g.normal(size=int(g.integers(1, 12))) + g.normal()
+            p = 1 / (1 + np.exp(-z))
+            low, high = shares_beyond(at, (-np.inf, np.inf), np.array([z.mean(), p.mean(), (z * p).mean()]), len(z))
+            share = (z[:, None] >= at).mean(0)
+            assert (low <= share + 1e-12).all()
+            assert (share <= high + 1e-12).all()

@@ -27,6 +27,7 @@ _NARROW = 0.1  # cells of at most this width take two terms of Taylor's series
 _TAIL = 25.0  # cells that reach beyond have no end there
 _FAR = 60.0  # where the grid ends
 _NODES = 129
+_NOISE = 1e-14  # of means, and of functions on the grid
 _FLAT = 0.05  # slopes below do not tell tails apart
 _LARGEST = 8.0  # distance from the estimate at which a bound is given up
 
@@ -98,6 +99,7 @@ class _Wide:
             self.gap**2 / 8 * (second * np.exp(abs(b) * self.gap) + self.p * (1 - self.p) * curved * np.exp(self.gap))
         )
         end = np.where(self.left | self.right, self._beyond(a, b, c), 0.0)
+        end = end + _NOISE * np.abs(made).sum(1) * (1 + np.abs(self.z) + np.abs(z).max(1) * ~(self.left | self.right))
         middle = fixed + (self.known * made).sum(1)
         return _both(middle + (rest - slack).min(1) - end, middle + (rest + slack).max(1) + end, self.n)
 

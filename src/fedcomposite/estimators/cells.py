@@ -203,6 +203,7 @@ class Cells:
 
 _EDGE = 1e-9  # a margin this close to an edge is the edge
 _ROUNDING = 1e-9  # of shares and ranks
+_NOISE = 1e-13  # of means, in units of the numbers that they are of: where p is close to 1, little is left of 1 - p
 _CENTRES = 16
 
 
@@ -217,15 +218,16 @@ def shares_beyond(at: Floats, ends: Pair, means: Floats, count: float | None) ->
     (low, high), inverse = ends, sigmoid(at)
     first, last = sigmoid(np.array(ends))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        above = [(p - first) / (inverse - first), (z - low) / (at - low)]
-        below = [(last - p) / (last - inverse), (high - z) / (high - at)]
+        noise = _NOISE * (1 + abs(z))
+        above = [(p - first + noise) / (inverse - first), (z - low + noise) / (at - low)]
+        below = [(last - p + noise) / (last - inverse), (high - z + noise) / (high - at)]
         widest = max(1.0, float(np.sqrt(max(zp - z * p, 0.0) / max(p * (1 - p), 1e-3))))
         for step in widest * np.geomspace(0.02, 8.0, _CENTRES):
             for side, found in ((-1.0, above), (1.0, below)):
                 centre = z + side * step
                 share = float(sigmoid(np.array(centre)))
-                size = (at - centre) * (inverse - share)
-                mean = max(zp - centre * p - share * z + centre * share, 0.0)
+                size = np.abs((at - centre) * (inverse - share))  # 0 where both are 1 to rounding
+                mean = max(zp - centre * p - share * z + centre * share, 0.0) + noise + _NOISE * abs(centre)
                 found.append(np.where((at - centre) * side < 0, mean / size, 1.0))
         most, fewest = (np.nanmin(np.stack([np.ones_like(at), *found]), axis=0) for found in (above, below))
     most, fewest = (np.clip(v + _ROUNDING, 0.0, 1.0) for v in (most, fewest))
