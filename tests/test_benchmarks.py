@@ -328,3 +328,16 @@ def test_what_takes_more_than_newton_steps_is_measured(capsys):
     assert text.count("rounds") == 9
     assert "hinge, group lasso" in text
     assert "features from 0.01 to 100, as they are" in text
+
+
+def test_bounds_of_quality_hold_for_small_sites():
+    """Ten of the random splits: every number that sites tell is within its bounds."""
+    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+    pytest.importorskip("statsmodels")
+    from benchmarks import quality
+
+    table = quality.compare(splits=10, seed=1).set_index("measure")
+    assert not table["violations"].any(), table
+    assert {"auroc (all)", "calibration_slope (site)", "calibration_slope of counts (all)"} <= set(table.index)
+    assert table.loc["calibration_slope of counts (all)", "largest difference"] < 1e-8
+    assert table["told"].sum() > 500

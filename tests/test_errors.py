@@ -186,3 +186,35 @@ def test_folds_held_out_are_scored_by_the_others_models():
     report = fc.quality(problem, cv, choice="min")
     assert report.overall.samples == 270
     assert report.overall.rmse**2 == pytest.approx(float(cv.mean[cv.index("min")]))  # of equal folds
+
+
+def test_the_calibration_slope_of_counts_keeps_offsets():
+    """1 by construction for a fit on its own samples; else that of a regression beside the offset."""
+    silos = counts_with_offsets()
+    problem = fc.Problem(silos, loss="poisson", bias=True, weights="samples")
+    fitted = fc.solve(problem, tolerance=1e-12).solution
+    report = fc.quality(problem, fitted)
+    assert report.overall.calibration_slope == pytest.approx(1.0, abs=1e-6)
+    other = torch.tensor([0.3, -0.9, 0.2], dtype=torch.float64)
+    for name, one in fc.quality(problem, other).rows.items():
+        rows = slice(None) if name == "all" else slice(*silos.offsets[(i := silos.names.index(name)) : i + 2])
+        z = (silos.features[rows] @ other[:-1] + other[-1]).numpy()
+        y, t, w = (v[rows].numpy() for v in (silos.targets, silos.margin_offsets, silos.weights))
+
+        def deviance(b, z=z, y=y, t=t, w=w):
+            at = b[0] + b[1] * z + t
+            return float(w @ (np.exp(at) - y * at)) / w.sum()
+
+        best = scipy.optimize.minimize(deviance, [0.0, 1.0], method="BFGS", options={"gtol": 1e-9})
+        assert one.calibration_slope == pytest.approx(best.x[1], abs=1e-5), name
+
+
+def counts_with_offsets():
+    generator = np.random.default_rng(5)
+    pairs, offsets, weights = [], [], []
+    for size in (60, 40):
+        X, t = generator.normal(size=(size, 2)), generator.normal(size=size)
+        pairs.append((X, generator.poisson(np.exp(X @ [0.5, -0.4] + 0.2 + t)).astype(float)))
+        offsets.append(t)
+        weights.append(generator.random(size) + 0.5)
+    return fc.Silos.from_arrays(pairs, margin_offsets=offsets, weights=weights)

@@ -20,7 +20,7 @@ from fedcomposite.data import DataError, Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments import Config, ConfigError
-from fedcomposite.problems.requests import residuals
+from fedcomposite.problems.requests import HIGHEST, rates, residuals, scores, silos_of
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.cli.federation_analysis import read
-from fedcomposite.federation import wire
+from fedcomposite.federation import minimum, wire
 from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.asking import Inquiry
 from fedcomposite.federation.audit import Audit
@@ -284,31 +284,56 @@ def test_bins_below_the_minimum_are_joined(hospitals, tmp_path):
                 same(one[0]["counts"][kind].sum(0), exact[0]["counts"][kind].sum(0))
 
 
+def ranged(numbers):
+    """Counts of two classes in bins, as ``scores`` have them."""
+    made = torch.zeros(2, len(numbers[0]), 5, dtype=torch.float64)
+    made[..., :2] = torch.tensor(numbers, dtype=torch.float64).unsqueeze(-1)
+    return made
+
+
 def test_joined_bins_keep_sums_and_order():
-    counts = torch.tensor(
-        [[[1.0], [0], [2], [9], [1], [0], [1]], [[0.0], [1], [0], [0], [0], [1], [0]]], dtype=torch.float64
-    )
-    made = joined(counts, 5)
-    assert made[0, :, 0].tolist() == [0, 0, 0, 14, 0, 0, 0]
+    counts = ranged([[1, 0, 2, 9, 1, 0, 1], [0, 1, 0, 0, 0, 1, 0]])
+    made = joined(counts, 5, counts[..., 0], HIGHEST)
+    assert made[0, :, 0].tolist() == [14, 0, 0, 0, 0, 0, 0]  # from the first bin to the last: where nobody is as well
+    assert made[0, :, 1].tolist() == [0, 0, 0, 0, 0, 0, 14]
     assert float(made[1].sum()) == 0  # two samples of a class are not told
-    assert torch.equal(joined(counts, 1), counts)
+    assert torch.equal(joined(counts, 1, counts[..., 0], HIGHEST), counts)
 
 
-def test_curves_of_joined_bins_are_as_far_off_as_they_say():
-    """Bins of each class by itself would make groups of one class only, and nearly every model perfect."""
-    edges = torch.linspace(-3, 3, 300, dtype=torch.float64)
-    for seed in range(20):
+def test_ranges_of_joined_bins_do_not_tell_where_samples_are():
+    """They reach to the bins that stand for themselves, to the middle of gaps, and to the ends."""
+    counts = ranged([[0, 2, 3, 0, 0, 0, 3, 2, 0, 9, 0, 4, 1, 0], [0] * 14])
+    made = joined(counts, 5, counts[..., 0], HIGHEST)[0]
+    assert torch.nonzero(made[:, 0]).flatten().tolist() == [0, 5, 9, 10]
+    assert torch.nonzero(made[:, 1]).flatten().tolist() == [4, 8, 9, 13]
+    assert made[[0, 5, 9, 10], 0].tolist() == [5, 5, 9, 5]
+
+
+@pytest.mark.parametrize("least", [3, 5, 8])
+def test_measures_of_joined_bins_are_as_far_off_as_they_say(least):
+    """Also over sites, whose joined bins are not the same ones: told in their middle they broke the bound."""
+    edges, x = torch.linspace(-3, 3, 300, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    for seed in range(8):
         draw = np.random.default_rng(seed)
-        z = torch.from_numpy(draw.normal(size=40))
-        at = torch.bucketize(z, edges, right=True) + torch.from_numpy((draw.random(40) < 0.4).astype(int)) * 301
-        counts = torch.zeros(602, 4, dtype=torch.float64)
-        counts[:, 0] = torch.bincount(at, minlength=602)
-        fine, told = counts.view(2, 301, 4), joined(counts.view(2, 301, 4), 5)
-        assert not bool(((told[..., 0] > 0) & (told[..., 0] < 5)).any())
-        ours, theirs = (fc.estimators.Quality(c, edges) for c in (fine, told))
-        for name in ("auroc", "auprc"):
-            off = abs(getattr(theirs, name) - getattr(ours, name))
-            assert off <= getattr(theirs, f"{name}_error") + getattr(ours, f"{name}_error") + 1e-12, (seed, name)
+        z = [draw.normal(0.7 * site, 1.0, (40, 1)) for site in range(3)]
+        pairs = [(v, (draw.random(40) < scipy.special.expit(1.5 * v[:, 0] - 0.5)).astype(float)) for v in z]
+        problem = fc.Problem(fc.Silos.from_arrays(pairs), loss="logistic", weights="samples")
+        exact, told = fc.quality(problem, x, exact=True), []
+        for silo in silos_of(problem):
+            (made,) = minimum.told(Limits(min_count=least), silo, [scores(x, edges, "train")])
+            assert not bool(((made["counts"][..., 0] > 0) & (made["counts"][..., 0] < least)).any())
+            told.append(fc.estimators.Quality.told([made], edges, True))
+        for ours, theirs in zip(exact.rows.values(), [*told, fc.estimators.Quality.all(told)], strict=True):
+            assert theirs.samples == ours.samples
+            for name in ("auroc", "auprc", "calibration_slope", "calibration_intercept"):
+                off = abs(getattr(theirs, name) - getattr(ours, name))
+                assert off <= getattr(theirs, f"{name}_error") + 1e-9, (seed, name)
+                assert theirs.bounds(name)[0] - 1e-9 <= getattr(ours, name) <= theirs.bounds(name)[1] + 1e-9
+            for threshold in (0.25, 0.5):
+                rates = theirs.rates(threshold)
+                for name, (value, _) in ours.rates(threshold).items():
+                    low, high = rates[name][1]
+                    assert np.isnan(value) or low - 1e-9 <= value <= high + 1e-9, (seed, name)
 
 
 def frames_on_disk(name, folder):
@@ -333,10 +358,63 @@ def test_what_is_shipped_runs_at_sites_with_default_limits(shipped, messy, tmp_p
     same(theirs.mean, ours.mean)
     exact, told = fc.quality(problem, ours), fc.quality(there, theirs, sites=asking)
     same(told.table[["samples", "positives", "brier"]], exact.table[["samples", "positives", "brier"]])
-    assert ((told.table["auroc"] - exact.table["auroc"]).abs() <= told.table["auroc_error"] + 1e-3).all()
+    right = fc.quality(problem, ours, exact=True)
+    for name, one in told.rows.items():
+        for measure in ("auroc", "auprc", "calibration_slope", "calibration_intercept"):
+            low, high = one.bounds(measure)
+            truth = getattr(right.rows[name], measure)
+            assert np.isnan(truth) or low - 1e-9 <= truth <= high + 1e-9, (name, measure)
+            shown = told.table.loc[name, measure]
+            assert np.isnan(shown) or abs(shown - truth) <= told.table.loc[name, f"{measure}_error"] + 1e-9
+        for threshold in (0.3, 0.5):
+            truths = right.rows[name].rates(threshold)
+            for measure, (_, (low, high)) in one.rates(threshold).items():
+                truth = truths[measure][0]
+                assert np.isnan(truth) or low - 1e-9 <= truth <= high + 1e-9, (name, measure)
     assert told.overall.auroc_error < 0.06
+    if shipped == "heart-recipe":  # eight without the disease: nothing can be said about ranks
+        assert np.isnan(told.table.loc["switzerland", "auroc"])
+        assert "AUROC between" in told.notes["switzerland"]
+        assert "too wide to tell" in told.notes["switzerland"]
     with pytest.raises(FederationError, match="take fewer folds"):
         fc.cross_validate(there, **options | {"folds": 40}, sites=asking)
+
+
+def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path):
+    """Eight patients without the disease: its AUROC was told as 0.500, sensitivity and specificity as 1 and 0."""
+    here = Config.read("heart-recipe")
+    text = tomli_w.dumps({**tomllib.loads(here.text), "algorithm": {"name": "ProxNewton"}})
+    sites = tables(frames_on_disk("heart_disease", tmp_path), tmp_path, Limits())
+    newcomers(sites, tmp_path)
+    asking, _ = inquiry(sites, text)
+    asking.learn(here.data["target"])
+    there = asking.meet()
+    found = fc.analyse(there, "fit", seed=here.seed, sites=asking)
+    found.save(tmp_path / "run")
+    fc.write_report(tmp_path / "run")
+    note = found.quality.notes["switzerland"]
+    assert "AUROC between" in note
+    assert "minimum counts" in note
+    told = json.loads((tmp_path / "run" / "analysis.json").read_text())["quality"]["switzerland"]
+    assert told["auroc"] is None
+    assert told["roc"] == []
+    assert told["note"] == note
+    table = pd.read_csv(tmp_path / "run" / "report-quality.csv").set_index("site")
+    assert np.isnan(table.loc["switzerland", "AUROC"])
+    assert table.loc["switzerland", "note"] == note
+    page = (tmp_path / "run" / "report.html").read_text()
+    (row,) = re.findall(r"<tr><td>switzerland</td>.*?</tr>", page.partition("<h2>Quality</h2>")[2])
+    assert '<td class="n">–</td>' in row
+    for name in ("report.html", "report.md"):
+        assert f"switzerland: {note}" in (tmp_path / "run" / name).read_text()
+    seen = predict_at_sites(there, found.x, asking).set_index("site")
+    exact = fc.quality(here.make_problem(), found.x, exact=True)
+    assert seen.loc[["switzerland"], ["auroc", "specificity"]].isna().all(axis=None)
+    assert "specificity between" in seen.loc["switzerland", "note"]
+    rates = exact.overall.confusion(0.5)
+    for name in ("sensitivity", "specificity"):
+        assert abs(seen.loc["all", name] - rates[name]) <= seen.loc["all", f"{name}_error"] + 1e-9
+    assert abs(found.quality.overall.auroc - exact.overall.auroc) <= found.quality.overall.auroc_error < 0.05
 
 
 @pytest.mark.parametrize(
@@ -574,8 +652,6 @@ def test_regressions_are_measured_under_minimum_counts(loss, tmp_path):
         if name == "mae":
             assert theirs.table[name].isna().tolist() == [True, False, True, True]
             same(theirs.table[name].iloc[1], ours.table[name].iloc[1])
-        elif name == "calibration_slope":  # of counts it hangs on bins a little
-            same(theirs.table[name], ours.table[name], 0.05 if loss == "poisson" else 1e-10)
         else:
             same(theirs.table[name], ours.table[name])
     for name, one in theirs.by_site.items():
@@ -612,8 +688,9 @@ FIELDS = {
     "newton": {"weight", "loss", "gradient", "hessian"},
     "losses": {"weight", "deviance", "error", "histogram"},
     "information": {"weight", "loss", "gradient", "hessian", "outer"},
-    "scores": {"counts"},
+    "scores": {"counts", "squares"},
     "residuals": {"sums", "counts"},
+    "rates": {"sums"},
 }
 """All that a site may say to a query or a question, by its name."""
 
@@ -633,6 +710,7 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     fc.quality(there, cv, sites=asking)
     predict_at_sites(there, cv.solution(), asking)
     asking.ask([residuals(cv.solution(), torch.zeros(1, dtype=torch.float64), "train")])
+    asking.ask([rates(cv.solution(), torch.ones(2, dtype=torch.float64), "train")])
     told = (DOCS / "federation.md").read_text()
     seen, sizes = set(), set()
     for _, request, answer in grid.log:

@@ -64,7 +64,7 @@ def test_the_outcomes_of_a_few_are_no_sum_of_margins(rare, tmp_path):
     silos, alone = silos_of(rare=rare), at([0.0, 0, 1, 0], edges=torch.tensor([5.0], dtype=torch.float64))
     sick = int(silos[0][1][:rare].sum())
     [answers, *_], _ = question(make_sites(silos, tmp_path / "a", opened(min_count=1)), "scores", **alone)
-    assert answers[0]["counts"][1, :, 1].sum() == sick
+    assert answers[0]["counts"][1, :, 2].sum() == sick
     sites = make_sites(silos, tmp_path / "b", opened(**DEFAULT))
     if rare < 5:
         with pytest.raises(FederationError, match="differ from the others in level"):

@@ -8,8 +8,10 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
+from fedcomposite.estimators.cells import Cells, shares_beyond
 from fedcomposite.estimators.curves import average_precision, smoothed
 from fedcomposite.estimators.quality import Quality
+from fedcomposite.problems.requests import answer, scores, silos_of
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +92,14 @@ def test_average_precision_is_bracketed():
         z, y = generator.normal(size=60), generator.random(60) < 0.3
         bins = np.digitize(z, np.linspace(-2, 2, 9))
         ones, zeros = (np.bincount(bins[y == v], minlength=10)[::-1].astype(float) for v in (True, False))
-        found, error = average_precision(zeros, ones)
-        assert found == pytest.approx(average_precision_score(y, bins))
-        assert abs(found - average_precision_score(y, z)) <= error
+        assert average_precision(zeros, ones) == pytest.approx(average_precision_score(y, bins))
+        counts = torch.zeros(2, 10, 5, dtype=torch.float64)
+        counts[:, :, :2] = torch.from_numpy(np.stack([zeros, ones])[:, ::-1].copy()).unsqueeze(-1)
+        for unit in (True, False):  # whether it is known that samples count one each
+            cells = Cells.told([counts], torch.linspace(-2, 2, 9, dtype=torch.float64), unit)
+            found, (low, high) = cells.auprc
+            assert found == pytest.approx(average_precision_score(y, bins))
+            assert low - 1e-12 <= average_precision_score(y, z) <= high + 1e-12
 
 
 def test_cross_validated_quality_scores_each_sample_once(fitted):
@@ -142,10 +149,70 @@ def test_calibration_does_not_hang_on_the_width_of_bins():
         problem = fc.Problem(fc.Silos.from_arrays([(X, y)]), loss="logistic", bias=True)
         x = torch.tensor([strength, 0.0], dtype=torch.float64)
         exact, fine = fc.quality(problem, x, exact=True).overall, fc.quality(problem, x).overall
-        cells = fine.counts.view(2, -1, 4)
-        places = np.array_split(np.arange(cells.shape[1]), 6)
-        ends = torch.tensor([float(fine.edges[p[-1]]) for p in places[:-1]], dtype=torch.float64)
-        coarse = Quality(torch.stack([cells[:, p[0] : p[-1] + 1].sum(1) for p in places], 1), ends)
+        cuts = torch.quantile(torch.from_numpy(X[:, 0]) * strength, torch.arange(1, 6, dtype=torch.float64) / 6)
+        coarse = Quality.told([answer(silos_of(problem)[0], scores(x, cuts, "train"))], cuts, True)
+        for name in ("calibration_slope", "calibration_intercept"):
+            low, high = coarse.bounds(name)
+            assert low <= getattr(exact, name) <= high
+            assert high - low < 0.4
         assert coarse.calibration_slope == pytest.approx(exact.calibration_slope, abs=0.03)
         assert coarse.calibration_intercept == pytest.approx(exact.calibration_intercept, abs=0.03)
         assert fine.calibration_slope == pytest.approx(exact.calibration_slope, abs=1e-4)
+
+
+def test_a_constant_model_is_known_to_tell_nothing_apart(fitted):
+    """All samples are ties, in a bin of their own: an AUROC of one half, for certain."""
+    problem, x = fitted
+    only = torch.zeros_like(x)
+    only[-1] = 0.3
+    one = fc.quality(problem, only).overall
+    assert (one.auroc, one.auroc_error) == (0.5, 0.0)
+    assert one.auprc_error == 0.0
+
+
+def test_cross_validated_auc_is_that_of_the_samples(fitted):
+    """And not that of 1024 bins, in which the samples of a strong regularizer are crowded."""
+    problem, _ = fitted
+    cv = fc.cross_validate(problem, folds=3, count=5, score="auc")
+    fold = fc.estimators.fold_of_samples(problem, 3)
+    X, y = problem.silos.features, problem.silos.targets.numpy()
+    each = [
+        [roc_auc_score(y[fold == f], problem.predict(cv.models[f, k], X[fold == f]).numpy()) for k in range(5)]
+        for f in range(3)
+    ]
+    np.testing.assert_allclose(cv.each, each, atol=1e-12)
+    assert not cv.mean_error.any()
+    assert "mean_error" in cv.scores
+
+
+def test_what_is_too_wide_is_not_told():
+    """Two bins tell little about ranks: the table says so, the property is still there."""
+    g = np.random.default_rng(0)
+    X = g.normal(size=(60, 1))
+    y = (X[:, 0] + g.normal(size=60) > 0).astype(float)
+    problem = fc.Problem(fc.Silos.from_arrays([(X, y)], names=["a"]), loss="logistic")
+    x, edges = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    one = Quality.told([answer(silos_of(problem)[0], scores(x, edges, "train"))], edges, True)
+    low, high = one.bounds("auroc")
+    assert low <= roc_auc_score(y, X[:, 0]) <= high
+    assert high - low > 0.1
+    assert np.isnan(one.summary()["auroc"])
+    assert one.summary()["auroc_error"] == pytest.approx(one.auroc_error)
+    assert f"AUROC between {low:.2f} and {high:.2f}" in one.untold()
+    assert np.isfinite(one.auroc)
+    report = fc.estimators.Report(one, {"a": one})
+    assert set(report.notes) == {"a", "all"}
+    assert report.table["auroc"].isna().all()
+
+
+def test_shares_beyond_a_margin_are_bounded_where_probabilities_are_1_to_rounding():
+    g = np.random.default_rng(3)
+    at = np.linspace(-45, 45, 200)
+    for scale in (0.3, 3.0, 20.0):
+        for _ in range(30):
+            z = scale * g.normal(size=int(g.integers(1, 12))) + g.normal()
+            p = 1 / (1 + np.exp(-z))
+            low, high = shares_beyond(at, (-np.inf, np.inf), np.array([z.mean(), p.mean(), (z * p).mean()]), len(z))
+            share = (z[:, None] >= at).mean(0)
+            assert (low <= share + 1e-12).all()
+            assert (share <= high + 1e-12).all()

@@ -12,7 +12,7 @@ import typer
 
 from fedcomposite import data
 from fedcomposite.choice import AUTO
-from fedcomposite.cli.console import AsJson, out, print_frame, results, rows, written
+from fedcomposite.cli.console import AsJson, out, print_frame, print_notes, results, rows, written
 from fedcomposite.cli.runs import Overrides
 from fedcomposite.cli.solve import NOT_CONVERGED
 from fedcomposite.data import Recipe
@@ -21,9 +21,10 @@ from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.store import coefficients
 
 _SHOWN = 15  # coefficients
+_SEEN = 5e-4  # bounds of measures that are smaller are not printed
 _MEASURES = (
-    *("samples", "positives", "auroc", "brier", "mean", "r2", "rmse", "mae", "deviance_explained"),
-    "calibration_slope",
+    *("samples", "positives", "auroc", "auroc_error", "brier", "mean", "r2", "rmse", "mae", "deviance_explained"),
+    *("calibration_slope", "calibration_slope_error"),
 )
 
 ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; its [algorithm] is not looked at.")]
@@ -144,6 +145,12 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
 
 
+def with_bounds(measured: pd.DataFrame) -> pd.DataFrame:
+    """A table of measures as it is printed: without bounds that are too small to be seen in any row."""
+    small = [c for c in measured if str(c).endswith("_error") and not (measured[c] > _SEEN).any()]
+    return measured.drop(columns=small)
+
+
 def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
     """Say what was found and where it is, to people and to machines."""
     out.print(made.message, markup=False, highlight=False, soft_wrap=True)
@@ -156,8 +163,13 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
         if report is not None:
             names = [name for name in _MEASURES if name in report.table]
             measured: pd.DataFrame = report.table[names].reset_index(names="site")
-            found[key] = rows(measured)
-            print_frame(measured, caption)
+            why = report.why(names)
+            found[key] = [{**row, "note": why.get(row["site"], "")} for row in rows(measured)]
+            print_frame(with_bounds(measured), caption)
+            print_notes(why)
+    if made.cv is not None and (off := float(made.cv.mean_error[made.cv.index_min])) > 0:
+        said = f"the cross-validated {made.cv.score} at the best strength is off by at most {off:.2g}"
+        print_notes({"": f"{said}, since the sites tell bins"})
     written(folder.path)
     if not made.converged:
         out.print("[bold red]NOT CONVERGED[/]: see `converged` in analysis.json; take a larger lambda or --ratio")

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,6 +125,13 @@ def print_frame(
     if gone:
         said = f"no room for {', '.join(gone)} in {out.width} columns: take a wider terminal{more and f', or {more}'}"
         out.print(said, markup=False, highlight=False)
+
+
+def print_notes(notes: Mapping[str, str]) -> None:
+    """Lines beneath a table: why a row, which is named first, does not tell all."""
+    for name, note in notes.items():
+        if note:
+            out.print(f"{name}: {note}" if name else note, markup=False, highlight=False, soft_wrap=True)
 
 
 _NUMBER = re.compile(r"[-+±–.,/%() 0-9eEinfa]*")

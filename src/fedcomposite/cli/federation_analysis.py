@@ -31,8 +31,19 @@ from fedcomposite.cli.analysis import (
     folds_of,
     records,
     tried,
+    with_bounds,
 )
-from fedcomposite.cli.console import AsJson, out, print_frame, print_json, reporting, results, rows, written
+from fedcomposite.cli.console import (
+    AsJson,
+    out,
+    print_frame,
+    print_json,
+    print_notes,
+    reporting,
+    results,
+    rows,
+    written,
+)
 from fedcomposite.cli.federation_jobs import require_service, say
 from fedcomposite.cli.tables import page
 from fedcomposite.data import FittedRecipe
@@ -168,9 +179,12 @@ def predict(
         if found.empty:
             say("no site knows the outcome of enough patients to say how good this is")
             return
-        shown = ["site", "samples", "positives", "auroc", "brier", "calibration_slope", "sensitivity", "specificity"]
+        shown = ["site", "samples", "positives", "auroc", "auroc_error", "brier", "calibration_slope", "sensitivity"]
+        shown += ["sensitivity_error", "specificity", "specificity_error"]
         told["sites"] = rows(found)
-        print_frame(found[shown] if "auroc" in found else found, "on the sites' patients")
+        print_frame(with_bounds(found[shown]) if "auroc" in found else found, "on the sites' patients")
+        missing = found[found[shown].isna().any(axis=1)] if "note" in found else found[:0]
+        print_notes(dict(zip(missing["site"], missing.get("note", ()), strict=True)))
         target = destination or run / "at-sites.csv"
         write_atomic(target, found.to_csv(index=False).encode())
         written(target)

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from fedcomposite.estimators.errors import Errors
 from fedcomposite.estimators.inference import confidence
 from fedcomposite.estimators.newton import Plan, fit
 from fedcomposite.estimators.paths import Path, Several, path
-from fedcomposite.estimators.quality import Quality, Report, is_regression, quality
+from fedcomposite.estimators.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.estimators.strengths import strength
 from fedcomposite.experiments.locks import FolderLock
@@ -102,7 +103,8 @@ class Analysis:
         if self.cv is not None:
             one = self.cv
             found["cv"] = {
-                "score": one.score, "mean": one.mean.tolist(), "se": one.se.tolist(), "folds": len(one.rows),
+                "score": one.score, "mean": one.mean.tolist(), "se": one.se.tolist(),
+                "mean_error": one.mean_error.tolist(), "folds": len(one.rows),
                 "left_out": "sites" if one.rows[0].kind == "site" else "samples",
                 "lambda_min": one.lambda_min, "lambda_1se": one.lambda_1se,
             }  # fmt: skip
@@ -110,7 +112,7 @@ class Analysis:
             found["intervals"] = self.intervals.reset_index(names="name").to_dict("records")
         for name, report in (("quality", self.quality), ("test", self.tested)):
             if report is not None:
-                found[name] = {k: _measured(one) for k, one in {**report.by_site, "all": report.overall}.items()}
+                found[name] = {k: _measured(one) for k, one in report.rows.items()}
         if self.quality is not None:
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found
@@ -158,14 +160,22 @@ def _written(problem: Problem) -> str:
 
 
 def _measured(one: Quality | Errors) -> dict[str, Any]:
-    """A site's measures, its curves among them."""
+    """A site's measures, its curves among them; those of a classifier as far as they can be told."""
     groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
-    found = {**one.summary(), "calibration": one.calibration(groups).to_dict("records")}
+    found: dict[str, Any] = {
+        **one.summary(),
+        "note": one.untold(),
+        "calibration": one.calibration(groups).to_dict("records"),
+    }
     if isinstance(one, Errors):
         return found
-    both = one.positives and one.positives < one.samples
-    roc = one.roc().drop_duplicates().to_numpy().tolist() if both else []
-    return {**found, "roc": roc, "decision": one.decision_curve().to_dict("list") if both else {}}
+    roc = [] if math.isnan(found["auroc"]) else one.roc().drop_duplicates().to_numpy().tolist()
+    decision: dict[Hashable, Any] = {}
+    if one.positives and one.positives < one.samples:
+        curve = one.decision_curve()
+        curve["model"] = curve["model"].where(curve["model_error"] <= WIDEST["net_benefit"])
+        decision = curve.to_dict("list")
+    return {**found, "roc": roc, "decision": decision}
 
 
 def plain(value: Any) -> Any:

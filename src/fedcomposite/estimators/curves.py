@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 
 import numpy as np
 import numpy.typing as npt
@@ -11,27 +12,16 @@ import pandas as pd
 Floats = npt.NDArray[np.float64]
 
 _SPAN = 0.75  # of the samples that a local line is fitted to, as R's loess has it
+_STEPS = 30  # of Newton's method for a slope; each is an exchange with the sites
 
 
-def average_precision(zeros: Floats, ones: Floats) -> tuple[float, float]:
-    """The mean of the precision over samples of class 1, and the most that ties within bins can change it.
+def average_precision(zeros: Floats, ones: Floats) -> float:
+    """The mean of the precision over samples of class 1, those of a bin being tied.
 
     ``zeros`` and ``ones`` count the classes in each bin, the largest scores first.
     """
-    total = ones.sum()
-    if not total:
-        return math.nan, math.nan
-    tp, fp = ones.cumsum(), zeros.cumsum()
-    some = ones > 0
-    tp, fp, here, against = tp[some], fp[some], ones[some], zeros[some]
-    middle = float((here * tp / (tp + fp)).sum() / total)
-    before = tp - here
-    best = tp / (tp + fp - against)
-    least = np.minimum(here, 1.0)  # the first of the bin, after all that it may follow
-    worst = np.minimum(best, (before + least) / (before + least + fp))
-    alone = here + against <= 1
-    low = np.where(alone, tp / (tp + fp), worst)
-    return middle, float(max((here * best).sum() / total - middle, middle - (here * low).sum() / total))
+    tp, fp, some = ones.cumsum(), zeros.cumsum(), ones > 0
+    return float((ones * tp)[some] @ (1 / (tp + fp)[some]) / ones.sum()) if some.any() else math.nan
 
 
 def recalibrated(z: Floats, n: Floats, ones: Floats, slope: bool = True) -> tuple[float, float]:
@@ -101,22 +91,21 @@ def grouped(n: Floats, predicted: Floats, observed: Floats, groups: int) -> pd.D
     return pd.DataFrame(columns)
 
 
-def rate_slope(z: Floats, n: Floats, wanted: float) -> float:
+def rate_slope(wanted: float) -> Generator[float, tuple[float, float], float]:
     """The slope of a Poisson regression of counts on margins, ``wanted`` being the mean margin of what was counted.
 
-    At the slope b the mean of z under weights n exp(b z) is that; it grows with b. NaN where there is none.
+    It yields slopes b and is sent mean and variance of the margins under weights exp(b z) times exposure: at the slope
+    that it returns the mean is the wanted one; it grows with b. NaN where there is none.
     """
-    z, wanted = z - z.max(), wanted - z.max()
     b, low, high = 1.0, -math.inf, math.inf
-    for _ in range(200):
-        w = n * np.exp(b * z - (b * z).max())
-        mean = float((w * z).sum() / w.sum())
-        spread = float((w * (z - mean) ** 2).sum() / w.sum())
+    for _ in range(_STEPS):
+        mean, spread = yield b
         low, high = (b, high) if mean < wanted else (low, b)
         move = (wanted - mean) / spread if spread > 0 else math.nan
-        if not abs(b) < 1e4 or math.isnan(move):
+        if math.isnan(move):
             return math.nan
-        if abs(move) <= 1e-12 * max(1.0, abs(b)):
-            return b + move
-        b = b + move if low < b + move < high else (low + high) / 2 if math.isfinite(low + high) else 2 * b + move
-    return b
+        if abs(move) <= 1e-9 * max(1.0, abs(b)):
+            return b + move  # the error of a Newton step is the square of it
+        further = b + min(max(move, -1.0), 1.0)  # far slopes make numbers too large to be told
+        b = further if low < further < high else (low + high) / 2
+    return math.nan

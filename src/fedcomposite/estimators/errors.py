@@ -1,13 +1,14 @@
 """How good a regression is: every measure from sums over samples, and from sums in bins of its margins.
 
-R2, errors and the deviance follow from sums alone and are exact, and so is the calibration of a linear model. Bins are
-for the curve of predicted and observed means, and for the calibration slope of counts.
+All of them follow from sums alone and are exact. Bins are for the curve of predicted and observed means. The
+calibration slope of counts is found by Newton's method, from sums at each slope that it tries.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fedcomposite.estimators.curves import grouped, rate_slope
+from fedcomposite.estimators.sites import Sites
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Absolute, LeastSquares, Poisson, Quantile
-from fedcomposite.problems.requests import RESIDUALS, Sums
+from fedcomposite.problems.requests import RESIDUALS, Rows, Sums, rates
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,12 +42,14 @@ def margin_edges(loss: Loss, sums: Tensor, bins: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Errors:
-    """The measures of one site, or of all; ``counts`` is ``(1, bins, 5)``: weight, margins, squares, means, targets."""
+    """The measures of one site, or of all; ``counts`` is ``(1, bins, 3)``: weight, means, targets."""
 
     sums: Tensor
     """Those of :data:`RESIDUALS`."""
     counts: Tensor
     loss: Loss
+    rate_slope: float = math.nan
+    """The calibration slope of counts; see :func:`calibrated`."""
 
     @classmethod
     def told(cls, answers: list[Sums], loss: Loss) -> Errors:
@@ -118,16 +122,17 @@ class Errors:
 
     @property
     def calibration_slope(self) -> float:
-        """The slope of a regression of targets on predictions, for counts of one on margins; 1 if calibrated."""
+        """The slope of a regression of targets on predictions, of counts on a'x beside the offset; 1 if calibrated."""
         if isinstance(self.loss, Poisson):
-            if not self._sum("targets") > 0 or len(self.counts[0]) < 2:
-                return math.nan
-            n, z, squares, *_ = self._bins
-            z, off = z / n, np.sqrt(np.maximum(squares / n - (z / n) ** 2, 0.0))
-            wanted = self._sum("margins") / self._sum("targets")
-            return rate_slope(np.concatenate([z - off, z + off]), np.tile(n, 2), wanted)
+            return self.rate_slope
         spread = self._spread("mean_squares", "means")
         return (self._sum("products") - self._sum("targets") * self.predicted) / spread if spread > 0 else math.nan
+
+    @property
+    def mean_linear(self) -> float:
+        """The mean of a'x over what was counted."""
+        total = self._sum("targets")
+        return (self._sum("margins") - self._sum("shifted")) / total if total > 0 else math.nan
 
     @property
     def calibration_intercept(self) -> float:
@@ -141,16 +146,16 @@ class Errors:
         made = self._sum(squares) - self._sum(total) ** 2 / self.samples
         return made if made > _ROUNDING * self._sum(squares) else 0.0
 
-    @property
-    def _bins(self) -> Floats:
-        """The sums in bins with samples."""
-        cells: Floats = self.counts[0].numpy()
-        return cells[cells[:, 0] > 0].T
-
     def calibration(self, groups: int = 10) -> pd.DataFrame:
         """The calibration curve in groups of about equal size: mean predicted and observed."""
-        n, _, _, means, targets = self._bins
-        return grouped(n, means, targets, groups)
+        cells: Floats = self.counts[0].numpy()
+        n, means, targets = cells[cells[:, 0] > 0].T
+        order = np.argsort(means / n, kind="stable")
+        return grouped(n[order], means[order], targets[order], groups)
+
+    def untold(self, names: Sequence[str] | None = None) -> str:
+        """What cannot be told for the width of its bounds: nothing, since there are none."""
+        return ""
 
     def summary(self) -> dict[str, float]:
         """The numbers in one line: those that mean something for this loss."""
@@ -162,3 +167,32 @@ class Errors:
         if not isinstance(self.loss, Absolute | Quantile):  # their predictions are no means
             names += ["calibration_slope", "calibration_intercept"]
         return {name: float(getattr(self, name)) for name in names}
+
+
+def calibrated(
+    measured: Sequence[Errors], names: Sequence[str], sites: Sites, pairs: Sequence[tuple[Tensor, Rows]], part: str
+) -> list[Errors]:
+    """The same with the calibration slope of counts: first that of all, then those of the named sites.
+
+    All take their steps in the same exchanges. A slope at which a site does not tell its sums is not known.
+    """
+    if not isinstance(measured[0].loss, Poisson):
+        return list(measured)
+    tasks = [rate_slope(one.mean_linear) for one in measured]
+    tried = {i: next(task) for i, task in enumerate(tasks)}
+    found: dict[int, float] = {}
+    while tried:
+        slopes = torch.tensor(list(tried.values()), dtype=torch.float64)
+        answers = sites.each([rates(x, slopes, part, rows) for x, rows in pairs])
+        sums = {n: torch.stack([one["sums"] for one in a]).sum(0) for n, a in zip(sites.names, answers, strict=True)}
+        own = [torch.stack([sums[name] for name in names]).sum(0), *(sums[name] for name in names)]
+        for k, i in enumerate(list(tried)):
+            weight, total, first, second = own[i][k].tolist()
+            whole = abs(weight - measured[i].samples) <= 1e-9 * measured[i].samples and total > 0
+            mean = first / total if whole else math.nan
+            try:
+                tried[i] = tasks[i].send((mean, second / total - mean**2 if whole else math.nan))
+            except StopIteration as stop:
+                found[i] = stop.value
+                del tried[i]
+    return [replace(one, rate_slope=found[i]) for i, one in enumerate(measured)]

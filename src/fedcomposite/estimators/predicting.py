@@ -20,7 +20,7 @@ from fedcomposite._validation import Inside, refuse, wrong_arguments
 from fedcomposite.data import DataError, FittedRecipe, Silos
 from fedcomposite.data.sheets import Sheet, read_sheets
 from fedcomposite.estimators.errors import Errors
-from fedcomposite.estimators.quality import Quality, edges_of, quality
+from fedcomposite.estimators.quality import Quality, constants, edges_of, quality, with_points
 from fedcomposite.estimators.sites import Sites
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.problems import Loss, Problem
@@ -130,7 +130,8 @@ def _with_classes(coordinates: list[str]) -> tuple[Multinomial, list[str]]:
 def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, threshold: Inside = 0.5) -> pd.DataFrame:
     """Have a federation's sites score their new patients; what they tell is how good that is, where enough is known.
 
-    The scored files stay at the sites. One row per site that tells something, and one for all; in one exchange.
+    The scored files stay at the sites. One row per site that tells something, and one for all; in one exchange. What
+    cannot be told is NaN, and the column ``note`` says why.
 
     Parameters
     ----------
@@ -146,15 +147,15 @@ def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, thresho
     refuse(wrong_arguments(predict_at_sites, {"threshold": threshold}), DataError)
     if not isinstance(problem.loss, Logistic):
         return _rows(_regression_at_sites(problem, x, sites, threshold))
-    edges = edges_of()
+    edges = with_points(edges_of(), constants(problem, [x]))
     told = sites.each([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
-    sums = {name: one["counts"] for name, (one,) in zip(sites.names, told, strict=True)}
-    known = {name: one for name, one in sums.items() if float(one.sum()) != 0}
-    rows = {**known, **({"all": torch.stack([*known.values()]).sum(0)} if known else {})}
-    return _rows({name: _of_counts(one, edges, threshold) for name, one in rows.items()})
+    each = {name: Quality.told(one, edges, unit=True) for name, one in zip(sites.names, told, strict=True)}
+    known = {name: one for name, one in each.items() if one.samples > 0}
+    rows = {**known, **({"all": Quality.all(list(known.values()))} if known else {})}
+    return _rows({n: {**one.summary(threshold), "note": one.untold(threshold)} for n, one in rows.items()})
 
 
-def _rows(measured: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+def _rows(measured: Mapping[str, Mapping[str, float | str]]) -> pd.DataFrame:
     return pd.DataFrame(list(measured.values()), index=pd.Index(measured, name="site")).reset_index()
 
 
@@ -169,12 +170,6 @@ def _regression_at_sites(
     rows = {**known, **({"all": Errors.all(list(known.values()))} if known else {})}
     unknown = {"calibration_slope"} if isinstance(problem.loss, Poisson) else set[str]()
     return {name: {k: v for k, v in one.summary().items() if k not in unknown} for name, one in rows.items()}
-
-
-def _of_counts(counts: torch.Tensor, edges: torch.Tensor, threshold: float) -> dict[str, float]:
-    one = Quality(counts, edges)
-    rates = one.confusion(threshold)
-    return {**one.summary(), **{k: rates[k] for k in ("sensitivity", "specificity")}}
 
 
 def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, Floats | None]:
@@ -224,10 +219,8 @@ class _Model:
             z, classes = self.margins(X, added), torch.from_numpy(y > y.min()).long()
             told = {m.name: m.exact(z, classes) for m in (Accuracy(), BalancedAccuracy(), AUC())}
             return pd.DataFrame([{"samples": len(y), **told}])
-        overall = self._quality(X, y, added)
-        rates = overall.confusion(threshold)
-        told = {k: rates[k] for k in ("sensitivity", "specificity")}
-        return pd.DataFrame([{**overall.summary(), **told}]).drop(columns=["auroc_error", "auprc_error"])
+        found = self._quality(X, y, added).summary(threshold)
+        return pd.DataFrame([{name: v for name, v in found.items() if not name.endswith("_error")}])  # all are 0
 
     def _quality(self, X: Floats, y: Floats, added: Floats) -> Any:
         problem = Problem(Silos.from_arrays([(X, y)], margin_offsets=[added]), loss=self.loss, bias=self.bias)

@@ -155,7 +155,7 @@ class Inquiry:
 
 def _question(request: Request) -> Question:
     arrays = request.arrays
-    count = len(arrays["models"]) if "models" in arrays else len(arrays["edges"]) if "edges" in arrays else 0
+    count = next((len(arrays[key]) for key in ("models", "edges", "slopes") if key in arrays), 0)
     return Question(
         name=request.name,  # type: ignore[arg-type]
         width=float(request.numbers.get("width", 0.0)),

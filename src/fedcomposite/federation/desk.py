@@ -68,6 +68,7 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
         "information": {"x": x},
         "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
         "residuals": {"x": x, "edges": Form((question.count,), torch.float64)},
+        "rates": {"x": x, "slopes": Form((question.count,), torch.float64)},
     }[question.name]
     return {f"{place}.{key}": form for key, form in made.items()}
 
@@ -79,10 +80,11 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
     on = int(arrays["working"].sum()) if "working" in arrays else 0
     shapes: dict[str, dict[str, tuple[int, ...]]] = {
         "newton": {"weight": (2,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
-        "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2 * bins)},
+        "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2, 2, bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
-        "scores": {"counts": (2, k + 1, 4)},
-        "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 5)},
+        "scores": {"counts": (2, k + 1, 5), "squares": (2,)},
+        "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
+        "rates": {"sums": (k, 4)},
     }
     return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
 
@@ -239,5 +241,6 @@ def cost(requests: list[Request]) -> dict[str, int]:
         elif one.name == "information":
             gradients += 1 + 2 * len(one.arrays["x"])
         else:
-            evaluations += len(one.arrays["models"]) if one.name == "losses" else 1
+            slopes = len(one.arrays.get("slopes", ()))  # ten of them tell less than the bins of one model
+            evaluations += len(one.arrays["models"]) if one.name == "losses" else max(1, -(-slopes // 10))
     return {k: v for k, v in {"gradients": gradients, "evaluations": evaluations}.items() if v}

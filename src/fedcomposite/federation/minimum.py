@@ -6,9 +6,12 @@ few: a row of its Hessian is then those few rows. These are refused. Bins of few
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +22,12 @@ from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
 from fedcomposite.federation import policy
 from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.requests import ALL, RESIDUALS, Request, Silo, Sums, answer
+from fedcomposite.problems.requests import ALL, HIGHEST, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
-_MEASURES = ("scores", "residuals")
+_AMPLE = 4  # times the least count of every class: a group of so many is not made larger
+_PER_GROUP = 1e-5  # what one more group is worth, in pairs; all of them are worth less than one pair
+_MEASURES = ("scores", "residuals", "rates")
 _ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
 
 
@@ -133,38 +138,65 @@ def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
 def told(limits: Limits, silo: Silo, requests: Sequence[Request]) -> list[Sums]:
     """The answers, with bins of fewer than ``min_count`` samples joined with their neighbours, whatever these weigh.
 
-    Scores and residuals on different folds are told as one, in the place of the first: each sample by the model of its
-    fold, in bins that need not be as coarse as a fold is small. Residuals are zeros where the metric "r2" is not
-    allowed, and so are absolute errors without "mae".
+    Measures on different folds are told as one, in the place of the first: each sample by the model of its fold, in
+    bins that need not be as coarse as a fold is small. Residuals and rates are zeros where the metric "r2" is not
+    allowed, absolute errors without "mae", and rates at slopes that take a margin beyond ``max_margin``.
     """
     made = [dict(answer(silo, one)) for one in requests]
     for places in _together(requests):
-        one = requests[places[0]]
-        if one.name == "residuals":
-            _tell_residuals(limits, [made[i] for i in places])
-        key = "counts" if one.name in _MEASURES else "histogram"
-        if key not in made[places[0]] or not made[places[0]][key].numel():
-            continue
-        plain = [_counted(silo, requests[i])[key] for i in places]
-        sums, counts = torch.stack([made[i][key] for i in places]).sum(0), torch.stack(plain).sum(0)
-        for i in places[1:]:
-            made[i][key] = torch.zeros_like(sums)
-        made[places[0]][key] = _joined_bins(sums, counts, limits.min_count)
+        asked, answers = [requests[i] for i in places], [made[i] for i in places]
+        match asked[0].name:
+            case "scores":
+                _tell_scores(limits, silo, asked, answers)
+            case "residuals":
+                _tell_residuals(limits, silo, asked, answers)
+            case "rates":
+                _tell_rates(limits, silo, asked, answers)
+            case "losses" if answers[0]["histogram"].numel():
+                plain = _counted(silo, asked[0])["histogram"]
+                answers[0]["histogram"] = _histograms(answers[0]["histogram"], plain, limits.min_count)
     return made
 
 
-def _tell_residuals(limits: Limits, answers: Sequence[Sums]) -> None:
-    """Leave the sums of all in the first, as far as they may be told."""
-    first, *others = [one["sums"] for one in answers]
+def _first_of_all(answers: Sequence[Sums], key: str) -> Tensor:
+    """Leave the sum of all answers in the first, and zeros in the others."""
+    first, *others = [one[key] for one in answers]
     for one in others:
         first += one
         one.zero_()
+    return first
+
+
+def _numbers(silo: Silo, asked: Sequence[Request]) -> Tensor:
+    """How many samples are in each bin, whatever they weigh, ``(classes, bins)``."""
+    return torch.stack([_counted(silo, one)["counts"][..., 0] for one in asked]).sum(0)
+
+
+def _tell_scores(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+    sums, numbers = _first_of_all(answers, "counts"), _numbers(silo, asked)
+    answers[0]["counts"] = joined(sums, limits.min_count, numbers, HIGHEST)
+    _first_of_all(answers, "squares")[numbers.sum(1) < limits.min_count] = 0.0
+
+
+def _tell_residuals(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+    first, sums = _first_of_all(answers, "sums"), _first_of_all(answers, "counts")
+    answers[0]["counts"] = joined(sums, limits.min_count, _numbers(silo, asked))
     if not policy.allows("mae", limits.metrics):
         first[RESIDUALS.index("absolute")] = 0.0
     if not policy.allows("r2", limits.metrics):
-        for answered in answers:
-            for sums in answered.values():
-                sums.zero_()
+        for one in answers[0].values():
+            one.zero_()
+
+
+def _tell_rates(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+    sums = _first_of_all(answers, "sums")
+    if not policy.allows("r2", limits.metrics):
+        sums.zero_()
+    own = silo.of_part(asked[0].part)
+    for k, slope in enumerate(asked[0].arrays["slopes"]):
+        margins = [(slope * own.linear(one.arrays["x"]) + own.shift).abs() for one in asked if len(own.X)]
+        if not all(float(z.max()) <= limits.max_margin for z in margins):
+            sums[k] = 0.0
 
 
 def _together(requests: Sequence[Request]) -> list[list[int]]:
@@ -184,7 +216,8 @@ def _same_division(requests: Sequence[Request], places: Sequence[int], one: Requ
     if any(other.name != one.name or other.rows.number == one.rows.number for other in others):
         return False
     alike = replace(one.rows, number=others[0].rows.number) == others[0].rows and one.part == others[0].part
-    return alike and torch.equal(one.arrays["edges"], others[0].arrays["edges"])
+    at = "slopes" if one.name == "rates" else "edges"
+    return alike and torch.equal(one.arrays[at], others[0].arrays[at])
 
 
 def _counted(silo: Silo, request: Request) -> Sums:
@@ -194,53 +227,75 @@ def _counted(silo: Silo, request: Request) -> Sums:
     return answer(own.counted(request.rows), Request(request.name, request.arrays, numbers, ALL))
 
 
-def _joined_bins(sums: Tensor, counts: Tensor, least: int) -> Tensor:
-    """Joined counts of scores or residuals ``(classes, bins, sums)``, or histograms of models ``(models, 2 bins)``."""
-    if sums.ndim == 3:
-        return joined(sums, least, counts[..., 0])
-    shape = len(sums), 2, -1
-    halves, plain = sums.view(*shape, 1), counts.view(*shape)
-    each = [joined(one, least, count) for one, count in zip(halves, plain, strict=True)]
-    return torch.stack(each).view_as(sums)
+def _histograms(sums: Tensor, counts: Tensor, least: int) -> Tensor:
+    """Joined histograms ``(models, 2, 2, bins)``: at the lowest and at the highest bin of each group."""
+    each = [joined(h.movedim(0, -1), least, n[0], HIGHEST).movedim(-1, 0) for h, n in zip(sums, counts, strict=True)]
+    return torch.stack(each)
 
 
-def joined(sums: Tensor, least: int, counts: Tensor | None = None) -> Tensor:
+def joined(sums: Tensor, least: int, counts: Tensor, highest: int | None = None) -> Tensor:
     """Sums in bins ``(classes, bins, sums)``, neighbours joined until each class has none or ``least`` samples in one.
 
-    The classes are joined alike, so that pairs within a group are ties: curves of the groups say less than those of the
-    bins, but nothing else, and the bounds of their areas hold. A group's sums are told in its bin in the middle of the
-    samples. A class below ``least`` in all is left out. ``counts`` are the numbers of samples ``(classes, bins)``; the
-    first of the sums, unless samples have weights.
+    The classes are joined alike. ``counts`` are the numbers of samples ``(classes, bins)``. A class below ``least`` in
+    all is left out. A bin with enough samples stands for itself. A group of several is told at the lowest bin of its
+    range, and its sum number ``highest`` at the highest one: so everyone knows between which bins its samples are, and
+    bounds of ranks follow from the sums of several sites. The range says nothing about single samples: it
+    reaches to the bins that stand for themselves, between two groups to the middle of the gap between their samples,
+    and beyond the least and the largest sample to the first and the last bin.
     """
-    numbers = sums[..., 0] if counts is None else counts
-    large = numbers.sum(1) >= least
-    made, kept = torch.zeros_like(sums), numbers[large]
-    for group in _groups(kept.T.tolist(), least):
-        before = kept[:, group].sum(0).cumsum(0)
-        middle = group[int((before < before[-1] / 2).sum())]
-        made[large, middle] = sums[large][:, group].sum(1)
+    large = counts.sum(1) >= least
+    made, kept = torch.zeros_like(sums), counts[large]
+    groups = _groups(kept, least)
+    for group, (low, high) in zip(groups, _ranges(groups, sums.shape[1]), strict=True):
+        total = sums[large][:, group].sum(1)
+        made[large, low] = total
+        if highest is not None:
+            made[large, low, highest] = 0.0
+            made[large, high, highest] = total[:, highest]
     return made
 
 
-def _groups(bins: Sequence[Sequence[float]], least: int) -> list[list[int]]:
-    """Bins that are told as one, from left to right; what remains at the end joins those before it."""
-    groups, group, inside = list[list[int]](), list[int](), [0.0]
-    for at in [i for i, each in enumerate(bins) if sum(each) > 0]:
-        inside = [a + b for a, b in zip(inside, bins[at], strict=True)] if group else list(bins[at])
-        group.append(at)
-        if not _few(inside, least):
-            groups.append(group)
-            group = []
-    while group and groups:
-        group = groups.pop() + group
-        if not _few([sum(kind) for kind in zip(*(bins[i] for i in group), strict=True)], least):
-            groups.append(group)
-            group = []
-    return groups
+def _ranges(groups: Sequence[Sequence[int]], bins: int) -> list[tuple[int, int]]:
+    """The first and the last bin of each group's range."""
+    ends = []
+    for left, right in pairwise(groups):
+        alone = len(left) == 1 or len(right) == 1
+        between = left[-1] if len(left) == 1 else right[0] - 1 if alone else (left[-1] + right[0]) // 2
+        ends.append(between)
+    outer = zip(groups, [-1, *ends], [*ends, bins - 1], strict=True) if groups else []
+    return [(g[0], g[0]) if len(g) == 1 else (before + 1, last) for g, before, last in outer]
 
 
-def _few(numbers: Sequence[float], least: int) -> bool:
-    return any(0 < number < least for number in numbers)
+def _groups(counts: Tensor, least: int) -> list[list[int]]:
+    """Bins that are told as one, from left to right, of ``counts`` in classes and bins; empty bins are in none.
+
+    Of all ways to join neighbours it is one with the fewest pairs of different classes within a group, whose order
+    nobody will know, and among these one with the most groups; groups of many times ``least`` of every class are not
+    looked at, since they can be divided.
+    """
+    some = torch.nonzero(counts.sum(0)).flatten().tolist()
+    if least <= 1 or not some:
+        return [[place] for place in some]
+    before = np.concatenate([np.zeros((1, len(counts))), counts.T[some].numpy().cumsum(0)])
+    best, first = np.full(len(some) + 1, np.inf), np.zeros(len(some) + 1, int)
+    best[0] = 0.0
+    ample = [np.searchsorted(kind, kind - _AMPLE * least, "right") - 1 for kind in before.T]
+    starts = np.maximum(np.min(ample, axis=0), 0)
+    for end in range(1, len(some) + 1):
+        start = starts[end]
+        inside = before[end] - before[start:end]
+        cost = best[start:end] + (inside.prod(1) if len(counts) > 1 else 0.0)
+        cost[((inside > 0) & (inside < least)).any(1)] = np.inf
+        place = int(cost.argmin())
+        if math.isinf(cost[place]) and start and not (before[end] < least).any():  # all that is before, then
+            first[end], best[end] = 0, before[end].prod()
+        else:
+            first[end], best[end] = start + place, cost[place] - _PER_GROUP
+    groups, end = list[list[int]](), len(some)
+    while end > 0:
+        groups.append(some[first[end] : end])
+        end = first[end]
+    return groups[::-1]
 
 
 def check_steps(limits: Limits, sheet: Sheet, query: Query, recipe: Recipe) -> None:

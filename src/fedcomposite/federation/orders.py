@@ -96,7 +96,7 @@ class Samples(_Data):
 class Question(_Data):
     """One request for sums over samples; its arrays travel as vectors ``i.NAME``."""
 
-    name: Literal["newton", "losses", "information", "scores", "residuals"]
+    name: Literal["newton", "losses", "information", "scores", "residuals", "rates"]
     width: Constant = 0.0
     """Over which a kink of the loss is rounded off."""
     bins: int = Field(default=0, ge=0, le=4096)
@@ -104,7 +104,7 @@ class Question(_Data):
     errors: bool = False
     """Whether ``losses`` are to tell errors as well."""
     count: int = Field(default=0, ge=0, le=10_000)
-    """Models of ``losses``, edges of ``scores`` and ``residuals``."""
+    """Models of ``losses``, edges of ``scores`` and ``residuals``, slopes of ``rates``."""
     rows: Samples = Samples()
     part: Literal["train", "validation", "test", "new"] = "train"
     threshold: float = Field(default=0.5, gt=0, lt=1)

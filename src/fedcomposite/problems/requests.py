@@ -175,8 +175,17 @@ class Silo:
 
     def margins(self, x: Tensor) -> Tensor:
         """Margins of all samples at a model, ``(m,)`` or ``(m, C)``."""
-        z = self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
+        z = self.linear(x)
         return z if self.offset is None else z + self.offset
+
+    def linear(self, x: Tensor) -> Tensor:
+        """Margins without what is added to them."""
+        return self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
+
+    @property
+    def shift(self) -> Tensor:
+        """What is added to the margins of samples with one output."""
+        return torch.zeros_like(self.b) if self.offset is None else self.offset
 
 
 def silos_of(problem: Problem) -> list[Silo]:
@@ -274,7 +283,11 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
 
 
 def losses(models: Tensor, rows: Rows, bins: int = 0, errors: bool = False, width: float = 0.0) -> Request:
-    """Ask for the deviance of several models, with ``errors`` also their errors, with ``bins`` the counts of an AUC."""
+    """Ask for the deviance of several models, with ``errors`` also their errors, with ``bins`` the counts of an AUC.
+
+    The counts ``(models, 2, 2, bins)`` are of class 1 and of class 0 in bins of z / (1 + |z|), first as if each sample
+    were in the lowest bin where it may be, then in the highest one: a site that joins bins tells no more.
+    """
     numbers: dict[str, float] = {"bins": bins, "errors": int(errors)} | ({"width": width} if width else {})
     return Request("losses", {"models": models}, numbers, rows)
 
@@ -285,7 +298,7 @@ def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:
     o = weights / total if total > 0 else weights
     errors = bool(request.numbers.get("errors", 0))
     deviance, error = models.new_zeros(len(models)), models.new_zeros(len(models) * errors)
-    counts = models.new_zeros(len(models), 2 * bins)
+    counts = models.new_zeros(len(models), 2, 2, bins)
     lowest = silo.loss.lowest(silo.b)
     for k, x in enumerate(models):
         z = silo.margins(x)
@@ -307,10 +320,11 @@ def _errors(silo: Silo, z: Tensor) -> Tensor:
 
 
 def _histogram(z: Tensor, labels: Tensor, weights: Tensor, bins: int) -> Tensor:
-    """Weights of class 1 in bins of z / (1 + |z|), then those of class 0."""
+    """Weights of class 1 and of class 0 in bins of z / (1 + |z|), ``(2, bins)``."""
     place = z / (1 + z.abs())
     at = ((place + 1) * (bins / 2)).long().clamp(0, bins - 1)
-    return torch.zeros(2 * bins, dtype=torch.float64).index_add_(0, torch.where(labels > 0, at, at + bins), weights)
+    made = torch.zeros(2 * bins, dtype=torch.float64).index_add_(0, torch.where(labels > 0, at, at + bins), weights)
+    return made.view(2, bins)
 
 
 def information(x: Tensor, rows: Rows = ALL) -> Request:
@@ -354,14 +368,23 @@ def scores(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
     return Request("scores", {"x": x, "edges": edges}, {}, rows, part)
 
 
+LOWEST, HIGHEST = 0, 1
+"""Places of a cell's weight among the sums of ``scores``: as if its samples were in the lowest bin where they may be,
+and in the highest one."""
+
+
 def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
-    """In each bin and class: weight, sum of margins, of probabilities and of their squares, ``(2, bins, 4)``."""
-    edges, z = request.arrays["edges"], silo.margins(request.arrays["x"])
-    p = torch.sigmoid(z)
-    at = torch.bucketize(z, edges, right=True) + silo.labels(silo.b) * (len(edges) + 1)
-    each = torch.stack([torch.ones_like(z), z, p, p * p], 1) * weights.unsqueeze(1)
-    made = torch.zeros(2 * (len(edges) + 1), 4, dtype=torch.float64).index_add_(0, at, each)
-    return {"counts": made.view(2, -1, 4)}
+    """In each class and bin, ``(2, bins, 5)``: weight twice (see :data:`LOWEST`), sums of z, p and z p; squares of p.
+
+    z are margins and p probabilities. The squares are summed over each class; only the Brier score needs them.
+    """
+    edges, z, labels = request.arrays["edges"], silo.margins(request.arrays["x"]), silo.labels(silo.b)
+    p, one = torch.sigmoid(z), torch.ones_like(z)
+    at = torch.bucketize(z, edges, right=True) + labels * (len(edges) + 1)
+    each = torch.stack([one, one, z, p, z * p], 1) * weights.unsqueeze(1)
+    made = torch.zeros(2 * (len(edges) + 1), 5, dtype=torch.float64).index_add_(0, at, each)
+    squares = torch.zeros(2, dtype=torch.float64).index_add_(0, labels, p * p * weights)
+    return {"counts": made.view(2, -1, 5), "squares": squares}
 
 
 RESIDUALS = (
@@ -378,23 +401,42 @@ def residuals(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
 
 
 def _residuals(silo: Silo, weights: Tensor, request: Request) -> Sums:
-    """:data:`RESIDUALS`; in each bin weight, sums of margins, their squares, means and targets, ``(1, bins, 5)``."""
+    """:data:`RESIDUALS`; in each bin of margins weight, sums of means and of targets, ``(1, bins, 3)``."""
     edges, z, b = request.arrays["edges"], silo.margins(request.arrays["x"]), silo.b.double()
     mean, lowest, one = silo.loss.response(z), silo.loss.lowest(b), torch.ones_like(b)
     lowest = torch.zeros_like(b) if lowest is None else lowest
-    offset = torch.zeros_like(b) if silo.offset is None else silo.offset
+    offset = silo.shift
     wrong, deviance = mean - b, 2 * (silo.loss.value(z, silo.b) - lowest)
     sums = [one, wrong.square(), b, b.square(), wrong.abs(), deviance, mean, mean.square(), b * mean]
     sums += [lowest, silo.loss.response(offset), b * offset, b * z]
-    each = torch.stack([one, z, z.square(), mean, b], 1) * weights.unsqueeze(1)
-    made = torch.zeros(len(edges) + 1, 5, dtype=torch.float64)
+    each = torch.stack([one, mean, b], 1) * weights.unsqueeze(1)
+    made = torch.zeros(len(edges) + 1, 3, dtype=torch.float64)
     return {
         "sums": torch.stack(sums) @ weights,
         "counts": made.index_add_(0, torch.bucketize(z, edges, right=True), each).unsqueeze(0),
     }
 
 
+def rates(x: Tensor, slopes: Tensor, part: str, rows: Rows = ALL) -> Request:
+    """Ask for the sums behind the calibration slope of a model of counts, at some slopes.
+
+    At the slope b the margin a'x + t of a sample with the offset t becomes b a'x + t.
+    """
+    return Request("rates", {"x": x, "slopes": slopes}, {}, rows, part)
+
+
+def _rates(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """At each slope: weight, sum of means, of means times a'x, and of means times its square, ``(slopes, 4)``."""
+    plain, offset, one = silo.linear(request.arrays["x"]), silo.shift, torch.ones_like(silo.b)
+    made = []
+    for slope in request.arrays["slopes"]:
+        mean = silo.loss.response(slope * plain + offset)
+        made.append(torch.stack([one, mean, mean * plain, mean * plain.square()]) @ weights)
+    return {"sums": torch.stack(made) if made else weights.new_zeros(0, 4)}
+
+
 _ANSWERS = {
+    "rates": _rates,
     "newton": _newton,
     "losses": _losses,
     "information": _information,

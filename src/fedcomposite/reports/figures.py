@@ -153,11 +153,12 @@ def decision(found: Found, part: str = "quality") -> str:
     if not curve:
         return ""
     share = curve["everyone"][0]
-    top = max(*curve["model"], share, 0.01)
+    top = max(*(v for v in curve["model"] if v is not None), share, 0.01)
     axes = Axes((0, 1), (-0.25 * top, 1.05 * top), labels=("threshold", "net benefit"), size=(420, 400))
     kinds = {"model": COLORS[0], "everyone": COLORS[1], "no one": "#999"}
     for kind, color in kinds.items():
-        points = [(t, v) for t, v in zip(curve["threshold"], curve[kind], strict=True) if v >= -0.25 * top]
+        known = [(t, v) for t, v in zip(curve["threshold"], curve[kind], strict=True) if v is not None]
+        points = [(t, v) for t, v in known if v >= -0.25 * top]
         if len(points) > 1:
             axes.line(points, color, title=kind)
     axes.legend(list(kinds), list(kinds.values()))

@@ -58,7 +58,10 @@ def write_report(run: str | Path, folder: str | Path | None = None) -> list[Path
     found, place = read_run(run), Path(folder or run)
     place.mkdir(parents=True, exist_ok=True)
     texts = {"report.html": html(found), "report.md": markdown(found), "report.tex": tex(found)}
-    texts |= {f"report-{name.lower()}.csv": table.to_csv(index=False) for name, table in found.tables.items()}
+    for name, table in found.tables.items():
+        why = found.untold(name)
+        noted = table.assign(note=[why.get(site, "") for site in table["site"]]) if why else table
+        texts[f"report-{name.lower()}.csv"] = noted.to_csv(index=False)
     for name, text in texts.items():
         write_atomic(place / name, text.encode())
     return [place / name for name in texts]
@@ -80,6 +83,7 @@ def html(found: Found) -> str:
         body.append(
             f"<details><summary>all {len(table)} rows</summary>{_table(table)}</details>" if folded else _table(table)
         )
+        body += [f"<p>{escape(site)}: {escape(why)}</p>" for site, why in found.untold(name).items()]
         body.append(f"<p>{escape(note)}</p>" if (note := notes(found).get(name)) else "")
         if name == "Data" and found.flags:
             items = "".join(f"<li>{escape(flag)}</li>" for flag in found.flags)
@@ -179,6 +183,7 @@ def markdown(found: Found) -> str:
         rows = [[v.replace("|", "\\|") for v in row] for row in _rows(table)]
         lines = [[str(c).replace("|", "\\|") for c in table.columns], ["---"] * len(table.columns), *rows]
         parts += [f"## {name}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+        parts += [f"{site}: {why}" for site, why in found.untold(name).items()]
         parts += [note] if (note := notes(found).get(name)) else []
         parts += [f"* {flag}" for flag in found.flags] if name == "Data" else []
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -189,6 +194,7 @@ def tex(found: Found) -> str:
     made, told = [], notes(found)
     for name, table in found.tables.items():
         if name != "Path":
-            caption = " ".join(filter(None, [f"{name} ({found.name}).", told.get(name)]))
+            missing = [f"{site}: {why}." for site, why in found.untold(name).items()]
+            caption = " ".join(filter(None, [f"{name} ({found.name}).", *missing, told.get(name)]))
             made.append(latex(table, caption, f"tab:{re.sub('[^a-z0-9]', '-', name.lower())}"))
     return "\n".join(made)

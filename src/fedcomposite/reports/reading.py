@@ -13,11 +13,14 @@ import pandas as pd
 from fedcomposite.experiments.store import RunFolder, StoreError
 
 _QUALITY = {
-    "samples": "samples", "positives": "positives", "auroc": "AUROC", "auprc": "AUPRC", "brier": "Brier",
+    "samples": "samples", "positives": "positives", "auroc": "AUROC", "auroc_error": "AUROC ±", "auprc": "AUPRC",
+    "auprc_error": "AUPRC ±", "brier": "Brier",
     "mean": "mean", "predicted": "predicted", "r2": "R2", "rmse": "RMSE", "mae": "MAE", "mean_loss": "mean loss",
     "deviance_explained": "deviance explained",
-    "calibration_slope": "calibration slope", "calibration_intercept": "calibration intercept", "ici": "ICI",
+    "calibration_slope": "calibration slope", "calibration_slope_error": "slope ±",
+    "calibration_intercept": "calibration intercept", "calibration_intercept_error": "intercept ±", "ici": "ICI",
 }  # fmt: skip
+_SEEN = 5e-4  # bounds that are closer in every row are not shown
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class Found:
         """What was odd in the data."""
         rows = self.analysis.get("description", [])
         return [f"{r['feature']}, {r['site']}: {r['flags']}" for r in rows if r.get("flags")]
+
+    def untold(self, table: str) -> dict[str, str]:
+        """What a table of quality does not tell of a site, and why."""
+        rows = self.analysis.get({"Quality": "quality", "Test": "test"}.get(table, ""), {})
+        return {site: one["note"] for site, one in rows.items() if one.get("note")}
 
 
 def read_run(path: str | Path) -> Found:
@@ -90,12 +98,16 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
     for part, title in (("quality", "Quality"), ("test", "Test")):
         if measured := found.analysis.get(part):
             told = [{label: v[name] for name, label in _QUALITY.items() if name in v} for v in measured.values()]
-            made[title] = pd.DataFrame([{"site": k, **v} for k, v in zip(measured, told, strict=True)])
+            table = pd.DataFrame([{"site": k, **v} for k, v in zip(measured, told, strict=True)])
+            close = [c for c in table if str(c).endswith("±") and not (table[c].astype(float) > _SEEN).any()]
+            made[title] = table.drop(columns=close)
     if (along := found.analysis.get("path")) is not None:
         named = ("lambda", "nonzeros", "deviance", "rounds", "aic", "bic", "ebic")
         columns = {"deviance explained" if k == "deviance" else k: along[k] for k in named}
         if cv := found.analysis.get("cv"):
             columns |= {f"cv {cv['score']}": cv["mean"], "standard error": cv["se"]}
+            if any((v or 0.0) > _SEEN for v in cv.get("mean_error", [])):
+                columns[f"cv {cv['score']} ±"] = cv["mean_error"]
         made["Path"] = pd.DataFrame(columns)
     return made
 

@@ -50,6 +50,9 @@ def notes(found: Found) -> dict[str, str]:
         made["Coefficients"] = _coefficients(found)
     if "quality" in found.analysis:
         made["Quality"] = " ".join(filter(None, [_quality(found), _regression(found)]))
+    for name in ("Quality", "Test"):
+        if name in made and any(str(c).endswith("±") for c in found.tables.get(name, ())):
+            made[name] += " ±: the most that the number before it can be off, since sites tell samples in bins."
     return made
 
 
@@ -61,7 +64,7 @@ def _regression(found: Found) -> str:
     said = "Mean, predicted: means of what was observed and predicted. R2: against the mean of the same samples. "
     if "deviance_explained" in one:
         said += "Deviance explained: against one rate for all of them. Calibration: intercept, log of observed over "
-        return said + "predicted counts; slope, of a Poisson regression on the linear predictor."
+        return said + "predicted counts; slope, of a Poisson regression on the linear predictor beside the offset."
     if "mean_loss" in one:
         said += "Mean loss: what the fit minimises, without the regularizer. "
     if "calibration_slope" in one:
