@@ -244,6 +244,10 @@ class Spline(Step):
     knots: dict[str, list[FiniteFloat]]
     within: dict[str, list[tuple[FiniteFloat, FiniteFloat]]] = {}
 
+    def terms(self, name: str) -> list[str]:
+        """The names of a column's nonlinear terms."""
+        return [f"{name} spline {j + 1}" for j in range(len(self.knots[name]) - 2)]
+
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet with the terms after their column."""
         out: dict[str, npt.NDArray[Any]] = {}
@@ -252,7 +256,7 @@ class Spline(Step):
             out[name] = values
             if name in self.knots:
                 terms = natural_spline(sheet.numbers(name), self.knots[name])
-                named = {f"{name} spline {j + 1}": terms[:, j] for j in range(terms.shape[1])}
+                named = dict(zip(self.terms(name), terms.T, strict=True))
                 out |= named
                 made_from |= {term: [name] for term in named}
         return sheet.having(out, made_from)

@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
     reply: Reply
     working: Tensor
-    total: float  # weight of the samples
+    total: float  # number of samples
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _stuck(before: Tensor, after: Tensor, x: Tensor, trial: Tensor, step: float)
 
 
 def _mean(sums: Sums) -> tuple[Reply, float]:
-    weight, total = sums["weight"].tolist()
+    weight, _, total = sums["weight"].tolist()
     if not weight > 0:
         raise ValueError("no site has samples for this fit: take fewer folds, or larger parts")
     return Reply(*(sums[k] / weight for k in Reply._fields)), total
