@@ -285,16 +285,18 @@ class Interact(Step):
 
 
 class Standardize(Step):
-    """(x - mean) / sd."""
+    """(x - mean) / sd; 0 for a column that was constant, up to rounding, where the recipe was learned."""
 
     kind: Literal["standardize"] = "standardize"
     mean: dict[str, FiniteFloat]
     sd: dict[str, Annotated[FiniteFloat, Field(gt=0)]]
+    constant: list[str] = []
 
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet with these columns scaled."""
         scaled = {name: (sheet.numbers(name) - self.mean[name]) / self.sd[name] for name in self.mean}
-        return sheet.having({**sheet.columns, **scaled})
+        gone = {name: np.where(np.isnan(scaled[name]), np.nan, 0.0) for name in self.constant}
+        return sheet.having({**sheet.columns, **scaled, **gone})
 
 
 AnyStep = Annotated[
