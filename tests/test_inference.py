@@ -311,6 +311,62 @@ def test_intervals_per_unit_are_those_of_columns_as_they_are():
     np.testing.assert_allclose(table.odds_ratio["male"] ** (1 / pooled["male"].std(ddof=0)), np.exp(b[1]), rtol=1e-6)
 
 
+def test_the_intercept_per_unit_has_its_own_p():
+    """It is that of columns at 0, another number than that of the model: p and interval say the same."""
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": g.normal(60, 9, 300), "visits": g.poisson(2.0, 300).astype(float)})
+    frame["events"] = g.poisson(np.exp(0.4 * (frame["age"] - 60) / 9 - 0.1 * frame["visits"] + 2.6))
+    silos = fc.Recipe().prepare({"north": frame[:140], "south": frame[140:]}, target="events")
+    problem = fc.Problem(silos, loss="poisson", bias=True, weights="samples", regularizer=reg.L1(0.1))
+    table = fc.analyse(problem, "fit").intervals
+    A = sm.add_constant(frame[["age", "visits"]])
+    oracle = sm.GLM(frame["events"], A, family=sm.families.Poisson()).fit(tol=1e-14)
+    named = oracle.pvalues.rename({"const": "(intercept)"})
+    np.testing.assert_allclose(table["unit_p"], named[table.index], rtol=1e-6)
+    ends = oracle.conf_int().rename({"const": "(intercept)"}).loc[table.index]
+    np.testing.assert_allclose(table[["unit_rate_lower", "unit_rate_upper"]], np.exp(ends), rtol=1e-6)
+    assert ((table["unit_p"] < 0.05) == ((table["unit_rate_lower"] > 1) | (table["unit_rate_upper"] < 1))).all()
+    assert table["p"]["(intercept)"] < 1e-6 < 0.01 < table["unit_p"]["(intercept)"]
+
+
+def test_terms_of_splines_and_products_have_no_ratio_per_unit(tmp_path):
+    """A year of age is no unit of its linear term; reports name such terms and say what to look at."""
+    g = np.random.default_rng(0)
+    columns = {"age": g.normal(60, 9, 400), "bmi": g.normal(26, 4, 400), "male": g.integers(0, 2, 400).astype(float)}
+    frame = pd.DataFrame({**columns, "crp": g.normal(3, 1, 400)})
+    frame["sick"] = (g.random(400) < 1 / (1 + np.exp(-(frame["age"] - 60) / 9))).astype(int)
+    recipe = fc.Recipe(splines={"age": 4}, interactions=[("bmi", "male")])
+    silos = recipe.prepare({"north": frame[:200], "south": frame[200:]}, target="sick")
+    problem = fc.Problem(silos, loss="logistic", bias=True, weights="samples", regularizer=reg.L1(0.01))
+    found = fc.analyse(problem, "fit")
+    alone = ["crp", "(intercept)"]
+    assert set(silos.recipe.joint) == set(found.intervals.index) - set(alone)
+    assert silos.recipe.joint["age"] == ["age", "age spline 1", "age spline 2"]
+    assert silos.recipe.joint["male"] == ["bmi", "male", "bmi:male"]
+    unit = found.intervals[[c for c in found.intervals if c.startswith("unit_")]]
+    assert unit.loc[alone].notna().all(axis=None)
+    assert unit.drop(alone).isna().all(axis=None)
+    assert found.intervals["odds_ratio"].notna().all()
+    found.save(tmp_path / "run")
+    fc.write_report(tmp_path / "run")
+    text = (tmp_path / "run" / "report.md").read_text()
+    assert "No ratio per unit for age, age spline 1, age spline 2, bmi, male, bmi:male:" in text
+    table = pd.read_csv(tmp_path / "run" / "report-coefficients.csv").set_index("name")
+    assert table.loc[alone, ["OR per unit", "OR from", "OR to", "p per unit"]].notna().all(axis=None)
+    assert table.drop(alone)["OR per unit"].isna().all()
+    np.testing.assert_allclose(table["p per unit"]["(intercept)"], found.intervals["unit_p"]["(intercept)"], rtol=1e-9)
+
+
+def test_columns_of_any_scale_have_intervals():
+    """A column of billions beside an intercept: units of columns do not decide what is determined."""
+    problem, _ = posed(lam=1.0)
+    X, y = design(problem)
+    wide = X[:, :6] * np.array([1e9, 1, 1, 1, 1, 1e-9])
+    scaled = fc.confidence(at_sites(wide, y, loss="least_squares"), torch.zeros(7, dtype=torch.float64))
+    plain = fc.confidence(problem, torch.zeros(7, dtype=torch.float64))
+    np.testing.assert_allclose(scaled["z"], plain["z"], rtol=1e-6)
+
+
 def test_what_samples_do_not_determine_has_no_interval():
     """A column twice, and a constant: no short interval, and no p-value of 0."""
     g = np.random.default_rng(0)
