@@ -54,7 +54,7 @@ _PART = 1e-6  # of a combination of coefficients along a lost direction, from wh
 _ALIKE = 1e-8  # share of a column's variance that is rounding
 _STEPS = 40  # Newton steps at most
 _CLOSE = 1e-6  # standard errors: a step so short is the last
-_SHORTEST = 1e-10  # share of a step
+_SHORTEST = 1e-6  # share of a step
 _FLAT, _SLOW = 0.05, 3  # steps below so many standard errors that do not get half as long, and how many are too many
 _VANISHED = 0.3  # share of its curvature that a direction keeps over these steps; e^-3 if it has no end
 _SHARE = 0.1  # root of the share of a variance that lies along such directions
@@ -121,8 +121,8 @@ def confidence(
         grown = found.endless.touches(torch.eye(len(x), dtype=x.dtype)).tolist()
         names = ", ".join(name for name, g in zip(problem.coordinate_names, grown, strict=True) if g)
         warnings.warn(
-            f"no finite estimate of {names}: the likelihood rises without end, as where a category has no event or "
-            "outcomes can be told apart without error; leave such features out, or read the regularized coefficients",
+            f"no finite estimate of {names}: Newton steps reach no maximum of the likelihood, as where a category has "
+            "no event or outcomes can be told apart; leave such features out, or read the regularized coefficients",
             SeparationWarning,
             stacklevel=2,
         )
@@ -212,11 +212,13 @@ def _maximum(problem: Problem, look: _Look, robust: bool, sites: Sites) -> _Foun
         if close or slow == _SLOW:
             break
         steep = steep if slow else look.hessian
-        look, whole = _downhill(look, -S @ (S.T @ look.gradient), gain, sites)
+        last, (look, whole) = look, _downhill(look, -S @ (S.T @ look.gradient), gain, sites)
+        if look is last:
+            break
         before = size if whole else math.inf
         S, null = _inverse(look.hessian)
     endless = None
-    if not close:  # after all those steps: no direction is known
+    if not close:  # of steps that led nowhere no direction is known: all of them are lost
         S, endless = _receding(_inverse(steep)[0], look.hessian if slow == _SLOW else torch.zeros_like(look.hessian))
     estimate = look.x - S @ (S.T @ look.gradient)
     spread = _dispersion(problem, look, S.shape[1])
@@ -244,14 +246,18 @@ def _receding(S: Tensor, H: Tensor) -> tuple[Tensor, _Lost]:
 
 
 def _downhill(look: _Look, move: Tensor, gain: float, sites: Sites) -> tuple[_Look, bool]:
-    """The model after a step, and whether it was a whole one; each try is an exchange."""
+    """The model after a step, and whether it was a whole one; the same model if none lowers the loss.
+
+    Each try is an exchange.
+    """
     t = 1.0
-    while True:
+    while t > _SHORTEST:
         tried = _look(look.x + t * move, sites)
         rise = tried.loss - look.loss
-        if rise <= look.rounding - 1e-4 * t * gain or t < _SHORTEST:
+        if rise <= look.rounding - 1e-4 * t * gain:
             return tried, t == 1.0
         t = min(max(t * t * gain / (2 * (rise + t * gain)), t / 10), t / 2)  # where a parabola has its minimum
+    return look, False
 
 
 def _refined(problem: Problem, look: _Look, robust: bool, sites: Sites) -> _Found:
