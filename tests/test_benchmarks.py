@@ -19,7 +19,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import analyst, cifar, inference, newton, prox, sparse, streaming, table6, workloads
+from benchmarks import analyst, cifar, coverage, inference, newton, prox, sparse, streaming, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -299,6 +299,19 @@ def test_paths_are_compared_with_pooled_references(capsys):
     assert len(apart) == 2
     assert max(apart) < 1e-6
     assert max(float(v) for v in re.findall(r"KKT (\S+)", text)) < 1e-10
+
+
+def test_coverage_at_chosen_strengths_is_measured_beside_statsmodels(capsys):
+    """The same intervals at both strengths, and those of statsmodels: the regularizer leaves no trace."""
+    for model in coverage.LOSSES:
+        coverage.chosen(model, 10, True, 3, 0)
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()]
+    assert [row[1].strip() for row in rows] == ["linear", "logistic", "poisson"]
+    for row in rows:
+        shares = [float(cell.strip(" %")) for cell in row[5:11]]
+        assert shares[:2] == shares[2:4] == shares[4:]
+        assert min(shares) > 70
+        assert "3 sets, 0 without a maximum" in row[11]
 
 
 def test_the_pooled_reference_knows_when_a_model_is_not_unique():

@@ -706,7 +706,7 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     asking.learn(here.data["target"])
     there = asking.meet()
     cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, score="auc", sites=asking)
-    fc.confidence(there, cv.solution(), sites=asking)
+    fc.confidence(there, cv.solution(), robust=True, sites=asking)
     fc.quality(there, cv, sites=asking)
     predict_at_sites(there, cv.solution(), asking)
     asking.ask([residuals(cv.solution(), torch.zeros(1, dtype=torch.float64), "train")])

@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+import statsmodels.api as sm
 import torch
 from sklearn.linear_model import LogisticRegression as Logistic
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.estimators import Rows, adjusted
+from fedcomposite.estimators import Local, Rows, SeparationWarning, adjusted
 from fedcomposite.estimators.inference import nodewise
 
 
@@ -45,18 +46,134 @@ def test_linear_intervals_are_those_of_least_squares():
     assert list(table.index) == [*(f"x{j}" for j in range(6)), "(intercept)"]
 
 
-def test_logistic_intervals_are_a_step_from_the_unregularized_model():
-    """From a weakly regularized model the step lands on the maximum likelihood, with Wald's intervals."""
-    problem, x = posed("logistic", lam=1e-4)
-    table = fc.confidence(problem, x)
-    A, y = design(problem)
-    free = Logistic(C=np.inf, tol=1e-12, max_iter=1000).fit(A[:, :-1], y)
-    p = free.predict_proba(A[:, :-1])[:, 1]
-    se = np.sqrt(np.linalg.inv((A * (p * (1 - p))[:, None]).T @ A).diagonal())
-    np.testing.assert_allclose(table.estimate[:-1], free.coef_[0], atol=1e-4)
-    np.testing.assert_allclose(table.se, se, rtol=1e-2)
-    np.testing.assert_allclose(table.odds_ratio, np.exp(table.estimate))
-    assert (table.odds_lower < table.odds_ratio).all()
+FAMILIES = {
+    "least_squares": sm.families.Gaussian(),
+    "logistic": sm.families.Binomial(),
+    "poisson": sm.families.Poisson(),
+}
+
+
+def rows_of(loss, offset=True, seed=3):
+    """Columns of very different scale at three sites, with an offset: features, targets, offsets, where sites begin."""
+    g = np.random.default_rng(seed)
+    scale = np.logspace(0, 4, 6)
+    X = (g.normal(size=(200, 6)) + 0.3) * scale
+    o = np.log(g.random(200) + 0.5) if offset else np.zeros(200)
+    z = X @ (np.array([0.8, -0.6, 0, 0, 0, 0.3]) / scale) + o
+    if loss == "least_squares":
+        y = z + g.normal(size=200)
+    else:
+        y = g.random(200) < 1 / (1 + np.exp(-z)) if loss == "logistic" else g.poisson(np.exp(0.5 * z))
+    return X, np.asarray(y, float), o
+
+
+def at_sites(X, y, o=None, w=None, loss="logistic", lam=1.0, **options):
+    m = len(y)
+    cuts = [slice(0, 2 * m // 5), slice(2 * m // 5, 2 * m // 3), slice(2 * m // 3, m)]
+    extra = {k: [v[c] for c in cuts] for k, v in {"margin_offsets": o, "weights": w}.items() if v is not None}
+    silos = fc.Silos.from_arrays([(X[c], y[c]) for c in cuts], **extra)
+    return fc.Problem(silos, loss=loss, bias=True, regularizer=reg.L1(lam), **{"weights": "samples", **options})
+
+
+@pytest.mark.parametrize("loss", list(FAMILIES))
+@pytest.mark.parametrize("lam", [1e-3, 0.1, None])
+def test_intervals_are_those_of_statsmodels_however_strong_the_regularizer(loss, lam):
+    """Estimate, error, p-value and interval of an unregularized fit to pooled samples; also the sandwich (HC0)."""
+    X, y, o = rows_of(loss)
+    problem = at_sites(X, y, o, loss=loss, lam=lam or 1.0)
+    x = torch.zeros(7, dtype=torch.float64) if lam is None else fc.solve(problem).solution
+    model = sm.GLM(y, np.column_stack([X, np.ones(200)]), family=FAMILIES[loss], offset=o)
+    for robust, kind in ((False, "nonrobust"), (True, "HC0")):
+        where = Local(problem)
+        table, oracle = fc.confidence(problem, x, robust=robust, sites=where), model.fit(cov_type=kind, tol=1e-14)
+        assert where.exchanges <= (8 if loss != "least_squares" else 3)
+        np.testing.assert_allclose(table.estimate, oracle.params, rtol=1e-6)
+        np.testing.assert_allclose(table.se, oracle.bse, rtol=1e-6)
+        np.testing.assert_allclose(table.p, oracle.pvalues, rtol=1e-6)
+        np.testing.assert_allclose(table[["lower", "upper"]], oracle.conf_int(), rtol=1e-6)
+        if loss != "least_squares":
+            names = [f"{'odds' if loss == 'logistic' else 'rate'}_{end}" for end in ("ratio", "lower", "upper")]
+            np.testing.assert_allclose(table[names], np.exp(table[["estimate", "lower", "upper"]]))
+        assert table.coefficient.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("loss", ["least_squares", "logistic", "poisson"])
+def test_weighted_samples_have_the_sandwich_at_the_estimate_whatever_the_scale_of_weights(loss):
+    X, y, o = rows_of(loss)
+    w = np.random.default_rng(1).random(200) + 0.2
+    A = np.column_stack([X, np.ones(200)])
+    oracle = sm.GLM(y, A, family=FAMILIES[loss], offset=o, freq_weights=w).fit(tol=1e-14)
+    scores = A * (w * (y - oracle.mu))[:, None]
+    second = {"least_squares": 1.0, "logistic": oracle.mu * (1 - oracle.mu), "poisson": oracle.mu}[loss]
+    M = np.linalg.inv((A * (w * second)[:, None]).T @ A)
+    for size in (1.0, 1e-6):
+        table = fc.confidence(at_sites(X, y, o, size * w, loss=loss), torch.zeros(7, dtype=torch.float64))
+        np.testing.assert_allclose(table.estimate, oracle.params, rtol=1e-6)
+        np.testing.assert_allclose(table.se, np.sqrt((M @ scores.T @ scores @ M).diagonal()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson"])
+@pytest.mark.parametrize("lam", [1e-6, 0.02, None])
+def test_what_grows_without_end_is_told_and_the_rest_is_that_of_the_other_samples(loss, lam):
+    """A category without events: its coefficient is infinite, and its samples say nothing about the others."""
+    X, y, _ = rows_of(loss, offset=False, seed=5)
+    X = X / X.std(0)
+    X[:, 1] = np.random.default_rng(0).random(200) < 0.15
+    without = X[:, 1] == 0
+    y[~without] = 0.0
+    problem = at_sites(X, y, loss=loss, lam=lam or 1.0)
+    where = Local(problem)
+    x = torch.zeros(7, dtype=torch.float64) if lam is None else fc.path(problem, lambdas=[1.0, lam]).solutions[-1]
+    with pytest.warns(SeparationWarning, match=r"no finite estimate of x1:"):
+        table = fc.confidence(problem, x, sites=where)
+    assert where.exchanges < 20
+    assert table[["estimate", "se", "lower", "upper", "p"]].isna().all(axis=1).tolist() == [0, 1, 0, 0, 0, 0, 0]
+    A = np.column_stack([X[:, [0, 2, 3, 4, 5]], np.ones(200)])[without]
+    oracle = sm.GLM(y[without], A, family=FAMILIES[loss]).fit(tol=1e-14)
+    rest = table.drop("x1")
+    np.testing.assert_allclose(rest.se, oracle.bse, rtol=1e-3)
+    np.testing.assert_allclose(rest.estimate, oracle.params, atol=1e-3 * oracle.bse.min())
+
+
+def test_classes_that_can_be_told_apart_have_no_intervals():
+    X, _, _ = rows_of("logistic")
+    problem = at_sites(X, (X[:, 0] > 0.3).astype(float))
+    with pytest.warns(SeparationWarning, match="x0"):
+        table = fc.confidence(problem, torch.zeros(7, dtype=torch.float64))
+    assert table["se"].isna().all()
+
+
+def test_columns_that_depend_on_each_other_have_no_nodewise_intervals_whichever_minimiser_is_given():
+    g = np.random.default_rng(0)
+    X = g.normal(size=(60, 100))
+    X[:, 7] = -2 * X[:, 3]
+    y = X[:, 3] - X[:, 5] + g.normal(size=60)
+    for loss, b in (("least_squares", y), ("logistic", (y > 0).astype(float)), ("poisson", np.floor(np.exp(y / 2)))):
+        problem = at_sites(X, b, loss=loss, lam=0.1)
+        x = fc.path(problem, lambdas=[1.0, 0.1]).solutions[-1]
+        tables = []
+        for share in (0.0, 0.4, 1.0):  # of the same margin
+            one, whole = x.clone(), float(x[3] - 2 * x[7])
+            one[3], one[7] = (1 - share) * whole, -share * whole / 2
+            tables.append(fc.confidence(problem, one).drop(columns="coefficient"))
+        assert tables[0]["se"].isna().to_numpy().nonzero()[0].tolist() == [3, 7]
+        for other in tables[1:]:
+            pd.testing.assert_frame_equal(other, tables[0], rtol=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["least_squares", "logistic"])
+def test_nodewise_sandwich_errors_do_not_grow_with_the_regularizer(loss):
+    """Gradients are those at the refined point: a model that is shrunk twice as much has no larger residuals."""
+    g = np.random.default_rng(0)
+    X = g.normal(size=(200, 60))
+    z = X[:, :3] @ [2.0, -2.0, 2.0]
+    y = z + g.normal(size=200) if loss == "least_squares" else (z + g.logistic(size=200) > 0).astype(float)
+    sizes = []
+    for lam in (0.05, 0.2) if loss == "logistic" else (0.1, 0.6):
+        problem = at_sites(X, y, loss=loss, lam=lam)
+        table = fc.confidence(problem, fc.path(problem, lambdas=[5.0, lam]).solutions[-1], robust=True)
+        sizes.append(float(table.se[3:60].median()))
+    assert sizes[1] < 1.1 * sizes[0]
 
 
 def test_a_second_step_takes_off_what_the_first_leaves_of_a_shrunk_logistic_model():
@@ -85,16 +202,20 @@ def test_a_second_step_takes_off_what_the_first_leaves_of_a_shrunk_logistic_mode
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_robust_variances_are_the_sandwich(weights):
+    """At the maximum of the likelihood, in which sites count by their samples or alike."""
     problem, x = posed("logistic", weights=weights)
     table = fc.confidence(problem, x, robust=True)
     A, y = design(problem)
     sizes = problem.silos.sizes
     o = np.full(len(y), 1 / len(y)) if weights == "samples" else np.repeat(1 / (3 * sizes), sizes)
-    p = 1 / (1 + np.exp(-A @ x.numpy()))
-    M = np.linalg.inv((A * (o * p * (1 - p))[:, None]).T @ A)
-    scores = A * (o * (p - y))[:, None]
+    b = np.zeros(7)
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-A @ b))
+        M = np.linalg.inv((A * (o * p * (1 - p))[:, None]).T @ A)
+        scores = A * (o * (p - y))[:, None]
+        b = b - M @ scores.sum(0)
     np.testing.assert_allclose(table.se, np.sqrt((M @ scores.T @ scores @ M).diagonal()), rtol=1e-8)
-    np.testing.assert_allclose(table.estimate, x.numpy() - M @ scores.sum(0), atol=1e-10)
+    np.testing.assert_allclose(table.estimate, b, atol=1e-10)
 
 
 def test_nodewise_regressions_invert():
@@ -188,6 +309,62 @@ def test_intervals_per_unit_are_those_of_columns_as_they_are():
     np.testing.assert_allclose(table.unit_estimate, b, atol=1e-6)
     np.testing.assert_allclose(table.unit_odds_upper, np.exp(b + 1.959964 * se), rtol=1e-5)
     np.testing.assert_allclose(table.odds_ratio["male"] ** (1 / pooled["male"].std(ddof=0)), np.exp(b[1]), rtol=1e-6)
+
+
+def test_the_intercept_per_unit_has_its_own_p():
+    """It is that of columns at 0, another number than that of the model: p and interval say the same."""
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": g.normal(60, 9, 300), "visits": g.poisson(2.0, 300).astype(float)})
+    frame["events"] = g.poisson(np.exp(0.4 * (frame["age"] - 60) / 9 - 0.1 * frame["visits"] + 2.6))
+    silos = fc.Recipe().prepare({"north": frame[:140], "south": frame[140:]}, target="events")
+    problem = fc.Problem(silos, loss="poisson", bias=True, weights="samples", regularizer=reg.L1(0.1))
+    table = fc.analyse(problem, "fit").intervals
+    A = sm.add_constant(frame[["age", "visits"]])
+    oracle = sm.GLM(frame["events"], A, family=sm.families.Poisson()).fit(tol=1e-14)
+    named = oracle.pvalues.rename({"const": "(intercept)"})
+    np.testing.assert_allclose(table["unit_p"], named[table.index], rtol=1e-6, atol=1e-100)
+    ends = oracle.conf_int().rename({"const": "(intercept)"}).loc[table.index]
+    np.testing.assert_allclose(table[["unit_rate_lower", "unit_rate_upper"]], np.exp(ends), rtol=1e-6)
+    assert ((table["unit_p"] < 0.05) == ((table["unit_rate_lower"] > 1) | (table["unit_rate_upper"] < 1))).all()
+    assert table["p"]["(intercept)"] < 1e-6 < 0.01 < table["unit_p"]["(intercept)"]
+
+
+def test_terms_of_splines_and_products_have_no_ratio_per_unit(tmp_path):
+    """A year of age is no unit of its linear term; reports name such terms and say what to look at."""
+    g = np.random.default_rng(0)
+    columns = {"age": g.normal(60, 9, 400), "bmi": g.normal(26, 4, 400), "male": g.integers(0, 2, 400).astype(float)}
+    frame = pd.DataFrame({**columns, "crp": g.normal(3, 1, 400)})
+    frame["sick"] = (g.random(400) < 1 / (1 + np.exp(-(frame["age"] - 60) / 9))).astype(int)
+    recipe = fc.Recipe(splines={"age": 4}, interactions=[("bmi", "male")])
+    silos = recipe.prepare({"north": frame[:200], "south": frame[200:]}, target="sick")
+    problem = fc.Problem(silos, loss="logistic", bias=True, weights="samples", regularizer=reg.L1(0.01))
+    found = fc.analyse(problem, "fit")
+    alone = ["crp", "(intercept)"]
+    assert set(silos.recipe.joint) == set(found.intervals.index) - set(alone)
+    assert silos.recipe.joint["age"] == ["age", "age spline 1", "age spline 2"]
+    assert silos.recipe.joint["male"] == ["bmi", "male", "bmi:male"]
+    unit = found.intervals[[c for c in found.intervals if c.startswith("unit_")]]
+    assert unit.loc[alone].notna().all(axis=None)
+    assert unit.drop(alone).isna().all(axis=None)
+    assert found.intervals["odds_ratio"].notna().all()
+    found.save(tmp_path / "run")
+    fc.write_report(tmp_path / "run")
+    text = (tmp_path / "run" / "report.md").read_text()
+    assert "No ratio per unit for age, age spline 1, age spline 2, bmi, male, bmi:male:" in text
+    table = pd.read_csv(tmp_path / "run" / "report-coefficients.csv").set_index("name")
+    assert table.loc[alone, ["OR per unit", "OR from", "OR to", "p per unit"]].notna().all(axis=None)
+    assert table.drop(alone)["OR per unit"].isna().all()
+    np.testing.assert_allclose(table["p per unit"]["(intercept)"], found.intervals["unit_p"]["(intercept)"], rtol=1e-9)
+
+
+def test_columns_of_any_scale_have_intervals():
+    """A column of billions beside an intercept: units of columns do not decide what is determined."""
+    problem, _ = posed(lam=1.0)
+    X, y = design(problem)
+    wide = X[:, :6] * np.array([1e9, 1, 1, 1, 1, 1e-9])
+    scaled = fc.confidence(at_sites(wide, y, loss="least_squares"), torch.zeros(7, dtype=torch.float64))
+    plain = fc.confidence(problem, torch.zeros(7, dtype=torch.float64))
+    np.testing.assert_allclose(scaled["z"], plain["z"], rtol=1e-6)
 
 
 def test_what_samples_do_not_determine_has_no_interval():

@@ -1,5 +1,7 @@
 """Paths and cross-validation over sites equal those of pooled data with the same folds."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -238,6 +240,34 @@ def test_refit_and_criteria():
     assert cv.path.bic[k] == pytest.approx(-2 * likelihood + np.log(len(y)) * used)
     assert cv.path.ebic[k] >= cv.path.bic[k]
     assert cv.index("bic") == int(np.argmin(cv.path.bic))
+
+
+@pytest.mark.parametrize("loss", ["logistic", "least_squares"])
+def test_criteria_and_the_grid_do_not_depend_on_the_scale_of_weights(loss):
+    """Weights are relative: those of 1/200 each are no two hundred times fewer samples."""
+    g = np.random.default_rng(0)
+    X, w = g.normal(size=(200, 8)), g.random(200) + 0.5
+    y = X[:, 0] - X[:, 1] + 0.3 * X[:, 2] + g.normal(size=200)
+    y = y if loss == "least_squares" else (y > 0).astype(float)
+    found = []
+    for size in (1.0, 1 / 200, 1e4):
+        halves = [slice(0, 120), slice(120, 200)]
+        silos = fc.Silos.from_arrays([(X[s], y[s]) for s in halves], weights=[size * w[s] for s in halves])
+        problem = fc.Problem(silos, loss=loss, regularizer=reg.L1(1.0), bias=True, weights="samples")
+        found.append(fc.path(problem, count=15))
+    assert found[0].samples == 200
+    for other in found[1:]:
+        np.testing.assert_allclose(other.lambdas, found[0].lambdas, rtol=1e-9)
+        for name in ("aic", "bic", "ebic"):
+            np.testing.assert_allclose(getattr(other, name), getattr(found[0], name), rtol=1e-6)
+            assert np.argmin(getattr(other, name)) == np.argmin(getattr(found[0], name))
+    plain = fc.Silos.from_arrays([(X[:120], y[:120]), (X[120:], y[120:])])
+    ones = dataclasses.replace(plain, weights=torch.full((200,), 1 / 200, dtype=torch.float64))
+    bics = [
+        fc.path(fc.Problem(s, loss=loss, regularizer=reg.L1(1.0), bias=True, weights="samples"), count=15).bic
+        for s in (plain, ones)
+    ]
+    np.testing.assert_allclose(bics[0], bics[1], rtol=1e-6)
 
 
 def test_answers_add_up_over_sites():

@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedcomposite as fc
+from fedcomposite.data.faults import DataWarning
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.queries import (
     GRID,
@@ -30,6 +31,42 @@ from fedcomposite.data.queries import (
 from fedcomposite.data.recipe import Recipe
 from fedcomposite.data.sheets import sheet_of
 from fedcomposite.data.steps import natural_spline
+
+
+@pytest.mark.parametrize("ratio", [1e-7, 1e-10, 3e-14])
+def test_a_small_deviation_is_divided_by_and_rounding_is_not(ratio):
+    """Whatever the number of rows: a mean of 1000 with a deviation of 3e-11 has 260 digits in the last place."""
+    g = np.random.default_rng(0)
+    noise = g.normal(size=900)
+    frame = pd.DataFrame({"small": 1000 * (1 + ratio * noise), "same": 0.3, "age": noise, "y": np.arange(900) % 2})
+    frame.loc[::7, "same"] = 0.1 + 0.2  # the same number by another way
+    frames = {"north": frame[:400], "south": frame[400:]}
+    with pytest.warns(DataWarning, match="constant over all sites: 'same'"):
+        silos = Recipe().prepare(frames, target="y")
+    x = frame["small"].to_numpy() - 1000
+    expected = (x - x.mean()) / x.std()
+    tolerance = 0.01 if ratio == 3e-14 else 10 * 1e-16 / ratio  # half a digit of the mean, in deviations
+    np.testing.assert_allclose(silos.features[:, 0], expected, atol=tolerance)
+    assert (silos.features[:, 1] == 0).all()
+    pooled = fc.Silos.from_arrays([(frame[["small", "same"]].to_numpy(), frame["y"])]).standardize()
+    np.testing.assert_allclose(pooled.features[:, 0], expected, atol=tolerance)
+    assert (pooled.features[:, 1].numpy() == frame["same"].to_numpy()).all()
+    again = FittedRecipe.parse(silos.recipe.text)
+    assert (again.apply(frame.assign(same=0.4))["same"] == 0).all()
+
+
+def test_a_site_far_from_the_others_has_its_own_deviation():
+    """A column of zeros at one of three sites has none, and one of a thousandth beside millions keeps its digits."""
+    g = np.random.default_rng(0)
+    chol = {"north": g.normal(240, 40, 50), "south": np.zeros(50), "west": g.normal(230, 30, 50)}
+    crp = {"north": g.normal(1e6, 1e5, 50), "south": g.normal(5, 1e-3, 50), "west": g.normal(1e6, 1e5, 50)}
+    table = fc.describe({k: pd.DataFrame({"chol": chol[k], "crp": crp[k]}) for k in chol})
+    found = table.set_index(["feature", "site"])
+    assert found.loc[("chol", "south"), ["mean", "sd"]].tolist() == [0.0, 0.0]
+    for name, values in {"chol": chol, "crp": crp}.items():
+        for site in values:
+            assert found.loc[(name, site), "sd"] == pytest.approx(values[site].std(), rel=1e-10, abs=0)
+            assert found.loc[(name, site), "mean"] == pytest.approx(values[site].mean(), rel=1e-12, abs=0)
 
 
 def tables(seed=0, sizes=(60, 45, 80)):

@@ -163,7 +163,11 @@ def test_the_tables_have_the_numbers_of_the_analysis(messy, tmp_path):
     assert {p.name for p in written} >= {"report.html", "report.md", "report.tex", "report-quality.csv"}
     assert pd.read_csv(tmp_path / "report-quality.csv")["AUROC"].tolist() == found.tables["Quality"]["AUROC"].tolist()
     assert (table.loc[exact.index, "original"] == 0).tolist() == (exact["coefficient"] == 0).tolist()
-    for ours, theirs in {"OR per unit": "unit_odds_ratio", "OR from": "unit_odds_lower"}.items():
+    for ours, theirs in {
+        "OR per unit": "unit_odds_ratio",
+        "OR from": "unit_odds_lower",
+        "p per unit": "unit_p",
+    }.items():
         np.testing.assert_allclose(table.loc[exact.index, ours], exact[theirs], rtol=1e-9)
     assert (tmp_path / "report.tex").read_text().count("\\begin{tabular}") == 3
     assert (tmp_path / "report.md").read_text().count("\n## ") == 4

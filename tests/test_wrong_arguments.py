@@ -7,6 +7,7 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite.algorithms import FedMid
+from fedcomposite.estimators import SeparationWarning
 from fedcomposite.regularizers import L1
 
 NAN = float("nan")
@@ -236,8 +237,9 @@ def test_models_of_other_kinds(problem):
     run = fc.solve(problem)
     for name in ("confidence", "bootstrap", "quality"):
         refused(lambda name=name: getattr(fc, name)(problem, run), "must be a vector of numbers; give its solution")
-    table = fc.confidence(problem, run.solution)
-    pd.testing.assert_frame_equal(fc.confidence(problem, run.solution.numpy()), table)
+    with pytest.warns(SeparationWarning):  # the sign of the first feature is the label
+        tables = [fc.confidence(problem, x) for x in (run.solution, run.solution.numpy())]
+    pd.testing.assert_frame_equal(*tables)
     assert torch.equal(fc.refit(problem, run.solution.numpy()), fc.refit(problem, run))
     refused(lambda: problem.objective(run), "x = Run(", "give its solution")
     refused(lambda: problem.objective("a"), "x = 'a', must be a vector of numbers")

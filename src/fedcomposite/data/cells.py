@@ -23,6 +23,7 @@ MISSING = frozenset(("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "<na>"
 """Markers of absent values that are always known, whatever their case."""
 EXACT = 2**53  # from here on a 64-bit float skips whole numbers
 
+_ULPS = 4  # of a mean: what the same number becomes by two ways of computing it
 _PLAIN = b"0123456789+-.eE \t"  # a column of these characters is left to float(), which is fast and exact
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
@@ -32,6 +33,16 @@ _GROUPS = r"([+-]?\d{{1,3}}(?:[{0}]\d{{3}})+)([.,]\d*)?"
 _MARKS = {" ": " \u00a0\u202f", "'": "'’"}
 _WORDS = {"true": 1.0, "false": 0.0}
 _FIRST = 3  # places that a message names
+
+
+def spread_of(mean: npt.ArrayLike, sd: npt.ArrayLike) -> Floats:
+    """Deviations, 0 where a column is constant up to rounding: within some units of the last digit of its mean.
+
+    >>> spread_of([0.3, 1000.0, 0.0], [4e-17, 1e-4, 0.0]).tolist()
+    [0.0, 0.0001, 0.0]
+    """
+    given = np.asarray(sd, np.float64)
+    return np.where(given <= _ULPS * np.finfo(np.float64).eps * np.abs(mean), 0.0, given)
 
 
 @dataclass

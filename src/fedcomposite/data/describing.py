@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.flags import flags_of
 from fedcomposite.data.looks import SHARES, Look
@@ -137,17 +137,16 @@ class _Looker:
 
     def _moments(self, looks: dict[str, list[Look]]) -> None:
         names = list(looks)
-        centres = _middle_means(self._ask(Moments(columns=names)))
-        for i, found in enumerate(self._ask(Moments(columns=names, centres=centres.tolist()))):
+        sums, squares = self._ask(Moments(columns=names)), self._ask(Moments(columns=names, own=True))
+        for i, (about_zero, about_mean) in enumerate(zip(sums, squares, strict=True)):
             for j, name in enumerate(names):
-                n, look = int(found["n"][j]), looks[name][i]
-                look.withheld = bool(found["withheld"][j])
+                n, look = int(about_mean["n"][j]), looks[name][i]
+                look.withheld = bool(about_mean["withheld"][j])
                 if n:
-                    off = found["sum"][j] / n
-                    look.mean = float(centres[j] + off)
-                    look.sd = float(np.sqrt(max(found["squares"][j] / n - off**2, 0.0)))
-                    if look.sd <= 1e-12 * max(abs(look.mean), abs(centres[j])):
-                        look.sd, look.mean = 0.0, float(next(iter(look.levels), look.mean))
+                    look.mean = float(about_zero["sum"][j] / n)
+                    look.sd = float(spread_of(look.mean, np.sqrt(about_mean["squares"][j] / n)))
+                    if look.sd == 0:
+                        look.mean = float(next(iter(look.levels), look.mean))
 
     def _quantiles(self, looks: dict[str, list[Look]]) -> None:
         """A fixed histogram says where each site's values lie, a second one divides that."""
@@ -161,15 +160,6 @@ class _Looker:
                     each[i].edges = np.asarray(edges[name])
                     each[i].low, each[i].high = found[f"low:{name}"], found[f"high:{name}"]
                     each[i].quantiles = [each[i].value_at(share * n) for share in SHARES]
-
-
-def _middle_means(answers: Sequence[Answer]) -> npt.NDArray[np.float64]:
-    """Per column the mean of a site in the middle by size: a pooled mean would hang on one site's typing error."""
-    means = np.stack([a["sum"] / np.where(a["n"] > 0, a["n"], np.nan) for a in answers])
-    order = np.argsort(np.abs(means), axis=0)  # NaN last
-    place = np.maximum((~np.isnan(means)).sum(0) - 1, 0) // 2
-    made: npt.NDArray[np.float64] = np.take_along_axis(means, np.take_along_axis(order, place[None], 0), 0)[0]
-    return np.nan_to_num(made)
 
 
 def _second(name: str, answers: Sequence[Answer], cells: int) -> list[float]:

@@ -19,7 +19,7 @@ from fedcomposite.data.queries import enough
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
 from fedcomposite.data.silos import HeldOut, Silos
 from fedcomposite.data.spec import RecipeSpec
-from fedcomposite.data.steps import Absent, AnyStep, Complete, Standardize, prepared
+from fedcomposite.data.steps import Absent, AnyStep, Complete, Interact, Spline, Standardize, prepared
 from fedcomposite.files import write_atomic
 
 Floats = npt.NDArray[np.float64]
@@ -42,6 +42,24 @@ class FittedRecipe(BaseModel):
     def features(self) -> list[str]:
         """The names of the features."""
         return list(self.sources)
+
+    @property
+    def joint(self) -> dict[str, list[str]]:
+        """Terms whose coefficient is not the effect of a column by itself, and the terms that share its effect.
+
+        Those of a spline, the column itself among them; products and their factors. What a unit of the column does is
+        in all of them together, and depends on where it is: compare predictions at two values of it.
+        """
+        groups: list[list[str]] = []
+        for step in self.steps:
+            if isinstance(step, Spline):
+                groups += [[name, *step.terms(name)] for name in step.knots]
+            elif isinstance(step, Interact):
+                groups += [[a, b, f"{a}:{b}"] for a, b in step.pairs]
+        together = {
+            name: dict.fromkeys(t for group in groups if name in group for t in group) for name in self.features
+        }
+        return {name: list(terms) for name, terms in together.items() if terms}
 
     # -- preparing ----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse
 from fedcomposite.data.quantiles import Quantile, quantiles
 from fedcomposite.data.queries import Answer, Ask, Gaps, LevelCounts, Moments, Outside, Query, Schema
@@ -245,7 +246,7 @@ class Learner:
             warnings.warn(f"constant over all sites: {', '.join(map(repr, constant))}", DataWarning, stacklevel=2)
         sd = np.where(sd == 0, 1.0, sd)
         made = dict(zip(chosen, mean.tolist(), strict=True)), dict(zip(chosen, sd.tolist(), strict=True))
-        self.steps.append(Standardize(mean=made[0], sd=made[1]))
+        self.steps.append(Standardize(mean=made[0], sd=made[1], constant=constant))
 
     def _moments(self, names: Sequence[str]) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
         """Mean and deviation over all sites, and whether all of them told theirs; 0 for a constant's deviation."""
@@ -256,8 +257,7 @@ class Learner:
         second = self._total(Moments(columns=list(names), centres=mean.tolist()))
         mean = mean + second["sum"] / n
         variance = np.maximum(second["squares"] / n - (second["sum"] / n) ** 2, 0.0)
-        rounding = n * np.finfo(np.float64).eps * variance + (n * mean * np.finfo(np.float64).eps) ** 2
-        return mean, np.where(variance <= rounding, 0.0, np.sqrt(variance)), told
+        return mean, spread_of(mean, np.sqrt(variance)), told
 
 
 def in_order(levels: Iterable[str]) -> list[str]:

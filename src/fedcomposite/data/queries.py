@@ -7,7 +7,7 @@ lines run here on files and at the site of a federation.
 ==========  =========================================================================================================
 schema      names and kinds of the columns, number of rows
 gaps        per column: values and gaps; if asked, whether values of an identifier, or whole rows, occur again
-moments     per column: values, gaps, sum and sum of squares of the distances to a centre that the asker gives
+moments     per column: values, gaps, sum and sum of squares of the distances to a centre: given, or the site's mean
 below       per column and edge: how many values lie below it, as a lower and an upper bound (a histogram)
 levels      per column: the levels that enough rows have, with counts; the others together
 outside     per column: whether some value is none of the given levels
@@ -150,11 +150,15 @@ class Gaps(Query):
 
 
 class Moments(Query):
-    """Sums over columns of numbers; ask twice, about 0 and about the mean, for a variance without cancellation."""
+    """Sums over columns of numbers; ask twice, about 0 and about the mean, for a variance without cancellation.
+
+    ``own`` is about each site's own mean, for its own variance: far from a centre for all sites that would be lost.
+    """
 
     name: Literal["moments"] = "moments"
     columns: list[str]
     centres: list[FiniteFloat] = []
+    own: bool = False
 
     def ask(self, sheet: Sheet, rules: Rules) -> Answer:
         """``n``, ``missing``, ``sum`` and ``squares`` per column; ``withheld`` is 1 where the others are left at 0."""
@@ -171,7 +175,8 @@ class Moments(Query):
                 out["withheld"][j] = 1
                 continue
             out["n"][j], out["missing"][j] = len(values), sheet.rows - len(values)
-            away = values - (self.centres[j] if self.centres else 0.0)
+            centre = self.centres[j] if self.centres else 0.0
+            away = values - (values.mean() if self.own and len(values) else centre)
             sums["sum"][j], sums["squares"][j] = away.sum(), (away**2).sum()
         if not all(np.isfinite(s).all() for s in sums.values()):
             raise RefusedQueryError("a sum is beyond 1.8e308; rescale the column")

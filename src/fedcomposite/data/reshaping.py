@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.sparse import SparseRows, dense, tensors_only
 from fedcomposite.data.splitting import stratified
@@ -102,10 +103,9 @@ def standardized(silos: Silos) -> Silos:
         held = {k: (v.standardized(own), b) for k, (v, b) in silos.held_out.items() if isinstance(v, SparseRows)}
         return replace(silos, features=own.standardized(own), **held)
     X = tensors_only(own, "standardize").double()
-    low, high = X.amin(0), X.amax(0)
-    varies = high > low
-    mean = torch.where(varies, X.mean(0), 0.0)
-    sd = torch.where(varies, X.std(0, correction=0), 1.0)
+    mean, sd = X.mean(0), X.std(0, correction=0)
+    varies = torch.from_numpy(spread_of(mean.numpy(), sd.numpy()) > 0)
+    mean, sd = torch.where(varies, mean, 0.0), torch.where(varies, sd, 1.0)
     held = {k: ((dense(v).double() - mean) / sd, b) for k, (v, b) in silos.held_out.items()}
     return replace(silos, features=(X - mean) / sd, **held)
 

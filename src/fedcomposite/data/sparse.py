@@ -16,7 +16,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from fedcomposite.data.cells import EXACT
+from fedcomposite.data.cells import EXACT, spread_of
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.mapped import MappedRows, in_memory
 
@@ -123,12 +123,9 @@ class SparseRows:
         mean = np.bincount(by.indices, weights=values, minlength=width) / count
         away = (values - mean[by.indices]) ** 2
         square = np.bincount(by.indices, weights=away, minlength=width) + (count - filled) * mean**2
-        low, high = (np.where(filled < count, 0.0, limit) for limit in (np.inf, -np.inf))
-        np.minimum.at(low, by.indices, values)
-        np.maximum.at(high, by.indices, values)
-        varies = high > low
+        sd = spread_of(mean, np.sqrt(square / count))
+        varies = sd > 0
         before = (np.zeros(width), np.ones(width)) if by.mean is None or by.sd is None else (by.mean, by.sd)
-        sd = np.sqrt(square / count, where=varies, out=np.ones(width))
         return replace(self, mean=np.where(varies, mean, before[0]), sd=np.where(varies, sd, before[1]))
 
 

@@ -244,6 +244,10 @@ class Spline(Step):
     knots: dict[str, list[FiniteFloat]]
     within: dict[str, list[tuple[FiniteFloat, FiniteFloat]]] = {}
 
+    def terms(self, name: str) -> list[str]:
+        """The names of a column's nonlinear terms."""
+        return [f"{name} spline {j + 1}" for j in range(len(self.knots[name]) - 2)]
+
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet with the terms after their column."""
         out: dict[str, npt.NDArray[Any]] = {}
@@ -252,7 +256,7 @@ class Spline(Step):
             out[name] = values
             if name in self.knots:
                 terms = natural_spline(sheet.numbers(name), self.knots[name])
-                named = {f"{name} spline {j + 1}": terms[:, j] for j in range(terms.shape[1])}
+                named = dict(zip(self.terms(name), terms.T, strict=True))
                 out |= named
                 made_from |= {term: [name] for term in named}
         return sheet.having(out, made_from)
@@ -281,16 +285,18 @@ class Interact(Step):
 
 
 class Standardize(Step):
-    """(x - mean) / sd."""
+    """(x - mean) / sd; 0 for a column that was constant, up to rounding, where the recipe was learned."""
 
     kind: Literal["standardize"] = "standardize"
     mean: dict[str, FiniteFloat]
     sd: dict[str, Annotated[FiniteFloat, Field(gt=0)]]
+    constant: list[str] = []
 
     def apply(self, sheet: Sheet) -> Sheet:
         """The sheet with these columns scaled."""
         scaled = {name: (sheet.numbers(name) - self.mean[name]) / self.sd[name] for name in self.mean}
-        return sheet.having({**sheet.columns, **scaled})
+        gone = {name: np.where(np.isnan(scaled[name]), np.nan, 0.0) for name in self.constant}
+        return sheet.having({**sheet.columns, **scaled, **gone})
 
 
 AnyStep = Annotated[

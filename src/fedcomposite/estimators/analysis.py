@@ -38,7 +38,7 @@ from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
-from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic
+from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
 from fedcomposite.problems.requests import ALL, newton
 from fedcomposite.regularizers import Blocks, On
 from fedcomposite.runtime.certificate import Certificate, certify
@@ -64,7 +64,7 @@ class Analysis:
     path: Path | None
     cv: CrossValidation | None
     intervals: pd.DataFrame | None
-    """Of linear and logistic models."""
+    """Of linear, logistic and Poisson models."""
     quality: Report | None
     """Of logistic models and regressions: on the folds held out, or on the samples the model was made from."""
     tested: Report | None
@@ -270,7 +270,9 @@ def _measure(
     sites: Sites,
 ) -> Analysis:
     """How sure and how good a model is."""
-    intervals = confidence(problem, x, sites=sites) if isinstance(problem.loss, LeastSquares | Logistic) else None
+    intervals = (
+        confidence(problem, x, sites=sites) if isinstance(problem.loss, LeastSquares | Logistic | Poisson) else None
+    )
     seen = tested = None
     if isinstance(problem.loss, Logistic) or is_regression(problem):
         seen = quality(problem, x if cv is None else cv, choice=lam, sites=sites)

@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
     reply: Reply
     working: Tensor
-    total: float  # weight of the samples
+    total: float  # number of samples
 
 
 End = Literal["converged", "rounds", "time", "endless"]
@@ -196,7 +196,7 @@ def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]
 
 
 def _mean(sums: Sums) -> tuple[Reply, float]:
-    weight, total = sums["weight"].tolist()[:2]
+    weight, _, total = sums["weight"].tolist()
     if not weight > 0:
         raise ValueError("no site has samples for this fit: take fewer folds, or larger parts")
     return Reply(*(sums[k] / weight for k in Reply._fields)), total

@@ -48,7 +48,7 @@ class Path:
     saturated: float
     """Of a model that fits every sample; 0 for most losses."""
     samples: float
-    """Samples, or their summed weight."""
+    """How many samples; what each counts is relative, so that criteria do not depend on the scale of weights."""
     exchanges: int
     """Exchanges in all, those for the first strength among them."""
     bytes_up: int

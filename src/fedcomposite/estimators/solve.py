@@ -191,7 +191,7 @@ class _Newton:
             made = {k: self.weights @ torch.nan_to_num(v, big, big, -big).clamp(-big, big) for k, v in parts.items()}
             self.counter.gradients += n * (1 + len(at))
         self.counter.bytes_up += n * sum(v.nbytes for v in made.values())
-        return {"weight": torch.tensor([1.0, float(self.smooth.sizes.sum())], dtype=torch.float64), **made}
+        return {"weight": torch.tensor([1.0, 1.0, float(self.smooth.sizes.sum())], dtype=torch.float64), **made}
 
     def _with(self, width: float) -> Linear:
         if width == 0:

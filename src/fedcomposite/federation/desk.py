@@ -79,7 +79,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
     d, k, bins = len(x), question.count, question.bins
     on = int(arrays["working"].sum()) if "working" in arrays else 0
     shapes: dict[str, dict[str, tuple[int, ...]]] = {
-        "newton": {"weight": (2,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
+        "newton": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
         "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2, 2, bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
         "scores": {"counts": (2, k + 1, 5), "squares": (2,)},

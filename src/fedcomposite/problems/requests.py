@@ -271,15 +271,20 @@ def newton(x: Tensor, working: Tensor, rows: Rows, width: float = 0.0) -> Reques
     return Request("newton", {"x": x, "working": working}, {"width": width}, rows)
 
 
+def _weight(share: float, total: float, count: float) -> Tensor:
+    """What the site counts among the sites, the weight of its samples, and how many have some."""
+    return torch.tensor([share, total, count], dtype=torch.float64)
+
+
 def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
-    total = float(weights.sum())
+    total, counted = float(weights.sum()), float((weights > 0).sum())
     share = silo.share(total)
     if share == 0:
         weights = torch.ones_like(weights)  # shapes only
     message: Any = Message(**{k: request.arrays[k] for k in Message._fields})
     reply, _ = _METHOD.local_round(message, Empty(), _Oracle(silo, weights), Zero())  # type: ignore[arg-type]
     made = {k: share * v if share > 0 else torch.zeros_like(v) for k, v in reply._asdict().items()}
-    return {"weight": torch.tensor([share, total], dtype=torch.float64), **made}
+    return {"weight": _weight(share, total, counted), **made}
 
 
 def losses(models: Tensor, rows: Rows, bins: int = 0, errors: bool = False, width: float = 0.0) -> Request:
@@ -339,7 +344,7 @@ def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
     """
     x, total = request.arrays["x"], float(weights.sum())
     share, d = silo.share(total), len(x)
-    weight = torch.tensor([share, total, float((weights > 0).sum())], dtype=torch.float64)
+    weight = _weight(share, total, float((weights > 0).sum()))
     if share == 0:
         none = x.new_zeros(d, d)
         return {"weight": weight, "loss": x.new_zeros(1), "gradient": x.new_zeros(d), "hessian": none, "outer": none}

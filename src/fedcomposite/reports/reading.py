@@ -144,10 +144,14 @@ def _coefficients(found: Found) -> pd.DataFrame:
         return kept
     table = pd.DataFrame(rows).rename(columns={"estimate": "debiased", "lower": "from", "upper": "to"})
     units = "unit_" if "unit_estimate" in table else ""
-    odds = {f"{units}odds_ratio": "OR per unit" if units else "OR"}
-    odds |= {f"{units}odds_lower": "OR from", f"{units}odds_upper": "OR to"}
-    table = table.rename(columns=odds)
-    wanted = ["name", "coefficient", "debiased", "from", "to", "p", *odds.values()]
+    ratios: dict[str, str] = {}
+    for kind, short in (("odds", "OR"), ("rate", "RR")):
+        ratios |= {f"{units}{kind}_ratio": f"{short} per unit" if units else short}
+        ratios |= {f"{units}{kind}_lower": f"{short} from", f"{units}{kind}_upper": f"{short} to"}
+    if not ratios.keys().isdisjoint(table):
+        ratios |= {"unit_p": "p per unit"}  # of the intercept it is another one than that of the coefficient
+    table = table.rename(columns=ratios)
+    wanted = ["name", "coefficient", "debiased", "from", "to", "p", *ratios.values()]
     table = table[[c for c in wanted if c in table]]
     if "original" in kept:
         per_unit = kept.set_index("name")["original"]

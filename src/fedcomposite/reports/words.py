@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedcomposite.reports.reading import Found
 
 _CHOICES = {
@@ -77,12 +79,29 @@ def _coefficients(found: Found) -> str:
     units = bool(rows) and "unit_estimate" in rows[0]
     said = "coefficient: of the model, shrunk by the regularizer; "
     said += "original: the same per unit of the column; " if units else ""
-    said += "debiased, from, to: 95 % confidence interval, on the scale of the coefficient, after one step without the "
-    said += "regularizer; p: of no effect, not adjusted for the number of coefficients. "
-    if bool(rows) and "odds_ratio" in rows[0]:
-        per = "per unit of the column (one year, 1 against 0)" if units else "per unit of the feature as it was given"
-        said += f"OR: odds ratio without the bias of the regularizer, {per}, with its 95 % confidence interval. "
+    said += "debiased, from, to, p: estimate without the regularizer, its 95 % confidence interval and p of no effect, "
+    said += "on the scale of the coefficient, not adjusted for the number of coefficients. "
+    for short, ratio in (("OR", "odds"), ("RR", "rate")):
+        if bool(rows) and f"{ratio}_ratio" in rows[0]:
+            per = (
+                "per unit of the column (one year, 1 against 0)" if units else "per unit of the feature as it was given"
+            )
+            said += f"{short}: {ratio} ratio without the bias of the regularizer, {per}, with its 95 % confidence "
+            said += "interval" + (" and p per unit; of the intercept, at columns of 0. " if units else ". ")
+            said += _joint(rows) if units else ""
     return said + "Intervals do not know how the model was chosen."
+
+
+def _joint(rows: list[dict[str, Any]]) -> str:
+    """Why terms of splines and products have no ratio per unit."""
+    known = [r for r in rows if r["estimate"] is not None and r["name"] != "(intercept)"]
+    names = [str(r["name"]) for r in known if r["unit_estimate"] is None]
+    if not names:
+        return ""
+    return (
+        f"No ratio per unit for {', '.join(names)}: terms of a spline, products and their factors share the effect of "
+        "their columns, which is not that of one unit of one term; compare predictions at two values of the column. "
+    )
 
 
 def _quality(found: Found) -> str:
