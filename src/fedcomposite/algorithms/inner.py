@@ -37,8 +37,8 @@ _MOST, _FEW = 500, 60  # proximal gradient steps, of a separable h and of others
 _NEWTONS = 100  # semismooth Newton steps in a row
 _PARTS = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)  # lengths of such a step that are tried
 _MULTIPLIERS = 40  # moves of the multipliers
-_HALVINGS = 40  # of a step of the augmented Lagrangian
-_PROXES = 3000  # evaluations of the prox that an augmented Lagrangian may take
+_SHORTER = 25  # shorter steps of the augmented Lagrangian
+_PROXES = 1500  # evaluations of the prox that an augmented Lagrangian may take
 _DENSE = 2000  # coordinates up to which the prox of a coupled h is differentiated
 _RIDGE = 1e-12  # of the diagonal of H, in Newton steps: where H has no curvature (equal columns) h alone leads
 _POINTS = 10  # proximal points of a coupled h that is not convex
@@ -376,11 +376,13 @@ def _inner_newton(
         move = -solved_with(A + torch.diag(_RIDGE * model.H.diagonal()), now.gradient)
         slope, part = float(now.gradient @ move), 1.0
         used += 1
-        for _ in range(_HALVINGS):
+        for _ in range(_SHORTER):
             then, used = look(now.u + part * move), used + 1
-            if then.value <= now.value + 1e-4 * part * slope + 4 * eps * abs(now.value):
+            rise = then.value - now.value
+            if rise <= 1e-4 * part * slope + 4 * eps * abs(now.value):
                 break
-            part /= 2
+            best = -slope * part**2 / (2 * (rise - slope * part)) if math.isfinite(rise) else 0.0
+            part = min(max(best, 0.01 * part), 0.5 * part)  # where a parabola has its minimum
         else:
             break
         now = then

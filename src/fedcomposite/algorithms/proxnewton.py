@@ -34,7 +34,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count
+from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
 from fedcomposite.algorithms.inner import Model, minimise
 from fedcomposite.regularizers.base import Regularizer
@@ -87,6 +87,9 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         Violators that may enter W at once, while W is smaller than that; then as many as W has.
     start : tuple of int
         Coordinates in the first W, beside the support of the starting model.
+    precision : float
+        Of the server's own work: the residual of p, in units of x's. By default to rounding, so that how a mean is
+        summed up does not matter.
     """
 
     info: ClassVar[Info] = Info(
@@ -106,6 +109,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
     everything: Count = 1000
     grow: Count = 50
     start: tuple[int, ...] = ()
+    precision: Positive = 1e-13
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
@@ -165,8 +169,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         slack, noise = _rounding(server.trial, float(reply.loss), value, model)
         residual = float(h.optimality(server.trial, reply.gradient))
         found = server.trial.clone()
-        # To rounding, so that how a mean is summed up does not matter.
-        found[server.working], solved = minimise(model, 1e-13 * residual)
+        found[server.working], solved = minimise(model, self.precision * residual)
         move = found - server.trial
         decrease = float(reply.gradient @ move + h.value(found) - h.value(server.trial))
         moved = decrease < slack and not torch.equal(found, server.trial)

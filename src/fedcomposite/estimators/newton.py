@@ -35,6 +35,7 @@ _LENGTHS = 10 ** torch.linspace(-3.5, 0.25, 16, dtype=torch.float64)  # of steps
 _ENOUGH = 0.3  # of the gain of the best length that may be lost
 _POLISH, _POLISHED = 12, 1e-12  # exchanges that bring a stage to its minimum, where its dual point is best
 _EARLY, _PROVED = 100.0, 1e-7  # from which gap on, in tolerances, bounds are looked for; what they have to show
+_ROUGH = 1e-6  # precision of a stage's steps
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
 
@@ -107,7 +108,7 @@ def deadline_of(seconds: float | None) -> float:
 def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The solution with h; ``at`` is where to begin, a :class:`Fit` on the same rows saves an exchange."""
     settled(h)
-    method = ProxNewton(start=strong)
+    method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(_feasible(at.x if isinstance(at, Fit) else at, h), h)[0]
     seen, asked, scale, look_again = known, 0, plan.scale, 0

@@ -260,7 +260,8 @@ def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict
     while True:
         choice = choose(problem, participation=share, local_steps=local_steps, L=smoothness)
         run = _quietly(problem, choice, rounds, settings)
-        if run.status != "diverged" or smoothness is None or smoothness > 1e12 or patience.late:
+        rounds -= run.rounds
+        if run.status != "diverged" or smoothness is None or smoothness > 1e12 or patience.late or rounds <= 0:
             break
         smoothness, tried = smoothness * _FACTOR, tried + run.rounds
     if rescaling is not None:
