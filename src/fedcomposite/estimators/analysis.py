@@ -31,7 +31,7 @@ from fedcomposite.estimators.inference import confidence
 from fedcomposite.estimators.newton import Plan, fit
 from fedcomposite.estimators.paths import Path, Several, path
 from fedcomposite.estimators.quality import WIDEST, Quality, Report, is_regression, quality
-from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.estimators.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.estimators.strengths import strength
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
@@ -248,7 +248,7 @@ def analyse(
     else:
         if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
             raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-        plan = Plan(tolerance=tolerance)
+        plan = Plan(tolerance=tolerance, centre=centre_of_sites(sites))
         start = torch.zeros(problem.dimension, dtype=torch.float64)
         [made] = together([fit(problem.regularizer, start, plan)], sites)
         h = problem.regularizer

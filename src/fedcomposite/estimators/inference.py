@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
 from fedcomposite.estimators.newton import Plan, fit
-from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.estimators.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic, Poisson
 from fedcomposite.problems.requests import ALL, Rows, information, newton
@@ -422,9 +422,10 @@ def bootstrap(
     """
     check_given(bootstrap, locals())
     x = as_vector(x).double()
-    plan = Plan(tolerance=tolerance)
+    where = Local(problem) if sites is None else sites
+    plan = Plan(tolerance=tolerance, centre=centre_of_sites(where))
     plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
-    fits = together([fit(problem.regularizer, x, one) for one in plans], Local(problem) if sites is None else sites)
+    fits = together([fit(problem.regularizer, x, one) for one in plans], where)
     models = torch.stack([one.x for one in fits]).numpy()
     lower, upper = np.quantile(models, [(1 - level) / 2, (1 + level) / 2], axis=0)
     columns = {"coefficient": x.numpy(), "se": models.std(0, ddof=1), "lower": lower, "upper": upper}

@@ -20,7 +20,7 @@ from fedcomposite.data import Silos
 from fedcomposite.estimators.crossvalidate import cross_validate
 from fedcomposite.estimators.newton import Plan, deadline_of, fit_any
 from fedcomposite.estimators.paths import Several
-from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.estimators.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.estimators.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
 from fedcomposite.estimators.strengths import strength, varied, varies
 from fedcomposite.problems import Loss, Problem
@@ -264,7 +264,12 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
                 "" if self.converged_ else f"{int((~cv.path.converged).sum())} strengths of the path did not converge"
             )
         else:
-            plan = Plan(tolerance=self.tolerance, rounds=self._most(problem), deadline=deadline_of(self.seconds))
+            plan = Plan(
+                tolerance=self.tolerance,
+                rounds=self._most(problem),
+                centre=centre_of_sites(sites),
+                deadline=deadline_of(self.seconds),
+            )
             start = torch.zeros(problem.dimension, dtype=torch.float64)
             [made] = together([fit_any(problem, start, plan)], sites)
             x, self.converged_ = made.x, made.converged

@@ -45,6 +45,7 @@ class Seen(NamedTuple):
     reply: Reply
     working: Tensor
     total: float  # number of samples
+    at: Tensor  # the model, in the coordinates of the plan's centre
 
 
 End = Literal["converged", "rounds", "time", "endless"]
@@ -94,6 +95,8 @@ class Plan:
     """Of the barrier that makes a loss with a kink smooth; 0 for smooth losses."""
     gain: float | None = None
     """The gain that may be left, in place of both tolerances: a stage on the way needs no more."""
+    centre: Tensor | None = None
+    """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
     deadline: float = math.inf
     """The time, as :func:`time.monotonic` tells it, at which a fit ends where it is."""
     watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
@@ -105,12 +108,29 @@ def deadline_of(seconds: float | None) -> float:
     return math.inf if seconds is None else time.monotonic() + seconds
 
 
+def moved(x: Tensor, centre: Tensor | None, sign: int) -> Tensor:
+    """A model with its intercepts for features about a centre (sign 1), or back for features as they are (-1)."""
+    if centre is None:
+        return x
+    outputs = len(x) // (len(centre) + 1)
+    made = x.clone()
+    made[-outputs:] += sign * (centre @ x[:-outputs].view(-1, outputs))
+    return made
+
+
 def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The solution with h; ``at`` is where to begin, a :class:`Fit` on the same rows saves an exchange."""
+    inside = replace(plan, watch=lambda x, k: plan.watch(moved(x, plan.centre, -1), k))
+    made = yield from _fit(h, at if isinstance(at, Fit) else moved(at, plan.centre, 1), inside, strong)
+    return replace(made, x=moved(made.x, plan.centre, -1))
+
+
+def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
+    """The same in coordinates of the plan's centre."""
     settled(h)
     method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
-    state = method.init(_feasible(at.x if isinstance(at, Fit) else at, h), h)[0]
+    state = method.init(_feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
     seen, asked, scale, look_again = known, 0, plan.scale, 0
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
@@ -136,7 +156,7 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = 
             assert seen is not None
             return Fit(state.x, seen, asked, "time" if late else "rounds")
         message, along = method.broadcast(state), _line(state, plan)
-        sums = yield [newton(message.x, message.working, plan.rows, plan.width), *along]
+        sums = yield [_asked(message.x, message.working, plan, plan.width), *along]
         asked += 1
         reply, total = _mean(sums[0])
         if along and (better := _better(state, reply, along[0], sums[1], h)) is not None:
@@ -145,8 +165,12 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = 
             continue
         state = method.aggregate(state, reply, 1.0, h)
         if torch.equal(state.gradient, reply.gradient):
-            seen = Seen(reply, message.working, total)
+            seen = Seen(reply, message.working, total, state.x)
         plan.watch(state.x, asked)
+
+
+def _asked(x: Tensor, working: Tensor, plan: Plan, width: float = 0.0) -> Request:
+    return newton(x, working, plan.rows, width, plan.centre is not None)
 
 
 def _feasible(x: Tensor, h: Regularizer) -> Tensor:
@@ -162,7 +186,8 @@ def _line(state: Server, plan: Plan) -> list[Request]:
     if plan.width == 0 or t == 0 or plan.gain is None:
         return []
     move = (state.trial - state.x) / t
-    return [losses(state.x + _LENGTHS.unsqueeze(1) * move, plan.rows, width=plan.width)]
+    models = state.x + _LENGTHS.unsqueeze(1) * move
+    return [losses(models, plan.rows, width=plan.width, centred=plan.centre is not None)]
 
 
 def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regularizer) -> Server | None:
@@ -187,7 +212,7 @@ def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]
         return ()
     move = (state.trial - state.x) / step
     far = state.x + _FAR * move
-    [sums] = yield [newton(far, torch.zeros_like(state.working), plan.rows, plan.width)]
+    [sums] = yield [_asked(far, torch.zeros_like(state.working), plan, plan.width)]
     reply, _ = _mean(sums)
     gained = float(state.value) - float(reply.loss) - float(h.value(far))
     if not gained > -0.5 * float(state.decrease):
@@ -236,7 +261,9 @@ def fit_any(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     if problem.loss.smooth:
         made = yield from fit(problem.regularizer, start, plan)
     else:
-        made = yield from _fit_kinked(problem, start, plan)
+        inside = replace(plan, watch=lambda x, k: plan.watch(moved(x, plan.centre, -1), k))
+        made = yield from _fit_kinked(problem, moved(start, plan.centre, 1), inside)
+        made = replace(made, x=moved(made.x, plan.centre, -1))
     return made
 
 
@@ -250,7 +277,7 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     h, none = problem.regularizer, torch.zeros_like(start, dtype=torch.bool)
     x, asked, below, known = _feasible(start, h), 1, -math.inf, True
     plan.watch(x, 0)
-    [sums] = yield [newton(x, none, plan.rows)]
+    [sums] = yield [_asked(x, none, plan)]
     first = float(sums["loss"] / sums["weight"][0])
     width = widest = 1.0 if problem.loss.classifier else first or 1.0
     while True:
@@ -262,11 +289,11 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
             rounds=max(plan.rounds - asked, 1),
             watch=lambda at, k, before=before: plan.watch(at, before + k) if k else None,  # type: ignore[misc]
         )
-        made = yield from fit(h, x, stage)
+        made = yield from _fit(h, x, stage)
         x, asked, end = made.x, asked + made.rounds, made.end
         certificate = Certificate("optimality measure", float(h.optimality(x, made.seen.reply.gradient)))
         if made.converged:
-            exact = yield [newton(x, none, plan.rows), *_two_widths(x, none, plan, width)]
+            exact = yield [_asked(x, none, plan, w) for w in (0.0, width, (1 + WIDER) * width)]
             asked += 1
             values = [float(one["loss"] / one["weight"][0]) for one in exact]
             scale = max(abs(values[0] + float(h.value(x))), _LEAST * first, 1e-300)
@@ -281,7 +308,7 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
                 plan.watch(x, asked)
                 return replace(made, rounds=asked, certificate=certificate)
             slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER
-            x = ahead(made, h, (_NARROWER - 1) * slope)
+            x = _ahead(made, h, (_NARROWER - 1) * slope)
         width *= _NARROWER
         if late := time.monotonic() > plan.deadline:
             end = "time"
@@ -296,15 +323,15 @@ def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, i
     The stage is brought to its minimum first: its gradient hangs on positions that its objective no longer tells.
     """
     h = problem.regularizer
-    best = yield from fit(h, at, replace(stage, gain=None, rounds=_POLISH, tolerance=_POLISHED))
+    best = yield from _fit(h, at, replace(stage, gain=None, rounds=_POLISH, tolerance=_POLISHED))
     none = torch.zeros_like(at.x, dtype=torch.bool)
-    [sums] = yield [newton(best.x, none, stage.rows)]
+    [sums] = yield [_asked(best.x, none, stage)]
     value, asked = float(sums["loss"] / sums["weight"][0]) + float(h.value(best.x)), best.rounds + 1
     looks = gap_by_looks(problem, best.x, value=value, width=stage.width)
     try:
         y, wider = next(looks)
         while True:
-            [sums] = yield [newton(y, none, stage.rows, (1 + WIDER) * stage.width if wider else stage.width)]
+            [sums] = yield [_asked(y, none, stage, (1 + WIDER) * stage.width if wider else stage.width)]
             reply, _ = _mean(sums)
             asked += 1
             y, wider = looks.send(Evaluation(reply.loss[0], reply.gradient))
@@ -312,14 +339,10 @@ def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, i
         return None if stop.value is None else value - stop.value, asked
 
 
-def ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:
+def _ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:
     """Where the minimiser moves to when the gradient changes, to first order: the tangent of the central path."""
     method, seen = ProxNewton(), at.seen
     reply = seen.reply._replace(gradient=seen.reply.gradient + change)
     found = at.x.clone()
     found[seen.working], _ = minimise(method._model(at.x, reply, seen.working, 0.0, h), 0.0)
     return found
-
-
-def _two_widths(x: Tensor, none: Tensor, plan: Plan, width: float) -> list[Request]:
-    return [newton(x, none, plan.rows, w) for w in (width, (1 + WIDER) * width)]

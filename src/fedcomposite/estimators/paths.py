@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.estimators.newton import Fit, Plan, deadline_of, fit, null, strong_rule
-from fedcomposite.estimators.sites import Local, Sites, Task, together
+from fedcomposite.estimators.sites import Local, Sites, Task, centre_of_sites, together
 from fedcomposite.estimators.strengths import largest_factor, regularized, strength, varied
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
@@ -206,12 +206,16 @@ def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites, dea
     lam = strength(h)
     if not lam > 0:
         raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")
-    [empty] = together([null(h, d, Plan(tolerance=1e-12, rounds=rounds))], sites)
+    [empty] = together([null(h, d, Plan(tolerance=1e-12, rounds=rounds, centre=centre_of_sites(sites)))], sites)
     gradient = empty.seen.reply.gradient
     acted_on = regularized(h, d)
     top = lam * largest_factor(h, empty.x, gradient, acted_on)
     scale = float(gradient[acted_on].abs().max())
-    return Start(empty, top, Plan(tolerance=tolerance, rounds=rounds, scale=scale, deadline=deadline))
+    return Start(
+        empty,
+        top,
+        Plan(tolerance=tolerance, rounds=rounds, scale=scale, centre=centre_of_sites(sites), deadline=deadline),
+    )
 
 
 def falling(problem: Problem, start: Start, count: int, ratio: float | None, lambdas: Sequence[float] | None) -> Floats:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedcomposite._validation import ZeroOrMore, as_vector, check_call
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.estimators.newton import Plan, on_support
-from fedcomposite.estimators.sites import Local, Sites, together
+from fedcomposite.estimators.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run, simulate
 from fedcomposite.runtime.fit import check_given
@@ -67,8 +67,9 @@ def refit(
             raise ValueError("a network is refitted in rounds: refit(problem, run, FedMid(5, 0.01), rounds=20)")
         if settings:
             raise ValueError(f"refit: {', '.join(settings)} without a method; give one, for example FedNMap")
-        task = on_support(point.double(), problem.regularizer, Plan(tolerance=tolerance))
-        return together([task], sites or Local(problem))[0].x
+        where = sites or Local(problem)
+        plan = Plan(tolerance=tolerance, centre=centre_of_sites(where))
+        return together([on_support(point.double(), problem.regularizer, plan)], where)[0].x
     if sites is not None:
         raise ValueError("refit: sites are asked where a linear model is solved for; leave them or the method out")
     check_call("refit", simulate, settings)

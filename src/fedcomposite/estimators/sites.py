@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedcomposite.data import DataError, Silos
 from fedcomposite.problems import Problem
-from fedcomposite.problems.requests import Request, Sums, answer, silos_of
+from fedcomposite.problems.requests import Request, Sums, answer, centre_of, silos_of
 from fedcomposite.runtime import process
 
 T = TypeVar("T")
@@ -65,6 +66,10 @@ class Local:
         self.ids = list(problem.silos.ids)
         self.names = [*problem.silos.names, "(held by nobody)"][: len(self.silos)]
         self.exchanges = self.bytes_up = self.bytes_down = 0
+        self.centre = centre_of(torch.cat([silo.X for silo in self.silos]), problem.bias)
+        if self.centre is not None:
+            shift = torch.cat([self.centre, self.centre.new_zeros(1)])
+            self.silos = [replace(silo, about=silo.X - shift) for silo in self.silos]
         self._reach = max(max(s.X.numel(), (s.X.shape[1] * s.b[:1].numel()) ** 2) for s in self.silos)  # also a Hessian
 
     @property
@@ -85,6 +90,11 @@ class Local:
         """The sums over silos, in their order."""
         made = self.each(requests)
         return [{k: torch.stack([one[i][k] for one in made]).sum(0) for k in made[0][i]} for i in range(len(requests))]
+
+
+def centre_of_sites(sites: Sites) -> Tensor | None:
+    """The centre about which silos at hand take their features; sites prepare theirs by a recipe."""
+    return sites.centre if isinstance(sites, Local) else None
 
 
 def together(tasks: Sequence[Task[T]], sites: Sites) -> list[T]:

@@ -26,7 +26,7 @@ from fedcomposite.estimators.scaling import rescale, worthwhile
 from fedcomposite.estimators.sites import check_range
 from fedcomposite.problems import Linear, Loss, Problem
 from fedcomposite.problems.base import Counter
-from fedcomposite.problems.requests import Request, Sums
+from fedcomposite.problems.requests import Request, Sums, centre_of
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, process, simulate
@@ -142,6 +142,8 @@ class _Newton:
         smooth = problem.smooth(dtype, device)
         assert isinstance(smooth, Linear)
         self.smooth, self.counter = smooth, Counter()
+        self.centre = centre_of(smooth.X, problem.bias) if isinstance(smooth.X, Tensor) else None
+        self.centred = smooth if self.centre is None else _about(smooth, self.centre)
         self.clients = np.arange(len(problem.silos), dtype=np.uint64)
         self.weights = torch.from_numpy(problem.weights).to(device, dtype)
         self.history: list[Record] = []
@@ -151,7 +153,7 @@ class _Newton:
     def solve(self, tolerance: float, rounds: int, deadline: float, x0: Any) -> Run:
         """The run of a fit."""
         start = self.x if x0 is None else as_vector(x0).to(self.x)
-        plan = Plan(tolerance=tolerance, rounds=rounds, deadline=deadline, watch=self._record)
+        plan = Plan(tolerance=tolerance, rounds=rounds, centre=self.centre, deadline=deadline, watch=self._record)
         counted = copy.copy(self.problem)
         counted.regularizer = Counted(self.problem.regularizer, self.counter)
         task, made = fit_any(counted, start, plan), None
@@ -174,7 +176,11 @@ class _Newton:
 
     def _answer(self, request: Request) -> Sums:
         """Means over the clients, as sums of weight 1."""
-        smooth, n = self._with(request.numbers.get("width", 0.0)), len(self.clients)
+        width, centred = (request.numbers.get(name, 0.0) for name in ("width", "centred"))
+        smooth, n = self.centred if centred else self.smooth, len(self.clients)
+        if width > 0:
+            smooth = copy.copy(smooth)
+            smooth.loss = Smoothed(smooth.loss, width)
         self.counter.bytes_down += n * request.nbytes
         if request.name == "losses":
             values = [
@@ -192,13 +198,6 @@ class _Newton:
             self.counter.gradients += n * (1 + len(at))
         self.counter.bytes_up += n * sum(v.nbytes for v in made.values())
         return {"weight": torch.tensor([1.0, 1.0, float(self.smooth.sizes.sum())], dtype=torch.float64), **made}
-
-    def _with(self, width: float) -> Linear:
-        if width == 0:
-            return self.smooth
-        made = copy.copy(self.smooth)
-        made.loss = Smoothed(self.smooth.loss, width)
-        return made
 
     def _record(self, x: Tensor, rounds: int) -> None:
         self.x = x
@@ -228,6 +227,15 @@ class _Newton:
             message += f"; {certificate}" if certificate is not None else ""
         status: Any = "converged" if end == "converged" else "not converged"
         return Run(self.x, self.history, status, message, rounds, Empty(), (), certificate=certificate)
+
+
+def _about(smooth: Linear, centre: Tensor) -> Linear:
+    """The same functions with features taken about a centre."""
+    assert isinstance(smooth.X, Tensor)
+    made = copy.copy(smooth)
+    made.X = smooth.X - torch.cat([centre, centre.new_zeros(1)])
+    made._padded = (b"", [])
+    return made
 
 
 def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()) -> str:

@@ -31,6 +31,8 @@ from fedcomposite.regularizers import Zero
 Sums = dict[str, Tensor]
 """Arrays that add up over sites."""
 
+FAR = 10.0
+"""Times its deviation: the mean from which on a feature is taken about it."""
 _METHOD = ProxNewton()
 _FOLD, _HALF, _BOOTSTRAP, _HALF_OF_SITES = range(4)  # streams of random numbers
 _MOST = 12  # a Poisson(1) number is larger with a probability below 1e-10
@@ -142,6 +144,7 @@ class Silo:
     offset: Tensor | None = None  # (m,), what is added to the margins
     parts: Mapping[str, Held] = field(default_factory=dict)  # held-out X, b and offsets
     kept: dict[Rows, Tensor] = field(default_factory=dict, repr=False)  # weights of rows
+    about: Tensor | None = None  # X with features taken about a common centre, where their means are far from zero
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
@@ -186,6 +189,21 @@ class Silo:
     def shift(self) -> Tensor:
         """What is added to the margins of samples with one output."""
         return torch.zeros_like(self.b) if self.offset is None else self.offset
+
+
+def centre_of(X: Tensor, bias: bool) -> Tensor | None:
+    """The means of features that are far from zero beside their deviation, zero for others; None if all are near.
+
+    With an intercept, features may be taken about any centre: the intercept moves, and nothing else. Newton steps need
+    that where columns of mean 1000 have a deviation of 1e-4, since their Hessian forgets the difference.
+    """
+    if not bias or not len(X):
+        return None
+    features = X[:, :-1]
+    mean = features.mean(0)
+    deviation = (features - mean).square().mean(0).sqrt()
+    far = mean.abs() > FAR * deviation
+    return torch.where(far, mean, 0.0) if bool((far & (deviation > 0)).any()) else None
 
 
 def silos_of(problem: Problem) -> list[Silo]:
@@ -261,14 +279,20 @@ def answer(silo: Silo, request: Request) -> Sums:
     width = request.numbers.get("width", 0.0)
     if width > 0:
         silo = replace(silo, loss=Smoothed(silo.loss, width))
+    if request.numbers.get("centred") and silo.about is not None:
+        silo = replace(silo, X=silo.about)
     silo = silo.of_part(request.part)
     weights = silo.weights(request.rows)
     return _ANSWERS[request.name](silo, weights, request)
 
 
-def newton(x: Tensor, working: Tensor, rows: Rows, width: float = 0.0) -> Request:
-    """Ask for loss, gradient and a piece of the Hessian at x, as means over the rows."""
-    return Request("newton", {"x": x, "working": working}, {"width": width}, rows)
+def newton(x: Tensor, working: Tensor, rows: Rows, width: float = 0.0, centred: bool = False) -> Request:
+    """Ask for loss, gradient and a piece of the Hessian at x, as means over the rows.
+
+    ``centred`` asks for them in coordinates in which features are taken about the centre that the silos were given.
+    """
+    numbers: dict[str, float] = {"width": width} | ({"centred": 1.0} if centred else {})
+    return Request("newton", {"x": x, "working": working}, numbers, rows)
 
 
 def _weight(share: float, total: float, count: float) -> Tensor:
@@ -287,13 +311,16 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"weight": _weight(share, total, counted), **made}
 
 
-def losses(models: Tensor, rows: Rows, bins: int = 0, errors: bool = False, width: float = 0.0) -> Request:
+def losses(
+    models: Tensor, rows: Rows, bins: int = 0, errors: bool = False, width: float = 0.0, centred: bool = False
+) -> Request:
     """Ask for the deviance of several models, with ``errors`` also their errors, with ``bins`` the counts of an AUC.
 
     The counts ``(models, 2, 2, bins)`` are of class 1 and of class 0 in bins of z / (1 + |z|), first as if each sample
     were in the lowest bin where it may be, then in the highest one: a site that joins bins tells no more.
     """
-    numbers: dict[str, float] = {"bins": bins, "errors": int(errors)} | ({"width": width} if width else {})
+    numbers: dict[str, float] = {"bins": bins, "errors": int(errors)}
+    numbers |= ({"width": width} if width else {}) | ({"centred": 1.0} if centred else {})
     return Request("losses", {"models": models}, numbers, rows)
 
 
