@@ -34,19 +34,21 @@ Count = Annotated[int, typer.Option(min=2, help="Strengths of the path.")]
 Ratio = Annotated[float | None, typer.Option(help="The last strength over the first (default: 1e-4, or 1e-2).")]
 Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site is left out once.")]
 Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What is compared.")]
+Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
 PathChoice = Annotated[Literal["aic", "bic", "ebic"], typer.Option(help="Which model of the path.")]
 CVChoice = Annotated[Literal["min", "1se", "aic", "bic", "ebic"], typer.Option(help="Which model.")]
 
 
 def fit(
     config: ConfigFile,
+    seconds: Seconds = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a linear model, with confidence intervals and its quality at every site."""
-    _local(config, "fit", overrides, destination, overwrite, as_json)
+    _local(config, "fit", overrides, destination, overwrite, as_json, seconds=seconds)
 
 
 def path(
@@ -54,13 +56,15 @@ def path(
     count: Count = 100,
     ratio: Ratio = None,
     choice: PathChoice = "bic",
+    seconds: Seconds = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model for every strength of the regularizer."""
-    _local(config, "path", overrides, destination, overwrite, as_json, count=count, ratio=ratio, choice=choice)
+    given = {"count": count, "ratio": ratio, "choice": choice, "seconds": seconds}
+    _local(config, "path", overrides, destination, overwrite, as_json, **given)
 
 
 def cv(
@@ -70,6 +74,7 @@ def cv(
     count: Count = 100,
     ratio: Ratio = None,
     choice: CVChoice = "1se",
+    seconds: Seconds = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -77,6 +82,7 @@ def cv(
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
     given = {"folds": folds_of(folds), "score": score, "count": count, "ratio": ratio, "choice": choice}
+    given |= {"seconds": seconds}
     _local(config, "cv", overrides, destination, overwrite, as_json, **given)
 
 

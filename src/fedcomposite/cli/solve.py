@@ -36,7 +36,10 @@ def solve_command(
         float | None, typer.Option(help="Stationarity to reach (default: the file's, or 1e-8).")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Most rounds (default: 100 for Newton steps, 5000 for others).")
+        int | None, typer.Option(help="Most rounds (default: 100 for Newton steps, 500 with kinks, 5000 for others).")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.001, help="Most seconds; the best model by then counts.")
     ] = None,
     destination: Annotated[Path | None, typer.Option("--out", help="Folder to write; nothing if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
@@ -48,13 +51,13 @@ def solve_command(
     if chosen["privacy"] is not None or chosen["aggregator"] is not None:
         raise ConfigError("solve takes exact means of exact gradients; for [privacy] or an aggregator use `run`")
     if destination is None:
-        found, problem = _solved(experiment, tolerance, rounds)
+        found, problem = _solved(experiment, tolerance, rounds, seconds)
     else:
         folder = RunFolder(destination)
         with FolderLock(destination):
             folder.check_new(overwrite, instead="--overwrite or another --out")
             journal = Journal(folder, experiment.only({"name": AUTO}, experiment.seed).text, fresh=True)
-            found, problem = _solved(experiment, tolerance, rounds, journal)
+            found, problem = _solved(experiment, tolerance, rounds, seconds, journal)
             journal.close()
             folder.finish(found, problem, "solve")
     with results(as_json) as told:
@@ -69,7 +72,11 @@ def solve_command(
 
 
 def _solved(
-    experiment: Config, tolerance: float | None, rounds: int | None, journal: Journal | None = None
+    experiment: Config,
+    tolerance: float | None,
+    rounds: int | None,
+    seconds: float | None,
+    journal: Journal | None = None,
 ) -> tuple[Run, Problem]:
     """The answer to the experiment's problem."""
     problem, run = experiment.make_problem(), experiment.run
@@ -79,6 +86,7 @@ def _solved(
             problem,
             tolerance=reach,
             rounds=rounds,
+            seconds=seconds,
             participation=run.participation,
             batch_size=run.batch_size,
             seed=experiment.seed,

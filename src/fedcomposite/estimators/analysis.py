@@ -28,10 +28,11 @@ from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.estimators.crossvalidate import CrossValidation, Score, cross_validate
 from fedcomposite.estimators.errors import Errors
 from fedcomposite.estimators.inference import confidence
-from fedcomposite.estimators.newton import Plan, fit
+from fedcomposite.estimators.newton import Plan, deadline_of, fit
 from fedcomposite.estimators.paths import Path, Several, path
 from fedcomposite.estimators.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.estimators.sites import Local, Sites, centre_of_sites, together
+from fedcomposite.estimators.solve import explained
 from fedcomposite.estimators.strengths import strength
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
@@ -60,7 +61,8 @@ class Analysis:
     choice: str
     """How it was chosen."""
     sites: list[str]
-    converged: bool
+    reason: str
+    """Why it is not the solution, and what to do; empty if it is."""
     path: Path | None
     cv: CrossValidation | None
     intervals: pd.DataFrame | None
@@ -75,11 +77,17 @@ class Analysis:
     bytes_down: int
 
     @property
+    def converged(self) -> bool:
+        """Whether the model is the solution, and every model of its path."""
+        return not self.reason
+
+    @property
     def message(self) -> str:
         """In one line: what was done and how good the answer is."""
         kept = int((self.x != 0).sum())
         said = f"{self.kind}: lambda = {self.lam:.4g} ({self.choice}), {kept} of {len(self.x)} coordinates nonzero"
         said += f", {self.exchanges} exchanges with {len(self.sites)} sites"
+        said += f"; {self.reason}" if self.reason else ""
         return said + (f"; {self.certificate}" if self.certificate is not None else "")
 
     def content(self) -> dict[str, Any]:
@@ -203,6 +211,7 @@ def analyse(
     count: Several = 100,
     ratio: Inside | None = None,
     tolerance: ZeroOrMore = 1e-8,
+    seconds: Positive | None = None,
     sites: Sites | None = None,
 ) -> Analysis:
     """Fit a linear model to sites' samples, and measure how sure and how good it is.
@@ -213,7 +222,7 @@ def analyse(
         A linear model with a smooth loss.
     kind : {"fit", "path", "cv"}
         The problem as it is; a path of strengths; a path and cross-validation.
-    folds, seed, score, count, ratio, tolerance
+    folds, seed, score, count, ratio, tolerance, seconds
         As in :func:`fedcomposite.cross_validate`.
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
@@ -235,7 +244,8 @@ def analyse(
         raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
     sites = Local(problem) if sites is None else sites
     along = cv = None
-    options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "sites": sites}
+    options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
+    options |= {"sites": sites}
     if kind == "cv":
         cv = cross_validate(problem, folds=folds, seed=seed, score=score, **options)
         along, choice = cv.path, choice or "1se"
@@ -248,14 +258,17 @@ def analyse(
     else:
         if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
             raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-        plan = Plan(tolerance=tolerance, centre=centre_of_sites(sites))
+        plan = Plan(tolerance=tolerance, centre=centre_of_sites(sites), deadline=deadline_of(seconds))
         start = torch.zeros(problem.dimension, dtype=torch.float64)
         [made] = together([fit(problem.regularizer, start, plan)], sites)
         h = problem.regularizer
         lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
         x, converged = made.x, made.converged
+        reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
+    if along is not None:
+        reason = "" if converged else f"{int((~along.converged).sum())} strengths of the path did not converge"
     chosen = "as given" if along is None else str(choice)
-    return _measure(problem, kind, x, lam, chosen, converged, along, cv, sites)
+    return _measure(problem, kind, x, lam, chosen, reason, along, cv, sites)
 
 
 def _measure(
@@ -264,7 +277,7 @@ def _measure(
     x: Tensor,
     lam: float,
     choice: str,
-    converged: bool,
+    reason: str,
     along: Path | None,
     cv: CrossValidation | None,
     sites: Sites,
@@ -288,5 +301,5 @@ def _measure(
     sent = sites.exchanges, sites.bytes_up, sites.bytes_down
     names = [name for name in sites.names if name != "(held by nobody)"]
     return Analysis(
-        kind, problem, x, lam, choice, names, converged, along, cv, intervals, seen, tested, certificate, *sent
+        kind, problem, x, lam, choice, names, reason, along, cv, intervals, seen, tested, certificate, *sent
     )

@@ -23,11 +23,14 @@ from fedcomposite.estimators.strengths import only, regularized
 from fedcomposite.problems import Evaluation, Problem
 from fedcomposite.problems.requests import ALL, Request, Rows, Sums, losses, newton
 from fedcomposite.regularizers import Regularizer, Zero
-from fedcomposite.regularizers.wrapped import settled
+from fedcomposite.regularizers.base import Step
+from fedcomposite.regularizers.wrapped import Wrapped, settled
 from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
 
-_FAR = 10.0  # times the last step: where a minimiser would be left behind
+_FAR = (3.0, 10.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
+_RESISTED = 3  # steps whose own problem is given up before the fit is
+_CALLS = 4000  # of the prox of an h that couples coordinates, after which a fit is given up
 _NARROWER = 0.1  # factor between widths of a loss with a kink
 _CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
 _NARROWEST = 1e-15  # the last width, in units of the first
@@ -48,8 +51,9 @@ class Seen(NamedTuple):
     at: Tensor  # the model, in the coordinates of the plan's centre
 
 
-End = Literal["converged", "rounds", "time", "endless"]
-"""Why a fit ended: a certificate, a limit, or coefficients that grow without end since there is no minimiser."""
+End = Literal["converged", "rounds", "time", "endless", "resisting"]
+"""Why a fit ended: a certificate, a limit, coefficients that grow without end since there is no minimiser, or steps
+whose own problem, at the server, was given up several times."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,11 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = 
 def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The same in coordinates of the plan's centre."""
     settled(h)
+    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at))
     method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(_feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
-    seen, asked, scale, look_again = known, 0, plan.scale, 0
+    seen, asked, scale, look_again, resisted = known, 0, plan.scale, 0, 0
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
         state = method.aggregate(state, known.reply, 1.0, h)
@@ -167,6 +172,22 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
         if torch.equal(state.gradient, reply.gradient):
             seen = Seen(reply, message.working, total, state.x)
         plan.watch(state.x, asked)
+        resisted += float(state.solved) == 0 and float(state.step) == 1
+        if (resisted >= _RESISTED or h.calls > _CALLS) and seen is not None:
+            return Fit(state.x, seen, asked, "resisting")
+
+
+class _Called(Wrapped):
+    """h, with the calls of its prox counted where it couples coordinates: the server's work has a bound."""
+
+    def __init__(self, h: Regularizer, dimension: int) -> None:
+        super().__init__(h)
+        self.calls, self._coupled = 0, torch.unique(h.coupling(dimension)).numel() < dimension
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox of h."""
+        self.calls += self._coupled
+        return self.h.prox(v, step, out)
 
 
 def _asked(x: Tensor, working: Tensor, plan: Plan, width: float = 0.0) -> Request:
@@ -204,18 +225,17 @@ def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regulariz
 def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
     """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
 
-    Near a minimiser F would rise there, to some forty times what the step gains. Where classes can be separated, or
+    Near a minimiser F would rise there, by more than what the step gains. Where classes can be separated, or
     where there are no counts, steps stay as long as they are while gradient and gain fall by 1/e with each.
     """
     step = float(state.step)
     if step == 0:
         return ()
     move = (state.trial - state.x) / step
-    far = state.x + _FAR * move
-    [sums] = yield [_asked(far, torch.zeros_like(state.working), plan, plan.width)]
-    reply, _ = _mean(sums)
-    gained = float(state.value) - float(reply.loss) - float(h.value(far))
-    if not gained > -0.5 * float(state.decrease):
+    far = [state.x + times * move for times in _FAR]
+    seen = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width) for x in far]
+    values = [float(_mean(sums)[0].loss + h.value(x)) for x, sums in zip(far, seen, strict=True)]
+    if not float(state.value) - min(values) > -0.5 * float(state.decrease):
         return ()
     size = move.abs()
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
@@ -274,7 +294,7 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     times the objective, and when dual points have shown that the objective is within ``_PROVED`` of its least one:
     bounds by narrower barriers are lost in rounding. Where a conjugate is not known the first alone decides.
     """
-    h, none = problem.regularizer, torch.zeros_like(start, dtype=torch.bool)
+    h, none = _Called(problem.regularizer, len(start)), torch.zeros_like(start, dtype=torch.bool)
     x, asked, below, known = _feasible(start, h), 1, -math.inf, True
     plan.watch(x, 0)
     [sums] = yield [_asked(x, none, plan)]
@@ -312,7 +332,7 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
         width *= _NARROWER
         if late := time.monotonic() > plan.deadline:
             end = "time"
-        if late or end == "endless" or asked >= plan.rounds or width < _NARROWEST * widest:
+        if late or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
             end = "rounds" if end == "converged" else end
             return replace(made, rounds=asked, end=end, certificate=certificate)
 
@@ -344,5 +364,6 @@ def _ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:
     method, seen = ProxNewton(), at.seen
     reply = seen.reply._replace(gradient=seen.reply.gradient + change)
     found = at.x.clone()
-    found[seen.working], _ = minimise(method._model(at.x, reply, seen.working, 0.0, h), 0.0)
+    residual = float(h.optimality(at.x, reply.gradient))
+    found[seen.working], _ = minimise(method._model(at.x, reply, seen.working, 0.0, h), _ROUGH * residual)
     return found

@@ -244,6 +244,11 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
         which = ", ".join(problem.coordinate_names[i] for i in grown)
         cause = "the classes can be separated" if problem.loss.classifier else "counts are zero wherever it matters"
         return f"there is no solution, {cause} and the coefficients of {which} grow without end: regularize more"
+    if end == "resisting":
+        return (
+            f"not converged: the server's part of {rounds} rounds was given up several times; bring features to one "
+            f"scale (standardize), or take another regularizer than {problem.regularizer}"
+        )
     limit = "its time" if end == "time" else f"{rounds} rounds"
     hint = "allow more rounds" if end == "rounds" else "allow more seconds"
     return f"not converged within {limit}: {hint}, or a larger tolerance"
