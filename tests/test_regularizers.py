@@ -559,7 +559,7 @@ def test_dtype_is_kept(name):
         results = [p, h.value(p), h.optimality(p, p)]
         results += [] if name in CONSTRAINTS or name == "l0" else [h.subgradient(p)]
         assert all(t.dtype == dtype for t in results)
-        torch.testing.assert_close(p.double(), exact, rtol=0, atol=2e-6)
+        torch.testing.assert_close(p.double(), exact, rtol=4e-7, atol=1e-6)  # a few roundings of numbers up to 7
         assert h.value(p).isfinite().all()  # a projection in float32 is inside its set
         assert h.prox(v.to(dtype), torch.full((5, 1), 0.3, dtype=dtype)).dtype == dtype
 

@@ -1,9 +1,12 @@
 """What is given wrongly is named, with what to give instead, before any work: a table for each way in."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 import fedcomposite as fc
 from fedcomposite.algorithms import FedMid
@@ -333,8 +336,10 @@ def test_data_of_estimators(name):
     model = kind(0.1).fit(X, y)
     refused(lambda: model.problem("a"), "silos = 'a', must be Silos")
     refused(lambda: model.problem(fc.Silos.from_arrays([(X[:, :2], y)])), "silos have 2 features, the model 3")
-    one = kind(0.1, unpenalised="age").fit(FRAME, y)
-    assert np.array_equal(one.coef_, kind(0.1, unpenalised=[0]).fit(FRAME, y).coef_)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # age, left alone, separates these few classes
+        one, two = (kind(0.1, unpenalised=which).fit(FRAME, y) for which in ("age", [0]))
+    assert np.array_equal(one.coef_, two.coef_)
 
 
 def network(model, **options):

@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 _MOST, _FEW = 500, 60  # proximal gradient steps, of a separable h and of others
-_NEWTONS, _INNER = 100, 50  # semismooth Newton steps in a row, of an augmented Lagrangian
+_NEWTONS, _INNER = 100, 100  # semismooth Newton steps in a row, of an augmented Lagrangian
 _PARTS = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)  # lengths of such a step that are tried
 _MULTIPLIERS = 40  # moves of the multipliers
 _SHORTER = 25  # shorter steps of the augmented Lagrangian
-_PROXES = 800  # evaluations of the prox that an augmented Lagrangian may take
+_PROXES = 1500  # evaluations of the prox that an augmented Lagrangian may take
 _DENSE = 2000  # coordinates up to which the prox of a coupled h is differentiated
 _RIDGE = 1e-12  # of the diagonal of H, in Newton steps: where H has no curvature (equal columns) h alone leads
 _POINTS = 10  # proximal points of a coupled h that is not convex

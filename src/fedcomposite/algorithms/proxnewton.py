@@ -214,9 +214,10 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         H = x.new_empty(k, k)
         H[i, j] = H[j, i] = reply.hessian
         diagonal = H.diagonal()
-        if k:  # directions without curvature get a little, so that the step is defined
+        if k:  # directions without curvature get some, so that the step is defined: where there is none, a step to F = 0
             diagonal.mul_(1 + 4 * torch.finfo(x.dtype).eps)
-            diagonal.masked_fill_(diagonal == 0, float(diagonal.mean()) or 1.0)
+            level = float(reply.gradient[at].square().sum()) / max(float(reply.loss), 1e-300)
+            diagonal.masked_fill_(diagonal == 0, float(diagonal.mean()) or level or 1.0)
 
         def embed(u: Tensor) -> Tensor:
             return u if k == len(x) else x.expand(*u.shape[:-1], -1).index_copy(-1, at, u)

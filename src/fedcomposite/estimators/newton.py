@@ -29,15 +29,15 @@ from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
 
 _FAR = (3.0, 10.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
-_RESISTED = 3  # steps whose own problem is given up before the fit is
-_CALLS = 4000  # of the prox of an h that couples coordinates, after which a fit is given up
+_RESISTED = 10  # steps whose own problem is given up before the fit is
+_CALLS = 6000  # of the prox of an h that couples coordinates, after which a fit is given up
 _NARROWER = 0.1  # factor between widths of a loss with a kink
 _CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
 _NARROWEST = 1e-15  # the last width, in units of the first
 _LENGTHS = 10 ** torch.linspace(-3.5, 0.25, 16, dtype=torch.float64)  # of steps that are compared
 _ENOUGH = 0.3  # of the gain of the best length that may be lost
 _POLISH, _POLISHED = 12, 1e-12  # exchanges that bring a stage to its minimum, where its dual point is best
-_EARLY, _PROVED = 100.0, 1e-7  # from which gap on, in tolerances, bounds are looked for; what they have to show
+_EARLY, _PROVED = 100.0, 1e-6  # from which gap on, in tolerances, bounds are looked for; what they have to show
 _ROUGH = 1e-6  # precision of a stage's steps
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
