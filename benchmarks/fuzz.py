@@ -45,6 +45,7 @@ TOLERANCE, SECONDS, LIMIT = 1e-6, 10.0, 30
 REFUSALS = (  # Newton steps do not go with a prox that jumps, and nothing goes with that and a kink
     "needs a convex or weakly convex h",
     "no method here takes both",
+    "sets no coordinate to zero",  # total variation alone has no first strength
 )
 _ESTIMATORS = {
     "least_squares": fc.LinearRegression,

@@ -214,10 +214,9 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         H = x.new_empty(k, k)
         H[i, j] = H[j, i] = reply.hessian
         diagonal = H.diagonal()
-        if k:  # directions without curvature get some, so that the step is defined: where there is none, a step to F = 0
+        if k:
             diagonal.mul_(1 + 4 * torch.finfo(x.dtype).eps)
-            level = float(reply.gradient[at].square().sum()) / max(float(reply.loss), 1e-300)
-            diagonal.masked_fill_(diagonal == 0, float(diagonal.mean()) or level or 1.0)
+            diagonal.copy_(_with_some_curvature(diagonal, reply.gradient[at], float(reply.loss)))
 
         def embed(u: Tensor) -> Tensor:
             return u if k == len(x) else x.expand(*u.shape[:-1], -1).index_copy(-1, at, u)
@@ -256,14 +255,15 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         return _whole(chosen, parts)
 
 
-def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float) -> tuple[bool, bool]:
+def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float, floor: float = 100.0) -> tuple[bool, bool]:
     """Whether x is stationary, and whether it is the solution as well as one can tell.
 
-    Stationary: the optimality measure is at most ``tolerance`` times ``scale``, a size of gradients, or what rounding
-    leaves of it. The solution: the model of F at x, too, promises no gain of more than ``tolerance`` times |F|.
+    Stationary: the optimality measure is at most ``tolerance`` times ``scale``, a size of gradients, or ``floor`` times
+    what rounding leaves of it. The solution: the model of F at x, too, promises no gain of more than ``tolerance``
+    times |F|.
     """
     measure = float(h.optimality(server.x, server.gradient))
-    stationary = measure <= max(tolerance * scale, 100 * float(server.noise))
+    stationary = measure <= max(tolerance * scale, floor * float(server.noise))
     left = -float(server.decrease) if float(server.solved) else math.inf
     return stationary, stationary and left <= tolerance * abs(float(server.value)) + float(server.slack)
 
@@ -275,6 +275,21 @@ def _rounding(x: Tensor, loss: float, value: float, model: Model) -> tuple[float
     reach = size + float(model.x.abs() @ curvature.sqrt())
     eps = torch.finfo(x.dtype).eps
     return 20 * eps * (abs(value) + size * reach), eps * math.sqrt(float(curvature.sum())) * reach
+
+
+def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Tensor:
+    """The diagonal of H with a little where it is zero, so that steps are defined.
+
+    A column of zeros moves for h's sake alone, so that next to nothing is right; a coordinate with a slope (residuals
+    all beyond Huber's delta) gets what makes its step end where the loss would vanish.
+    """
+    none = diagonal == 0
+    if not bool(none.any()):
+        return diagonal
+    steep = gradient.abs() > 1e-12 * float(gradient.abs().max())
+    level = float(gradient[none].square().sum()) / max(loss, 1e-300)
+    typical = float(diagonal.mean()) or level or 1.0
+    return torch.where(none, torch.where(steep, level or typical, 1e-10 * typical), diagonal)
 
 
 def _number(value: float, like: Tensor) -> Tensor:

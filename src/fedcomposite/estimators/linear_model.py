@@ -259,9 +259,11 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)]) / most
             self.cv_scores_ = cv.scores.assign(**{"lambda": cv.lambdas / most})
             self.lambda_min_, self.lambda_1se_ = cv.lambda_min / most, cv.lambda_1se / most
-            self.converged_ = bool(cv.path.converged.all())
+            whole = len(cv.lambdas) == self.count
+            self.converged_ = bool(cv.path.converged.all()) and whole
+            open_ends = int((~cv.path.converged).sum()) + self.count - len(cv.lambdas)
             reason = (
-                "" if self.converged_ else f"{int((~cv.path.converged).sum())} strengths of the path did not converge"
+                "" if self.converged_ else f"{open_ends} of {self.count} strengths did not converge, or not in time"
             )
         else:
             plan = Plan(

@@ -27,8 +27,10 @@ from fedcomposite.regularizers.base import Step
 from fedcomposite.regularizers.wrapped import Wrapped, settled
 from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
 
-_FAR = (3.0, 10.0)  # times the last step: where a minimiser would be left behind
+_FAR = (3.0, 5.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
+_LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
+_NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
 _RESISTED = 10  # steps whose own problem is given up before the fit is
 _CALLS = 6000  # of the prox of an h that couples coordinates, after which a fit is given up
 _NARROWER = 0.1  # factor between widths of a loss with a kink
@@ -36,8 +38,8 @@ _CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
 _NARROWEST = 1e-15  # the last width, in units of the first
 _LENGTHS = 10 ** torch.linspace(-3.5, 0.25, 16, dtype=torch.float64)  # of steps that are compared
 _ENOUGH = 0.3  # of the gain of the best length that may be lost
-_POLISH, _POLISHED = 12, 1e-12  # exchanges that bring a stage to its minimum, where its dual point is best
-_EARLY, _PROVED = 100.0, 1e-6  # from which gap on, in tolerances, bounds are looked for; what they have to show
+_POLISH = 15  # exchanges that bring a stage to its minimum, where its dual point is best
+_EARLY, _PROVED = 100.0, 1e-5  # from which gap on, in tolerances, bounds are looked for; what they have to show
 _ROUGH = 1e-6  # precision of a stage's steps
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
@@ -99,6 +101,8 @@ class Plan:
     """Of the barrier that makes a loss with a kink smooth; 0 for smooth losses."""
     gain: float | None = None
     """The gain that may be left, in place of both tolerances: a stage on the way needs no more."""
+    floor: float = 100.0
+    """How many times the rounding of gradients counts as nothing."""
     centre: Tensor | None = None
     """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
     deadline: float = math.inf
@@ -142,14 +146,15 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
         state = method.aggregate(state, known.reply, 1.0, h)
         grown = state.working & ~known.working
         state = state._replace(working=fresh | grown | (state.trial != 0))
+    patience = _LONGER if bool(state.x.any()) else _LONG
     plan.watch(state.x, 0)
     while True:
         if seen is not None:
             scale = float(state.gradient.abs().max()) if scale is None else scale
-            stationary, done = at_rest(state, h, plan.tolerance, scale)
+            stationary, done = at_rest(state, h, plan.tolerance, scale, plan.floor)
             if plan.gain is not None:
                 done = -float(state.decrease) <= plan.gain and float(state.solved) == 1.0
-            elif stationary and -float(state.decrease) > 100 * float(state.slack) and asked >= look_again:
+            elif stationary and asked >= look_again and _promising(state, h, done or asked >= patience):
                 growing = yield from _growing(state, h, plan)
                 asked, look_again = asked + 1, asked + 1 + _AGAIN
                 plan.watch(state.x, asked)
@@ -222,11 +227,20 @@ def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regulariz
     return state._replace(trial=line.arrays["models"][best], step=step)
 
 
+def _promising(state: Server, h: Regularizer, late: bool) -> bool:
+    """Whether steps still promise much though it is late, or though x is near a minimiser by its gradient."""
+    if -float(state.decrease) <= 100 * float(state.slack):
+        return False
+    size = float(state.noise) / torch.finfo(state.x.dtype).eps  # of gradients here
+    return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
+
+
 def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
     """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
 
-    Near a minimiser F would rise there, by more than what the step gains. Where classes can be separated, or
-    where there are no counts, steps stay as long as they are while gradient and gain fall by 1/e with each.
+    Near a minimiser F would rise there, by more than what the step gains, or stay what it is (squared hinge). Where
+    classes can be separated, or where there are no counts, steps stay as long as they are while gradient and gain fall
+    by 1/e with each.
     """
     step = float(state.step)
     if step == 0:
@@ -235,7 +249,8 @@ def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]
     far = [state.x + times * move for times in _FAR]
     seen = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width) for x in far]
     values = [float(_mean(sums)[0].loss + h.value(x)) for x, sums in zip(far, seen, strict=True)]
-    if not float(state.value) - min(values) > -0.5 * float(state.decrease):
+    gain = -float(state.decrease)
+    if not (float(state.value) - values[0] > 0.5 * gain and values[0] - values[1] > 1e-3 * gain):
         return ()
     size = move.abs()
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
@@ -343,7 +358,7 @@ def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, i
     The stage is brought to its minimum first: its gradient hangs on positions that its objective no longer tells.
     """
     h = problem.regularizer
-    best = yield from _fit(h, at, replace(stage, gain=None, rounds=_POLISH, tolerance=_POLISHED))
+    best = yield from _fit(h, at, replace(stage, gain=None, rounds=_POLISH, tolerance=0.0, floor=0.3))
     none = torch.zeros_like(at.x, dtype=torch.bool)
     [sums] = yield [_asked(best.x, none, stage)]
     value, asked = float(sums["loss"] / sums["weight"][0]) + float(h.value(best.x)), best.rounds + 1

@@ -42,7 +42,7 @@ NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
 _TRIAL = 15  # rounds that judge a step
 _FACTOR = 4.0  # between steps that are tried
 _STALLED = 50  # records without progress after which a first-order method is given up
-_PROGRESS = 0.99  # what stationarity has to fall to in them
+_PROGRESS = 0.7  # what stationarity has to fall to in them
 
 
 def solve(
@@ -108,7 +108,9 @@ def solve(
     deadline = deadline_of(seconds)
     if participation >= 1 and newton_fits(problem, kinks=True):
         most = (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS) if rounds is None else rounds
-        return _Newton(problem, dtype, torch.device(device), on_record).solve(tolerance, most, deadline, x0)
+        exact = dtype if problem.loss.smooth else torch.float64  # barriers are narrower than single precision
+        run = _Newton(problem, exact, torch.device(device), on_record).solve(tolerance, most, deadline, x0)
+        return dataclasses.replace(run, solution=run.solution.to(dtype))
     if not problem.loss.smooth and not problem.regularizer.weakly_convex:
         raise ValueError(
             f"{problem.loss} has kinks and {problem.regularizer} is not weakly convex: no method here takes both; "

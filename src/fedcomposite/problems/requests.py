@@ -203,7 +203,7 @@ def centre_of(X: Tensor, bias: bool) -> Tensor | None:
     mean = features.mean(0)
     deviation = (features - mean).square().mean(0).sqrt()
     far = mean.abs() > FAR * deviation
-    return torch.where(far, mean, 0.0) if bool((far & (deviation > 0)).any()) else None
+    return torch.where(far, mean, 0.0) if bool(far.any()) else None
 
 
 def silos_of(problem: Problem) -> list[Silo]:

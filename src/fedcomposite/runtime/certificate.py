@@ -18,6 +18,7 @@ did; it is at most the exact gap at c t plus (1 - c) f(y).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -36,7 +37,7 @@ Looks = Generator[tuple[Tensor, bool], Evaluation, float | None]
 
 WIDER = 0.01
 """How much larger the width of the second measurement of a smooth loss is."""
-_LOOKS = 40  # measurements that finding the intercept may take
+_LOOKS, _FEW_LOOKS = 40, 12  # measurements that finding the intercept may take, of smooth losses and behind a barrier
 _EPS = torch.finfo(torch.float64).eps
 
 
@@ -101,7 +102,7 @@ def gap_by_looks(
     seen = yield x, False
     mixed = [(1.0, _Point(x, float(seen.loss), seen.gradient))]
     if intercepts:
-        mixed = yield from _balanced(mixed[0][1], 8 * width or 4.0, 1e-11 if width else _EPS / 8)
+        mixed = yield from _balanced(mixed[0][1], width)
     conjugates, gradient = 0.0, torch.zeros_like(x)
     for share, at in mixed:
         slack = 0.0
@@ -120,7 +121,7 @@ def gap_by_looks(
     left = 4 * _EPS * max(1.0, abs(value))  # what rounding leaves
     if intercepts:
         off, room = abs(float(gradient[-1])), 10 * (1 + abs(float(x[-1])))
-        if off > 1e-10 * float(torch.linalg.vector_norm(gradient)) and off > 100 * _EPS:
+        if not width and off > 1e-10 * float(torch.linalg.vector_norm(gradient)) and off > 100 * _EPS:
             return None
         left += off * room
     return max(value - below, 0.0) + left
@@ -144,31 +145,35 @@ class _Point(NamedTuple):
     gradient: Tensor
 
 
-def _balanced(
-    at: _Point, unit: float, exact: float
-) -> Generator[tuple[Tensor, bool], Evaluation, list[tuple[float, _Point]]]:
+_Mixed = list[tuple[float, _Point]]
+"""Points and their shares."""
+
+
+def _balanced(at: _Point, width: float) -> Generator[tuple[Tensor, bool], Evaluation, _Mixed]:
     """The model with its last coordinate where the derivative in it vanishes, or two whose mixture has none.
 
-    That derivative rises with the coordinate: secant steps, kept within the bracket that is known by then. The first
-    is ``unit`` times the derivative, and ``exact`` of the whole gradient is as good as nothing.
+    That derivative rises with the coordinate: secant steps, kept within the bracket that is known by then. Behind a
+    barrier it rises all but at once: small steps to the other side, growing tenfold, and the mixture is as good.
     """
     ends: dict[bool, _Point] = {}
-    now, before = at, None
-    for _ in range(_LOOKS):
+    now, before, reach = at, None, 1e-3 * width
+    for _ in range(_FEW_LOOKS if width else _LOOKS):
         slope, place = float(now.gradient[-1]), float(now.x[-1])
-        if abs(slope) <= exact * float(torch.linalg.vector_norm(now.gradient)):
+        if abs(slope) <= _EPS / 8:
             return [(1.0, now)]
         if (side := slope > 0) not in ends or abs(slope) <= abs(float(ends[side].gradient[-1])):
             ends[side] = now
-        following = _secant(place, slope, before, unit)
+        following = _secant(place, slope, before)
         if len(ends) == 2:
             low, high = (float(ends[k].x[-1]) for k in (False, True))
             if not low < following < high:
                 following = (low + high) / 2
-            if following in (low, high):  # neighbours among the numbers there are
+            if width or following in (low, high):  # neighbours among the numbers there are
                 break
+        elif width:
+            following, reach = place - math.copysign(reach, slope), 10 * reach
         elif (following - place) * slope >= 0:
-            following = place - 2.5 * unit * slope
+            following = place - 10 * slope
         before = place, slope
         moved = now.x.clone()
         moved[-1] = following
@@ -180,12 +185,12 @@ def _balanced(
     return [(over / (under + over), ends[False]), (under / (under + over), ends[True])]
 
 
-def _secant(place: float, slope: float, before: tuple[float, float] | None, unit: float) -> float:
+def _secant(place: float, slope: float, before: tuple[float, float] | None) -> float:
     """Where the derivative vanishes if it is linear."""
     if before is None:
-        return place - unit * slope
+        return place - 4 * slope
     if slope == before[1] or place == before[0]:
-        return place - 2 * (place - before[0] or unit * slope)
+        return place - 2 * (place - before[0] or slope)
     return place - slope * (place - before[0]) / (slope - before[1])
 
 
