@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy.optimize import minimize
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Lasso, PoissonRegressor, QuantileRegressor
 from sklearn.linear_model import LogisticRegression as Logistic
 from sklearn.pipeline import make_pipeline
@@ -43,6 +44,31 @@ def test_scikit_learns_checks(model):
             name = getattr(check, "func", check).__name__
             if name != "check_array_api_input" and (type(model) in WHOLE or name in QUICK):
                 check(estimator)
+
+
+@pytest.mark.parametrize("h", [None, reg.ElasticNet(0.3, 0.1), reg.MCP(0.5, 4.0)], ids=str)
+@pytest.mark.parametrize("factors", [None, [1.0, 0.5, 3.0, 1.0, 0.0]], ids=["alike", "factors"])
+def test_the_problem_of_a_model_is_the_one_that_was_solved(h, factors):
+    """With the strength that cross-validation chose: the model is stationary there, and the objective is its own."""
+    X, y, sites = data()
+    silos = fc.Silos.from_arrays([(X[sites == k], y[sites == k]) for k in range(3)])
+    options = {"regularizer": h, "penalty_factors": factors, "count": 15, "folds": 3}
+    model = fc.LinearRegression("cv", **options)
+    with pytest.raises(NotFittedError):
+        model.problem(silos)
+    problem = model.fit(silos).problem(silos)
+    assert problem.optimality(model.solution_) < 1e-6
+    given = fc.LinearRegression(model.lam_, **options).fit(silos)
+    np.testing.assert_allclose(given.solution_, model.solution_, atol=1e-6)
+    assert given.problem(silos).objective(model.solution_) == pytest.approx(problem.objective(model.solution_))
+    if h is None:  # by hand
+        scale = np.ones(5) if factors is None else np.array(factors)
+        rest = y - X @ model.coef_ - model.intercept_
+        by_hand = np.mean(rest**2) / 2 + model.lam_ * float(np.abs(scale * model.coef_).sum())
+        assert problem.objective(model.solution_) == pytest.approx(by_hand, rel=1e-9)
+    if h is None and factors is None:
+        pooled = Lasso(alpha=model.lam_, tol=1e-12).fit(X, y)
+        np.testing.assert_allclose(fc.solve(problem).solution.numpy()[:-1], pooled.coef_, atol=1e-6)
 
 
 def test_sites_change_nothing_but_the_exchange():

@@ -67,6 +67,21 @@ def test_every_public_name_is_found_where_a_type_checker_finds_it():
     assert set(fc.__all__) <= set(dir(fc))
 
 
+def test_callbacks_are_imported_by_their_short_name():
+    """`from fedcomposite.callbacks import X` needs a module; its names are the runtime's, and it loads on demand."""
+    from fedcomposite.callbacks import EarlyStopping
+    from fedcomposite.runtime import callbacks
+
+    assert EarlyStopping is callbacks.EarlyStopping is fc.callbacks.EarlyStopping
+    assert fc.callbacks.__all__ == callbacks.__all__
+    for name in callbacks.__all__:
+        assert getattr(fc.callbacks, name) is getattr(callbacks, name)
+    code = "import sys, fedcomposite; print([n for n in ('torch', 'fedcomposite.callbacks') if n in sys.modules]); "
+    code += "from fedcomposite.callbacks import *; print(BestModel.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "BestModel"]
+
+
 def test_names_that_are_not_there():
     with pytest.raises(AttributeError, match="module 'fedcomposite' has no attribute 'Problme'"):
         fc.Problme  # noqa: B018

@@ -13,6 +13,7 @@ import cvxpy as cp
 import pandas as pd
 import pytest
 import torch
+from matplotlib.image import imread
 
 from fedcomposite import UserError, papers
 from fedcomposite.experiments import Sweep
@@ -61,23 +62,37 @@ TINY = {  # a fraction of the reduced form
 HOME = Path(papers.__file__).parent
 
 
+def told(file):
+    """The rows of the table of claims in a file, the marks of bold verdicts taken off."""
+    lines = [line for line in file.read_text().splitlines() if line.startswith("| ")]
+    cells = [[" ".join(c.split()) for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [(*row[:-1], row[-1].removeprefix("**").removesuffix("**")) for row in cells if row[-1].startswith("**")]
+
+
+def rows(claims):
+    """Claims as such rows."""
+    return [tuple(" ".join(cell.replace("|", "\\|").split()) for cell in claim) for claim in claims]
+
+
 @pytest.mark.parametrize("name", papers.names())
 def test_every_name_in_a_small_form(name, tmp_path, request):
     if re.search("(?i)mnist|a9a|heart|wisconsin", (HOME / f"{name}.toml").read_text()):
         request.getfixturevalue("real_data")
     done = papers.reproduce(name, tmp_path, quick=True, overrides=TINY.get(name, []), say=lambda _: None)
-    for file in ("figure.pdf", "figure.png", "data.csv", "verdict.md"):
-        assert (tmp_path / name / file).stat().st_size > 100, file
+    folder = tmp_path / name
     assert done.claims
     assert all(isinstance(claim, Claim) and claim.measured for claim in done.claims)
-    text = (tmp_path / name / "verdict.md").read_text()
-    assert all(claim.verdict in text for claim in done.claims)
-    assert "no verdict on the paper" in text
     assert {claim.verdict for claim in done.claims} <= {NOT_JUDGED, NOT_RUN}
-    data = pd.read_csv(tmp_path / name / "data.csv")
+    assert told(folder / "verdict.md") == rows(done.claims)
+    assert "no verdict on the paper" in (folder / "verdict.md").read_text()
+    data = pd.read_csv(folder / "data.csv")
+    assert judge(done.paper, data, quick=True) == done.claims  # from the stored data alone
+    assert imread(folder / "figure.png")[..., :3].std() > 0  # something is drawn
+    assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF-")
     if {"run", "round"} <= set(data):  # a run is one run
         assert not data.duplicated(["run", "round"]).any()
-    assert papers.write_report(tmp_path).read_text().count(f"| [{name}](") == len(done.claims)
+    link = f"[{name}]({name}/verdict.md) (quick)"
+    assert told(papers.write_report(tmp_path)) == [(link, *row) for row in rows(done.claims)]
 
 
 @pytest.mark.parametrize("name", papers.names())
@@ -299,8 +314,8 @@ def test_verdicts_in_the_docs_are_those_of_their_data(folder):
     data = pd.read_csv(folder / "data.csv")
     claims = judge(paper, data)
     assert "run" not in data or not data.duplicated(["run", "round"]).any()
-    text = " ".join((folder / "verdict.md").read_text().split())
+    assert told(folder / "verdict.md") == rows(claims)
+    every = told(folder.parent / "README.md")
+    assert [row[1:] for row in every if row[0].startswith(f"[{folder.name}](")] == rows(claims)
     for claim in claims:
-        assert " ".join(claim.measured.replace("|", "\\|").split()) in text
-        assert f"**{claim.verdict}**" in text
         assert claim.verdict != "not run" or not state["complete"], claim.says

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -163,3 +165,25 @@ def test_evaluation_samples_may_be_chosen_anew(normed):
     assert linear.objective(torch.zeros(12), evaluation_samples=None) == linear.objective(torch.zeros(12))
     with pytest.raises(ValueError, match="only for a problem with a model"):
         linear.evaluate(torch.zeros(12), evaluation_samples=3)
+
+
+def test_a_problem_shows_its_arguments_and_is_of_the_kind_that_its_model_asks_for():
+    """Notebooks and editors show `inspect.signature`; a catch-all constructor would hide the arguments."""
+    own = inspect.signature(fc.Problem.__init__)
+    shown = inspect.signature(fc.Problem)
+    assert list(shown.parameters.values()) == list(own.parameters.values())[1:]
+    assert {"silos", "loss", "regularizer", "model", "metrics"} <= set(shown.parameters)
+    silos = split_silos()
+    linear, net = fc.Problem(silos), fc.Problem(silos, model=nn.Linear(4, 2))
+    assert (type(linear), type(net)) == (fc.problems.LinearProblem, fc.problems.NetworkProblem)
+    for one in (linear, net):
+        assert type(copy.copy(one)) is type(pickle.loads(pickle.dumps(one))) is type(one)
+
+    class Own(fc.problems.LinearProblem):
+        def __init__(self, wards):
+            super().__init__(wards, bias=True)
+
+    assert list(inspect.signature(Own).parameters) == ["wards"]
+    assert type(Own(silos)) is Own
+    with pytest.raises(TypeError, match="silos"):
+        fc.Problem()

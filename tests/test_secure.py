@@ -9,7 +9,7 @@ import tomli_w
 import torch
 
 import fedcomposite as fc
-from fedcomposite import algorithms, theory
+from fedcomposite import algorithms
 from fedcomposite.data import Silos
 from fedcomposite.experiments import Config
 from fedcomposite.runtime.simulator import simulate
@@ -129,17 +129,12 @@ def test_constants_of_all_sites_come_as_sums(silos, tmp_path):
         assert one.driver.stationarity_step == pytest.approx(other.driver.stationarity_step, rel=1e-12)
         assert all(i.samples is None and i.smoothness is None and i.scale is None for i in one.introductions)
         assert one.sums.samples == sum(i.samples for i in other.introductions)
-        L = sum(i.smoothness for i in other.introductions)
-        assert one.algorithm == theory_method(one, L)
-
-
-def theory_method(one, L):
-    known = theory.Constants(
-        L=L, scale=one.sums.scale, rho=0.0, n=4, uniform=True, cohort=4, amplification=1.0, batch=None, rounds=1
-    )
-    found = theory.choose(algorithms.REGISTRY["FedNMap"], "auto", known, {"local_steps": 3})
-    assert found.step == pytest.approx(one.algorithm.step, rel=1e-12)
-    return one.algorithm
+        each = [float(torch.linalg.matrix_norm(X, 2)) ** 2 / (4 * len(X)) for X, _ in map(silos.__getitem__, range(4))]
+        assert [i.smoothness for i in other.introductions] == pytest.approx(each, rel=1e-9)
+        L = sum(each)
+        assert type(one.algorithm) is algorithms.FedNMap
+        found = (one.algorithm.local_steps, one.algorithm.step, one.algorithm.gamma)
+        assert found == pytest.approx((3, 1 / (2 * L), 3 / (2 * L)), rel=1e-9)  # half of 1/L for each local step
 
 
 def test_divergence_is_said_by_a_count(silos, tmp_path):

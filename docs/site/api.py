@@ -38,9 +38,7 @@ def pages():
 
 def module(room):
     """The module of a room."""
-    if room == "fedcomposite":
-        return fedcomposite
-    return fedcomposite.callbacks if room == "callbacks" else importlib.import_module(f"fedcomposite.{room}")
+    return fedcomposite if room == "fedcomposite" else importlib.import_module(f"fedcomposite.{room}")
 
 
 def public(room):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedcomposite import (
         aggregators,
         algorithms,
+        callbacks,
         data,
         metrics,
         models,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
         Record,
         Run,
         UnnamedError,
-        callbacks,
         simulate,
     )
 
@@ -134,7 +134,7 @@ _ROOMS = {  # where a name lives; a name that is not here is a module of its own
     "reports": ("write_report",),
     "runtime": (
         "CheckpointError", "ClientError", "DivergenceWarning", "EagerWarning", "GrowthWarning", "Interrupted",
-        "NonSmoothWarning", "Record", "Run", "UnnamedError", "callbacks", "simulate",
+        "NonSmoothWarning", "Record", "Run", "UnnamedError", "simulate",
     ),
 }  # fmt: skip
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm, Empty, Gradient, Info
+from fedcomposite.algorithms.chordnewton import ChordNewton
 from fedcomposite.algorithms.econtrolda import EControlDA
 from fedcomposite.algorithms.fastfedda import FastFedDA
 from fedcomposite.algorithms.fedadmm import FedADMM
@@ -53,6 +54,7 @@ __all__ = [
     "TAMUNA",
     "Algorithm",
     "AnyAlgorithm",
+    "ChordNewton",
     "EControlDA",
     "Empty",
     "FastFedDA",

@@ -31,6 +31,7 @@ from fedcomposite.estimators.inference import confidence
 from fedcomposite.estimators.newton import Plan, deadline_of, fit
 from fedcomposite.estimators.paths import Path, Several, path
 from fedcomposite.estimators.quality import WIDEST, Quality, Report, is_regression, quality
+from fedcomposite.estimators.results import Result
 from fedcomposite.estimators.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.estimators.solve import explained
 from fedcomposite.estimators.strengths import strength
@@ -48,8 +49,8 @@ from fedcomposite.runtime.fit import check_given
 Kind = Literal["fit", "path", "cv"]
 
 
-@dataclass(frozen=True)
-class Analysis:
+@dataclass(frozen=True, repr=False)
+class Analysis(Result):
     """What an analysis found."""
 
     kind: Kind
@@ -89,6 +90,15 @@ class Analysis:
         said += f", {self.exchanges} exchanges with {len(self.sites)} sites"
         said += f"; {self.reason}" if self.reason else ""
         return said + (f"; {self.certificate}" if self.certificate is not None else "")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per coordinate: its coefficient in the chosen model; with :attr:`intervals` where there are some."""
+        if self.intervals is not None:
+            return self.intervals
+        return pd.DataFrame({"coefficient": self.x.numpy()}, index=list(self.problem.coordinate_names))
+
+    def _line(self) -> str:
+        return self.message
 
     def content(self) -> dict[str, Any]:
         """All of it as plain data."""

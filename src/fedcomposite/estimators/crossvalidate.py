@@ -28,6 +28,7 @@ from fedcomposite.estimators.paths import (
     nearest,
 )
 from fedcomposite.estimators.refitting import refit
+from fedcomposite.estimators.results import Result, counted
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import exact_auc
@@ -38,8 +39,8 @@ Score = Literal["deviance", "auc", "error"]
 _BINS = 1024
 
 
-@dataclass(frozen=True)
-class CrossValidation:
+@dataclass(frozen=True, repr=False)
+class CrossValidation(Result):
     """What a cross-validation found; arrays have one entry per strength."""
 
     path: Path
@@ -99,6 +100,19 @@ class CrossValidation:
         """One row per strength: score, standard error, most that the score is off, nonzeros on all samples."""
         columns = {"lambda": self.lambdas, "mean": self.mean, "se": self.se, "mean_error": self.mean_error}
         return pd.DataFrame({**columns, "nonzeros": self.path.nonzeros})
+
+    def to_frame(self) -> pd.DataFrame:
+        """:attr:`scores`."""
+        return self.scores
+
+    def _line(self) -> str:
+        said = f"{self.score} of {counted(len(self.rows), 'fold')} at {counted(len(self.lambdas), 'strength')}: "
+        if np.isnan(self.mean).all():
+            said += "no fold has one"
+        else:
+            said += f"best {self.mean[self.index_min]:.4g}, "
+            said += f"lambda_min = {self.lambda_min:.4g}, lambda_1se = {self.lambda_1se:.4g}"
+        return said + f", {counted(self.exchanges, 'exchange')}"
 
     def index(self, choice: str | float = "min") -> int:
         """The place of a choice: ``"min"``, ``"1se"``, ``"aic"``, ``"bic"``, ``"ebic"`` or a strength."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.estimators.curves import grouped, rate_slope
+from fedcomposite.estimators.results import Result
 from fedcomposite.estimators.sites import Sites
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Absolute, LeastSquares, Poisson, Quantile
@@ -40,8 +41,8 @@ def margin_edges(loss: Loss, sums: Tensor, bins: int) -> Tensor:
     return made
 
 
-@dataclass(frozen=True)
-class Errors:
+@dataclass(frozen=True, repr=False)
+class Errors(Result):
     """The measures of one site, or of all; ``counts`` is ``(1, bins, 3)``: weight, means, targets."""
 
     sums: Tensor
@@ -167,6 +168,13 @@ class Errors:
         if not isinstance(self.loss, Absolute | Quantile):  # their predictions are no means
             names += ["calibration_slope", "calibration_intercept"]
         return {name: float(getattr(self, name)) for name in names}
+
+    def to_frame(self) -> pd.DataFrame:
+        """:meth:`summary` as a table of one row."""
+        return pd.DataFrame([self.summary()])
+
+    def _line(self) -> str:
+        return f"{self.samples:g} samples: " + (f"R2 {self.r2:.4g}, RMSE {self.rmse:.4g}" if self.samples else "none")
 
 
 def calibrated(

@@ -155,11 +155,14 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
                 self.feature_names_in_ = np.asarray(silos.feature_names, object)
         else:
             silos = self._silos(X, y, sites, sample_weight)
-        problem = self._posed(silos)
+        problem = self._posed(silos, self.lam)
         return self._solved(problem, Local(problem))
 
     def problem(self, silos: Silos) -> Problem:
-        """The problem that :meth:`fit` solves on such silos: for confidence intervals and quality of a fitted model."""
+        """The problem that :meth:`fit` solved, on such silos: for confidence intervals and quality of the model.
+
+        Its regularizer has the strength ``lam_``, also where cross-validation chose it.
+        """
         check_is_fitted(self)
         if not isinstance(silos, Silos):
             raise ValueError(
@@ -167,11 +170,11 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             )
         if silos.features.shape[1] != self.n_features_in_:
             raise ValueError(f"silos have {silos.features.shape[1]} features, the model {self.n_features_in_}")
-        return self._posed(self._recoded(silos))
+        return self._posed(self._recoded(silos), self.lam_ if self.lam == "cv" else self.lam)
 
-    def _posed(self, silos: Silos) -> Problem:
+    def _posed(self, silos: Silos, lam: float | str | None) -> Problem:
         loss = self._loss()
-        h = self._penalty(silos.features.shape[1], loss.adapt(silos).outputs, silos.feature_names)
+        h = self._penalty(silos.features.shape[1], loss.adapt(silos).outputs, silos.feature_names, lam)
         return Problem(silos, loss=loss, regularizer=h, bias=bool(self.fit_intercept), weights=self.weights)
 
     def _recoded(self, silos: Silos) -> Silos:
@@ -205,9 +208,8 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             weights=None if weight is None else [weight[g] for g in groups],
         )
 
-    def _penalty(self, p: int, outputs: int, names: Sequence[str]) -> Regularizer | None:
-        """The term h for these features."""
-        given = self.lam
+    def _penalty(self, p: int, outputs: int, names: Sequence[str], given: float | str | None) -> Regularizer | None:
+        """The term h for these features, with the strength that is given; its own where that is None or ``"cv"``."""
         base = L1(1.0) if self.regularizer is None else self.regularizer
         if given is None and self.regularizer is None:
             given = _LAM

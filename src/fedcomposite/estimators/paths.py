@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.estimators.newton import Fit, Plan, deadline_of, fit, null, strong_rule
+from fedcomposite.estimators.results import Result, counted
 from fedcomposite.estimators.sites import Local, Sites, Task, centre_of_sites, together
 from fedcomposite.estimators.strengths import largest_factor, regularized, strength, varied
 from fedcomposite.problems import Loss, Problem
@@ -31,8 +32,8 @@ Several = Annotated[int, at.Ge(2)]
 _BINOMIAL = 0.5  # EBIC's gamma
 
 
-@dataclass(frozen=True)
-class Path:
+@dataclass(frozen=True, repr=False)
+class Path(Result):
     """Models for falling strengths; arrays have one row per strength."""
 
     problem: Problem
@@ -116,6 +117,16 @@ class Path:
         """One row per strength."""
         columns = {"lambda": self.lambdas, "nonzeros": self.nonzeros, "deviance": self.deviance, "rounds": self.rounds}
         return pd.DataFrame(columns | {"aic": self.aic, "bic": self.bic, "ebic": self.ebic})
+
+    def to_frame(self) -> pd.DataFrame:
+        """:meth:`table`."""
+        return self.table()
+
+    def _line(self) -> str:
+        lambdas, nonzeros, open_ = self.lambdas, self.nonzeros, int((~self.converged).sum())
+        said = f"{counted(len(lambdas), 'strength')} from {lambdas[0]:.4g} to {lambdas[-1]:.4g}: {nonzeros.min()} to "
+        said += f"{nonzeros.max()} of {int(np.prod(self.coefficients.shape[1:]))} coefficients nonzero, "
+        return said + counted(self.exchanges, "exchange") + (f"; {open_} did not converge" if open_ else "")
 
 
 def nearest(lambdas: Floats, lam: float) -> int:

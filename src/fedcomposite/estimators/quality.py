@@ -27,6 +27,7 @@ from fedcomposite.estimators.cells import Cells, Pair
 from fedcomposite.estimators.crossvalidate import CrossValidation
 from fedcomposite.estimators.curves import grouped, integrated_error
 from fedcomposite.estimators.errors import Errors, calibrated, margin_edges
+from fedcomposite.estimators.results import Result, counted
 from fedcomposite.estimators.sites import Local, Sites
 from fedcomposite.problems import Problem
 from fedcomposite.problems.loss import Loss
@@ -78,8 +79,8 @@ def edges_of(bins: int = _BINS) -> Tensor:
     return made
 
 
-@dataclass(frozen=True)
-class Quality:
+@dataclass(frozen=True, repr=False)
+class Quality(Result):
     """The measures of one site, or of all; of each ``NAME_error`` is the most that it can be off."""
 
     cells: Cells
@@ -251,6 +252,16 @@ class Quality:
         first = ("samples", "positives", "auroc", "auroc_error", "auprc", "auprc_error")
         return {**{k: made.pop(k) for k in first}, "brier": self.brier, **made, "ici": self.ici}
 
+    def to_frame(self) -> pd.DataFrame:
+        """:meth:`summary` as a table of one row."""
+        return pd.DataFrame([self.summary()])
+
+    def _line(self) -> str:
+        value, bounds = self._measured("auroc")
+        area = said("auroc", bounds) if math.isnan(told("auroc", value, bounds)) else f"AUROC {value:.3f}"
+        area = "no AUROC" if math.isnan(value) else area
+        return f"{self.samples:g} samples, {self.positives:g} positive: {area}, Brier score {self.brier:.4g}"
+
     def _bounded(self, threshold: float | None) -> dict[str, tuple[float, Pair]]:
         made = {name: self._measured(name) for name in _BOUNDED}
         if threshold is not None:
@@ -287,8 +298,8 @@ def _share(part: float, parts: Pair, rest: float, rests: Pair) -> tuple[float, P
     return part / (part + rest), (min(low, high), max(low, high))  # they may differ by rounding alone
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Result):
     """The quality of a model at each site, and over all."""
 
     overall: Any
@@ -313,6 +324,13 @@ class Report:
     def why(self, names: Sequence[str] | None = None) -> dict[str, str]:
         """The notes about some measures."""
         return {name: note for name, one in self.rows.items() if (note := one.untold(names=names))}
+
+    def to_frame(self) -> pd.DataFrame:
+        """:attr:`table`."""
+        return self.table
+
+    def _line(self) -> str:
+        return f"{counted(len(self.by_site), 'site')}: {self.overall!r}"
 
 
 def quality(

@@ -25,6 +25,7 @@ from torch import Tensor
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.estimators.newton import Fit, Plan, fit
 from fedcomposite.estimators.paths import Several, Start, beginning, check_path, falling
+from fedcomposite.estimators.results import Result
 from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import regularized, strength, varied
 from fedcomposite.problems import Problem
@@ -32,8 +33,8 @@ from fedcomposite.problems.requests import Rows
 from fedcomposite.regularizers import Regularizer
 
 
-@dataclass(frozen=True)
-class Stability:
+@dataclass(frozen=True, repr=False)
+class Stability(Result):
     """How often each coordinate was selected."""
 
     names: tuple[str, ...]
@@ -61,6 +62,14 @@ class Stability:
         """One row per regularized coordinate, the most stable first."""
         made = pd.DataFrame({"share": self.share, "stable": self.share >= self.threshold}, index=list(self.names))
         return made.sort_values("share", ascending=False, kind="stable")
+
+    def to_frame(self) -> pd.DataFrame:
+        """:attr:`table`."""
+        return self.table
+
+    def _line(self) -> str:
+        said = f"{len(self.selected)} of {self.candidates} coordinates in at least {self.threshold:.0%} of "
+        return said + f"{self.draws} halves, of which at most {self.bound:.3g} do not matter, in expectation"
 
 
 def stability(

@@ -16,7 +16,7 @@ _ASSIGNED = (
     *("FedNMap", "FedAvg", "Scaffold", "FedMid", "FedDA", "Zhang", "ProximalGradient", "FedCanon"),
     *("FedCanonII", "FedProx", "Scaffnew", "FedDR", "FastFedDA", "FedMLS", "FedMSPP", "FedADMM"),
     *("ProxScaffnew", "FedDyn", "FedPD", "FedSplit", "FedDC", "FedAvgM", "ScaffoldM", "Mime"),
-    *("MimeLite", "STEM", "GradSkip", "TAMUNA", "EControlDA", "ProxNewton"),
+    *("MimeLite", "STEM", "GradSkip", "TAMUNA", "EControlDA", "ProxNewton", "ChordNewton"),
 )
 """Methods whose looks are given by their place here, those that are often compared in colours of their own; a method
 that is not named here gets one from its name. Append only: a published figure keeps its colours."""

@@ -103,15 +103,6 @@ class Problem:
     regularizer: Regularizer
     """The term h on its coordinates."""
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """A problem of the kind that ``model`` asks for."""
-        if cls is not Problem:
-            return super().__new__(cls)
-        from fedcomposite.problems.kinds import LinearProblem, NetworkProblem
-
-        kind = LinearProblem if options.get("model") is None else NetworkProblem
-        return cast(Self, super().__new__(kind))
-
     def __init__(
         self,
         silos: Silos,
@@ -132,6 +123,10 @@ class Problem:
         metrics: Sequence[str | Metric] = (),
     ) -> None:
         _check_kinds(silos, regularizer, bias, weights, model)
+        if type(self) is Problem:  # not in a __new__, whose arguments tools would show in place of these
+            from fedcomposite.problems.kinds import LinearProblem, NetworkProblem
+
+            self.__class__ = cast(type[Self], LinearProblem if model is None else NetworkProblem)
         self.silos, self.bias, self.weighting = silos, bool(bias), weights
         self._placed: dict[tuple[torch.dtype, torch.device], Smooth] = {}
         self._smoothness: dict[str, float] = {}

@@ -1,0 +1,96 @@
+"""Results: one line when they are printed, their main table when it is asked for."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedcomposite as fc
+from fedcomposite.estimators import Analysis, CrossValidation, Errors, Path, Quality, Report, Stability
+from fedcomposite.regularizers import L1
+
+
+def problem(loss="logistic"):
+    random = np.random.default_rng(0)
+    X = random.normal(size=(400, 30))
+    y = (X[:, 0] - X[:, 1] + random.logistic(size=400) > 0).astype(float)
+    silos = fc.Silos.from_arrays([(X[k::4], y[k::4]) for k in range(4)])
+    return fc.Problem(silos, loss=loss, regularizer=L1(1.0), bias=True, weights="samples")
+
+
+@pytest.fixture(scope="module")
+def found():
+    """One of each, for classes and for numbers."""
+    one, other = problem(), problem("least_squares")
+    path = fc.path(one, count=5, ratio=0.1)
+    cv = fc.cross_validate(one, folds=3, count=5, ratio=0.1)
+    report, errors = fc.quality(one, path.solutions[-1]), fc.quality(other, path.solutions[-1])
+    made = [path, cv, fc.analyse(one, "cv", folds=3, count=5, ratio=0.1), report, report.overall, errors.overall]
+    made += [fc.stability(one, draws=4, errors=5.0, count=5), errors]
+    return made
+
+
+KINDS = [Path, CrossValidation, Analysis, Report, Quality, Errors, Stability, Report]
+
+
+@pytest.mark.parametrize("place", range(len(KINDS)), ids=lambda i: KINDS[i].__name__)
+def test_results_are_printed_in_a_line_and_shown_as_a_table(found, place):
+    one, kind = found[place], KINDS[place]
+    assert type(one) is kind
+    assert repr(one).startswith(f"{kind.__name__}(")
+    assert "\n" not in repr(one)
+    assert len(repr(one)) < 250
+    assert "tensor" not in repr(one)
+    assert "array" not in repr(one)
+    assert str(one) == repr(one)
+    frame = one.to_frame()
+    assert isinstance(frame, pd.DataFrame)
+    assert len(frame)
+    html = one._repr_html_()
+    assert "<table" in html
+    assert all(str(column) in html for column in frame.columns[:3])
+
+
+def test_the_main_tables_are_those_of_the_old_names(found):
+    path, cv, analysis, report, quality, errors, stable, _ = found
+    for one, table in ((path, path.table()), (cv, cv.scores), (report, report.table), (stable, stable.table)):
+        pd.testing.assert_frame_equal(one.to_frame(), table)
+    for one in (quality, errors):
+        assert one.to_frame().iloc[0].to_dict() == pytest.approx(one.summary(), nan_ok=True)
+    frame = analysis.to_frame()
+    assert list(frame.index) == list(analysis.problem.coordinate_names)
+    np.testing.assert_array_equal(frame["coefficient"], analysis.x)
+    pd.testing.assert_frame_equal(frame, analysis.intervals)
+
+
+def test_lines_have_the_numbers(found):
+    path, cv, analysis, report, quality, errors, stable, _ = found
+    assert f"5 strengths from {path.lambdas[0]:.4g} to {path.lambdas[-1]:.4g}" in repr(path)
+    assert f"0 to {path.nonzeros.max()} of 30 coefficients" in repr(path)
+    assert f"lambda_min = {cv.lambda_min:.4g}, lambda_1se = {cv.lambda_1se:.4g}" in repr(cv)
+    assert "3 folds" in repr(cv)
+    assert analysis.message in repr(analysis)
+    assert repr(quality) in repr(report)
+    assert "4 sites" in repr(report)
+    assert f"400 samples, {quality.positives:g} positive: AUROC {quality.auroc:.3f}" in repr(quality)
+    assert f"R2 {errors.r2:.4g}, RMSE {errors.rmse:.4g}" in repr(errors)
+    assert f"{len(stable.selected)} of 30 coordinates" in repr(stable)
+
+
+def test_an_analysis_without_intervals_has_a_table_of_its_model():
+    one = fc.analyse(problem("huber"), "path", count=4, ratio=0.1)
+    assert one.intervals is None
+    assert list(one.to_frame().columns) == ["coefficient"]
+    assert list(one.to_frame().index) == list(one.problem.coordinate_names)
+
+
+def test_what_cannot_be_measured_is_printed_all_the_same(found):
+    """A site whose samples are of one class has no AUROC; folds may have no score."""
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    silos = fc.Silos.from_arrays([(X[:10], np.ones(10)), (X[10:], np.arange(10) % 2)])
+    one = fc.Problem(silos, bias=True, weights="samples")
+    alone = fc.quality(one, np.array([1.0, 0.0, 0.0, 0.0])).by_site
+    assert len(alone) == 2
+    assert [repr(site).count("no AUROC") for site in alone.values()] == [1, 0]
+    cv = found[1]
+    empty = CrossValidation(**{**vars(cv), "mean": np.full_like(cv.mean, np.nan)})
+    assert "lambda_min" not in repr(empty)
