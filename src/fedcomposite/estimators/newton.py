@@ -41,6 +41,7 @@ _ENOUGH = 0.3  # of the gain of the best length that may be lost
 _POLISH = 15  # exchanges that bring a stage to its minimum, where its dual point is best
 _EARLY, _PROVED = 100.0, 1e-5  # from which gap on, in tolerances, bounds are looked for; what they have to show
 _ROUGH = 1e-6  # precision of a stage's steps
+_STATIONARY = 1e-6  # of the first gradient: what is left of a stage's where no bound is known
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
 
@@ -313,7 +314,7 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     x, asked, below, known = _feasible(start, h), 1, -math.inf, True
     plan.watch(x, 0)
     [sums] = yield [_asked(x, none, plan)]
-    first = float(sums["loss"] / sums["weight"][0])
+    first, slope_first = (float(sums[k].abs().max() / sums["weight"][0]) for k in ("loss", "gradient"))
     width = widest = 1.0 if problem.loss.classifier else first or 1.0
     while True:
         before = asked
@@ -339,7 +340,17 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
                 known, below, asked = found is not None, max(below, found or -math.inf), asked + looks
             if below > -math.inf:
                 certificate = Certificate("duality gap", max(value - below, 0.0))
-            if gap <= plan.tolerance * scale and (not known or value - below <= goal):
+            sure = value - below <= goal
+            if (
+                gap <= plan.tolerance * scale and not known
+            ):  # no dual point: the stage's own stationarity has to show it
+                end_of_stage = replace(stage, gain=None, rounds=_POLISH, tolerance=_STATIONARY, scale=slope_first)
+                polished = yield from _fit(h, made, end_of_stage)
+                asked, sure = asked + polished.rounds, polished.converged
+                certificate = Certificate(
+                    "optimality measure", float(h.optimality(polished.x, polished.seen.reply.gradient))
+                )
+            if gap <= plan.tolerance * scale and sure:
                 plan.watch(x, asked)
                 return replace(made, rounds=asked, certificate=certificate)
             slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER

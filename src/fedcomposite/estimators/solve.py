@@ -41,7 +41,7 @@ NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
 
 _TRIAL = 15  # rounds that judge a step
 _FACTOR = 4.0  # between steps that are tried
-_STALLED = 50  # records without progress after which a first-order method is given up
+_STALLED = 20  # records without progress after which a first-order method is given up
 _PROGRESS = 0.7  # what stationarity has to fall to in them
 
 
