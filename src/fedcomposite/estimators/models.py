@@ -218,7 +218,7 @@ class HuberRegression(_Regressor):
 class LinearSVC(_Binary):
     """A support vector machine with the squared hinge loss, or with the hinge loss.
 
-    The hinge has a kink: Newton steps follow a barrier whose width falls, and a duality gap says how good the model is.
+    The hinge has a kink: Newton steps follow a barrier whose width falls, and a dual point bounds what is left.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class LinearSVC(_Binary):
 class QuantileRegression(_Regressor):
     """Regression to a quantile of y.
 
-    The loss has a kink: Newton steps follow a barrier whose width falls, and a duality gap says how good the model is.
+    The loss has a kink: Newton steps follow a barrier whose width falls, and a dual point bounds what is left.
     """
 
     def __init__(

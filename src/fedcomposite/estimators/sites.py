@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data import DataError, Silos
-from fedcomposite.problems import Problem
+from fedcomposite.problems import Linear, Problem
 from fedcomposite.problems.requests import Request, Sums, answer, centre_of, silos_of
 from fedcomposite.runtime import process
 
@@ -66,7 +66,10 @@ class Local:
         self.ids = list(problem.silos.ids)
         self.names = [*problem.silos.names, "(held by nobody)"][: len(self.silos)]
         self.exchanges = self.bytes_up = self.bytes_down = 0
-        self.centre = centre_of(torch.cat([silo.X for silo in self.silos]), problem.bias)
+        pooled = problem.smooth()
+        assert isinstance(pooled, Linear)
+        assert isinstance(pooled.X, Tensor)  # silos_of has refused others
+        self.centre = centre_of(pooled.X, problem.bias)
         if self.centre is not None:
             shift = torch.cat([self.centre, self.centre.new_zeros(1)])
             self.silos = [replace(silo, about=silo.X - shift) for silo in self.silos]

@@ -199,10 +199,8 @@ def centre_of(X: Tensor, bias: bool) -> Tensor | None:
     """
     if not bias or not len(X):
         return None
-    features = X[:, :-1]
-    mean = features.mean(0)
-    deviation = (features - mean).square().mean(0).sqrt()
-    far = mean.abs() > FAR * deviation
+    variance, mean = torch.var_mean(X[:, :-1], dim=0, correction=0)  # without a copy of the features
+    far = mean.abs() > FAR * variance.sqrt()
     return torch.where(far, mean, 0.0) if bool(far.any()) else None
 
 
