@@ -21,7 +21,7 @@ from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.main import app
 from fedcomposite.experiments import Config
 from fedcomposite.federation.demo import party, wait_for
-from fedcomposite.federation.folder import FederationFolder
+from fedcomposite.federation.folders import FederationFolder
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from skglm.solvers import ProxNewton
 from sklearn.linear_model import Lasso
 
 import fedcomposite as fc
-from fedcomposite.estimators import fold_of_samples
+from fedcomposite.analysis import fold_of_samples
 
 Floats = npt.NDArray[np.float64]
 

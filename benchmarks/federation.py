@@ -38,7 +38,7 @@ import tomli_w
 
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo
-from fedcomposite.federation.folder import FederationFolder
+from fedcomposite.federation.folders import FederationFolder
 
 SECURE = {"secure": ["--secure"], "skip": ["--secure", "--policy", "skip"], "plain": []}
 ROUNDS = {"warm": 12, "many": 12, "stock": 4, "large": 3, "state": 3, "newton": 40, **dict.fromkeys(SECURE, 8)}

@@ -34,7 +34,7 @@ import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.algorithms import REGISTRY, ProxNewton
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.estimators import certify
+from fedcomposite.analysis import certify
 from fedcomposite.regularizers import Regularizer
 
 TIGHT, LOOSE = 1e-9, 1e-6
@@ -292,7 +292,7 @@ def halves(rounds: int) -> Iterator[tuple[str, fc.Run]]:
     apart = fc.Silos.from_arrays([(np.asarray(X) * sizes, y) for X, y in (hospitals[i] for i in range(4))])
     problem = fc.Problem(apart, loss="logistic", regularizer=reg.L1(0.005), bias=True)
     yield "features from 0.01 to 100, scaled", fc.solve(problem, tolerance=1e-7, **plan)
-    with mock.patch.object(sys.modules["fedcomposite.estimators.solve"], "worthwhile", return_value=False):
+    with mock.patch.object(sys.modules["fedcomposite.analysis.solve"], "worthwhile", return_value=False):
         yield "features from 0.01 to 100, as they are", fc.solve(problem, tolerance=1e-7, **plan)
 
 

@@ -30,10 +30,10 @@ from scipy.special import expit, logit
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fedcomposite as fc
-from fedcomposite.estimators import Local
-from fedcomposite.estimators.quality import told
-from fedcomposite.federation import minimum
-from fedcomposite.federation.policy import Limits
+from fedcomposite.analysis import Local
+from fedcomposite.analysis.quality import told
+from fedcomposite.federation.site import minimum_counts
+from fedcomposite.federation.site.policy import Limits
 from fedcomposite.problems.requests import Request, Silo, Sums
 
 Floats = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ class Guarded(Local):
     def each(self, requests: Sequence[Request]) -> list[list[Sums]]:
         """What the sites tell."""
         self.exchanges += 1
-        return [minimum.told(self.limits, silo, requests) for silo in self.silos]
+        return [minimum_counts.told(self.limits, silo, requests) for silo in self.silos]
 
 
 class _Federated:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from fedcomposite import cli
-from fedcomposite.federation.site import Site
+from fedcomposite.federation.site.site import Site
 
 
 def main():

@@ -102,11 +102,11 @@ def _become(request, file):
 
 def _impatient():
     """Parties that count as away sooner than in life, so that a test in which one is killed need not wait as long."""
-    from fedcomposite.federation import exchange, gate, supernode
+    from fedcomposite.federation.engines import connection, mailbox, site_api
 
-    faster = exchange.SILENCE / SILENCE
-    exchange.SILENCE = SILENCE
-    gate.HOLD, supernode.HEARTBEAT = gate.HOLD / faster, supernode.HEARTBEAT / faster
+    faster = mailbox.SILENCE / SILENCE
+    mailbox.SILENCE = SILENCE
+    site_api.HOLD, connection.HEARTBEAT = site_api.HOLD / faster, connection.HEARTBEAT / faster
 
 
 def serve(number):

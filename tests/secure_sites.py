@@ -5,9 +5,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from test_federation import alone, opened
 
-from fedcomposite.federation.secure import Vault
-from fedcomposite.federation.site import Site
-from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.secure.keys import MaskKeys
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.site import Site
 
 
 def make_keys(names):
@@ -16,7 +16,7 @@ def make_keys(names):
 
 def vault_of(silos, i, keys, limits=None):
     name = silos.names[i]
-    return Vault(name, limits or opened(), keys[name], {k: v.public_key() for k, v in keys.items() if k != name})
+    return MaskKeys(name, limits or opened(), keys[name], {k: v.public_key() for k, v in keys.items() if k != name})
 
 
 def make_site(silos, i, folder, keys, limits=None, log=lambda line: None):

@@ -14,9 +14,9 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from test_federation import LocalGrid, federate, make_sites
 
-from fedcomposite.federation.server import Coordinator
+from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.shape import parse
-from fedcomposite.federation.site import Site
+from fedcomposite.federation.site.site import Site
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_metrics_of_a_federation_are_the_simulators(tmp_path):
 
 
 def test_a_site_reads_an_experiment_once(problem, tmp_path, monkeypatch):
-    from fedcomposite.federation import site as module
+    from fedcomposite.federation.site import site as module
 
     read, real = [], module.parse
     monkeypatch.setattr(module, "parse", lambda text, **options: read.append(text) or real(text, **options))

@@ -12,8 +12,8 @@ from sklearn.metrics import d2_tweedie_score, mean_absolute_error, mean_squared_
 from typer.testing import CliRunner
 
 import fedcomposite as fc
+from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.cli.main import app
-from fedcomposite.estimators.errors import Errors
 from fedcomposite.problems.requests import RESIDUALS
 
 LOSSES = ["least_squares", "huber", "quantile", "absolute", "poisson"]

@@ -38,15 +38,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation import bundle, engine, wire
-from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
-from fedcomposite.federation.jobs import Job, carry_out
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.jobs import Job, carry_out
+from fedcomposite.federation.engines import bundle, flower
+from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Introduction, Order
-from fedcomposite.federation.post import FederationError, Settings
-from fedcomposite.federation.server import Coordinator
 from fedcomposite.federation.shape import AgreementError, parse
-from fedcomposite.federation.site import Limits, Site
-from fedcomposite.federation.states import LostStateError, StateStore
+from fedcomposite.federation.site.client_states import LostStateError, StateStore
+from fedcomposite.federation.site.site import Limits, Site
 
 
 class LocalGrid(Grid):
@@ -841,7 +842,10 @@ def test_a_bundle_with_code_is_refused(tmp_path):
     for archive, reason in [
         (fab(**{"pyproject.toml": label, "fedcomposite__federation__apps.py": "import os"}), "holds 'fedcomposite/fed"),
         (fab(**{"pyproject.toml": label, "conftest.py": ""}), "holds 'conftest.py'"),
-        (fab(**{"pyproject.toml": label.replace("fedcomposite.federation.apps:client", "os:system")}), "entry points"),
+        (
+            fab(**{"pyproject.toml": label.replace("fedcomposite.federation.engines.apps:client", "os:system")}),
+            "entry points",
+        ),
         (fab(**{"other.toml": label}), "holds 'other.toml'"),
         (fab(), "no readable pyproject"),
         (b"#!/bin/sh", "cannot be read"),
@@ -1052,6 +1056,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path):
 
 
 def test_another_version_of_flower_is_refused(monkeypatch):
-    monkeypatch.setattr(engine, "version", lambda name: "1.42.0")
-    with pytest.raises(engine.EngineError, match=r"flwr 1\.42\.0 is installed, but this release knows flwr 1\.41"):
-        engine.check_version()
+    monkeypatch.setattr(flower, "version", lambda name: "1.42.0")
+    with pytest.raises(flower.EngineError, match=r"flwr 1\.42\.0 is installed, but this release knows flwr 1\.41"):
+        flower.check_version()

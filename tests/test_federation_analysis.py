@@ -16,9 +16,9 @@ import torch
 from sklearn.metrics import r2_score
 
 import fedcomposite as fc
+from fedcomposite.analysis.prediction import predict_at_sites
 from fedcomposite.data import DataError, Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
-from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.problems.requests import HIGHEST, rates, residuals, scores, silos_of
 
@@ -28,20 +28,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.cli.federation_analysis import read
-from fedcomposite.federation import minimum, wire
-from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
-from fedcomposite.federation.asking import Inquiry
-from fedcomposite.federation.audit import Audit
-from fedcomposite.federation.enrol import open_site
-from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
-from fedcomposite.federation.minimum import joined
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator.delivery import FederationError
+from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Order
-from fedcomposite.federation.policy import Limits, RefusalError
-from fedcomposite.federation.post import FederationError
 from fedcomposite.federation.shape import arrange, parse
-from fedcomposite.federation.sources import Newcomers, Source
-from fedcomposite.federation.states import StateStore
-from fedcomposite.federation.tables import TableSite
+from fedcomposite.federation.site import minimum_counts
+from fedcomposite.federation.site.approval import Approval, Approvals, Rule, digest
+from fedcomposite.federation.site.audit import Audit
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.enrolment import open_site
+from fedcomposite.federation.site.minimum_counts import joined
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.table_files import Newcomers, Source
+from fedcomposite.federation.site.table_site import TableSite
 
 PLAIN = """
 seed = 3
@@ -221,11 +222,11 @@ def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
     asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False, min_count=1)))
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
-    local = fc.estimators.Local(on_silos(hospitals))
+    local = fc.analysis.Local(on_silos(hospitals))
 
     def gradient(sites, kind):
-        rows = fc.estimators.Rows(kind, 0, 2, seed=3)
-        return sites.ask([fc.estimators.Request("information", {"x": x}, {}, rows)])[0]["gradient"]
+        rows = fc.analysis.Rows(kind, 0, 2, seed=3)
+        return sites.ask([fc.analysis.Request("information", {"x": x}, {}, rows)])[0]["gradient"]
 
     same(gradient(asking, "fold"), gradient(local, "fold"))
     for kind in ("half", "bootstrap"):
@@ -238,7 +239,7 @@ def question(sites, name="newton", rows=None, text=PLAIN, **arrays):
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
     given = {"x": x, "working": x.bool(), **arrays} if name == "newton" else {"x": x, **arrays}
-    return asking.each([fc.estimators.Request(name, given, {}, rows or fc.estimators.Rows())]), grid
+    return asking.each([fc.analysis.Request(name, given, {}, rows or fc.analysis.Rows())]), grid
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_what_a_site_refuses(hospitals, tmp_path, limits, rows, text, reason):
     sites = make_sites(hospitals, tmp_path, opened(**limits))
     everything = torch.ones(len(hospitals.feature_names) + 1, dtype=torch.bool)
     with pytest.raises(FederationError, match=re.escape(reason)):
-        question(sites, rows=fc.estimators.Rows(*rows), text=text, working=everything)
+        question(sites, rows=fc.analysis.Rows(*rows), text=text, working=everything)
 
 
 def test_a_model_that_singles_samples_out_is_refused(hospitals, tmp_path):
@@ -320,10 +321,10 @@ def test_measures_of_joined_bins_are_as_far_off_as_they_say(least):
         problem = fc.Problem(fc.Silos.from_arrays(pairs), loss="logistic", weights="samples")
         exact, told = fc.quality(problem, x, exact=True), []
         for silo in silos_of(problem):
-            (made,) = minimum.told(Limits(min_count=least), silo, [scores(x, edges, "train")])
+            (made,) = minimum_counts.told(Limits(min_count=least), silo, [scores(x, edges, "train")])
             assert not bool(((made["counts"][..., 0] > 0) & (made["counts"][..., 0] < least)).any())
-            told.append(fc.estimators.Quality.told([made], edges, True))
-        for ours, theirs in zip(exact.rows.values(), [*told, fc.estimators.Quality.all(told)], strict=True):
+            told.append(fc.analysis.Quality.told([made], edges, True))
+        for ours, theirs in zip(exact.rows.values(), [*told, fc.analysis.Quality.all(told)], strict=True):
             assert theirs.samples == ours.samples
             for name in ("auroc", "auprc", "calibration_slope", "calibration_intercept"):
                 off = abs(getattr(theirs, name) - getattr(ours, name))
@@ -599,7 +600,7 @@ def test_few_new_patients_are_scored_and_nothing_is_told(messy, tmp_path):
     assert len(pd.read_csv(next((tmp_path / "north" / "scored").iterdir()))) == 6
     assert "too few with a known outcome" in lines[-2]
     with pytest.raises(FederationError, match="nothing to be scored"):
-        asking.ask([fc.estimators.Request("information", {"x": x}, {}, part="new")])
+        asking.ask([fc.analysis.Request("information", {"x": x}, {}, part="new")])
 
 
 def test_sites_score_regressions_with_offsets(tmp_path):
@@ -789,7 +790,7 @@ def test_what_a_table_tells_is_in_its_audit_log(messy, tmp_path):
     asking, _ = inquiry(sites, recipe_text(config))
     asking.learn(Config.read(config).data["target"])
     there = asking.meet()
-    asking.ask([fc.estimators.Request("information", {"x": torch.zeros(there.dimension, dtype=torch.float64)}, {})])
+    asking.ask([fc.analysis.Request("information", {"x": torch.zeros(there.dimension, dtype=torch.float64)}, {})])
     said = [line["what"] for line in sites[0]._audit.verify()]
     assert len(said) == asking.exchanges
     assert said[0] == "analysis: 1 schema"

@@ -16,7 +16,7 @@ from test_federation_real import Party, leave
 
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.main import app
-from fedcomposite.federation.folder import FederationFolder
+from fedcomposite.federation.folders import FederationFolder
 
 pytestmark = pytest.mark.slow
 

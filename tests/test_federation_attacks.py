@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Introduction, Order, Shape
-from fedcomposite.federation.policy import Limits, RefusalError
-from fedcomposite.federation.site import Site
-from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.site import Site
 
 M, D = 46, 5
 

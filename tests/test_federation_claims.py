@@ -17,10 +17,11 @@ import safetensors.torch
 from test_federation import LocalGrid, federate, make_sites, method, write
 from test_federation_fuzz import DEEP, ORDER
 
-from fedcomposite.federation import claims, wire
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator import claims
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.orders import Introduction, Order
-from fedcomposite.federation.post import FederationError, Settings
-from fedcomposite.federation.server import Coordinator
 from fedcomposite.federation.shape import AgreementError, parse
 from fedcomposite.federation.wire import WireError
 
@@ -191,7 +192,7 @@ def test_the_regularized_demo_needs_no_opt_in(tmp_path):
     One hospital has a single patient without the disease: ``demo`` sets min_class = 1 for these public data.
     """
     from fedcomposite.federation.demo import CONFIG as DEMO
-    from fedcomposite.federation.site import Limits
+    from fedcomposite.federation.site.site import Limits
 
     silos = fc.data.load("heart_disease")
     text = DEMO.format(rounds=5)

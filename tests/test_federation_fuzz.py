@@ -20,8 +20,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from test_federation import LocalGrid, make_sites, method, opened, write
 
 from fedcomposite.federation import wire
-from fedcomposite.federation.post import Settings
-from fedcomposite.federation.server import Coordinator
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.shape import AgreementError, agree, misfits, parse
 from fedcomposite.federation.wire import WireError
 from fedcomposite.runtime.transports import Request

@@ -9,23 +9,23 @@ import pytest
 import torch
 
 import fedcomposite as fc
+from fedcomposite.analysis import Request, Rows
+from fedcomposite.analysis.prediction import predict_at_sites
 from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Schema
 from fedcomposite.data.steps import Absent, Complete, Impute, Interact, Local, Log, Spline, Standardize
-from fedcomposite.estimators import Request, Rows
-from fedcomposite.estimators.predicting import predict_at_sites
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from test_federation import LocalGrid, make_sites, opened
 from test_federation_analysis import PLAIN, inquiry, question, same
 
-from fedcomposite.federation.asking import Inquiry
-from fedcomposite.federation.policy import Limits
-from fedcomposite.federation.post import FederationError
+from fedcomposite.federation.coordinator.delivery import FederationError
+from fedcomposite.federation.coordinator.inquiry import Inquiry
 from fedcomposite.federation.shape import parse
-from fedcomposite.federation.sources import Newcomers
-from fedcomposite.federation.states import StateStore
-from fedcomposite.federation.tables import Source, TableSite
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.policy import Limits
+from fedcomposite.federation.site.table_files import Newcomers
+from fedcomposite.federation.site.table_site import Source, TableSite
 
 DEFAULT = {"min_count": 5, "min_samples": 10, "min_class": 5}
 

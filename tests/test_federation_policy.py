@@ -14,10 +14,10 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from test_federation_attacks import D, ask, experiment, make_site, people
 
-from fedcomposite.federation.ledger import Ledger
 from fedcomposite.federation.orders import Shape
-from fedcomposite.federation.policy import Limits, RefusalError
 from fedcomposite.federation.shape import parse, skeleton
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.policy import Limits, RefusalError
 
 
 @pytest.mark.parametrize(

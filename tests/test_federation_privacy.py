@@ -15,10 +15,10 @@ from test_federation_attacks import D, ask, experiment, make_site, people
 
 import fedcomposite as fc
 from fedcomposite.experiments import ConfigError
-from fedcomposite.federation.ledger import Ledger
-from fedcomposite.federation.policy import Limits, RefusalError
-from fedcomposite.federation.server import Coordinator
+from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.shape import parse
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.privacy import Query, SampleLevel, compose
 from fedcomposite.runtime.rounds import planned_queries
 

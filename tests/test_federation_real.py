@@ -29,8 +29,8 @@ from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.federation_jobs import tell_service
-from fedcomposite.federation import pki
-from fedcomposite.federation.folder import FederationFolder, free_port
+from fedcomposite.federation.engines import pki
+from fedcomposite.federation.folders import FederationFolder, free_port
 
 pytestmark = pytest.mark.slow
 

@@ -27,16 +27,26 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation import demo, door, gate, lifetimes, office, pki, service, signing, supernode, wire
-from fedcomposite.federation.engine import EngineError
-from fedcomposite.federation.exchange import Exchange, RefusedRequestError, Ticket
-from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder
-from fedcomposite.federation.grid import ServiceGrid
-from fedcomposite.federation.office import Counter, OfficeError
+from fedcomposite.federation import demo, wire
+from fedcomposite.federation.coordinator.delivery import Delivery, Settings
+from fedcomposite.federation.engines import (
+    admin_socket,
+    certificate_lifetimes,
+    connection,
+    connection_limit,
+    pki,
+    service,
+    signing,
+    site_api,
+)
+from fedcomposite.federation.engines.admin_socket import AdminClient, AdminSocketError
+from fedcomposite.federation.engines.flower import EngineError
+from fedcomposite.federation.engines.grid import ServiceGrid
+from fedcomposite.federation.engines.mailbox import Mailbox, RefusedRequestError, Ticket
+from fedcomposite.federation.engines.parcel import pack, unpack
+from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Introduction, Order
-from fedcomposite.federation.parcel import pack, unpack
-from fedcomposite.federation.post import Post, Settings
-from fedcomposite.federation.site import Limits
+from fedcomposite.federation.site.site import Limits
 
 PATIENCE = 300.0  # seconds after which a test gives up; none depends on how long something takes
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -145,13 +155,13 @@ def joined(fed, name, port=None, silence=40.0, site=None, folder=None):
     place = SiteFolder(folder or fed.path / "sites" / name)
     lines, site = [], site or Echo(name)
     address = place.address if port is None else f"127.0.0.1:{port}"
-    one = supernode.Connection(site, address, place.authority, place.key, place.coordinator, lines.append, silence)
+    one = connection.Connection(site, address, place.authority, place.key, place.coordinator, lines.append, silence)
     over, end = threading.Event(), threading.Event()
 
     def serve():
         try:
             one.serve(end.is_set)
-        except supernode.RefusedError as error:
+        except connection.RefusedError as error:
             lines.append(str(error))
         over.set()
 
@@ -208,7 +218,7 @@ def test_administration_is_not_on_the_network(running, fed, path, claims):
 
 
 def test_the_owners_socket_is_for_the_owner(running, fed):
-    path = office.place(fed.state)
+    path = admin_socket.place(fed.state)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     if os.getuid() == 0:  # another account of this machine
@@ -220,7 +230,7 @@ def test_the_owners_socket_is_for_the_owner(running, fed):
     os.chmod(path.parent, 0o755)
     try:
         with pytest.raises(FolderError.__base__, match="no other can enter"):
-            Counter(fed.state)
+            AdminClient(fed.state)
     finally:
         os.chmod(path.parent, 0o700)
 
@@ -311,17 +321,17 @@ def test_silent_connections_do_not_stop_a_site(running, fed, secure):
             with contextlib.suppress(ConnectionError, ssl.SSLError):
                 assert one.recv(1) == b""
         files = len(list(Path(f"/proc/{running.process.pid}/fd").iterdir()))
-        assert files < door.STRANGERS + 100
+        assert files < connection_limit.STRANGERS + 100
 
 
 def test_the_door_counts_by_site_and_by_address(monkeypatch):
     """The address with most strangers gives way, and a site with too many connections loses its oldest."""
-    monkeypatch.setattr(door, "STRANGERS", 3)
-    monkeypatch.setattr(door, "PER_SITE", 2)
-    ended, one = [], door.Door()
+    monkeypatch.setattr(connection_limit, "STRANGERS", 3)
+    monkeypatch.setattr(connection_limit, "PER_SITE", 2)
+    ended, one = [], connection_limit.ConnectionLimit()
 
     def guest(address):
-        made = door.Guest(address)
+        made = connection_limit.Newcomer(address)
         made.end = lambda: ended.append(made)
         one.come(made)
         return made
@@ -360,7 +370,7 @@ def test_an_order_counts_only_with_the_coordinators_signature(running, fed):
     with joined(fed, "south") as (site, lines, _):
         assert set(ask(fed, {"south": vectors(3)})) == {"south"}
         assert len(site.asked) == 1
-        counter = Counter(fed.state)
+        counter = AdminClient(fed.state)
         payload = pack(vectors(5))
         good = pki.read_private(fed.order_key)
         rogue = pki.read_private(fed.path / "sites" / "north" / "site.key")
@@ -460,7 +470,7 @@ def test_folders_of_older_versions(tmp_path):
 
 def test_a_second_process_with_a_sites_key_is_noticed(running, fed, monkeypatch):
     """By the coordinator's status and in the log of the first one; neither is locked out for good."""
-    monkeypatch.setattr(supernode, "_ELSEWHERE", 0.5)
+    monkeypatch.setattr(connection, "_ELSEWHERE", 0.5)
     thief = Caller(fed, "north")
     with joined(fed, "north") as (_, lines, _):
         until(lambda: "waiting for work" in " ".join(lines))
@@ -560,7 +570,7 @@ def test_a_wrong_clock_at_a_site_does_not_matter(running, fed, monkeypatch):
         for shift in (7.0, -400.0, 1e6):
             monkeypatch.setattr(time, "time", lambda shift=shift: real() + shift)
             Caller(fed, "south").open()  # so that the site has to open a new session as well
-            monkeypatch.setattr(supernode, "_ELSEWHERE", 0.1)
+            monkeypatch.setattr(connection, "_ELSEWHERE", 0.1)
             assert pack(ask(fed, {"south": vectors(3)})["south"]) == pack(vectors(3))
         assert not over.is_set(), lines
 
@@ -569,7 +579,7 @@ def test_fifty_sites(running, fed):
     names = [f"site{i}" for i in range(50)]
     for name in names:
         fed.add_site(name)
-    counter = Counter(fed.state)
+    counter = AdminClient(fed.state)
     counter.ask("reload")
     counter.close()
     with contextlib.ExitStack() as stack:
@@ -600,7 +610,7 @@ def test_a_reply_that_is_begun_and_never_ended_costs_the_patience(running, fed):
         with joined(fed, "south"):
             until(lambda: {n.name for n in grid.get_nodes()} >= {"north", "south"})
             dawdling.start()
-            post = Post(grid, fed.nodes, Settings(policy="skip", patience=1.0), lines.append)
+            post = Delivery(grid, fed.nodes, Settings(policy="skip", patience=1.0), lines.append)
             got = post.collect({name: vectors(5) for name in ("north", "south")}, "1", lambda site, content: content)
             assert set(got) == {"south"}
             dawdling.join(PATIENCE)
@@ -651,8 +661,8 @@ def test_two_services_of_one_folder_are_refused(running, fed):
 
 def test_without_a_service(tmp_path):
     fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a"])
-    with pytest.raises(OfficeError, match="does not run"):
-        Counter(fed.state)
+    with pytest.raises(AdminSocketError, match="does not run"):
+        AdminClient(fed.state)
     service.bind("::1", 0).close()
     assert FederationFolder.create(tmp_path / "six", "2001:db8::7", 1, ["a"]).bind == "::"
     assert FederationFolder.create(tmp_path / "four", "192.0.2.7", 1, ["a"]).bind == "0.0.0.0"
@@ -660,24 +670,24 @@ def test_without_a_service(tmp_path):
 
 def test_an_expired_certificate_is_renewed_and_called_expired(tmp_path, monkeypatch):
     fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a"])
-    assert not lifetimes.keep(fed)
+    assert not certificate_lifetimes.keep(fed)
     monkeypatch.setattr(pki, "DAYS_SERVER", 0)
     for name in ("server.key", "server.pem"):
         (fed.path / "server" / name).unlink()
     pki.make_server_certificate(fed.path / "ca", fed.path / "server", "127.0.0.1")
     monkeypatch.undo()
-    assert lifetimes.keep(fed)
+    assert certificate_lifetimes.keep(fed)
     assert pki.days_left(fed.path / "server" / "server.pem") > 700
-    said = supernode._explain("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "h:1", fed.authority)
+    said = connection._explain("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "h:1", fed.authority)
     assert "has expired" in said
     assert "impostor" not in said
-    early = supernode._explain("[SSL: CERTIFICATE_VERIFY_FAILED] certificate is not yet valid", "h:1", fed.authority)
+    early = connection._explain("[SSL: CERTIFICATE_VERIFY_FAILED] certificate is not yet valid", "h:1", fed.authority)
     assert "set the clock" in early
 
 
 def test_pieces_of_a_reply(tmp_path):
     """Twice is once, a gap is answered with what is here, too much is refused, and the end drops older orders."""
-    exchange = Exchange(tmp_path / "spool")
+    exchange = Mailbox(tmp_path / "spool")
     key = pki._key()
     exchange.register({"a": (key.public_key(), 5), "b": (key.public_key(), 6)}, [])
     a, b = exchange.parties["a"], exchange.parties["b"]
@@ -745,5 +755,5 @@ def test_numbers_are_used_once():
     assert not made.use(one)
     assert not made.use(signing.Challenges().make())
     assert not made.use("1.2.3")
-    assert gate.INLINE < gate.PIECE
+    assert site_api.INLINE < site_api.PIECE
     assert json.dumps(one)

@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression as Logistic
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.estimators import Local, Rows, SeparationWarning, adjusted
-from fedcomposite.estimators.inference import nodewise
+from fedcomposite.analysis import Local, Rows, SeparationWarning, adjusted
+from fedcomposite.analysis.inference import nodewise
 
 
 def posed(loss="least_squares", lam=0.05, weights="samples", features=6):

@@ -112,3 +112,10 @@ print(fc.simulate(problem, fc.algorithms.Zhang(local_steps=2, step=0.1), rounds=
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "completed", done.stderr
+
+
+def test_the_old_name_of_the_analyst_s_room_still_works_and_warns():
+    from fedcomposite import estimators
+
+    with pytest.warns(DeprecationWarning, match="fedcomposite.analysis.solve"):
+        assert estimators.solve is fc.solve

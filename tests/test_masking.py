@@ -11,8 +11,8 @@ pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedcomposite.federation import masking, sharing
-from fedcomposite.federation.masking import Mask, MaskError, Numbers
+from fedcomposite.federation.secure import masking, shamir
+from fedcomposite.federation.secure.masking import Mask, MaskError, Numbers
 
 
 def parties(names):
@@ -80,16 +80,16 @@ def test_a_key_of_low_order_gives_no_seed():
 @pytest.mark.parametrize(("count", "threshold"), [(1, 1), (3, 3), (4, 3), (7, 5)])
 def test_any_t_shares_give_the_secret_and_fewer_do_not(count, threshold):
     secret = secrets.token_bytes(32)
-    shares = dict(enumerate(sharing.split(secret, count, threshold), 1))
+    shares = dict(enumerate(shamir.split(secret, count, threshold), 1))
     for chosen in itertools.combinations(shares, threshold):
-        assert sharing.join({x: shares[x] for x in chosen}, threshold) == secret
+        assert shamir.join({x: shares[x] for x in chosen}, threshold) == secret
     with pytest.raises(MaskError, match="are needed"):
-        sharing.join(dict(list(shares.items())[: threshold - 1]), threshold)
+        shamir.join(dict(list(shares.items())[: threshold - 1]), threshold)
 
 
 def test_fewer_shares_fit_every_secret():
     """t - 1 shares and any other secret lie on some polynomial: they say nothing about the one that was shared."""
-    shares = dict(enumerate(sharing.split(bytes(32), 5, 3), 1))
+    shares = dict(enumerate(shamir.split(bytes(32), 5, 3), 1))
     known = {x: int.from_bytes(shares[x], "big") for x in (2, 5)}
     other = int.from_bytes(secrets.token_bytes(32), "big")
     points = {0: other, **known}
@@ -98,24 +98,24 @@ def test_fewer_shares_fit_every_secret():
         factor = 1
         for z in points:
             if z != x:
-                factor = factor * (1 - z) * pow(x - z, -1, sharing.PRIME) % sharing.PRIME
-        third = (third + y * factor) % sharing.PRIME
-    made = {1: third.to_bytes(sharing.SIZE, "big"), **{x: shares[x] for x in known}}
-    assert sharing.join(made, 3) == other.to_bytes(32, "big")
+                factor = factor * (1 - z) * pow(x - z, -1, shamir.PRIME) % shamir.PRIME
+        third = (third + y * factor) % shamir.PRIME
+    made = {1: third.to_bytes(shamir.SIZE, "big"), **{x: shares[x] for x in known}}
+    assert shamir.join(made, 3) == other.to_bytes(32, "big")
 
 
 def test_a_changed_share_is_no_secret_or_another():
     secret = secrets.token_bytes(32)
-    shares = dict(enumerate(sharing.split(secret, 4, 3), 1))
+    shares = dict(enumerate(shamir.split(secret, 4, 3), 1))
     shares[2] = bytes([shares[2][0]]) + secrets.token_bytes(65)
     with pytest.raises(MaskError, match="do not belong together"):
-        sharing.join(shares, 3)
+        shamir.join(shares, 3)
 
 
 @pytest.mark.parametrize("n", range(2, 40))
 def test_two_groups_that_reach_the_threshold_share_more_than_a_third(n):
     """So no coordinator gets both shares of a site from sites of which fewer than a third help it."""
-    t = sharing.least(n)
+    t = shamir.least(n)
     assert t <= n
     assert 2 * t - n > (n - 1) // 3 or n < 4
     assert 2 * t > n

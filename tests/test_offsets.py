@@ -330,8 +330,8 @@ def test_a_federation_of_weighted_sparse_sites_is_the_simulator(tmp_path):
     from test_federation import LocalGrid, federate, opened
 
     from fedcomposite import algorithms
-    from fedcomposite.federation.site import Site
-    from fedcomposite.federation.states import StateStore
+    from fedcomposite.federation.site.client_states import StateStore
+    from fedcomposite.federation.site.site import Site
 
     silos = everything()
     silos = dataclasses.replace(silos, test=None, held_by={}, held_margin_offsets={}, names=("north", "south", "east"))

@@ -30,10 +30,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation import audit, lifetimes, logs, monitor, page, pki, service, supernode, units
-from fedcomposite.federation.audit import Audit, AuditError
-from fedcomposite.federation.exchange import Exchange
-from fedcomposite.federation.folder import FederationFolder, SiteFolder
+from fedcomposite.federation import logs, systemd
+from fedcomposite.federation.coordinator import monitor, monitor_page
+from fedcomposite.federation.engines import certificate_lifetimes, connection, pki, service
+from fedcomposite.federation.engines.mailbox import Mailbox
+from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.site import audit
+from fedcomposite.federation.site.audit import Audit, AuditError
 
 ROOT = Path(__file__).parent.parent
 SITES = ["north", "south", "west"]
@@ -58,21 +61,21 @@ def shortened(monkeypatch, fed, **days):
         monkeypatch.setattr(pki, name, value)
     if "DAYS_AUTHORITY" in days:
         pki.extend_authority(fed.path / "ca")
-    lifetimes.renew(fed)
+    certificate_lifetimes.renew(fed)
     monkeypatch.undo()
 
 
 def test_what_ends_soon_is_said_in_time(fed, monkeypatch):
     place = SiteFolder(fed.path / "sites" / "north")
-    assert lifetimes.warnings(fed) == lifetimes.warnings(place) == []
+    assert certificate_lifetimes.warnings(fed) == certificate_lifetimes.warnings(place) == []
     shortened(monkeypatch, fed, DAYS_SERVER=10)
-    (line,) = lifetimes.warnings(fed)
+    (line,) = certificate_lifetimes.warnings(fed)
     assert "service expires in 10 days" in line
     assert f"renew {fed.path}" in line
     shortened(monkeypatch, fed, DAYS_AUTHORITY=100)
-    assert any("authority expires in 100 days" in w and "--authority" in w for w in lifetimes.warnings(fed))
+    assert any("authority expires in 100 days" in w and "--authority" in w for w in certificate_lifetimes.warnings(fed))
     place.authority.write_bytes(fed.authority.read_bytes())
-    (line,) = lifetimes.warnings(place)
+    (line,) = certificate_lifetimes.warnings(place)
     assert "ask the coordinator for a new ca.crt" in line
     code, said = cli("join", place.path, "--data", "nowhere.csv", "--target", "num")
     assert code == 2
@@ -89,22 +92,22 @@ def test_a_service_renews_its_certificate_in_time(fed, monkeypatch):
     running.keep_certificate(said.append)
     assert "a new one is in use" in said[0]
     assert "authority expires in 100 days" in said[1]
-    assert 90 < lifetimes.days(fed)["service"] <= 100
+    assert 90 < certificate_lifetimes.days(fed)["service"] <= 100
 
 
 def test_a_renewal_that_was_cut_short_is_made_again(fed):
     """A crash between the two files leaves a key that does not belong to the certificate."""
-    assert not lifetimes.keep(fed)
+    assert not certificate_lifetimes.keep(fed)
     pki.make_server_certificate(fed.path / "ca", fed.path / "server" / "next", fed.host)
     os.replace(fed.path / "server" / "next" / "server.key", fed.path / "server" / "server.key")
-    assert lifetimes.keep(fed)
+    assert certificate_lifetimes.keep(fed)
     assert trusted(fed, fed.authority) == "127.0.0.1"
-    assert not lifetimes.keep(fed)
+    assert not certificate_lifetimes.keep(fed)
 
 
 @pytest.mark.parametrize(("left", "said"), [(-3.0, "has expired"), (0.4, "expires today"), (29.6, "in 30 days")])
 def test_words_for_the_time_that_is_left(left, said):
-    (line,) = lifetimes._lines({"service": left}, Path("/fed"))
+    (line,) = certificate_lifetimes._lines({"service": left}, Path("/fed"))
     assert said in line
 
 
@@ -146,9 +149,11 @@ def test_renewal_is_good_under_the_old_and_the_new_authority(fed, tmp_path):
 
 def test_nothing_outlives_who_vouches_for_it(fed, monkeypatch):
     shortened(monkeypatch, fed, DAYS_AUTHORITY=50)
-    lifetimes.renew(fed)
+    certificate_lifetimes.renew(fed)
     ends = [
-        x509.load_pem_x509_certificate(p.read_bytes()).not_valid_after_utc for p in lifetimes.certificates(fed).values()
+        x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        for path in certificate_lifetimes.certificates(fed).values()
+        for p in certificate_lifetimes.certificates(fed).values()
     ]
     assert ends[0] <= ends[1] < datetime.now(UTC) + timedelta(days=51)
 
@@ -206,7 +211,7 @@ def test_a_coordinator_as_a_service(fed):
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("form", ["user", "system"])
 def test_systemd_understands_the_unit(form, tmp_path):
-    text = units.unit(form, "a site", tmp_path, ["join", str(tmp_path)], tmp_path / "x.log", user="root")
+    text = systemd.unit(form, "a site", tmp_path, ["join", str(tmp_path)], tmp_path / "x.log", user="root")
     path = tmp_path / "fedcomposite-test.service"
     path.write_text(text)
     got = subprocess.run(
@@ -297,7 +302,7 @@ def watched(fed):
     record = {"objective": 0.5, "bytes_up": 3e6, "bytes_down": 4e6, "epsilon": 1.25, "nonzeros": 3, "stationarity": 0.1}
     lines = [json.dumps({"round": r, **record, "objective": 1 / (1 + r)}) for r in range(3)]
     (run / "history.jsonl").write_text("\n".join(lines) + "\n" + '{"round": 3, "obj')
-    exchange = Exchange(fed.spool)
+    exchange = Mailbox(fed.spool)
     exchange.register({n: (pki.read_public(fed.public_key(n)), i) for i, n in enumerate(SITES[:2])}, ["west"])
     return fed, exchange
 
@@ -360,15 +365,15 @@ class _Tags(html.parser.HTMLParser):
 
 def test_the_page_is_whole_and_asks_nobody_else():
     tags = _Tags()
-    tags.feed(page.PAGE)
+    tags.feed(monitor_page.PAGE)
     assert not [a for _, attrs in tags.tags for a in attrs if a in ("src", "href") or a.startswith("on")]
-    for name in set(re.findall(r'(?:at|say|rows)\("(\w+)"', page._SCRIPT)):
+    for name in set(re.findall(r'(?:at|say|rows)\("(\w+)"', monitor_page._SCRIPT)):
         assert name in tags.ids
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|https?://", page._SCRIPT)
-    assert "default-src 'none'" in page.POLICY
-    for block in (page._SCRIPT, page._STYLE):
-        assert page._hash(block) in page.POLICY
-        assert f">{block}</" in page.PAGE
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|https?://", monitor_page._SCRIPT)
+    assert "default-src 'none'" in monitor_page.POLICY
+    for block in (monitor_page._SCRIPT, monitor_page._STYLE):
+        assert monitor_page._hash(block) in monitor_page.POLICY
+        assert f">{block}</" in monitor_page.PAGE
 
 
 NODE = """
@@ -391,7 +396,7 @@ def test_the_pages_script_shows_text_as_text(watched):
     """The script in a JavaScript engine, with elements that only remember what was done to them."""
     seen = monitor._plain(monitor.snapshot(*watched))
     seen["sites"][0] |= {"site": EVIL, "state": EVIL}
-    environment = {**os.environ, "SEEN": json.dumps(seen), "SCRIPT": page._SCRIPT}
+    environment = {**os.environ, "SEEN": json.dumps(seen), "SCRIPT": monitor_page._SCRIPT}
     got = subprocess.run(["node", "-e", NODE], capture_output=True, text=True, check=True, env=environment)
     shown = json.loads(got.stdout)
     first = shown["sites"]["children"][0]["children"]
@@ -424,8 +429,8 @@ def test_the_service_is_watched_from_its_own_machine_only(live, monkeypatch):
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     assert parse_metrics(httpx.get(f"{url}/metrics").text)["fedcomposite_round"] == 2
     got = httpx.get(url)
-    assert got.text == page.PAGE
-    assert got.headers["content-security-policy"] == page.POLICY
+    assert got.text == monitor_page.PAGE
+    assert got.headers["content-security-policy"] == monitor_page.POLICY
     for bad in (
         httpx.get(f"{url}/status.json", headers={"host": "evil.example"}),
         httpx.get(f"{url}/status.json", headers={"host": "evil.example:80"}),
@@ -445,7 +450,7 @@ def test_the_service_is_watched_from_its_own_machine_only(live, monkeypatch):
     assert (code, "the service uses it" in said) == (0, True), said
     assert ssl.get_server_certificate(("127.0.0.1", fed.port)) != before
     pki.extend_authority(fed.path / "ca")
-    monkeypatch.setattr(lifetimes, "WARN", {"service": 1e4, "authority": 1e4})
+    monkeypatch.setattr(certificate_lifetimes, "WARN", {"service": 1e4, "authority": 1e4})
     code, said = cli("status", fed.path)
     assert (code, said.count("the certificate of the")) == (0, 2), said
     with joined(fed, "north"):
@@ -585,7 +590,7 @@ def test_a_site_behind_a_proxy(live, monkeypatch):
         monkeypatch.setenv("HTTPS_PROXY", f"http://me:secret@{proxy.address}")
         monkeypatch.delenv("NO_PROXY", raising=False)
         place = SiteFolder(fed.path / "sites" / "south")
-        assert supernode.reach(place.address, place.authority) == ""
+        assert connection.reach(place.address, place.authority) == ""
         with joined(fed, "south"):
             got = ask(fed, {"south": vectors(50)})
         assert str(got["south"]) == str(vectors(50))
@@ -595,9 +600,9 @@ def test_a_site_behind_a_proxy(live, monkeypatch):
         assert b"south" not in bytes(proxy.passed)  # the site's name is in every request
     finally:
         proxy.close()
-    assert supernode.reach(place.address, place.authority)
+    assert connection.reach(place.address, place.authority)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    assert supernode.reach(place.address, place.authority) == ""
+    assert connection.reach(place.address, place.authority) == ""
 
 
 def test_a_proxy_that_reads_along_is_an_impostor(fed, tmp_path, monkeypatch):
@@ -608,8 +613,8 @@ def test_a_proxy_that_reads_along_is_an_impostor(fed, tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
     monkeypatch.delenv("NO_PROXY", raising=False)
     try:
-        with pytest.raises(supernode.RefusedError, match="may be an impostor"):
-            supernode.reach(fed.address, fed.authority)
+        with pytest.raises(connection.RefusedError, match="may be an impostor"):
+            connection.reach(fed.address, fed.authority)
     finally:
         proxy.close()
 
@@ -630,10 +635,10 @@ def test_which_proxy_is_used(address, environment, proxy, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert supernode.proxy_for(address) == proxy
+    assert connection.proxy_for(address) == proxy
 
 
 def test_a_proxy_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "socks9://proxy")
-    with pytest.raises(supernode.RefusedError, match="HTTPS_PROXY is not of the form"):
-        supernode.proxy_for("fed.example.org:9443")
+    with pytest.raises(connection.RefusedError, match="HTTPS_PROXY is not of the form"):
+        connection.proxy_for("fed.example.org:9443")

@@ -12,8 +12,8 @@ from sklearn.metrics import roc_auc_score
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.estimators import Local, Request, Rows, answer, fold_of_samples, sites
-from fedcomposite.estimators.sites import silos_of
+from fedcomposite.analysis import Local, Request, Rows, answer, fold_of_samples, sites
+from fedcomposite.analysis.sites import silos_of
 from fedcomposite.problems.requests import ALL, losses
 
 

@@ -8,9 +8,9 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.estimators.cells import Cells, shares_beyond
-from fedcomposite.estimators.curves import average_precision, smoothed
-from fedcomposite.estimators.quality import Quality
+from fedcomposite.analysis.curves import average_precision, smoothed
+from fedcomposite.analysis.quality import Quality
+from fedcomposite.analysis.score_bins import Cells, shares_beyond
 from fedcomposite.problems.requests import answer, scores, silos_of
 
 
@@ -106,7 +106,7 @@ def test_cross_validated_quality_scores_each_sample_once(fitted):
     problem, _ = fitted
     cv = fc.cross_validate(problem, folds=3, count=4)
     report = fc.quality(problem, cv, exact=True)
-    fold = fc.estimators.fold_of_samples(problem, 3)
+    fold = fc.analysis.fold_of_samples(problem, 3)
     X, y = problem.silos.features, problem.silos.targets.numpy()
     z = np.empty(len(y))
     for f in range(3):
@@ -174,7 +174,7 @@ def test_cross_validated_auc_is_that_of_the_samples(fitted):
     """And not that of 1024 bins, in which the samples of a strong regularizer are crowded."""
     problem, _ = fitted
     cv = fc.cross_validate(problem, folds=3, count=5, score="auc")
-    fold = fc.estimators.fold_of_samples(problem, 3)
+    fold = fc.analysis.fold_of_samples(problem, 3)
     X, y = problem.silos.features, problem.silos.targets.numpy()
     each = [
         [roc_auc_score(y[fold == f], problem.predict(cv.models[f, k], X[fold == f]).numpy()) for k in range(5)]
@@ -200,7 +200,7 @@ def test_what_is_too_wide_is_not_told():
     assert one.summary()["auroc_error"] == pytest.approx(one.auroc_error)
     assert f"AUROC between {low:.2f} and {high:.2f}" in one.untold()
     assert np.isfinite(one.auroc)
-    report = fc.estimators.Report(one, {"a": one})
+    report = fc.analysis.Report(one, {"a": one})
     assert set(report.notes) == {"a", "all"}
     assert report.table["auroc"].isna().all()
 

@@ -136,8 +136,8 @@ def test_experiments_name_columns_and_style(tmp_path):
 
 def test_sites_read_their_files_alike(tmp_path):
     pytest.importorskip("flwr")
-    from fedcomposite.federation.enrol import open_site
-    from fedcomposite.federation.folder import FederationFolder, SiteFile, SiteFolder
+    from fedcomposite.federation.folders import FederationFolder, SiteFile, SiteFolder
+    from fedcomposite.federation.site.enrolment import open_site
 
     (tmp_path / "a.csv").write_bytes("größe;id;y\n1,5;x;0\n2,5;z;1\n".encode("cp1252"))
     section = {
@@ -161,9 +161,9 @@ def test_sites_read_their_files_alike(tmp_path):
 def test_messages_name_sections_that_exist():
     """A section of site.toml that a message tells to edit is one that the template has."""
     pytest.importorskip("flwr")
-    from fedcomposite.federation import folder, shape
+    from fedcomposite.federation import folders, shape
 
-    assert "[data.columns]" in folder.SITE_TOML
+    assert "[data.columns]" in folders.SITE_TOML
     assert "under [data.columns] in its site.toml" in Path(shape.__file__).read_text(encoding="utf-8")
 
 

@@ -14,9 +14,9 @@ from sklearn.metrics import balanced_accuracy_score, log_loss, mean_absolute_err
 from typer.testing import CliRunner
 
 import fedcomposite as fc
+from fedcomposite.analysis.prediction import predict
 from fedcomposite.cli.main import app
 from fedcomposite.data import DataError
-from fedcomposite.estimators.predicting import predict
 from fedcomposite.experiments import Config
 from fedcomposite.experiments.store import StoreError
 from fedcomposite.reports import read_run, write_report

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import fedcomposite as fc
-from fedcomposite.estimators import Analysis, CrossValidation, Errors, Path, Quality, Report, Stability
+from fedcomposite.analysis import Analysis, CrossValidation, Errors, Path, Quality, Report, Stability
 from fedcomposite.regularizers import L1
 
 

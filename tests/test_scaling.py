@@ -6,7 +6,7 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.estimators.scaling import rescale, worthwhile
+from fedcomposite.analysis.scaling import rescale, worthwhile
 from fedcomposite.regularizers.stretched import Stretched
 from fedcomposite.testing import check_regularizer
 

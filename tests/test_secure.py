@@ -20,10 +20,10 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 from secure_sites import make_keys, make_site, secure_sites, vault_of
 from test_federation import L1, LocalGrid, alone, federate, make_sites, method, opened, regularizer_of, write
 
-from fedcomposite.federation.post import Settings
-from fedcomposite.federation.server import Coordinator
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.shape import parse
-from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.runtime.transports import Request
 
 SECURE = Settings(secure=True)

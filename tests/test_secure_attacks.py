@@ -21,13 +21,14 @@ from secure_sites import make_keys, make_site, secure_sites
 from test_federation import LocalGrid, alone, federate, make_sites, method, opened, write
 
 import fedcomposite as fc
-from fedcomposite.federation import masking, secure, wire
-from fedcomposite.federation.masking import Numbers
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.engines.parcel import pack
 from fedcomposite.federation.orders import Key, Order
-from fedcomposite.federation.parcel import pack
-from fedcomposite.federation.post import FederationError, Settings
-from fedcomposite.federation.secure import bundle
-from fedcomposite.federation.server import Coordinator
+from fedcomposite.federation.secure import keys, masking
+from fedcomposite.federation.secure.keys import bundle
+from fedcomposite.federation.secure.masking import Numbers
 from fedcomposite.federation.shape import parse
 from fedcomposite.runtime.transports import Request
 
@@ -558,8 +559,8 @@ def test_keys_of_masks_are_in_no_file(settings, silos, tmp_path, monkeypatch):
         made.append(token(size))
         return made[-1]
 
-    monkeypatch.setattr(secure, "X25519PrivateKey", Noting)
-    monkeypatch.setattr(secure.secrets, "token_bytes", noting)
+    monkeypatch.setattr(keys, "X25519PrivateKey", Noting)
+    monkeypatch.setattr(keys.secrets, "token_bytes", noting)
     federate(LocalGrid(secure_sites(silos, tmp_path, opened(changing_cohorts=True))), TEXT, settings)
     written = b"".join(p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file())
     assert len(made) >= 12

@@ -20,14 +20,14 @@ from secure_sites import make_keys, secure_sites
 from test_federation import LocalGrid, alone, federate, make_sites, opened, write
 
 from fedcomposite.experiments import ConfigError
-from fedcomposite.federation import site as site_module
 from fedcomposite.federation import wire
-from fedcomposite.federation.approval import Approval, Approvals, Rule
-from fedcomposite.federation.audit import Audit
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.orders import Order
-from fedcomposite.federation.post import FederationError, Settings
-from fedcomposite.federation.site import Site
-from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.site import site as site_module
+from fedcomposite.federation.site.approval import Approval, Approvals, Rule
+from fedcomposite.federation.site.audit import Audit
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.site import Site
 from fedcomposite.privacy import Counters, Query, SampleLevel, System, compose
 
 SECURE = Settings(secure=True)

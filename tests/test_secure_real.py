@@ -15,9 +15,9 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from test_federation_real import SITES, Parties, leave, model, records
 
-from fedcomposite.federation import pki
-from fedcomposite.federation.enrol import make_request
-from fedcomposite.federation.folder import FederationFolder, SiteFolder
+from fedcomposite.federation.engines import pki
+from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.site.enrolment import make_request
 
 pytestmark = pytest.mark.slow
 

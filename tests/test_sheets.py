@@ -190,7 +190,7 @@ def test_constants_gaps_classes_and_spellings():
 
 
 def test_an_experiment_with_a_recipe_leaves_it_with_the_model(mess, tmp_path):
-    from fedcomposite.estimators import solve
+    from fedcomposite.analysis import solve
 
     folder, files = mess
     problem = Config.read(folder / "experiment.toml", ["recipe.rare=0"]).make_problem()  # as new patients are prepared
@@ -300,9 +300,9 @@ def test_from_a_mess_to_an_answer_in_three_commands(cli, tmp_path, monkeypatch):
 
 def test_a_federation_refuses_a_recipe_and_knows_units(tmp_path):
     pytest.importorskip("flwr")
-    from fedcomposite.federation.enrol import _in_units
-    from fedcomposite.federation.folder import FolderError
+    from fedcomposite.federation.folders import FolderError
     from fedcomposite.federation.shape import parse as parse_order
+    from fedcomposite.federation.site.enrolment import _in_units
 
     with pytest.raises(ConfigError, match=r"a \[recipe\] is not learned over a federation"):
         parse_order(Config.read("heart-recipe").text)

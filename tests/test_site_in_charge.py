@@ -15,20 +15,21 @@ from test_federation import L1, LocalGrid, alone, federate, method, opened, writ
 from typer.testing import CliRunner
 
 from fedcomposite.algorithms import ProxNewton
+from fedcomposite.analysis import Request
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.data import Silos
-from fedcomposite.estimators import Request
-from fedcomposite.federation import pki, wire
-from fedcomposite.federation.approval import Approval, Approvals, Rule, digest
-from fedcomposite.federation.asking import Inquiry
-from fedcomposite.federation.audit import Audit, AuditError
-from fedcomposite.federation.enrol import open_site
-from fedcomposite.federation.folder import FederationFolder, SiteFolder
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.engines import pki
+from fedcomposite.federation.folders import FederationFolder, SiteFolder
 from fedcomposite.federation.orders import Secure
-from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.shape import parse
-from fedcomposite.federation.site import Site
-from fedcomposite.federation.states import StateStore
+from fedcomposite.federation.site.approval import Approval, Approvals, Rule, digest
+from fedcomposite.federation.site.audit import Audit, AuditError
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.enrolment import open_site
+from fedcomposite.federation.site.site import Site
 from fedcomposite.testing import small_problem
 
 TEXT = write(method("FedNMap"), L1, rounds=3)

@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 import fedcomposite as fc
 from fedcomposite.algorithms import FedMid
-from fedcomposite.estimators import SeparationWarning
+from fedcomposite.analysis import SeparationWarning
 from fedcomposite.regularizers import L1
 
 NAN = float("nan")

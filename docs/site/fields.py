@@ -15,9 +15,9 @@ import fedcomposite as fc
 from fedcomposite.data.spec import RecipeSpec, SitePart
 from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.sections import ModelSection, ProblemSection, RunSection, TrialsSection
-from fedcomposite.federation.approval import Approval, Rule
-from fedcomposite.federation.folder import DataSection
-from fedcomposite.federation.policy import Limits
+from fedcomposite.federation.folders import DataSection
+from fedcomposite.federation.site.approval import Approval, Rule
+from fedcomposite.federation.site.policy import Limits
 from fedcomposite.privacy import ClientLevel, SampleLevel
 
 INTRODUCTION = """# Fields of the files

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
         schedules,
         theory,
     )
-    from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
-    from fedcomposite.data.faults import DataWarning
-    from fedcomposite.estimators import (
+    from fedcomposite.analysis import (
         HuberRegression,
         LinearRegression,
         LinearSVC,
@@ -41,9 +39,11 @@ if TYPE_CHECKING:
         predict,
         refit,
     )
-    from fedcomposite.estimators.quality import quality
-    from fedcomposite.estimators.solve import solve
-    from fedcomposite.estimators.stability import stability
+    from fedcomposite.analysis.quality import quality
+    from fedcomposite.analysis.solve import solve
+    from fedcomposite.analysis.stability import stability
+    from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
+    from fedcomposite.data.faults import DataWarning
     from fedcomposite.exporting import ExportError, export, prune
     from fedcomposite.problems import OneClassWarning, Problem
     from fedcomposite.problems.network import LoopWarning
@@ -123,7 +123,7 @@ __all__ = [
 _ROOMS = {  # where a name lives; a name that is not here is a module of its own
     "data": ("DataError", "FittedRecipe", "Recipe", "Silos", "describe"),
     "data.faults": ("DataWarning",),
-    "estimators": (
+    "analysis": (
         "HuberRegression", "LinearRegression", "LinearSVC", "LogisticRegression", "MultinomialRegression",
         "PoissonRegression", "QuantileRegression", "analyse", "bootstrap", "confidence", "cross_validate", "path",
         "predict", "quality", "refit", "solve", "stability",

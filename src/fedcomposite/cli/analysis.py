@@ -11,12 +11,12 @@ import pandas as pd
 import typer
 
 from fedcomposite import data
+from fedcomposite.analysis.study import Analysis, Kind, analyse
 from fedcomposite.choice import AUTO
 from fedcomposite.cli.console import AsJson, out, print_frame, print_notes, results, rows, written
 from fedcomposite.cli.runs import Overrides
 from fedcomposite.cli.solve import NOT_CONVERGED
 from fedcomposite.data import Recipe
-from fedcomposite.estimators.analysis import Analysis, Kind, analyse
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.store import coefficients
 

@@ -46,16 +46,16 @@ from fedcomposite.cli.federation_site import add_site_commands
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
-from fedcomposite.federation import engine, lifetimes, pki
-from fedcomposite.federation.apps import SITE
-from fedcomposite.federation.enrol import open_site
-from fedcomposite.federation.folder import FederationFolder, FolderError, SiteFolder, free_port
-from fedcomposite.federation.jobs import Job
-from fedcomposite.federation.office import OfficeError
-from fedcomposite.federation.post import FederationError, Settings
-from fedcomposite.federation.service import serve as serve_sites
-from fedcomposite.federation.supernode import Connection, RefusedError, reach
-from fedcomposite.federation.tables import TableSite
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.jobs import Job
+from fedcomposite.federation.engines import certificate_lifetimes, flower, pki
+from fedcomposite.federation.engines.admin_socket import AdminSocketError
+from fedcomposite.federation.engines.apps import SITE
+from fedcomposite.federation.engines.connection import Connection, RefusedError, reach
+from fedcomposite.federation.engines.service import serve as serve_sites
+from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder, free_port
+from fedcomposite.federation.site.enrolment import open_site
+from fedcomposite.federation.site.table_site import TableSite
 
 federation_app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A real federation, over Flower."
@@ -68,7 +68,7 @@ Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites
 
 
 def _one_line() -> contextlib.AbstractContextManager[None]:
-    return reporting(failures=(FederationError, engine.EngineError, OfficeError, RefusedError))
+    return reporting(failures=(FederationError, flower.EngineError, AdminSocketError, RefusedError))
 
 
 def _interruptible() -> None:
@@ -126,7 +126,7 @@ def serve(
             install(service, "coordinator", federation.path, arguments, log)
             return
         log_to(log, log_mb)
-        engine.check_version()
+        flower.check_version()
         assert federation.order_key  # refused here, not when somebody waits for the first order
         with FolderLock(federation.state):
             names = ", ".join(federation.permitted()) or "nobody yet"
@@ -161,7 +161,7 @@ def join(
             install(service, place.name, place.path, arguments, log)
             return
         log_to(log, log_mb)
-        for line in lifetimes.warnings(place):
+        for line in certificate_lifetimes.warnings(place):
             say(line)
         site = open_site(place, data, target, say)
         if isinstance(site, TableSite):
@@ -194,7 +194,7 @@ def _join_stock(place: SiteFolder, data: Path | None, target: str | None) -> Non
         "--root-certificates", str(place.authority), "--auth-supernode-private-key", str(place.key),
         "--host", "127.0.0.1", "--port", str(free_port()),
     ]  # fmt: skip
-    environment = engine.environment(place.state / "flwr", {SITE: str(place.path)})
+    environment = flower.environment(place.state / "flwr", {SITE: str(place.path)})
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         process.wait()
@@ -244,7 +244,7 @@ def status(folder: Federation, as_json: AsJson = False) -> None:
         rows = [_site_row(name, seen.get(name), name in federation.revoked()) for name in federation.sites]
         found |= {"service": federation.address, "sites": rows, "job": None}
         show(pd.DataFrame(rows), f"service at {federation.address}")
-        for line in lifetimes.warnings(federation):
+        for line in certificate_lifetimes.warnings(federation):
             out.print(line, style="red", highlight=False, soft_wrap=True)
         for name, one in seen.items():
             for at, old, new in one["taken_over"][-3:]:
@@ -362,7 +362,7 @@ def demo(
     """Everything on this machine: four hospitals, TLS and keys, one sparse model, compared with the simulator."""
     with _one_line(), contextlib.ExitStack() as stack:
         _interruptible()
-        engine.check_version()
+        flower.check_version()
         place = folder or Path(f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}")
         if place.exists() and any(place.iterdir()):
             raise FolderError(f"{place}: already holds files")

@@ -17,6 +17,8 @@ import typer
 from safetensors import safe_open
 from torch import Tensor
 
+from fedcomposite.analysis.prediction import predict_at_sites
+from fedcomposite.analysis.study import Kind
 from fedcomposite.choice import AUTO
 from fedcomposite.cli.analysis import (
     Count,
@@ -48,16 +50,14 @@ from fedcomposite.cli.federation_jobs import require_service, say
 from fedcomposite.cli.tables import page
 from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
-from fedcomposite.estimators.analysis import Kind
-from fedcomposite.estimators.predicting import predict_at_sites
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
-from fedcomposite.federation.asking import Inquiry
-from fedcomposite.federation.folder import FederationFolder
-from fedcomposite.federation.grid import ServiceGrid
-from fedcomposite.federation.office import OfficeError
-from fedcomposite.federation.post import FederationError, Settings
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.engines.admin_socket import AdminSocketError
+from fedcomposite.federation.engines.grid import ServiceGrid
+from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.files import write_atomic
 from fedcomposite.problems.losses import Multinomial, get_loss
@@ -107,7 +107,7 @@ def describe(
     give_up: GiveUp = 86400.0,
 ) -> None:
     """Analyst: what every site has of every feature, and what differs between them."""
-    with reporting(failures=(FederationError, OfficeError)):
+    with reporting(failures=(FederationError, AdminSocketError)):
         experiment, target = read(config)
         with inquiry(folder, experiment, give_up) as asking:
             found = table_of(look_at(asking, asking.names), target)
@@ -167,7 +167,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Analyst: have every site score its new patients, in a file of its own, and hear how good the model is there."""
-    with reporting(failures=(FederationError, OfficeError)), results(as_json) as told:
+    with reporting(failures=(FederationError, AdminSocketError)), results(as_json) as told:
         experiment, recipe, x, names = _finished(RunFolder(run))
         with inquiry(folder, experiment, give_up) as asking:
             asking.recipe = recipe
@@ -207,7 +207,7 @@ def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list
 def _conduct(
     folder: Path, config: str, kind: Kind, destination: Path | None, give_up: float, as_json: bool, **options: Any
 ) -> None:
-    with reporting(failures=(FederationError, OfficeError)), results(as_json) as found:
+    with reporting(failures=(FederationError, AdminSocketError)), results(as_json) as found:
         experiment, target = read(config, fitted=True)
         runs = FederationFolder(folder).runs
         place = RunFolder((destination or runs / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}").absolute())

@@ -22,12 +22,12 @@ from fedcomposite.cli.console import out, print_frame, rows
 from fedcomposite.experiments.locks import FolderLock, LockedError
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.experiments.toml import locate, read_text
-from fedcomposite.federation.folder import FederationFolder, FolderError
-from fedcomposite.federation.grid import ServiceGrid
-from fedcomposite.federation.jobs import Job, carry_out
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.jobs import Job, carry_out
+from fedcomposite.federation.engines.admin_socket import AdminClient, AdminSocketError
+from fedcomposite.federation.engines.grid import ServiceGrid
+from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.logs import Rotating
-from fedcomposite.federation.office import Counter, OfficeError
-from fedcomposite.federation.post import FederationError, Settings
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime.history import Record
@@ -107,24 +107,24 @@ def begin(
 def require_service(federation: FederationFolder) -> dict[str, Any]:
     """What the coordinator's service says about itself; an error without it."""
     try:
-        counter = Counter(federation.state)
+        counter = AdminClient(federation.state)
         try:
             return counter.ask("status")
         finally:
             counter.close()
-    except OfficeError as error:
+    except AdminSocketError as error:
         raise FederationError(f"{error}; is `fedcomposite federation serve` running?") from None
 
 
 def tell_service(federation: FederationFolder) -> bool:
     """Have the service read the list of sites again; false if it does not run, since it reads it when it starts."""
     try:
-        counter = Counter(federation.state)
+        counter = AdminClient(federation.state)
         try:
             counter.ask("reload")
         finally:
             counter.close()
-    except OfficeError:
+    except AdminSocketError:
         return False
     return True
 

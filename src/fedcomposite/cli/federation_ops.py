@@ -10,9 +10,9 @@ from rich.markup import escape
 
 from fedcomposite.cli.console import out, reporting
 from fedcomposite.cli.federation_jobs import tell_service
-from fedcomposite.federation import lifetimes, pki
-from fedcomposite.federation.folder import FederationFolder
-from fedcomposite.federation.units import write_unit
+from fedcomposite.federation.engines import certificate_lifetimes, pki
+from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.systemd import write_unit
 
 UnitForm = Annotated[
     Literal["user", "system"] | None,
@@ -33,9 +33,9 @@ def renew(
     with reporting():
         federation = FederationFolder(folder)
         before = pki.days_left(federation.authority)
-        carried = lifetimes.renew(federation, days, authority=authority)
+        carried = certificate_lifetimes.renew(federation, days, authority=authority)
         used = tell_service(federation)
-        for name, left in lifetimes.days(federation).items():
+        for name, left in certificate_lifetimes.days(federation).items():
             out.print(f"the certificate of the {name} is good for {left:.0f} days", highlight=False)
         for path in carried:
             out.print(f"  carry to {path.parent.name}, in place of its ca.crt, within {max(0.0, before):.0f} days: "

@@ -12,11 +12,11 @@ from rich.markup import escape
 
 from fedcomposite.cli.console import AsJson, out, print_json, reporting
 from fedcomposite.cli.federation_jobs import show
-from fedcomposite.federation import pki
-from fedcomposite.federation.approval import Approvals
-from fedcomposite.federation.audit import Audit
-from fedcomposite.federation.enrol import make_request
-from fedcomposite.federation.folder import SiteFolder
+from fedcomposite.federation.engines import pki
+from fedcomposite.federation.folders import SiteFolder
+from fedcomposite.federation.site.approval import Approvals
+from fedcomposite.federation.site.audit import Audit
+from fedcomposite.federation.site.enrolment import make_request
 
 Folder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
 Digest = Annotated[str, typer.Argument(metavar="DIGEST", help="The experiment's digest, or its first characters.")]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedcomposite.analysis.prediction import predict
 from fedcomposite.cli.console import AsJson, out, print_frame, results, rows, written
-from fedcomposite.estimators.predicting import predict
 from fedcomposite.files import write_atomic
 from fedcomposite.reports import write_report
 

@@ -12,9 +12,9 @@ import torch
 import typer
 from rich.markup import escape
 
+from fedcomposite.analysis import solve
 from fedcomposite.choice import AUTO
 from fedcomposite.cli.console import AsJson, FailedError, out, print_frame, results, rows, written
-from fedcomposite.estimators import solve
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.store import Journal, coefficients
 from fedcomposite.problems import Problem

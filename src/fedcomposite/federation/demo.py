@@ -20,7 +20,7 @@ from fedcomposite.data.sparse import dense
 from fedcomposite.experiments import runner
 from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.store import RunFolder
-from fedcomposite.federation.post import FederationError
+from fedcomposite.federation.coordinator.delivery import FederationError
 
 SAME = {False: 1e-12, True: 1e-9}
 """How far a model may be from the simulator's, in plain and in secure sums, whose numbers are rounded to 2^-40."""

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedcomposite.algorithms import FedCanon
-from fedcomposite.estimators import solve
+from fedcomposite.analysis import solve
 from fedcomposite.experiments import Config
 from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, slope, split
 from fedcomposite.papers.study import Study

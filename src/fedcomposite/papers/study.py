@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedcomposite.estimators import solve
+from fedcomposite.analysis import solve
 from fedcomposite.experiments import Sweep, comparison, grids
 from fedcomposite.experiments.comparison import Entry
 from fedcomposite.experiments.workers import problem_of

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedcomposite.algorithms import Zhang
-from fedcomposite.estimators import solve
+from fedcomposite.analysis import solve
 from fedcomposite.experiments import Config
 from fedcomposite.papers.base import Claim, ahead, classes, histories, judged, only, relative, split, told
 from fedcomposite.papers.study import Study

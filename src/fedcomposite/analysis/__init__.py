@@ -1,0 +1,79 @@
+"""What an analyst calls: the answer to a problem, with a certificate, and everything around it.
+
+Classes with scikit-learn's conventions are loaded when they are asked for, since scikit-learn takes long to load.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from fedcomposite.analysis.cross_validation import CrossValidation, cross_validate, fold_of_samples
+from fedcomposite.analysis.inference import SeparationWarning, adjusted, bootstrap, confidence
+from fedcomposite.analysis.paths import Path, path
+from fedcomposite.analysis.prediction import Scored, predict
+from fedcomposite.analysis.quality import Quality, Report, quality
+from fedcomposite.analysis.refitting import refit
+from fedcomposite.analysis.regression_quality import Errors
+from fedcomposite.analysis.sites import Local, Sites, together
+from fedcomposite.analysis.solve import solve
+from fedcomposite.analysis.stability import Stability, stability
+from fedcomposite.analysis.study import Analysis, analyse
+from fedcomposite.problems.requests import Request, Rows, answer
+from fedcomposite.runtime.certificate import certify
+
+if TYPE_CHECKING:
+    from fedcomposite.analysis.estimators import (
+        HuberRegression,
+        LinearRegression,
+        LinearSVC,
+        LogisticRegression,
+        MultinomialRegression,
+        PoissonRegression,
+        QuantileRegression,
+    )
+
+__all__ = [
+    "Analysis",
+    "CrossValidation",
+    "Errors",
+    "HuberRegression",
+    "LinearRegression",
+    "LinearSVC",
+    "Local",
+    "LogisticRegression",
+    "MultinomialRegression",
+    "Path",
+    "PoissonRegression",
+    "Quality",
+    "QuantileRegression",
+    "Report",
+    "Request",
+    "Rows",
+    "Scored",
+    "SeparationWarning",
+    "Sites",
+    "Stability",
+    "adjusted",
+    "analyse",
+    "answer",
+    "bootstrap",
+    "certify",
+    "confidence",
+    "cross_validate",
+    "fold_of_samples",
+    "path",
+    "predict",
+    "quality",
+    "refit",
+    "solve",
+    "stability",
+    "together",
+]
+
+_MODELS = [name for name in __all__ if name.endswith(("Regression", "SVC"))]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedcomposite.analysis import estimators
+
+    return getattr(estimators, name)

@@ -1,0 +1,275 @@
+"""Cross-validation: the paths of all folds side by side, in the exchanges that the slowest one takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
+from fedcomposite.analysis.newton import deadline_of
+from fedcomposite.analysis.paths import (
+    Floats,
+    Path,
+    Several,
+    along,
+    beginning,
+    check_path,
+    collected,
+    falling,
+    nearest,
+)
+from fedcomposite.analysis.refitting import refit
+from fedcomposite.analysis.results import Result, counted
+from fedcomposite.analysis.sites import Local, Sites, together
+from fedcomposite.problems import Problem
+from fedcomposite.problems.metrics import exact_auc
+from fedcomposite.problems.requests import Rows, Sums, folds_of, losses, silos_of
+
+Score = Literal["deviance", "auc", "error"]
+
+_BINS = 1024
+
+
+@dataclass(frozen=True, repr=False)
+class CrossValidation(Result):
+    """What a cross-validation found; arrays have one entry per strength."""
+
+    path: Path
+    """On all samples."""
+    score: Score
+    mean: Floats
+    """The score on samples held out, averaged over the folds by their weight."""
+    se: Floats
+    """Its standard error: that of the folds' mean."""
+    mean_error: Floats
+    """Most that the mean can be off: 0, unless it is an AUC from bins (see :func:`cross_validate`)."""
+    each: Floats
+    """The score of every fold, ``(folds, k)``; NaN where a fold has none."""
+    fold_weights: Floats
+    models: Tensor
+    """The folds' models, ``(folds, k, d)``."""
+    rows: tuple[Rows, ...]
+    """Which samples each fold's models were made from."""
+    exchanges: int
+    bytes_up: int
+    bytes_down: int
+    sites: Sites
+
+    @property
+    def lambdas(self) -> Floats:
+        """The strengths."""
+        return self.path.lambdas
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.score == "auc" else 1.0
+
+    @property
+    def index_min(self) -> int:
+        """The place of the best score, the strongest one of equals."""
+        return int(np.nanargmin(self._sign * self.mean))
+
+    @property
+    def index_1se(self) -> int:
+        """The place of the strongest regularizer whose score is within a standard error of the best."""
+        best = self.index_min
+        allowed = self._sign * self.mean <= self._sign * self.mean[best] + self.se[best]
+        return int(np.flatnonzero(allowed)[0])
+
+    @property
+    def lambda_min(self) -> float:
+        """The strength with the best score."""
+        return float(self.lambdas[self.index_min])
+
+    @property
+    def lambda_1se(self) -> float:
+        """The largest strength whose score is within a standard error of the best."""
+        return float(self.lambdas[self.index_1se])
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """One row per strength: score, standard error, most that the score is off, nonzeros on all samples."""
+        columns = {"lambda": self.lambdas, "mean": self.mean, "se": self.se, "mean_error": self.mean_error}
+        return pd.DataFrame({**columns, "nonzeros": self.path.nonzeros})
+
+    def to_frame(self) -> pd.DataFrame:
+        """:attr:`scores`."""
+        return self.scores
+
+    def _line(self) -> str:
+        said = f"{self.score} of {counted(len(self.rows), 'fold')} at {counted(len(self.lambdas), 'strength')}: "
+        if np.isnan(self.mean).all():
+            said += "no fold has one"
+        else:
+            said += f"best {self.mean[self.index_min]:.4g}, "
+            said += f"lambda_min = {self.lambda_min:.4g}, lambda_1se = {self.lambda_1se:.4g}"
+        return said + f", {counted(self.exchanges, 'exchange')}"
+
+    def index(self, choice: str | float = "min") -> int:
+        """The place of a choice: ``"min"``, ``"1se"``, ``"aic"``, ``"bic"``, ``"ebic"`` or a strength."""
+        if choice in ("aic", "bic", "ebic"):
+            return int(np.argmin(getattr(self.path, str(choice))))
+        if isinstance(choice, str):
+            if choice not in ("min", "1se"):
+                raise ValueError(f"choice = {choice!r}, must be 'min', '1se', 'aic', 'bic', 'ebic' or a number")
+            return self.index_min if choice == "min" else self.index_1se
+        return nearest(self.lambdas, choice)
+
+    def solution(self, choice: str | float = "min") -> Tensor:
+        """The model of a choice, on all samples."""
+        return self.path.solutions[self.index(choice)]
+
+    def refit(self, choice: str | float = "min") -> Tensor:
+        """The model of a choice once more without the regularizer, on the coordinates that it kept."""
+        return refit(self.path.problem, self.solution(choice), sites=self.sites)
+
+
+def cross_validate(
+    problem: Problem,
+    *,
+    folds: Literal["sites"] | Several = 10,
+    seed: Natural = 0,
+    score: Score = "deviance",
+    count: Several = 100,
+    ratio: Inside | None = None,
+    lambdas: Sequence[float] | None = None,
+    tolerance: ZeroOrMore = 1e-8,
+    rounds: Count = 100,
+    seconds: Positive | None = None,
+    sites: Sites | None = None,
+) -> CrossValidation:
+    """Choose the strength of a regularizer by how models do on samples that they have not seen.
+
+    The path on all samples and those of all folds take their exchanges together. Strengths are those of all samples.
+
+    Parameters
+    ----------
+    problem : Problem
+        As in :func:`fedcomposite.path`.
+    folds : int or "sites"
+        How many folds: each site deals its samples out, class by class; or every site is left out once.
+    seed : int
+        Of the folds.
+    score : {"deviance", "auc", "error"}
+        Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
+        under the ROC curve; the share of wrong classes, or the mean absolute error. The area is exact for samples at
+        hand. Sites tell 1024 bins, joined where a fold has few samples; what this can have changed is ``mean_error``.
+    count, ratio, lambdas, tolerance, rounds, seconds, sites
+        As in :func:`fedcomposite.path`; after so many seconds the strengths that all folds have done are scored.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=40)
+    >>> problem = fc.Problem(silos, regularizer=fc.regularizers.L1(1.0), bias=True, weights="samples")
+    >>> cv = fc.cross_validate(problem, folds=5, count=20)
+    >>> bool(cv.lambda_min <= cv.lambda_1se), cv.each.shape
+    (True, (5, 20))
+    """
+    check_path(cross_validate, locals())
+    if score == "auc" and "binary" not in problem.loss.kinds:
+        raise ValueError(f"score = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
+    sites = Local(problem) if sites is None else sites
+    samples = sum(len(silo.X) for silo in sites.silos) if isinstance(sites, Local) else math.inf
+    if folds != "sites" and folds > samples:
+        raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
+    parts = _parts(sites.ids, folds, seed)
+    start = beginning(problem, tolerance, rounds, sites, deadline_of(seconds))
+    strengths = falling(problem, start, count, ratio, lambdas)
+    plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
+    found = together([along(problem.regularizer, strengths, start, plan) for plan in plans], sites)
+    done = min(map(len, found))
+    strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
+    models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
+    if score == "auc" and isinstance(sites, Local):
+        table, off, weights = _exact_auc(sites, models, parts)
+    else:
+        bins, errors = _BINS if score == "auc" else 0, score == "error"
+        held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
+        table, off, weights = _scored(sites.ask(held), score)
+    mean, se = _summary(table, weights)
+    mean_error, _ = _summary(off, weights)
+    path = collected(problem, strengths, start, whole, sites)
+    sent = sites.exchanges, sites.bytes_up, sites.bytes_down
+    return CrossValidation(path, score, mean, se, mean_error, table, weights, models, parts, *sent, sites)
+
+
+def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:
+    n = len(ids)
+    if folds == "sites":
+        if n < 3:
+            raise ValueError(
+                f"folds = 'sites' leaves one site out at a time, and there are {n}: take a number of folds"
+            )
+        return tuple(Rows("site", id) for id in ids)
+    return tuple(Rows("fold", k, int(folds), seed=seed) for k in range(int(folds)))
+
+
+def _scored(held: list[Sums], score: Score) -> tuple[Floats, Floats, Floats]:
+    """The folds' scores, the most that these are off, and the folds' weights."""
+    if score == "auc":
+        both = [_auc(sums["histogram"].numpy()) for sums in held]
+        weights = np.array([float(sums["weight"][1]) for sums in held])
+        return np.stack([value for value, _ in both]), np.stack([off for _, off in both]), weights
+    weights = np.array([float(sums["weight"][0]) for sums in held])
+    empty = weights == 0
+    table = np.stack(
+        [sums[score].numpy() / w if w > 0 else sums[score].numpy() for sums, w in zip(held, weights, strict=True)]
+    )
+    table[empty] = math.nan
+    return table, np.zeros_like(table), weights
+
+
+def _auc(placed: Floats) -> tuple[Floats, Floats]:
+    """AUC and the most that it is off, from weights ``(models, ends, classes, bins)``, class 1 first."""
+    (ones_low, zeros_low), (ones_high, zeros_high) = placed.transpose(1, 2, 0, 3)
+    with np.errstate(invalid="ignore"):
+        pairs = ones_low.sum(-1) * zeros_low.sum(-1)
+        low = (ones_low[:, 1:] * zeros_high.cumsum(-1)[:, :-1]).sum(-1) / pairs
+        high = (ones_high * zeros_low.cumsum(-1)).sum(-1) / pairs
+        ones, zeros = (ones_low + ones_high) / 2, (zeros_low + zeros_high) / 2
+        value = (ones * (zeros.cumsum(-1) - zeros / 2)).sum(-1) / pairs
+    return value, np.maximum(value - low, high - value)
+
+
+def _exact_auc(sites: Local, models: Tensor, parts: tuple[Rows, ...]) -> tuple[Floats, Floats, Floats]:
+    """The folds' AUC from the samples themselves."""
+    table, weights = np.full(models.shape[:2], math.nan), np.zeros(len(parts))
+    for fold, (along_path, rows) in enumerate(zip(models, parts, strict=True)):
+        held = [(silo, silo.weights(rows.others)) for silo in sites.silos if len(silo.X)]
+        inside = [weight > 0 for _, weight in held]
+        w = torch.cat([weight[some] for (_, weight), some in zip(held, inside, strict=True)])
+        labels = torch.cat([silo.labels(silo.b)[some] for (silo, _), some in zip(held, inside, strict=True)])
+        weights[fold] = float(w.sum())
+        for k, x in enumerate(along_path):
+            z = torch.cat([silo.margins(x)[some] for (silo, _), some in zip(held, inside, strict=True)])
+            table[fold, k] = exact_auc(z, labels, w)
+    return table, np.zeros_like(table), weights
+
+
+def _summary(table: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """The weighted mean over folds, and the standard error of such a mean, as in glmnet."""
+    there = ~np.isnan(table)
+    w = np.where(there, weights[:, None], 0.0)
+    values = np.where(there, table, 0.0)
+    total = w.sum(0)
+    mean = (w * values).sum(0) / total
+    spread = (w * (values - mean) ** 2).sum(0) / total
+    return mean, np.sqrt(spread / np.maximum(there.sum(0) - 1, 1))
+
+
+def fold_of_samples(problem: Problem, folds: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """The fold of every training sample, in the order of the silos: for an analysis of pooled data with the same folds.
+
+    Only whoever holds the samples can say this; no analysis over sites needs it.
+    """
+    return np.concatenate([folds_of(seed, s.id, s.strata, folds) for s in silos_of(problem) if len(s.X)])

@@ -1,0 +1,316 @@
+"""What all estimators have in common: options, silos from arrays, the term h, the fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
+from fedcomposite.analysis.cross_validation import cross_validate
+from fedcomposite.analysis.newton import Plan, deadline_of, fit_any
+from fedcomposite.analysis.paths import Several
+from fedcomposite.analysis.sites import Local, Sites, centre_of_sites, together
+from fedcomposite.analysis.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
+from fedcomposite.analysis.strengths import strength, varied, varies
+from fedcomposite.data import Silos
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.regularizers import L1, Blocks, Regularizer
+from fedcomposite.runtime.fit import check_given
+
+Array = npt.NDArray[Any]
+Choice = Literal["min", "1se", "aic", "bic", "ebic"] | Positive
+
+_TOLD_BY_PROBLEM = ("regularizer", "weights")
+_LAM = 0.01  # of the l1 term that is taken where nothing is said
+
+
+class LinearModel(BaseEstimator):  # type: ignore[misc]
+    """A linear model over sites.
+
+    Parameters
+    ----------
+    lam : float or "cv", optional
+        The strength of the regularizer; ``"cv"`` chooses it by cross-validation. Left out, it is the regularizer's
+        own, or 0.01.
+    regularizer : Regularizer, optional
+        Any convex or weakly convex term h; ``L1`` if left out. It does not act on intercepts.
+    penalty_factors : sequence of float, optional
+        What each feature's term is multiplied by, for terms that act on each coordinate by itself; 0 leaves a feature
+        alone.
+    unpenalised : sequence of int or str
+        Features, by number or name, that the regularizer leaves alone.
+    fit_intercept : bool
+        Whether to add an intercept.
+    weights : {"samples", "uniform"}
+        Whether sites count by their samples, as if these were pooled, or alike.
+    folds, choice, scoring, count, seed
+        Of the cross-validation; see :func:`fedcomposite.cross_validate`. ``choice`` is ``"min"`` or ``"1se"``, and
+        ``scoring`` its score.
+    tolerance : float
+        Of the optimality measure, relative to the first gradient.
+    max_rounds : int, optional
+        Most exchanges; 100, or 500 where the loss has kinks, if left out.
+    seconds : float, optional
+        Most time; the best model by then is kept, and ``converged_`` says whether it is the solution.
+
+    Attributes
+    ----------
+    coef_, intercept_ : array
+        As in scikit-learn.
+    solution_ : array
+        The model as a :class:`fedcomposite.Problem` has it.
+    n_iter_ : int
+        Exchanges that the fit took.
+    converged_ : bool
+        Whether a certificate says that it is the solution; if not, ``fit`` warns and says why.
+    lam_ : float
+        The strength, chosen or given; 0 for a constraint, which has none.
+    cv_scores_ : DataFrame
+        The scores of a cross-validation; with ``lam="cv"`` only.
+    """
+
+    def __init__(
+        self,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
+        *,
+        regularizer: Regularizer | None = None,
+        penalty_factors: Sequence[float] | None = None,
+        unpenalised: Sequence[int | str] = (),
+        fit_intercept: bool = True,
+        weights: Literal["samples", "uniform"] = "samples",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
+        scoring: Literal["deviance", "auc", "error"] = "deviance",
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
+    ) -> None:
+        self.lam = lam
+        self.regularizer = regularizer
+        self.penalty_factors = penalty_factors
+        self.unpenalised = unpenalised
+        self.fit_intercept = fit_intercept
+        self.weights = weights
+        self.folds = folds
+        self.choice = choice
+        self.scoring = scoring
+        self.count = count
+        self.seed = seed
+        self.tolerance = tolerance
+        self.max_rounds = max_rounds
+        self.seconds = seconds
+
+    # -- what the kinds have of their own -----------------------------------------------------------------------------
+
+    def _loss(self) -> Loss:
+        raise NotImplementedError
+
+    def _learn(self, y: Array) -> None:
+        """Look at the targets before they are coded: classifiers set ``classes_``."""
+
+    def _coded(self, y: Array) -> Array:
+        """Targets as the loss takes them."""
+        try:
+            return np.asarray(y, float)
+        except (TypeError, ValueError):
+            raise ValueError(f"y has {y[0]!r} in it; {type(self).__name__} needs numbers") from None
+
+    # -- fitting ------------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None, *, sites: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : Silos or array
+            The sites' data; or features, ``(samples, features)``.
+        y : array, optional
+            Targets, with an array of features.
+        sites : array, optional
+            The site of each sample, with an array of features; one site if left out.
+        sample_weight : array, optional
+            What each sample counts, with an array of features.
+        """
+        options = {name: value for name, value in self.get_params(False).items() if name not in _TOLD_BY_PROBLEM}
+        check_given(LinearModel.__init__, options)
+        if isinstance(X, Silos):
+            if not (y is None and sites is None and sample_weight is None):
+                raise ValueError("fit: silos have targets, sites and weights of their own; leave y and the others out")
+            self._learn(X.targets.numpy())
+            silos = self._recoded(X)
+            self.n_features_in_ = silos.features.shape[1]
+            if silos.feature_names:
+                self.feature_names_in_ = np.asarray(silos.feature_names, object)
+        else:
+            silos = self._silos(X, y, sites, sample_weight)
+        problem = self._posed(silos, self.lam)
+        return self._solved(problem, Local(problem))
+
+    def problem(self, silos: Silos) -> Problem:
+        """The problem that :meth:`fit` solved, on such silos: for confidence intervals and quality of the model.
+
+        Its regularizer has the strength ``lam_``, also where cross-validation chose it.
+        """
+        check_is_fitted(self)
+        if not isinstance(silos, Silos):
+            raise ValueError(
+                f"silos = {silos!r:.60}, must be Silos; make them with fc.Silos.from_arrays([(X, y), ...])"
+            )
+        if silos.features.shape[1] != self.n_features_in_:
+            raise ValueError(f"silos have {silos.features.shape[1]} features, the model {self.n_features_in_}")
+        return self._posed(self._recoded(silos), self.lam_ if self.lam == "cv" else self.lam)
+
+    def _posed(self, silos: Silos, lam: float | str | None) -> Problem:
+        loss = self._loss()
+        h = self._penalty(silos.features.shape[1], loss.adapt(silos).outputs, silos.feature_names, lam)
+        return Problem(silos, loss=loss, regularizer=h, bias=bool(self.fit_intercept), weights=self.weights)
+
+    def _recoded(self, silos: Silos) -> Silos:
+        held: dict[str, Any] = {
+            part: (X, torch.from_numpy(self._coded(y.numpy()))) for part, (X, y) in silos.held_out.items()
+        }
+        return replace(silos, targets=torch.from_numpy(self._coded(silos.targets.numpy())), **held)
+
+    def _silos(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> Silos:
+        names = _names(X)
+        if names and (text := [name for name in names if not _numeric(X[name])]):
+            raise ValueError(
+                f"X: {', '.join(map(repr, text[:5]))} has text; code it first, as fc.Recipe(one_hot=...) does"
+            )
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=isinstance(self, RegressorMixin))
+        label = np.zeros(len(y), int) if sites is None else np.asarray(sites)
+        if label.shape != y.shape:
+            raise ValueError(f"sites has shape {label.shape}, expected {y.shape}: the site of each sample")
+        keep = np.ones(len(y), bool)
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            keep = weight > 0
+        self._learn(y)
+        y = self._coded(y)
+        groups = [np.flatnonzero((label == one) & keep) for one in np.unique(label[keep])]
+        return Silos.from_arrays(
+            [(X[g], y[g]) for g in groups],
+            names=[str(one) for one in np.unique(label[keep])],
+            feature_names=names,
+            weights=None if weight is None else [weight[g] for g in groups],
+        )
+
+    def _penalty(self, p: int, outputs: int, names: Sequence[str], given: float | str | None) -> Regularizer | None:
+        """The term h for these features, with the strength that is given; its own where that is None or ``"cv"``."""
+        base = L1(1.0) if self.regularizer is None else self.regularizer
+        if given is None and self.regularizer is None:
+            given = _LAM
+        if given is not None and not isinstance(given, str):
+            if given == 0:
+                return None
+            if not strength(base) > 0:
+                raise ValueError(f"lam = {given!r}: {base} has strength 0, which cannot be multiplied; take L1(1.0)")
+            base = varied(base, given / strength(base))
+        factors = self._factors(p, names)
+        if (factors == 1).all():
+            return base
+        if not (factors > 0).any():
+            return None
+        inner = np.repeat(factors, outputs)
+        whole = np.concatenate([inner, np.zeros(outputs if self.fit_intercept else 0)])
+        if len(np.unique(factors[factors > 0])) > 1 and len(torch.unique(base.coupling(p))) < p:
+            raise ValueError(f"penalty_factors are for terms on each coordinate by itself; {base} couples them")
+        return Blocks.of(*(varied(base, float(f)).on((whole == f).tolist()) for f in np.unique(whole[whole > 0])))
+
+    def _factors(self, p: int, names: Sequence[str]) -> npt.NDArray[np.float64]:
+        try:
+            factors = np.ones(p) if self.penalty_factors is None else np.array(self.penalty_factors, float)
+        except (TypeError, ValueError):
+            factors = np.zeros(0)
+        if factors.shape != (p,) or not (factors >= 0).all():
+            raise ValueError(f"penalty_factors: give {p} numbers >= 0, one per feature")
+        alone = self.unpenalised
+        if alone is None or not np.iterable(alone):
+            raise ValueError(f"unpenalised = {alone!r}, must be a list of features, by number or name")
+        for one in [alone] if isinstance(alone, str) else alone:
+            if isinstance(one, str):
+                if one not in names:
+                    raise ValueError(f"unpenalised: there is no feature {one!r} (known: {', '.join(names) or 'none'})")
+                factors[list(names).index(one)] = 0.0
+            elif not isinstance(one, int | np.integer) or not -p <= one < p:
+                raise ValueError(f"unpenalised: {one!r} is none of the numbers of features, 0 to {p - 1}")
+            else:
+                factors[one] = 0.0
+        return factors
+
+    def _solved(self, problem: Problem, sites: Sites) -> Self:
+        most = float(self._factors(self.n_features_in_, problem.silos.feature_names).max()) or 1.0
+        if self.lam == "cv":
+            options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "score": self.scoring}
+            options |= {"count": self.count, "tolerance": self.tolerance, "rounds": self._most(problem)}
+            options |= {"seconds": self.seconds}
+            cv = cross_validate(problem, sites=sites, **options)
+            x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)]) / most
+            self.cv_scores_ = cv.scores.assign(**{"lambda": cv.lambdas / most})
+            self.lambda_min_, self.lambda_1se_ = cv.lambda_min / most, cv.lambda_1se / most
+            whole = len(cv.lambdas) == self.count
+            self.converged_ = bool(cv.path.converged.all()) and whole
+            open_ends = int((~cv.path.converged).sum()) + self.count - len(cv.lambdas)
+            reason = (
+                "" if self.converged_ else f"{open_ends} of {self.count} strengths did not converge, or not in time"
+            )
+        else:
+            plan = Plan(
+                tolerance=self.tolerance,
+                rounds=self._most(problem),
+                centre=centre_of_sites(sites),
+                deadline=deadline_of(self.seconds),
+            )
+            start = torch.zeros(problem.dimension, dtype=torch.float64)
+            [made] = together([fit_any(problem, start, plan)], sites)
+            x, self.converged_ = made.x, made.converged
+            reason = "" if made.converged else explained(problem, made.end, made.rounds, made.grown)
+            self.lam_ = strength(problem.regularizer) / most if varies(problem.regularizer) else 0.0
+        if reason:
+            warnings.warn(f"{type(self).__name__}: {reason}", ConvergenceWarning, stacklevel=3)
+        self.n_iter_ = max(sites.exchanges, 1)
+        self.solution_ = x.numpy()
+        self._split(problem, x)
+        return self
+
+    def _most(self, problem: Problem) -> int:
+        """Most exchanges."""
+        return self.max_rounds or (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS)
+
+    def _split(self, problem: Problem, x: Tensor) -> None:
+        """Set coefficients and intercept from a model."""
+        slot = problem.layout[0]
+        self.coef_ = x[slot.start : slot.stop].view(slot.shape).numpy().T.copy()
+        rest = x[slot.stop :].numpy()
+        self.intercept_: Any = rest.copy() if problem.bias else np.zeros(self.coef_.shape[0] if slot.shape[1:] else 1)
+
+    def _margins(self, X: Any) -> Array:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(X @ self.coef_.T + self.intercept_)
+
+
+def _numeric(column: Any) -> bool:
+    try:
+        np.asarray(column, float)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _names(X: Any) -> list[str]:
+    columns = getattr(X, "columns", None)
+    return [] if columns is None or not all(isinstance(c, str) for c in columns) else list(columns)

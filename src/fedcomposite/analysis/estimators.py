@@ -1,0 +1,311 @@
+"""Estimators with scikit-learn's conventions: ``fit(silos)``, or ``fit(X, y, sites=...)``.
+
+Their options are those of :class:`fedcomposite.analysis.estimator.LinearModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import scipy.special
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.metrics import d2_tweedie_score
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
+from fedcomposite.analysis.estimator import Array, Choice, LinearModel
+from fedcomposite.analysis.paths import Several
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.losses import (
+    Hinge,
+    Huber,
+    LeastSquares,
+    Logistic,
+    Multinomial,
+    Poisson,
+    Quantile,
+    SquaredHinge,
+)
+from fedcomposite.regularizers import Regularizer
+
+
+class _Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
+    """A model of a number."""
+
+    def _split(self, problem: Problem, x: Tensor) -> None:
+        super()._split(problem, x)
+        self.intercept_ = float(self.intercept_[0])
+
+    def predict(self, X: Any) -> Array:
+        """The predicted targets."""
+        return self._margins(X)
+
+
+class _Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
+    """A model of classes."""
+
+    classes_: Array
+
+    def _learn(self, y: Array) -> None:
+        check_classification_targets(y)
+        self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs two classes, and all targets are of one class, {self.classes_[0]}")
+
+    def _coded(self, y: Array) -> Array:
+        unknown = ~np.isin(y, self.classes_)
+        if unknown.any():
+            raise ValueError(f"the class {y[unknown][0]!r} is new: the model has {', '.join(map(str, self.classes_))}")
+        return np.searchsorted(self.classes_, y)
+
+
+class _Binary(_Classifier):
+    """A model of two classes."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def _learn(self, y: Array) -> None:
+        super()._learn(y)
+        if len(self.classes_) > 2:
+            raise ValueError(
+                "Only binary classification is supported. The type of the target is multiclass, with "
+                f"{len(self.classes_)} classes; take MultinomialRegression"
+            )
+
+    def _split(self, problem: Problem, x: Tensor) -> None:
+        super()._split(problem, x)
+        self.coef_ = self.coef_.reshape(1, -1)
+
+    def decision_function(self, X: Any) -> Array:
+        """Margins; above zero for the second class."""
+        return self._margins(X).ravel()
+
+    def predict(self, X: Any) -> Array:
+        """The predicted classes."""
+        check_is_fitted(self)
+        return np.asarray(self.classes_[(self.decision_function(X) > 0).astype(int)])
+
+
+class LinearRegression(_Regressor):
+    """Least squares: the mean of (z - y)^2 / 2, plus h."""
+
+    def _loss(self) -> Loss:
+        return LeastSquares()
+
+
+class LogisticRegression(_Binary):
+    """Logistic regression for two classes.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=40)
+    >>> model = fc.LogisticRegression(0.02).fit(silos)
+    >>> model.coef_.shape, model.predict_proba(silos.features[:3]).shape, model.n_iter_ < 10
+    ((1, 6), (3, 2), True)
+    """
+
+    def _loss(self) -> Loss:
+        return Logistic()
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities of the two classes."""
+        p = scipy.special.expit(self.decision_function(X))
+        return np.stack([1 - p, p], axis=1)
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithms."""
+        z = self.decision_function(X)
+        return np.stack([scipy.special.log_expit(-z), scipy.special.log_expit(z)], axis=1)
+
+
+class MultinomialRegression(_Classifier):
+    """Multinomial logistic regression: a margin per class."""
+
+    def _loss(self) -> Loss:
+        return Multinomial(tuple(range(len(self.classes_))))
+
+    def decision_function(self, X: Any) -> Array:
+        """Margins, one per class; for two classes that of the second over the first."""
+        z = self._margins(X)
+        return z[:, 1] - z[:, 0] if z.shape[1] == 2 else z
+
+    def predict(self, X: Any) -> Array:
+        """The predicted classes."""
+        check_is_fitted(self)
+        return np.asarray(self.classes_[self._margins(X).argmax(1)])
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities of the classes."""
+        return np.asarray(scipy.special.softmax(self._margins(X), axis=1))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithms."""
+        return np.asarray(scipy.special.log_softmax(self._margins(X), axis=1))
+
+
+class PoissonRegression(_Regressor):
+    """Poisson regression of counts, with the logarithm as link."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def _loss(self) -> Loss:
+        return Poisson()
+
+    def predict(self, X: Any) -> Array:
+        """The predicted means."""
+        return np.exp(self._margins(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of the deviance that is explained."""
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+
+
+class HuberRegression(_Regressor):
+    """Least squares with large residuals counted linearly, from ``delta`` on, in the units of y."""
+
+    def __init__(
+        self,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
+        *,
+        delta: float = 1.0,
+        regularizer: Regularizer | None = None,
+        penalty_factors: Sequence[float] | None = None,
+        unpenalised: Sequence[int | str] = (),
+        fit_intercept: bool = True,
+        weights: Literal["samples", "uniform"] = "samples",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
+        scoring: Literal["deviance", "auc", "error"] = "deviance",
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
+    ) -> None:
+        super().__init__(
+            lam,
+            regularizer=regularizer,
+            penalty_factors=penalty_factors,
+            unpenalised=unpenalised,
+            fit_intercept=fit_intercept,
+            weights=weights,
+            folds=folds,
+            choice=choice,
+            scoring=scoring,
+            count=count,
+            seed=seed,
+            tolerance=tolerance,
+            max_rounds=max_rounds,
+            seconds=seconds,
+        )
+        self.delta = delta
+
+    def _loss(self) -> Loss:
+        return Huber(self.delta)
+
+
+class LinearSVC(_Binary):
+    """A support vector machine with the squared hinge loss, or with the hinge loss.
+
+    The hinge has a kink: Newton steps follow a barrier whose width falls, and a dual point bounds what is left.
+    """
+
+    def __init__(
+        self,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
+        *,
+        loss: Literal["squared_hinge", "hinge"] = "squared_hinge",
+        regularizer: Regularizer | None = None,
+        penalty_factors: Sequence[float] | None = None,
+        unpenalised: Sequence[int | str] = (),
+        fit_intercept: bool = True,
+        weights: Literal["samples", "uniform"] = "samples",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
+        scoring: Literal["deviance", "auc", "error"] = "deviance",
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
+    ) -> None:
+        super().__init__(
+            lam,
+            regularizer=regularizer,
+            penalty_factors=penalty_factors,
+            unpenalised=unpenalised,
+            fit_intercept=fit_intercept,
+            weights=weights,
+            folds=folds,
+            choice=choice,
+            scoring=scoring,
+            count=count,
+            seed=seed,
+            tolerance=tolerance,
+            max_rounds=max_rounds,
+            seconds=seconds,
+        )
+        self.loss = loss
+
+    def _loss(self) -> Loss:
+        if self.loss not in ("squared_hinge", "hinge"):
+            raise ValueError(f"loss = {self.loss!r}, must be 'squared_hinge' or 'hinge'")
+        return SquaredHinge() if self.loss == "squared_hinge" else Hinge()
+
+
+class QuantileRegression(_Regressor):
+    """Regression to a quantile of y.
+
+    The loss has a kink: Newton steps follow a barrier whose width falls, and a dual point bounds what is left.
+    """
+
+    def __init__(
+        self,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
+        *,
+        quantile: float = 0.5,
+        regularizer: Regularizer | None = None,
+        penalty_factors: Sequence[float] | None = None,
+        unpenalised: Sequence[int | str] = (),
+        fit_intercept: bool = True,
+        weights: Literal["samples", "uniform"] = "samples",
+        folds: Literal["sites"] | Several = 10,
+        choice: Choice = "min",
+        scoring: Literal["deviance", "auc", "error"] = "deviance",
+        count: Several = 100,
+        seed: Natural = 0,
+        tolerance: ZeroOrMore = 1e-8,
+        max_rounds: Count | None = None,
+        seconds: Positive | None = None,
+    ) -> None:
+        super().__init__(
+            lam,
+            regularizer=regularizer,
+            penalty_factors=penalty_factors,
+            unpenalised=unpenalised,
+            fit_intercept=fit_intercept,
+            weights=weights,
+            folds=folds,
+            choice=choice,
+            scoring=scoring,
+            count=count,
+            seed=seed,
+            tolerance=tolerance,
+            max_rounds=max_rounds,
+            seconds=seconds,
+        )
+        self.quantile = quantile
+
+    def _loss(self) -> Loss:
+        return Quantile(self.quantile)

@@ -1,0 +1,395 @@
+"""Newton fits as tasks: each yields what it asks of the sites, so that many of them share their exchanges.
+
+The rules are those of :class:`fedcomposite.algorithms.ProxNewton`. What an exchange has delivered at a solution is
+used once more: the first step for the next strength of a path comes from it, without another exchange.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcomposite.algorithms import ProxNewton
+from fedcomposite.algorithms.inner import minimise
+from fedcomposite.algorithms.proxnewton import Reply, Server, at_rest
+from fedcomposite.analysis.sites import Task
+from fedcomposite.analysis.strengths import only, regularized
+from fedcomposite.problems import Evaluation, Problem
+from fedcomposite.problems.requests import ALL, Request, Rows, Sums, losses, newton
+from fedcomposite.regularizers import Regularizer, Zero
+from fedcomposite.regularizers.base import Step
+from fedcomposite.regularizers.wrapped import Wrapped, settled
+from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
+
+_FAR = (3.0, 5.0)  # times the last step: where a minimiser would be left behind
+_AGAIN = 10  # exchanges between looks for one
+_LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
+_NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
+_RESISTED = 10  # steps whose own problem is given up before the fit is
+_CALLS = 6000  # of the prox of an h that couples coordinates, after which a fit is given up
+_NARROWER = 0.1  # factor between widths of a loss with a kink
+_CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
+_NARROWEST = 1e-15  # the last width, in units of the first
+_LENGTHS = 10 ** torch.linspace(-3.5, 0.25, 16, dtype=torch.float64)  # of steps that are compared
+_ENOUGH = 0.3  # of the gain of the best length that may be lost
+_POLISH = 15  # exchanges that bring a stage to its minimum, where its dual point is best
+_EARLY, _PROVED = 100.0, 1e-5  # from which gap on, in tolerances, bounds are looked for; what they have to show
+_ROUGH = 1e-6  # precision of a stage's steps
+_STATIONARY = 1e-6  # of the first gradient: what is left of a stage's where no bound is known
+_LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
+
+
+class Seen(NamedTuple):
+    """What is known at a model: the mean reply, and the working set that its Hessian is on."""
+
+    reply: Reply
+    working: Tensor
+    total: float  # number of samples
+    at: Tensor  # the model, in the coordinates of the plan's centre
+
+
+End = Literal["converged", "rounds", "time", "endless", "resisting"]
+"""Why a fit ended: a certificate, a limit, coefficients that grow without end since there is no minimiser, or steps
+whose own problem, at the server, was given up several times."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model, and what the sites said about it."""
+
+    x: Tensor
+    seen: Seen
+    rounds: int
+    """Exchanges that it took."""
+    end: End
+    grown: tuple[int, ...] = ()
+    """The coordinates that grow without end, the fastest first."""
+    certificate: Certificate | None = None
+    """Of a loss with kinks, whose gradient says nothing."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether it is the solution."""
+        return self.end == "converged"
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return float(self.seen.reply.loss)
+
+
+def _ignore(x: Tensor, rounds: int) -> None:
+    """For nobody who watches."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a fit is done."""
+
+    rows: Rows = ALL
+    tolerance: float = 1e-8
+    """Of the optimality measure, relative to ``scale``, and of what is left to gain, relative to the objective."""
+    rounds: int = 100
+    scale: float | None = None
+    """A size of gradients; the largest entry of the first one if left out."""
+    width: float = 0.0
+    """Of the barrier that makes a loss with a kink smooth; 0 for smooth losses."""
+    gain: float | None = None
+    """The gain that may be left, in place of both tolerances: a stage on the way needs no more."""
+    floor: float = 100.0
+    """How many times the rounding of gradients counts as nothing."""
+    centre: Tensor | None = None
+    """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
+    deadline: float = math.inf
+    """The time, as :func:`time.monotonic` tells it, at which a fit ends where it is."""
+    watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
+    """Receives the model before the first exchange and after each, and how many there were."""
+
+
+def deadline_of(seconds: float | None) -> float:
+    """The time at which a task that may take so many seconds ends."""
+    return math.inf if seconds is None else time.monotonic() + seconds
+
+
+def moved(x: Tensor, centre: Tensor | None, sign: int) -> Tensor:
+    """A model with its intercepts for features about a centre (sign 1), or back for features as they are (-1)."""
+    if centre is None:
+        return x
+    outputs = len(x) // (len(centre) + 1)
+    made = x.clone()
+    made[-outputs:] += sign * (centre @ x[:-outputs].view(-1, outputs))
+    return made
+
+
+def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
+    """The solution with h; ``at`` is where to begin, a :class:`Fit` on the same rows saves an exchange."""
+    inside = replace(plan, watch=lambda x, k: plan.watch(moved(x, plan.centre, -1), k))
+    made = yield from _fit(h, at if isinstance(at, Fit) else moved(at, plan.centre, 1), inside, strong)
+    return replace(made, x=moved(made.x, plan.centre, -1))
+
+
+def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
+    """The same in coordinates of the plan's centre."""
+    settled(h)
+    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at))
+    method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
+    known = at.seen if isinstance(at, Fit) else None
+    state = method.init(_feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
+    seen, asked, scale, look_again, resisted = known, 0, plan.scale, 0, 0
+    if known is not None:
+        fresh, state = state.working, state._replace(working=known.working)
+        state = method.aggregate(state, known.reply, 1.0, h)
+        grown = state.working & ~known.working
+        state = state._replace(working=fresh | grown | (state.trial != 0))
+    patience = _LONGER if bool(state.x.any()) else _LONG
+    plan.watch(state.x, 0)
+    while True:
+        if seen is not None:
+            scale = float(state.gradient.abs().max()) if scale is None else scale
+            stationary, done = at_rest(state, h, plan.tolerance, scale, plan.floor)
+            if plan.gain is not None:
+                done = -float(state.decrease) <= plan.gain and float(state.solved) == 1.0
+            elif stationary and asked >= look_again and _promising(state, h, done or asked >= patience):
+                growing = yield from _growing(state, h, plan)
+                asked, look_again = asked + 1, asked + 1 + _AGAIN
+                plan.watch(state.x, asked)
+                if growing:
+                    return Fit(state.x, seen, asked, "endless", growing)
+            if done:
+                return Fit(state.x, seen, asked, "converged")
+        if (late := time.monotonic() > plan.deadline and seen is not None) or asked >= plan.rounds:
+            assert seen is not None
+            return Fit(state.x, seen, asked, "time" if late else "rounds")
+        message, along = method.broadcast(state), _line(state, plan)
+        sums = yield [_asked(message.x, message.working, plan, plan.width), *along]
+        asked += 1
+        reply, total = _mean(sums[0])
+        if along and (better := _better(state, reply, along[0], sums[1], h)) is not None:
+            state = better
+            plan.watch(state.x, asked)
+            continue
+        state = method.aggregate(state, reply, 1.0, h)
+        if torch.equal(state.gradient, reply.gradient):
+            seen = Seen(reply, message.working, total, state.x)
+        plan.watch(state.x, asked)
+        resisted += float(state.solved) == 0 and float(state.step) == 1
+        if (resisted >= _RESISTED or h.calls > _CALLS) and seen is not None:
+            return Fit(state.x, seen, asked, "resisting")
+
+
+class _Called(Wrapped):
+    """h, with the calls of its prox counted where it couples coordinates: the server's work has a bound."""
+
+    def __init__(self, h: Regularizer, dimension: int) -> None:
+        super().__init__(h)
+        self.calls, self._coupled = 0, torch.unique(h.coupling(dimension)).numel() < dimension
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        """The prox of h."""
+        self.calls += self._coupled
+        return self.h.prox(v, step, out)
+
+
+def _asked(x: Tensor, working: Tensor, plan: Plan, width: float = 0.0) -> Request:
+    return newton(x, working, plan.rows, width, plan.centre is not None)
+
+
+def _feasible(x: Tensor, h: Regularizer) -> Tensor:
+    """A start in the domain of h: a constraint may leave out zero."""
+    if bool(torch.isfinite(h.value(x))):
+        return x
+    return h.prox(x, min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0)
+
+
+def _line(state: Server, plan: Plan) -> list[Request]:
+    """Losses along the step, where a barrier makes parabolas poor guides to its length."""
+    t = float(state.step)
+    if plan.width == 0 or t == 0 or plan.gain is None:
+        return []
+    move = (state.trial - state.x) / t
+    models = state.x + _LENGTHS.unsqueeze(1) * move
+    return [losses(models, plan.rows, width=plan.width, centred=plan.centre is not None)]
+
+
+def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regularizer) -> Server | None:
+    """The state with a length of the step that gains much more than the one under test, if there is one."""
+    values = seen["deviance"] / seen["weight"][0] / 2 + torch.stack([h.value(x) for x in line.arrays["models"]])
+    best = int(values.nan_to_num(math.inf).argmin())
+    now, lowest = float(reply.loss + h.value(state.trial)), float(values[best])
+    if not lowest < float(state.value) or now - lowest <= _ENOUGH * (float(state.value) - lowest):
+        return None
+    step = _LENGTHS[best].view(1)
+    return state._replace(trial=line.arrays["models"][best], step=step)
+
+
+def _promising(state: Server, h: Regularizer, late: bool) -> bool:
+    """Whether steps still promise much though it is late, or though x is near a minimiser by its gradient."""
+    if -float(state.decrease) <= 100 * float(state.slack):
+        return False
+    size = float(state.noise) / torch.finfo(state.x.dtype).eps  # of gradients here
+    return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
+
+
+def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
+    """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
+
+    Near a minimiser F would rise there, by more than what the step gains, or stay what it is (squared hinge). Where
+    classes can be separated, or where there are no counts, steps stay as long as they are while gradient and gain fall
+    by 1/e with each.
+    """
+    step = float(state.step)
+    if step == 0:
+        return ()
+    move = (state.trial - state.x) / step
+    far = [state.x + times * move for times in _FAR]
+    seen = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width) for x in far]
+    values = [float(_mean(sums)[0].loss + h.value(x)) for x, sums in zip(far, seen, strict=True)]
+    gain = -float(state.decrease)
+    if not (float(state.value) - values[0] > 0.5 * gain and values[0] - values[1] > 1e-3 * gain):
+        return ()
+    size = move.abs()
+    return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
+
+
+def _mean(sums: Sums) -> tuple[Reply, float]:
+    weight, _, total = sums["weight"].tolist()
+    if not weight > 0:
+        raise ValueError("no site has samples for this fit: take fewer folds, or larger parts")
+    return Reply(*(sums[k] / weight for k in Reply._fields)), total
+
+
+def null(h: Regularizer, dimension: int, plan: Plan) -> Task[Fit]:
+    """The model without the coordinates that h acts on: intercepts, and features that are not regularized.
+
+    The Hessian comes with it on the free coordinates only if there are many.
+    """
+    free = ~regularized(h, dimension)
+    made = yield from fit(only(free) or Zero(), torch.zeros(dimension, dtype=torch.float64), plan)
+    return made
+
+
+def on_support(x: Tensor, h: Regularizer, plan: Plan) -> Task[Fit]:
+    """The model without h on the coordinates that x and h leave: nothing is shrunk."""
+    free = (x != 0) | ~regularized(h, len(x))
+    made = yield from fit(only(free) or Zero(), x, plan)
+    return made
+
+
+def strong_rule(h: Regularizer, at: Fit) -> tuple[int, ...]:
+    """Coordinates outside the support that would move under h, twice the next strength minus the last one."""
+    x, g = at.x, at.seen.reply.gradient
+    step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
+    moved = (x == 0) & (h.prox(x - step * g, step) != 0)
+    return tuple(moved.nonzero().squeeze(1).tolist())
+
+
+# -- losses with kinks ------------------------------------------------------------------------------------------------
+
+
+def fit_any(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
+    """The solution of a problem with a linear model, whether its loss is smooth or has a kink."""
+    if problem.loss.smooth:
+        made = yield from fit(problem.regularizer, start, plan)
+    else:
+        inside = replace(plan, watch=lambda x, k: plan.watch(moved(x, plan.centre, -1), k))
+        made = yield from _fit_kinked(problem, moved(start, plan.centre, 1), inside)
+        made = replace(made, x=moved(made.x, plan.centre, -1))
+    return made
+
+
+def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
+    """The solution for a loss with a kink: Newton steps with a barrier whose width falls, as in interior-point methods.
+
+    A stage's gap, if it were exact, would be at most twice its width. The fit ends when that is below the tolerance
+    times the objective, and when dual points have shown that the objective is within ``_PROVED`` of its least one:
+    bounds by narrower barriers are lost in rounding. Where a conjugate is not known the first alone decides.
+    """
+    h, none = _Called(problem.regularizer, len(start)), torch.zeros_like(start, dtype=torch.bool)
+    x, asked, below, known = _feasible(start, h), 1, -math.inf, True
+    plan.watch(x, 0)
+    [sums] = yield [_asked(x, none, plan)]
+    first, slope_first = (float(sums[k].abs().max() / sums["weight"][0]) for k in ("loss", "gradient"))
+    width = widest = 1.0 if problem.loss.classifier else first or 1.0
+    while True:
+        before = asked
+        stage = replace(
+            plan,
+            width=width,
+            gain=_CENTRED * width,
+            rounds=max(plan.rounds - asked, 1),
+            watch=lambda at, k, before=before: plan.watch(at, before + k) if k else None,  # type: ignore[misc]
+        )
+        made = yield from _fit(h, x, stage)
+        x, asked, end = made.x, asked + made.rounds, made.end
+        certificate = Certificate("optimality measure", float(h.optimality(x, made.seen.reply.gradient)))
+        if made.converged:
+            exact = yield [_asked(x, none, plan, w) for w in (0.0, width, (1 + WIDER) * width)]
+            asked += 1
+            values = [float(one["loss"] / one["weight"][0]) for one in exact]
+            scale = max(abs(values[0] + float(h.value(x))), _LEAST * first, 1e-300)
+            gap = values[0] - values[1] + (values[2] - values[1]) / WIDER + _CENTRED * width
+            value, goal = values[0] + float(h.value(x)), max(plan.tolerance, _PROVED) * scale
+            if gap <= _EARLY * plan.tolerance * scale and known and value - below > goal:
+                found, looks = yield from _bound(problem, made, stage)
+                known, below, asked = found is not None, max(below, found or -math.inf), asked + looks
+            if below > -math.inf:
+                certificate = Certificate("duality gap", max(value - below, 0.0))
+            sure = value - below <= goal
+            if (
+                gap <= plan.tolerance * scale and not known
+            ):  # no dual point: the stage's own stationarity has to show it
+                end_of_stage = replace(stage, gain=None, rounds=_POLISH, tolerance=_STATIONARY, scale=slope_first)
+                polished = yield from _fit(h, made, end_of_stage)
+                asked, sure = asked + polished.rounds, polished.converged
+                certificate = Certificate(
+                    "optimality measure", float(h.optimality(polished.x, polished.seen.reply.gradient))
+                )
+            if gap <= plan.tolerance * scale and sure:
+                plan.watch(x, asked)
+                return replace(made, rounds=asked, certificate=certificate)
+            slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER
+            x = _ahead(made, h, (_NARROWER - 1) * slope)
+        width *= _NARROWER
+        if late := time.monotonic() > plan.deadline:
+            end = "time"
+        if late or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
+            end = "rounds" if end == "converged" else end
+            return replace(made, rounds=asked, end=end, certificate=certificate)
+
+
+def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, int]]:
+    """A number that the problem's objective is nowhere below, by a stage's dual point, and the exchanges that it took.
+
+    The stage is brought to its minimum first: its gradient hangs on positions that its objective no longer tells.
+    """
+    h = problem.regularizer
+    best = yield from _fit(h, at, replace(stage, gain=None, rounds=_POLISH, tolerance=0.0, floor=0.3))
+    none = torch.zeros_like(at.x, dtype=torch.bool)
+    [sums] = yield [_asked(best.x, none, stage)]
+    value, asked = float(sums["loss"] / sums["weight"][0]) + float(h.value(best.x)), best.rounds + 1
+    looks = gap_by_looks(problem, best.x, value=value, width=stage.width)
+    try:
+        y, wider = next(looks)
+        while True:
+            [sums] = yield [_asked(y, none, stage, (1 + WIDER) * stage.width if wider else stage.width)]
+            reply, _ = _mean(sums)
+            asked += 1
+            y, wider = looks.send(Evaluation(reply.loss[0], reply.gradient))
+    except StopIteration as stop:
+        return None if stop.value is None else value - stop.value, asked
+
+
+def _ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:
+    """Where the minimiser moves to when the gradient changes, to first order: the tangent of the central path."""
+    method, seen = ProxNewton(), at.seen
+    reply = seen.reply._replace(gradient=seen.reply.gradient + change)
+    found = at.x.clone()
+    residual = float(h.optimality(at.x, reply.gradient))
+    found[seen.working], _ = minimise(method._model(at.x, reply, seen.working, 0.0, h), _ROUGH * residual)
+    return found

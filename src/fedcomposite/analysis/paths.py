@@ -1,0 +1,283 @@
+"""The path: a model for every strength of the regularizer, from the empty model on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import annotated_types as at
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
+from fedcomposite.analysis.newton import Fit, Plan, deadline_of, fit, null, strong_rule
+from fedcomposite.analysis.results import Result, counted
+from fedcomposite.analysis.sites import Local, Sites, Task, centre_of_sites, together
+from fedcomposite.analysis.strengths import largest_factor, regularized, strength, varied
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.losses import LeastSquares
+from fedcomposite.problems.requests import ALL, losses
+from fedcomposite.regularizers import Regularizer
+from fedcomposite.runtime.fit import check_given
+
+Floats = npt.NDArray[np.float64]
+Several = Annotated[int, at.Ge(2)]
+
+_BINOMIAL = 0.5  # EBIC's gamma
+
+
+@dataclass(frozen=True, repr=False)
+class Path(Result):
+    """Models for falling strengths; arrays have one row per strength."""
+
+    problem: Problem
+    lambdas: Floats
+    """Strengths: lam of the regularizer (l1 + l2 of an elastic net)."""
+    solutions: Tensor
+    """The models, ``(k, d)``, as a problem has them."""
+    rounds: npt.NDArray[np.int64]
+    """Exchanges that each strength took."""
+    losses: Floats
+    null_loss: float
+    """Of the model with intercept and features that are not regularized, all others zero."""
+    saturated: float
+    """Of a model that fits every sample; 0 for most losses."""
+    samples: float
+    """How many samples; what each counts is relative, so that criteria do not depend on the scale of weights."""
+    exchanges: int
+    """Exchanges in all, those for the first strength among them."""
+    bytes_up: int
+    bytes_down: int
+    converged: npt.NDArray[np.bool_]
+
+    @property
+    def coefficients(self) -> Floats:
+        """Coefficients of the features, ``(k, p)``, or ``(k, p, C)`` with C outputs."""
+        slot = self.problem.layout[0]
+        return self.solutions[:, slot.start : slot.stop].view(-1, *slot.shape).numpy()
+
+    @property
+    def intercepts(self) -> Floats:
+        """Intercepts, ``(k,)`` or ``(k, C)``; zero where the problem has none."""
+        slot = self.problem.layout[-1]
+        if not self.problem.bias:
+            return np.zeros((len(self.lambdas), *self.coefficients.shape[2:]))
+        found = self.solutions[:, slot.start : slot.stop].numpy()
+        return found[:, 0] if found.shape[1] == 1 and self.coefficients.ndim == 2 else found
+
+    @property
+    def nonzeros(self) -> npt.NDArray[np.int64]:
+        """Nonzero coefficients of each model, intercepts not counted."""
+        return np.asarray((self.coefficients != 0).reshape(len(self.lambdas), -1).sum(1))
+
+    @cached_property
+    def deviance(self) -> Floats:
+        """The share of the null model's deviance that each model explains."""
+        return np.asarray(1 - (self.losses - self.saturated) / (self.null_loss - self.saturated))
+
+    @property
+    def _fits(self) -> Floats:
+        """Minus twice the logarithm of the likelihood, up to a constant; the variance of a normal one is estimated."""
+        if isinstance(self.problem.loss, LeastSquares):
+            return np.asarray(self.samples * np.log(2 * self.losses))
+        return np.asarray(2 * self.samples * self.losses)
+
+    @property
+    def _parameters(self) -> npt.NDArray[np.int64]:
+        return self.nonzeros + (self.problem.dimension - int(np.prod(self.coefficients.shape[1:])))
+
+    @property
+    def aic(self) -> Floats:
+        """Akaike's criterion; a nonzero coefficient counts as one parameter, as is right for l1, MCP and SCAD."""
+        return self._fits + 2 * self._parameters
+
+    @property
+    def bic(self) -> Floats:
+        """The Bayesian criterion."""
+        return self._fits + math.log(self.samples) * self._parameters
+
+    @property
+    def ebic(self) -> Floats:
+        """The extended Bayesian criterion with gamma = 1/2 (Chen & Chen 2008): many features cost more."""
+        p = int(np.prod(self.coefficients.shape[1:]))
+        ways = np.array([math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1) for k in self.nonzeros])
+        return self.bic + 2 * _BINOMIAL * ways
+
+    def at(self, lam: float) -> Tensor:
+        """The model whose strength is nearest to ``lam``, on the scale of logarithms."""
+        return self.solutions[nearest(self.lambdas, lam)]
+
+    def table(self) -> pd.DataFrame:
+        """One row per strength."""
+        columns = {"lambda": self.lambdas, "nonzeros": self.nonzeros, "deviance": self.deviance, "rounds": self.rounds}
+        return pd.DataFrame(columns | {"aic": self.aic, "bic": self.bic, "ebic": self.ebic})
+
+    def to_frame(self) -> pd.DataFrame:
+        """:meth:`table`."""
+        return self.table()
+
+    def _line(self) -> str:
+        lambdas, nonzeros, open_ = self.lambdas, self.nonzeros, int((~self.converged).sum())
+        said = f"{counted(len(lambdas), 'strength')} from {lambdas[0]:.4g} to {lambdas[-1]:.4g}: {nonzeros.min()} to "
+        said += f"{nonzeros.max()} of {int(np.prod(self.coefficients.shape[1:]))} coefficients nonzero, "
+        return said + counted(self.exchanges, "exchange") + (f"; {open_} did not converge" if open_ else "")
+
+
+def nearest(lambdas: Floats, lam: float) -> int:
+    """The place of the strength that is nearest, on the scale of logarithms."""
+    if not (isinstance(lam, int | float | np.number) and 0 < lam < math.inf):
+        raise ValueError(f"lam = {lam!r}, must be a number > 0")
+    return int(np.argmin(np.abs(np.log(lambdas / lam))))
+
+
+def path(
+    problem: Problem,
+    *,
+    count: Several = 100,
+    ratio: Inside | None = None,
+    lambdas: Sequence[float] | None = None,
+    tolerance: ZeroOrMore = 1e-8,
+    rounds: Count = 100,
+    seconds: Positive | None = None,
+    sites: Sites | None = None,
+) -> Path:
+    """Solve a problem for falling strengths of its regularizer, each from the last solution.
+
+    The first strength is the least one at which all regularized coefficients are zero. It comes from one aggregated
+    gradient, at the model with the intercept and the features that are not regularized.
+
+    Parameters
+    ----------
+    problem : Problem
+        A linear model with a smooth loss. The strength of its regularizer is what is varied: lam of ``L1(1.0)``, also
+        on some coordinates; both numbers of an elastic net, in proportion; lam of MCP and SCAD, whose theta and a stay.
+    count : int
+        How many strengths, evenly spread on the scale of logarithms.
+    ratio : float, optional
+        The last over the first; 1e-4, or 1e-2 with fewer samples than features, if left out.
+    lambdas : sequence of float, optional
+        Falling strengths of your own.
+    tolerance : float
+        Of the optimality measure, relative to the largest slope at the first strength.
+    rounds : int
+        Most exchanges for one strength.
+    seconds : float, optional
+        Most time; the path then ends with the strengths that are done.
+    sites : Sites, optional
+        Who answers; the problem's own silos if left out.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=20)
+    >>> found = fc.path(fc.Problem(silos, regularizer=fc.regularizers.L1(1.0), bias=True), count=20)
+    >>> int(found.nonzeros[0]), found.coefficients.shape, bool(found.converged.all())
+    (0, (20, 6), True)
+    """
+    check_path(path, locals())
+    sites = Local(problem) if sites is None else sites
+    start = beginning(problem, tolerance, rounds, sites, deadline_of(seconds))
+    strengths = falling(problem, start, count, ratio, lambdas)
+    [fits] = together([along(problem.regularizer, strengths, start, start.plan)], sites)
+    return collected(problem, strengths[: len(fits)], start, fits, sites)
+
+
+def check_path(function: Callable[..., Any], given: Mapping[str, Any], *lines: str) -> None:
+    """Refuse settings of a path that are wrong, all at once; ``lines`` are about others."""
+    lambdas = given.get("lambdas")
+    try:
+        own = np.asarray([1.0] if lambdas is None else lambdas, float)
+    except (TypeError, ValueError):
+        own = np.zeros(0)
+    if own.ndim != 1 or not len(own) or not ((own > 0) & (own < np.inf)).all() or not (np.diff(own) < 0).all():
+        lines = (*lines, f"lambdas = {lambdas!r:.60}, must be positive and falling")
+    check_given(function, given, *lines)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The null model of all samples, and how the fits are done."""
+
+    null: Fit
+    top: float
+    plan: Plan
+
+
+def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites, deadline: float = math.inf) -> Start:
+    """Fit the null model, and find the first strength."""
+    if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
+        raise ValueError(f"{problem.loss} has kinks, and a path takes Newton steps; take a smooth loss")
+    h, d = problem.regularizer, problem.dimension
+    lam = strength(h)
+    if not lam > 0:
+        raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")
+    [empty] = together([null(h, d, Plan(tolerance=1e-12, rounds=rounds, centre=centre_of_sites(sites)))], sites)
+    gradient = empty.seen.reply.gradient
+    acted_on = regularized(h, d)
+    top = lam * largest_factor(h, empty.x, gradient, acted_on)
+    scale = float(gradient[acted_on].abs().max())
+    return Start(
+        empty,
+        top,
+        Plan(tolerance=tolerance, rounds=rounds, scale=scale, centre=centre_of_sites(sites), deadline=deadline),
+    )
+
+
+def falling(problem: Problem, start: Start, count: int, ratio: float | None, lambdas: Sequence[float] | None) -> Floats:
+    """The strengths of a path."""
+    if lambdas is not None:
+        return np.asarray(lambdas, float)
+    if ratio is None:
+        ratio = 1e-4 if start.null.seen.total > problem.dimension else 1e-2
+    found: Floats = start.top * np.geomspace(1.0, ratio, count)
+    found[0] = start.top
+    return found
+
+
+def along(h: Regularizer, lambdas: Floats, start: Start, plan: Plan) -> Task[list[Fit]]:
+    """The models of a path on some rows, one after another."""
+    own, fits = strength(h), list[Fit]()
+    at: Tensor | Fit = start.null if plan.rows == start.plan.rows else start.null.x
+    last = start.top
+    for lam in lambdas.tolist():
+        strong: tuple[int, ...] = ()
+        if isinstance(at, Fit) and 2 * lam > last:
+            strong = strong_rule(varied(h, (2 * lam - last) / own), at)
+        at = yield from fit(varied(h, lam / own), at, plan, strong)
+        if at.end == "time" and fits:
+            break  # the strengths that are done are whole
+        fits.append(at)
+        last = lam
+    return fits
+
+
+def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], sites: Sites) -> Path:
+    """The fits as a path."""
+    return Path(
+        problem,
+        lambdas,
+        torch.stack([one.x for one in fits]),
+        np.array([one.rounds for one in fits]),
+        np.array([one.loss for one in fits]),
+        start.null.loss,
+        _saturated(problem, start.null, sites),
+        start.null.seen.total,
+        sites.exchanges,
+        sites.bytes_up,
+        sites.bytes_down,
+        np.array([one.converged for one in fits]),
+    )
+
+
+def _saturated(problem: Problem, null: Fit, sites: Sites) -> float:
+    """The loss of a model that fits every sample: what the null model's deviance leaves of its loss."""
+    if not isinstance(problem.loss, Loss) or problem.loss.nonnegative:
+        return 0.0
+    [sums] = sites.ask([losses(null.x.unsqueeze(0), ALL)])
+    return null.loss - float(sums["deviance"][0] / sums["weight"][0]) / 2

@@ -1,0 +1,434 @@
+"""How good a classifier is: every measure from counts of its margins in bins, per site and over all.
+
+In each bin and class a site counts its samples and sums their margins, probabilities and products of both. The bins'
+edges include those of probabilities 0.005, 0.010, ..., so that thresholds there are exact. The Brier score is exact;
+every other measure has bounds that hold wherever samples are in their bins, and in the ranges of bins that a site has
+joined to keep its minimum counts. A measure whose bounds are further off than :data:`WIDEST` allows is not told. With
+samples at hand every sample can be its own bin, and nothing is rounded: the same functions then give the exact values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Count, Inside, as_vector, refuse, wrong_arguments
+from fedcomposite.analysis.calibration_bounds import Calibration
+from fedcomposite.analysis.cross_validation import CrossValidation
+from fedcomposite.analysis.curves import grouped, integrated_error
+from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
+from fedcomposite.analysis.results import Result, counted
+from fedcomposite.analysis.score_bins import Cells, Pair
+from fedcomposite.analysis.sites import Local, Sites
+from fedcomposite.problems import Problem
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Logistic
+from fedcomposite.problems.requests import ALL, Request, Rows, Sums, residuals, scores
+from fedcomposite.runtime.fit import check_given
+
+Floats = npt.NDArray[np.float64]
+
+_BINS = 1024
+_BOUNDED = ("auroc", "auprc", "calibration_slope", "calibration_intercept")
+_RATES = ("sensitivity", "specificity", "precision", "negative_predictive_value", "accuracy")
+
+WIDEST = {
+    **dict.fromkeys(("auroc", "auprc", *_RATES, "net_benefit"), 0.05),
+    **dict.fromkeys(("calibration_slope", "calibration_intercept"), 0.1),
+}
+"""The most that a measure may be off to be told; for a slope above 1 this times the slope."""
+
+_WORDS = {"auroc": "AUROC", "auprc": "AUPRC"}
+
+
+def told(name: str, value: float, bounds: Pair) -> float:
+    """A measure, or NaN where its bounds are too far from it for it to mean something."""
+    most = WIDEST[name] * (max(1.0, abs(value)) if name == "calibration_slope" else 1.0)
+    return value if error(value, bounds) <= most else math.nan
+
+
+def error(value: float, bounds: Pair) -> float:
+    """Most that a measure can be off."""
+    return max(value - bounds[0], bounds[1] - value)
+
+
+def said(name: str, bounds: Pair) -> str:
+    """Bounds in words."""
+    low, high = bounds
+    name = _WORDS.get(name, name.replace("_", " "))
+    if math.isfinite(low) and math.isfinite(high):
+        return f"{name} between {low:.2f} and {high:.2f}"
+    end = f"at least {low:.2f}" if math.isfinite(low) else f"at most {high:.2f}" if math.isfinite(high) else "unbounded"
+    return f"{name} {end}"
+
+
+def edges_of(bins: int = _BINS) -> Tensor:
+    """Edges of the bins of margins: even in z / (1 + |z|), and those of probabilities in steps of 0.005."""
+    place = torch.linspace(-1, 1, bins + 1, dtype=torch.float64)[1:-1]
+    p = torch.arange(1, 200, dtype=torch.float64) / 200
+    made: Tensor = torch.unique(torch.cat([place / (1 - place.abs()), torch.logit(p)]))
+    return made
+
+
+@dataclass(frozen=True, repr=False)
+class Quality(Result):
+    """The measures of one site, or of all; of each ``NAME_error`` is the most that it can be off."""
+
+    cells: Cells
+    squares: float
+    """The sum of squared probabilities."""
+
+    @classmethod
+    def told(cls, answers: Sequence[Sums], edges: Tensor, unit: bool) -> Quality:
+        """From a site's answers to :func:`scores`, one for each of several models; ``unit``: samples count one each."""
+        squares = sum(float(one["squares"].sum()) for one in answers)
+        return cls(Cells.told([one["counts"] for one in answers], edges, unit), squares)
+
+    @classmethod
+    def all(cls, each: Sequence[Quality]) -> Quality:
+        """Of all sites."""
+        return cls(Cells.all([one.cells for one in each]), sum(one.squares for one in each))
+
+    @property
+    def samples(self) -> float:
+        """How many, or their weight."""
+        return float(self.cells.column("weight").sum())
+
+    @property
+    def positives(self) -> float:
+        """How many are of class 1."""
+        return float(self.cells.placed(1, "low").sum())
+
+    @cached_property
+    def _calibration(self) -> Calibration:
+        return Calibration(self.cells)
+
+    def _measured(self, name: str) -> tuple[float, Pair]:
+        """A measure and its bounds."""
+        match name:
+            case "auroc":
+                return self.cells.auroc
+            case "auprc":
+                return self.cells.auprc
+            case "calibration_slope":
+                return self._calibration.slope
+        return self._calibration.intercept
+
+    def bounds(self, name: Literal["auroc", "auprc", "calibration_slope", "calibration_intercept"]) -> Pair:
+        """Between which numbers a measure certainly is."""
+        return self._measured(name)[1]
+
+    @property
+    def auroc(self) -> float:
+        """The area under the ROC curve; pairs whose order is not known count one half."""
+        return self._measured("auroc")[0]
+
+    @property
+    def auroc_error(self) -> float:
+        """Most that it can be off."""
+        return error(*self._measured("auroc"))
+
+    @property
+    def auprc(self) -> float:
+        """Average precision."""
+        return self._measured("auprc")[0]
+
+    @property
+    def auprc_error(self) -> float:
+        """Most that it can be off."""
+        return error(*self._measured("auprc"))
+
+    @property
+    def brier(self) -> float:
+        """The mean squared error of the probabilities, exact."""
+        of_ones = float((self.cells.column("p") * (self.cells.column("class") == 1)).sum())
+        return (self.squares - 2 * of_ones + self.positives) / self.samples if self.samples else math.nan
+
+    @property
+    def calibration_slope(self) -> float:
+        """The slope of a logistic regression of the outcome on the margin; 1 if calibrated."""
+        return self._measured("calibration_slope")[0]
+
+    @property
+    def calibration_slope_error(self) -> float:
+        """Most that it can be off."""
+        return error(*self._measured("calibration_slope"))
+
+    @property
+    def calibration_intercept(self) -> float:
+        """The intercept of one with slope 1, calibration in the large; 0 if calibrated."""
+        return self._measured("calibration_intercept")[0]
+
+    @property
+    def calibration_intercept_error(self) -> float:
+        """Most that it can be off."""
+        return error(*self._measured("calibration_intercept"))
+
+    @cached_property
+    def _means(self) -> tuple[Floats, Floats, Floats]:
+        """Of samples in the same bins, by rising probability: its mean, samples, positives."""
+        ranges, place = np.unique(self.cells.table[:, 1:3], axis=0, return_inverse=True)
+        ones = self.cells.column("weight") * (self.cells.column("class") == 1)
+        columns = (self.cells.column("p"), self.cells.column("weight"), ones)
+        p, n, ones = (np.bincount(place.ravel(), v, len(ranges)).astype(np.float64) for v in columns)
+        order = np.argsort(p / n, kind="stable")
+        return (p / n)[order], n[order], ones[order]
+
+    @property
+    def ici(self) -> float:
+        """The integrated calibration index: the mean distance from probabilities to a smooth curve of outcomes.
+
+        It is that of probabilities rounded to the means of their bins, which are at most 0.005 wide; NaN where bins
+        were joined: no useful bound is known for it.
+        """
+        return integrated_error(*self._means) if self.cells.plain else math.nan
+
+    def calibration(self, groups: Count = 10) -> pd.DataFrame:
+        """The calibration curve in groups of about equal size: mean predicted and observed share."""
+        refuse(wrong_arguments(Quality.calibration, {"groups": groups}))
+        p, n, ones = self._means
+        return grouped(n, n * p, ones, groups)
+
+    def roc(self) -> pd.DataFrame:
+        """False and true positive rates, one row per bin; half of a range of joined bins is at either end of it."""
+        zeros, ones = (np.concatenate([[0.0], v[::-1].cumsum()]) / v.sum() for v in self.cells.halves)
+        return pd.DataFrame({"false_positive_rate": zeros, "true_positive_rate": ones})
+
+    def confusion(self, threshold: Inside = 0.5) -> dict[str, float]:
+        """Samples by outcome and prediction, with the rates that follow; of each ``NAME_error`` is the most it is off.
+
+        Probabilities in steps of 0.005 are edges of bins; with others, some of a bin may be on either side.
+        """
+        return {k: v for name, (x, b) in self.rates(threshold).items() for k, v in _with_error(name, x, b).items()}
+
+    def rates(self, threshold: Inside = 0.5) -> dict[str, tuple[float, Pair]]:
+        """The entries of :meth:`confusion` with their bounds."""
+        refuse(wrong_arguments(Quality.confusion, {"threshold": threshold}))
+        z = math.log(threshold / (1 - threshold))
+        (fp, fps), (tp, tps) = (self.cells.above(kind, z) for kind in (0, 1))
+        ones, zeros = self.positives, self.samples - self.positives
+        tn, tns, fn, fns = zeros - fp, (zeros - fps[1], zeros - fps[0]), ones - tp, (ones - tps[1], ones - tps[0])
+        named = {"true_positives": (tp, tps), "false_positives": (fp, fps)}
+        named |= {"true_negatives": (tn, tns), "false_negatives": (fn, fns)}
+        named |= {"sensitivity": _share(tp, tps, fn, fns), "specificity": _share(tn, tns, fp, fps)}
+        named |= {"precision": _share(tp, tps, fp, fps), "negative_predictive_value": _share(tn, tns, fn, fns)}
+        right, wrong = (tps[0] + tns[0], tps[1] + tns[1]), (fps[0] + fns[0], fps[1] + fns[1])
+        return named | {"accuracy": _share(tp + tn, right, fp + fn, wrong)}
+
+    def decision_curve(self, thresholds: Sequence[float] | None = None) -> pd.DataFrame:
+        """Net benefit of the model, of treating everyone and of treating no one (Vickers & Elkin 2006).
+
+        ``model_error`` is the most that the model's can be off.
+        """
+        chosen = np.arange(1, 100) / 100 if thresholds is None else np.asarray(thresholds)
+        seen = [self.rates(t) for t in chosen]
+        odds = chosen / (1 - chosen)
+        tp, fp = (np.array([[s[k][0], *s[k][1]] for s in seen]).T for k in ("true_positives", "false_positives"))
+        value, low, high = (tp[i] / self.samples - fp[j] / self.samples * odds for i, j in ((0, 0), (1, 2), (2, 1)))
+        share = self.positives / self.samples
+        everyone = share - (1 - share) * odds
+        off = np.maximum(value - low, high - value)
+        columns = {"threshold": chosen, "model": value, "model_error": off, "everyone": everyone, "no one": 0.0}
+        return pd.DataFrame(columns)
+
+    def summary(self, threshold: float | None = None) -> dict[str, float]:
+        """The numbers in one line; NaN where bounds are too wide (:data:`WIDEST`).
+
+        With a threshold, sensitivity and specificity there are among them.
+        """
+        made = {"samples": self.samples, "positives": self.positives}
+        bounded = self._bounded(threshold)
+        for name, (value, bounds) in bounded.items():
+            made |= _with_error(name, told(name, value, bounds), bounds, error(value, bounds))
+        first = ("samples", "positives", "auroc", "auroc_error", "auprc", "auprc_error")
+        return {**{k: made.pop(k) for k in first}, "brier": self.brier, **made, "ici": self.ici}
+
+    def to_frame(self) -> pd.DataFrame:
+        """:meth:`summary` as a table of one row."""
+        return pd.DataFrame([self.summary()])
+
+    def _line(self) -> str:
+        value, bounds = self._measured("auroc")
+        area = said("auroc", bounds) if math.isnan(told("auroc", value, bounds)) else f"AUROC {value:.3f}"
+        area = "no AUROC" if math.isnan(value) else area
+        return f"{self.samples:g} samples, {self.positives:g} positive: {area}, Brier score {self.brier:.4g}"
+
+    def _bounded(self, threshold: float | None) -> dict[str, tuple[float, Pair]]:
+        made = {name: self._measured(name) for name in _BOUNDED}
+        if threshold is not None:
+            rates = self.rates(threshold)
+            made |= {"sensitivity": rates["sensitivity"], "specificity": rates["specificity"]}
+        return made
+
+    def untold(self, threshold: float | None = None, names: Sequence[str] | None = None) -> str:
+        """What :meth:`summary` does not tell, of some measures or of all, and why; empty if it tells all."""
+        bounded = self._bounded(threshold).items()
+        wide = [
+            said(k, b) for k, (v, b) in bounded if not math.isnan(v) and math.isnan(told(k, v, b)) and _asked(k, names)
+        ]
+        made = [f"{', '.join(wide)}: too wide to tell"] if wide else []
+        made += ["no ICI"] if not self.cells.plain and _asked("ici", names) else []
+        why = "" if self.cells.plain or not made else ", since bins were joined to keep minimum counts"
+        return "; ".join(made) + why
+
+
+def _asked(name: str, names: Sequence[str] | None) -> bool:
+    return names is None or name in names
+
+
+def _with_error(name: str, value: float, bounds: Pair, off: float | None = None) -> dict[str, float]:
+    return {name: value, f"{name}_error": error(value, bounds) if off is None else off}
+
+
+def _share(part: float, parts: Pair, rest: float, rests: Pair) -> tuple[float, Pair]:
+    """A part over the whole, which grows with the part and falls with the rest; NaN where the whole is nothing."""
+    if not part + rest > 0:
+        return math.nan, (math.nan, math.nan)
+    low = parts[0] / (parts[0] + rests[1]) if parts[0] + rests[1] > 0 else 1.0
+    high = parts[1] / (parts[1] + rests[0]) if parts[1] + rests[0] > 0 else 0.0
+    return part / (part + rest), (min(low, high), max(low, high))  # they may differ by rounding alone
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Result):
+    """The quality of a model at each site, and over all."""
+
+    overall: Any
+    """:class:`Quality` of a logistic model, :class:`Errors` of a regression."""
+    by_site: dict[str, Any]
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        """Those of the sites, and that of all."""
+        return {**self.by_site, "all": self.overall}
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per site and one for all; NaN is what cannot be told, for which :attr:`notes` say why."""
+        return pd.DataFrame({name: one.summary() for name, one in self.rows.items()}).T
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What cannot be told of a site, or of all, and why; those of whom all is told are left out."""
+        return self.why()
+
+    def why(self, names: Sequence[str] | None = None) -> dict[str, str]:
+        """The notes about some measures."""
+        return {name: note for name, one in self.rows.items() if (note := one.untold(names=names))}
+
+    def to_frame(self) -> pd.DataFrame:
+        """:attr:`table`."""
+        return self.table
+
+    def _line(self) -> str:
+        return f"{counted(len(self.by_site), 'site')}: {self.overall!r}"
+
+
+def quality(
+    problem: Problem,
+    x: Any,
+    *,
+    part: Literal["train", "validation", "test"] = "train",
+    choice: str | float = "min",
+    exact: bool = False,
+    bins: Count = _BINS,
+    sites: Sites | None = None,
+) -> Report:
+    """Measure a logistic model or a regression on the samples it was made from, on a held-out part, or on new data.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the loss ``"logistic"`` or that of a regression; for new data, one with the new silos and the same
+        features.
+    x : Tensor, array or CrossValidation
+        The model. Of a cross-validation every sample is scored by the model of its fold, which has not seen it.
+    part : {"train", "validation", "test"}
+        Whose samples.
+    choice : str or float
+        The strength of a cross-validation's models; as in :meth:`CrossValidation.index`.
+    exact : bool
+        Every sample in its own bin; only for samples at hand.
+    bins : int
+        How many bins; of a logistic model 199 more begin at probabilities in steps of 0.005.
+    sites : Sites, optional
+        Who answers; one exchange, of which each site's counts are kept apart. For a regression two: the first asks for
+        the mean and the spread of the targets, by which bins are laid. The calibration slope of a model of counts takes
+        one more for each of about five steps of Newton's method.
+    """
+    folds = isinstance(x, CrossValidation)
+    check_given(quality, {k: v for k, v in locals().items() if not (k == "x" and folds)})
+    x = x if folds else as_vector(x).double()
+    if not (isinstance(problem.loss, Logistic) or is_regression(problem)):
+        raise ValueError(f"quality is measured of logistic models and regressions; {problem.loss} is none of them")
+    if exact and sites is not None:
+        raise ValueError("exact = True needs the samples, which sites keep")
+    where = Local(problem) if sites is None else sites
+    pairs = _models(x, choice)
+    every = _every_margin(where, pairs, part) if exact and isinstance(where, Local) else None
+    if isinstance(problem.loss, Loss) and not problem.loss.classifier:
+        return _errors(problem.loss, where, pairs, part, every, bins)
+    edges = with_points(edges_of(bins), constants(problem, [x for x, _ in pairs])) if every is None else every
+    asked: list[Request] = [scores(model, edges, part, rows) for model, rows in pairs]
+    unit = part != "train" or problem.silos.weights is None
+    every_site = {n: Quality.told(a, edges, unit) for n, a in zip(where.names, where.each(asked), strict=True)}
+    each = {name: one for name, one in every_site.items() if one.samples > 0}
+    if not each:
+        raise ValueError(f"there are no samples in the part {part!r}")
+    return Report(Quality.all(list(each.values())), each)
+
+
+def with_points(edges: Tensor, margins: Tensor) -> Tensor:
+    """Edges with a bin for each of some margins and no other."""
+    made: Tensor = torch.unique(
+        torch.cat([edges, margins, torch.nextafter(margins, torch.full_like(margins, math.inf))])
+    )
+    return made
+
+
+def constants(problem: Problem, models: Sequence[Tensor]) -> Tensor:
+    """Margins of models that have no coefficient but an intercept: without offsets all samples are ties then."""
+    made = [x[-1] if problem.bias else x.new_zeros(()) for x in models if not bool(x[: len(x) - problem.bias].any())]
+    return torch.stack(made) if made else torch.zeros(0, dtype=torch.float64)
+
+
+def is_regression(problem: Problem) -> bool:
+    """Whether it is a linear model of numbers."""
+    return isinstance(problem.loss, Loss) and not problem.loss.classifier
+
+
+def _errors(
+    loss: Loss, sites: Sites, pairs: list[tuple[Tensor, Rows]], part: str, edges: Tensor | None, bins: int
+) -> Report:
+    """The quality of a regression."""
+    none = torch.zeros(0, dtype=torch.float64)
+    [about] = sites.ask([residuals(pairs[0][0], none, part)])
+    if not float(about["sums"][0]) > 0:
+        raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
+    edges = margin_edges(loss, about["sums"], bins) if edges is None else edges
+    answers = sites.each([residuals(model, edges, part, rows) for model, rows in pairs])
+    each = {name: Errors.told(one, loss) for name, one in zip(sites.names, answers, strict=True)}
+    known = {name: one for name, one in each.items() if one.samples > 0}
+    overall, *alone = calibrated([Errors.all(list(known.values())), *known.values()], [*known], sites, pairs, part)
+    return Report(overall, dict(zip(known, alone, strict=True)))
+
+
+def _models(x: Tensor | CrossValidation, choice: str | float) -> list[tuple[Tensor, Rows]]:
+    if isinstance(x, Tensor):
+        return [(x, ALL)]
+    return [(models[x.index(choice)], rows.others) for models, rows in zip(x.models, x.rows, strict=True)]
+
+
+def _every_margin(sites: Local, pairs: list[tuple[Tensor, Rows]], part: str) -> Tensor:
+    """Edges with every margin in a bin of its own."""
+    found = [silo.of_part(part).margins(model) for silo in sites.silos for model, _ in pairs]
+    return with_points(edges_of(1), torch.cat(found))

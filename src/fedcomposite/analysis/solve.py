@@ -1,0 +1,378 @@
+"""The answer to a problem: no method to choose, no steps, and a certificate at the end."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomposite import theory
+from fedcomposite._validation import Count, Natural, Positive, Probability, ZeroOrMore, as_vector
+from fedcomposite.algorithms import FedNMap
+from fedcomposite.algorithms.base import Empty
+from fedcomposite.analysis.newton import End, Fit, Plan, deadline_of, fit_any
+from fedcomposite.analysis.scaling import rescale, worthwhile
+from fedcomposite.analysis.sites import check_range
+from fedcomposite.choice import Choice, choose, newton_fits
+from fedcomposite.problems import Linear, Loss, Problem
+from fedcomposite.problems.base import Counter
+from fedcomposite.problems.requests import Request, Sums, centre_of
+from fedcomposite.problems.smoothed import Smoothed
+from fedcomposite.regularizers.wrapped import settled
+from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, process, simulate
+from fedcomposite.runtime.callbacks import Callback, View
+from fedcomposite.runtime.certificate import certify
+from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.rounds import make_record
+from fedcomposite.runtime.wrapped import Counted
+
+NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
+"""Rounds after which a solution counts as not found, unless a number is given."""
+
+_TRIAL = 15  # rounds that judge a step
+_FACTOR = 4.0  # between steps that are tried
+_STALLED = 20  # records without progress after which a first-order method is given up
+_PROGRESS = 0.7  # what stationarity has to fall to in them
+
+
+def solve(
+    problem: Problem,
+    *,
+    tolerance: ZeroOrMore = 1e-8,
+    rounds: Natural | None = None,
+    seconds: Positive | None = None,
+    participation: Probability = 1.0,
+    local_steps: Count = 10,
+    batch_size: Count | None = None,
+    seed: Natural = 0,
+    dtype: torch.dtype = torch.float64,
+    device: str | torch.device = "cpu",
+    x0: Any = None,
+    on_record: Callable[[Record], None] | None = None,
+) -> Run:
+    """Find the solution of a problem, whatever method that takes.
+
+    Linear models are solved by Newton steps (:class:`fedcomposite.algorithms.ProxNewton`), in about ten rounds. A loss
+    with a kink (hinge, absolute, quantile) gets a barrier whose width falls, which takes about a hundred. Other
+    problems, and rounds with some of the clients only, take a first-order method. Its steps are found by trying some on
+    the objective, from the problem's constants on where these are known, and a run that diverges is done again with
+    smaller ones.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to solve.
+    tolerance : float
+        Of Newton steps: of the optimality measure, relative to the largest slope at the start, and of what is left to
+        gain, relative to the objective. Of a loss with kinks: of the objective's distance from its minimum, relative
+        to the objective. Of a first-order method: the stationarity to reach, the norm of the prox-gradient mapping at
+        :meth:`Problem.default_step`.
+    rounds : int, optional
+        Most rounds; 100 for Newton steps, 500 where a loss has kinks and 5000 for others if left out.
+    seconds : float, optional
+        Most time; the best model by then is the answer, and its status says whether it is the solution.
+    participation : float
+        Share of the clients that take part in a round.
+    local_steps, batch_size
+        Of a first-order method.
+    seed, dtype, device, x0, on_record
+        As in :func:`fedcomposite.simulate`.
+
+    Returns
+    -------
+    Run
+        With ``status`` "converged" or "not converged", a ``message`` that says what was chosen and why, and a
+        ``certificate``: the duality gap where conjugates are known, the optimality measure otherwise.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=20)
+    >>> run = fc.solve(fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.02)))
+    >>> run.status, run.rounds < 10, run.certificate.kind, run.certificate.value < 1e-10
+    ('converged', True, 'duality gap', True)
+    """
+    check_given(solve, locals())
+    check_range(problem.silos)
+    settled(problem.regularizer)
+    deadline = deadline_of(seconds)
+    if participation >= 1 and newton_fits(problem, kinks=True):
+        most = (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS) if rounds is None else rounds
+        exact = dtype if problem.loss.smooth else torch.float64  # barriers are narrower than single precision
+        run = _Newton(problem, exact, torch.device(device), on_record).solve(tolerance, most, deadline, x0)
+        return dataclasses.replace(run, solution=run.solution.to(dtype))
+    if not problem.loss.smooth and not problem.regularizer.weakly_convex:
+        raise ValueError(
+            f"{problem.loss} has kinks and {problem.regularizer} is not weakly convex: no method here takes both; "
+            "take a smooth loss (huber, squared_hinge), or a regularizer with a modulus (L1, MCP, SCAD)"
+        )
+    settings: dict[str, Any] = {
+        "tolerance": tolerance,
+        "participation": participation,
+        "seed": seed,
+        "dtype": dtype,
+        "device": device,
+        "x0": x0,
+        "on_record": on_record,
+        "mode": "eager",
+        "batch_size": batch_size,
+    }
+    most = FIRST_ORDER_ROUNDS if rounds is None else rounds
+    return _first_order(problem, most, local_steps, settings | {"evaluate_every": max(1, min(10, most))}, deadline)
+
+
+# -- Newton steps -----------------------------------------------------------------------------------------------------
+
+
+class _Newton:
+    """A problem's clients as the one party of a fit by Newton steps, and the fit's history."""
+
+    def __init__(
+        self, problem: Problem, dtype: torch.dtype, device: torch.device, on_record: Callable[[Record], None] | None
+    ) -> None:
+        self.problem, self.on_record = problem, on_record
+        smooth = problem.smooth(dtype, device)
+        assert isinstance(smooth, Linear)
+        self.smooth, self.counter = smooth, Counter()
+        self.centre = centre_of(smooth.X, problem.bias) if isinstance(smooth.X, Tensor) else None
+        self.centred = smooth if self.centre is None else _about(smooth, self.centre)
+        self.clients = np.arange(len(problem.silos), dtype=np.uint64)
+        self.weights = torch.from_numpy(problem.weights).to(device, dtype)
+        self.history: list[Record] = []
+        self.x = smooth.start()
+        self.began, self.step = time.perf_counter(), problem.default_step()
+
+    def solve(self, tolerance: float, rounds: int, deadline: float, x0: Any) -> Run:
+        """The run of a fit."""
+        start = self.x if x0 is None else as_vector(x0).to(self.x)
+        plan = Plan(tolerance=tolerance, rounds=rounds, centre=self.centre, deadline=deadline, watch=self._record)
+        counted = copy.copy(self.problem)
+        counted.regularizer = Counted(self.problem.regularizer, self.counter)
+        task, made = fit_any(counted, start, plan), None
+        with ExitStack() as stack:
+            stop = threading.Event()
+            if process.on_main_thread():
+                elements = self.smooth.X.shape[0] * self.smooth.X.shape[1]
+                stack.enter_context(process.threads(process.fitting_threads(elements, self.smooth.device)))
+                stop = stack.enter_context(process.interrupts())
+            try:
+                requests = next(task)
+                while not stop.is_set() and rounds:
+                    requests = task.send([self._answer(one) for one in requests])
+            except StopIteration as ended:
+                made = ended.value
+        run = self._run(made, tolerance)
+        if stop.is_set():
+            raise Interrupted(dataclasses.replace(run, status="interrupted", message="interrupted"))
+        return run
+
+    def _answer(self, request: Request) -> Sums:
+        """Means over the clients, as sums of weight 1."""
+        width, centred = (request.numbers.get(name, 0.0) for name in ("width", "centred"))
+        smooth, n = self.centred if centred else self.smooth, len(self.clients)
+        if width > 0:
+            smooth = copy.copy(smooth)
+            smooth.loss = Smoothed(smooth.loss, width)
+        self.counter.bytes_down += n * request.nbytes
+        if request.name == "losses":
+            values = [
+                smooth.losses(self.clients, x.expand(n, -1)).squeeze(1) @ self.weights for x in request.arrays["models"]
+            ]
+            made = {"deviance": 2 * torch.stack(values)}
+        else:
+            x = request.arrays["x"].expand(n, -1)
+            at = request.arrays["working"].nonzero().squeeze(1)
+            i, j = torch.triu_indices(len(at), len(at), device=x.device)
+            parts = {"loss": smooth.losses(self.clients, x), "gradient": smooth.full(self.clients)(x)}
+            parts["hessian"] = smooth.hessians(self.clients, x, at)[:, i, j] if len(at) else x[:, :0]
+            big = torch.finfo(x.dtype).max ** 0.5
+            made = {k: self.weights @ torch.nan_to_num(v, big, big, -big).clamp(-big, big) for k, v in parts.items()}
+            self.counter.gradients += n * (1 + len(at))
+        self.counter.bytes_up += n * sum(v.nbytes for v in made.values())
+        return {"weight": torch.tensor([1.0, 1.0, float(self.smooth.sizes.sum())], dtype=torch.float64), **made}
+
+    def _record(self, x: Tensor, rounds: int) -> None:
+        self.x = x
+        seen, now = self.smooth.evaluate(x), time.perf_counter() - self.began
+        h, counter = self.problem.regularizer, self.counter
+        made = make_record(x, seen, h, round=rounds, step=self.step, counter=counter, seconds=now)
+        if self.history and self.history[-1]["round"] == rounds:
+            self.history.pop()
+        self.history.append(made)
+        if self.on_record is not None:
+            self.on_record(made)
+
+    def _run(self, made: Fit | None, tolerance: float) -> Run:
+        problem, x, end = self.problem, self.x.double().cpu(), "rounds" if made is None else made.end
+        certificate = None if made is None else made.certificate
+        if certificate is None or certificate.kind != "duality gap":
+            certificate = certify(problem, x) if problem.loss.smooth else certificate
+        why = "the model is linear, its loss smooth, and every client takes part"
+        if not problem.loss.smooth:
+            why = f"the model is linear; {problem.loss} has kinks, which a barrier takes away"
+        rounds = self.history[-1]["round"]
+        message = f"ProxNewton, since {why}: "
+        if end == "converged":
+            message += f"{rounds} rounds, {certificate}"
+        else:
+            message += explained(problem, end, rounds, () if made is None else made.grown)
+            message += f"; {certificate}" if certificate is not None else ""
+        status: Any = "converged" if end == "converged" else "not converged"
+        return Run(self.x, self.history, status, message, rounds, Empty(), (), certificate=certificate)
+
+
+def _about(smooth: Linear, centre: Tensor) -> Linear:
+    """The same functions with features taken about a centre."""
+    assert isinstance(smooth.X, Tensor)
+    made = copy.copy(smooth)
+    made.X = smooth.X - torch.cat([centre, centre.new_zeros(1)])
+    made._padded = (b"", [])
+    return made
+
+
+def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()) -> str:
+    """Why a fit is not the solution, and what to do."""
+    if end == "endless":
+        which = ", ".join(problem.coordinate_names[i] for i in grown)
+        cause = "the classes can be separated" if problem.loss.classifier else "counts are zero wherever it matters"
+        return f"there is no solution, {cause} and the coefficients of {which} grow without end: regularize more"
+    if end == "resisting":
+        return (
+            f"not converged: the server's part of {rounds} rounds was given up several times; bring features to one "
+            f"scale (standardize), or take another regularizer than {problem.regularizer}"
+        )
+    limit = "its time" if end == "time" else f"{rounds} rounds"
+    hint = "allow more rounds" if end == "rounds" else "allow more seconds"
+    return f"not converged within {limit}: {hint}, or a larger tolerance"
+
+
+# -- first-order methods ----------------------------------------------------------------------------------------------
+
+
+def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any], deadline: float) -> Run:
+    """Steps are tried, the run is done, and done again with smaller ones if it diverges.
+
+    Where features differ in size and h allows it, all of that is in units in which they do not.
+    """
+    given, tolerance, share = problem, settings["tolerance"], settings["participation"]
+    patience = _Patience(deadline)
+    settings |= {"callbacks": [patience]}
+    rescaling = rescale(problem, tolerance) if isinstance(problem.loss, Loss) and worthwhile(problem) else None
+    if rescaling is not None:
+        problem = rescaling.problem
+        settings |= {"x0": rescaling.start(settings["x0"]), "tolerance": None, "callbacks": [patience, rescaling]}
+    smoothness, tried = _smoothness(problem, local_steps, settings, deadline)
+    while True:
+        choice = choose(problem, participation=share, local_steps=local_steps, L=smoothness)
+        run = _quietly(problem, choice, rounds, settings)
+        rounds -= run.rounds
+        if run.status != "diverged" or smoothness is None or smoothness > 1e12 or patience.late or rounds <= 0:
+            break
+        smoothness, tried = smoothness * _FACTOR, tried + run.rounds
+    if rescaling is not None:
+        run, choice = rescaling.back(run), Choice(choice.algorithm, f"{choice.why}, in units of the features")
+    return _finish(given, run, choice, tolerance, tried)
+
+
+def _quietly(problem: Problem, choice: Choice, rounds: int, settings: dict[str, Any]) -> Run:
+    """A run whose status will say what its warnings do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergenceWarning)
+        warnings.simplefilter("ignore", GrowthWarning)
+        return simulate(problem, choice.algorithm, rounds=rounds, **settings)
+
+
+def _smoothness(
+    problem: Problem, local_steps: int, settings: dict[str, Any], deadline: float
+) -> tuple[float | None, int]:
+    """A constant for the steps of a first-order method, found by trying some, and the rounds that this took.
+
+    Where L is known it is at most made so much smaller that single local steps stay below 1/L: twice, and
+    ``local_steps`` times where only some clients take part, since a round's steps are shared out then.
+    """
+    share, least, factor = settings["participation"], 0.0, _FACTOR
+    if isinstance(problem.loss, Loss):
+        if not problem.loss.smooth:
+            return None, 0
+        if not isinstance(choose(problem, participation=share, local_steps=local_steps, L=1.0).algorithm, FedNMap):
+            return None, 0
+        known = theory.constants(problem, participation=share)
+        if known.L is None:
+            L = known.need("scale")[0]
+        else:
+            L, factor = known.L * known.amplification, 2.0
+            least = L / (2 if share >= 1 else local_steps)
+    else:
+        L = 1.0
+    tried: dict[float, float] = {}
+
+    def objective(L: float) -> float:
+        if L not in tried:
+            made = choose(problem, participation=share, local_steps=local_steps, L=L)
+            plan = {"evaluate_every": _TRIAL, "progress": False, "on_record": None, "callbacks": ()}
+            run = _quietly(problem, made, _TRIAL, settings | plan)
+            lower = run.status != "diverged" and run.history[-1].objective < run.history[0].objective
+            tried[L] = run.history[-1].objective if lower else math.inf
+        return tried[L]
+
+    while math.isinf(objective(L)) and L < 1e12 and time.monotonic() < deadline:
+        L *= factor
+    while time.monotonic() < deadline and L / factor >= least and objective(L / factor) < objective(L):
+        L /= factor
+    return L, _TRIAL * len(tried)
+
+
+def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried: int) -> Run:
+    """The run with its certificate, and a status that says whether it can be relied upon."""
+    name = type(choice.algorithm).__name__
+    message = f"{name}, since {choice.why}"
+    message += f"; {tried} rounds of trying steps came first" if tried else ""
+    certificate = certify(problem, run.solution.double().cpu())
+    last = run.history[-1]
+    if run.status == "converged":
+        message += f": {run.rounds} rounds, {certificate}"
+        return dataclasses.replace(run, message=message, certificate=certificate)
+    stopped = f" ({run.message})" if run.status == "stopped" else ""
+    reason = f"not converged after {run.rounds} rounds{stopped}, "
+    reason += f"stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
+    if not problem.loss.smooth:
+        reason += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
+    status: Any = "diverged" if run.status == "diverged" else "not converged"
+    return dataclasses.replace(run, status=status, message=f"{message}: {reason}", certificate=certificate)
+
+
+class _Patience(Callback):
+    """Ends a run at its deadline, or when stationarity has not improved for long."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._best, self._since = math.inf, 0
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self._deadline
+
+    def begin(self, view: View) -> None:
+        """Forget earlier runs."""
+        self._best, self._since = math.inf, 0
+
+    def __call__(self, view: View) -> None:
+        """Look at the newest record."""
+        now = view.record["stationarity"]
+        self._since = 0 if now < _PROGRESS * self._best else self._since + 1
+        self._best = min(self._best, now)
+        if self.late:
+            view.stop("its time was up")
+        elif self._since >= _STALLED:
+            view.stop(f"no progress in {_STALLED} records")

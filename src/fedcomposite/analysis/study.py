@@ -1,0 +1,315 @@
+"""A whole analysis: the model, which strength and why, how sure, how good; and what it leaves in a run folder.
+
+=====================  =====================================================================================
+config.toml            the experiment
+analysis.json          everything that was found: path, cross-validation, intervals, quality, communication
+model.safetensors      the chosen model; coefficients.csv, recipe.json as for every run
+summary.json           status, message, versions
+=====================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import tomli_w
+import torch
+from torch import Tensor
+
+from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore
+from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
+from fedcomposite.analysis.inference import confidence
+from fedcomposite.analysis.newton import Plan, deadline_of, fit
+from fedcomposite.analysis.paths import Path, Several, path
+from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
+from fedcomposite.analysis.regression_quality import Errors
+from fedcomposite.analysis.results import Result
+from fedcomposite.analysis.sites import Local, Sites, centre_of_sites, together
+from fedcomposite.analysis.solve import explained
+from fedcomposite.analysis.strengths import strength
+from fedcomposite.experiments.locks import FolderLock
+from fedcomposite.experiments.store import RunFolder
+from fedcomposite.files import write_atomic
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.base import Evaluation
+from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
+from fedcomposite.problems.requests import ALL, newton
+from fedcomposite.regularizers import Blocks, On
+from fedcomposite.runtime.certificate import Certificate, certify
+from fedcomposite.runtime.fit import check_given
+
+Kind = Literal["fit", "path", "cv"]
+
+
+@dataclass(frozen=True, repr=False)
+class Analysis(Result):
+    """What an analysis found."""
+
+    kind: Kind
+    problem: Problem
+    x: Tensor
+    """The chosen model."""
+    lam: float
+    """Its strength of the regularizer."""
+    choice: str
+    """How it was chosen."""
+    sites: list[str]
+    reason: str
+    """Why it is not the solution, and what to do; empty if it is."""
+    path: Path | None
+    cv: CrossValidation | None
+    intervals: pd.DataFrame | None
+    """Of linear, logistic and Poisson models."""
+    quality: Report | None
+    """Of logistic models and regressions: on the folds held out, or on the samples the model was made from."""
+    tested: Report | None
+    """Of those whose silos have a test part: on that part, which took no part in any choice."""
+    certificate: Certificate | None
+    exchanges: int
+    bytes_up: int
+    bytes_down: int
+
+    @property
+    def converged(self) -> bool:
+        """Whether the model is the solution, and every model of its path."""
+        return not self.reason
+
+    @property
+    def message(self) -> str:
+        """In one line: what was done and how good the answer is."""
+        kept = int((self.x != 0).sum())
+        said = f"{self.kind}: lambda = {self.lam:.4g} ({self.choice}), {kept} of {len(self.x)} coordinates nonzero"
+        said += f", {self.exchanges} exchanges with {len(self.sites)} sites"
+        said += f"; {self.reason}" if self.reason else ""
+        return said + (f"; {self.certificate}" if self.certificate is not None else "")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per coordinate: its coefficient in the chosen model; with :attr:`intervals` where there are some."""
+        if self.intervals is not None:
+            return self.intervals
+        return pd.DataFrame({"coefficient": self.x.numpy()}, index=list(self.problem.coordinate_names))
+
+    def _line(self) -> str:
+        return self.message
+
+    def content(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        found: dict[str, Any] = {
+            "kind": self.kind,
+            "sites": self.sites,
+            "coordinates": self.problem.coordinate_names,
+            "features": int(np.prod(self.problem.layout[0].shape)),
+            "model": self.x.tolist(),
+            "lambda": self.lam,
+            "choice": self.choice,
+            "communication": {"exchanges": self.exchanges, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down},
+        }
+        if self.certificate is not None:
+            found["certificate"] = {"kind": self.certificate.kind, "value": self.certificate.value}
+        if self.path is not None:
+            table = self.path.table().to_dict("list")
+            converged = self.path.converged.tolist()
+            found["path"] = {**table, "solutions": self.path.solutions.tolist(), "converged": converged}
+        if self.cv is not None:
+            one = self.cv
+            found["cv"] = {
+                "score": one.score, "mean": one.mean.tolist(), "se": one.se.tolist(),
+                "mean_error": one.mean_error.tolist(), "folds": len(one.rows),
+                "left_out": "sites" if one.rows[0].kind == "site" else "samples",
+                "lambda_min": one.lambda_min, "lambda_1se": one.lambda_1se,
+            }  # fmt: skip
+        if self.intervals is not None:
+            found["intervals"] = self.intervals.reset_index(names="name").to_dict("records")
+        for name, report in (("quality", self.quality), ("test", self.tested)):
+            if report is not None:
+                found[name] = {k: _measured(one) for k, one in report.rows.items()}
+        if self.quality is not None:
+            found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
+        return found
+
+    def save(
+        self, folder: str | pathlib.Path, description: pd.DataFrame | None = None, *, overwrite: bool = False
+    ) -> None:
+        """Leave a run folder, for ``fc.write_report`` and ``fc.predict``; ``description`` is of ``fc.describe``.
+
+        ``overwrite`` replaces a run that the folder holds.
+        """
+        place = RunFolder(folder)
+        with FolderLock(place.path):
+            place.check_new(overwrite, instead="overwrite=True, or another folder")
+            rows = [] if description is None else description.to_dict("records")
+            self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
+
+    def write(
+        self, folder: RunFolder, config: str, description: list[dict[str, Any]], seconds: float | None = None
+    ) -> None:
+        """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site.
+
+        What an earlier run has left there goes.
+        """
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.remove("summary.json", "history.jsonl", "recipe.json", "best.safetensors", "checkpoint.safetensors*")
+        folder.remove("plot.png", "report*")
+        write_atomic(folder.config, config.encode())
+        content = {**self.content(), "description": description, "seconds": seconds}
+        text = json.dumps(plain(content), indent=1, allow_nan=False)
+        write_atomic(folder.path / "analysis.json", text.encode())
+        folder.keep_model(self.problem, self.x)
+        status = "converged" if self.converged else "not converged"
+        folder.conclude({"status": status, "message": self.message, "label": self.kind, "rounds": self.exchanges})
+
+
+def _written(problem: Problem) -> str:
+    """What a problem is, as an experiment says it; its regularizer in words."""
+    loss = problem.loss
+    names = [name for name, one in LOSSES.items() if type(one) is type(loss)]
+    fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}  # type: ignore[arg-type]
+    numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
+    section = {"loss": names[0], "loss_options": numbers, "bias": problem.bias, "weights": problem.weighting}
+    return f"# regularizer: {problem.regularizer}\n" + tomli_w.dumps({"problem": section})
+
+
+def _measured(one: Quality | Errors) -> dict[str, Any]:
+    """A site's measures, its curves among them; those of a classifier as far as they can be told."""
+    groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
+    found: dict[str, Any] = {
+        **one.summary(),
+        "note": one.untold(),
+        "calibration": one.calibration(groups).to_dict("records"),
+    }
+    if isinstance(one, Errors):
+        return found
+    roc = [] if math.isnan(found["auroc"]) else one.roc().drop_duplicates().to_numpy().tolist()
+    decision: dict[Hashable, Any] = {}
+    if one.positives and one.positives < one.samples:
+        curve = one.decision_curve()
+        curve["model"] = curve["model"].where(curve["model_error"] <= WIDEST["net_benefit"])
+        decision = curve.to_dict("list")
+    return {**found, "roc": roc, "decision": decision}
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON has them: what is not a number is None."""
+    match value:
+        case dict():
+            return {str(k): plain(v) for k, v in value.items()}
+        case list() | tuple():
+            return [plain(v) for v in value]
+        case np.generic():
+            return plain(value.item())
+        case float():
+            return value if math.isfinite(value) else None
+    return value
+
+
+def analyse(
+    problem: Problem,
+    kind: Kind = "cv",
+    *,
+    folds: Literal["sites"] | Several = 10,
+    seed: Natural = 0,
+    score: Score = "deviance",
+    choice: Literal["min", "1se", "aic", "bic", "ebic"] | Positive | None = None,
+    count: Several = 100,
+    ratio: Inside | None = None,
+    tolerance: ZeroOrMore = 1e-8,
+    seconds: Positive | None = None,
+    sites: Sites | None = None,
+) -> Analysis:
+    """Fit a linear model to sites' samples, and measure how sure and how good it is.
+
+    Parameters
+    ----------
+    problem : Problem
+        A linear model with a smooth loss.
+    kind : {"fit", "path", "cv"}
+        The problem as it is; a path of strengths; a path and cross-validation.
+    folds, seed, score, count, ratio, tolerance, seconds
+        As in :func:`fedcomposite.cross_validate`.
+    choice : str, optional
+        Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
+        default) and ``"min"``.
+    sites : Sites, optional
+        Who answers; the problem's own silos if left out.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=40)
+    >>> problem = fc.Problem(silos, regularizer=fc.regularizers.L1(1.0), bias=True, weights="samples")
+    >>> found = fc.analysis.analyse(problem, "cv", folds=3, count=10)
+    >>> found.kind, found.choice, len(found.intervals)
+    ('cv', '1se', 7)
+    """
+    check_given(analyse, locals())
+    if kind == "path" and choice not in (None, "aic", "bic", "ebic"):
+        raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
+    sites = Local(problem) if sites is None else sites
+    along = cv = None
+    options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
+    options |= {"sites": sites}
+    if kind == "cv":
+        cv = cross_validate(problem, folds=folds, seed=seed, score=score, **options)
+        along, choice = cv.path, choice or "1se"
+        place = cv.index(choice)
+    elif kind == "path":
+        along, choice = path(problem, **options), choice or "bic"
+        place = int(np.argmin(getattr(along, str(choice))))
+    if along is not None:
+        x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())
+    else:
+        if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
+            raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
+        plan = Plan(tolerance=tolerance, centre=centre_of_sites(sites), deadline=deadline_of(seconds))
+        start = torch.zeros(problem.dimension, dtype=torch.float64)
+        [made] = together([fit(problem.regularizer, start, plan)], sites)
+        h = problem.regularizer
+        lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
+        x, converged = made.x, made.converged
+        reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
+    if along is not None:
+        reason = "" if converged else f"{int((~along.converged).sum())} strengths of the path did not converge"
+    chosen = "as given" if along is None else str(choice)
+    return _measure(problem, kind, x, lam, chosen, reason, along, cv, sites)
+
+
+def _measure(
+    problem: Problem,
+    kind: Kind,
+    x: Tensor,
+    lam: float,
+    choice: str,
+    reason: str,
+    along: Path | None,
+    cv: CrossValidation | None,
+    sites: Sites,
+) -> Analysis:
+    """How sure and how good a model is."""
+    intervals = (
+        confidence(problem, x, sites=sites) if isinstance(problem.loss, LeastSquares | Logistic | Poisson) else None
+    )
+    seen = tested = None
+    if isinstance(problem.loss, Logistic) or is_regression(problem):
+        seen = quality(problem, x if cv is None else cv, choice=lam, sites=sites)
+        if "test" in problem.silos.held_out:
+            tested = quality(problem, x, part="test", sites=sites)
+
+    def look(at: Tensor) -> Evaluation:
+        [sums] = sites.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])
+        weight = sums["weight"][0]
+        return Evaluation((sums["loss"] / weight)[0], sums["gradient"] / weight)
+
+    certificate = certify(problem, x, look) if kind == "fit" else None
+    sent = sites.exchanges, sites.bytes_up, sites.bytes_down
+    names = [name for name in sites.names if name != "(held by nobody)"]
+    return Analysis(
+        kind, problem, x, lam, choice, names, reason, along, cv, intervals, seen, tested, certificate, *sent
+    )

@@ -1,0 +1,12 @@
+"""The coordinator: jobs, checks of what sites claim, the transports that turn requests into orders.
+
+======================  ============================================================================================
+``coordinator``         meets the sites, then has the driver run a method's rounds
+``inquiry``             the sites as those who answer an analysis
+``transport``           orders to sites, reports back; ``secure_transport`` where only sums are opened
+``delivery``            sending to sites that come and go: waiting, skipping, refusing
+``claims``              what a site says, held against what can be
+``jobs``                one experiment from its run folder to its end
+``monitor``             what the coordinator's machine may see: ``monitor_page``, health, metrics
+======================  ============================================================================================
+"""

@@ -1,0 +1,183 @@
+"""Analyses, the coordinator's side: the sites of a federation as those who answer queries and requests.
+
+An :class:`Inquiry` is what ``Recipe.learn`` and ``describe`` ask (a callable of queries), and what estimators ask (it
+has ``ask`` and ``each``); both get the numbers that tables and silos at hand would give.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from fedcomposite.data import DataError, FittedRecipe, Recipe
+from fedcomposite.data.queries import Answer, Query, parse_answer
+from fedcomposite.data.steps import known
+from fedcomposite.experiments.config import Config, ConfigError
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
+from fedcomposite.federation.coordinator.transport import check_refusal
+from fedcomposite.federation.orders import Analysis, Introduction, Order, Question, Samples, Shape
+from fedcomposite.federation.shape import agree, skeleton, write
+from fedcomposite.federation.site import analyses
+from fedcomposite.federation.site.policy import pair
+from fedcomposite.federation.wire import Vectors, WireError
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.requests import Request, Sums
+
+_AT_ONCE = 100  # requests in one message: their names have to fit into its header
+
+
+class Inquiry:
+    """One analysis across registered sites; every site takes part in every exchange.
+
+    Parameters
+    ----------
+    grid, sites, nodes, job, settings, log, stop
+        As for :class:`fedcomposite.federation.coordinator.coordinator.Coordinator`.
+    config : Config
+        The experiment; its method is not looked at.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        sites: Sequence[str],
+        nodes: Callable[[], Mapping[str, int]],
+        config: Config,
+        job: str,
+        settings: Settings | None = None,
+        *,
+        log: Callable[[str], None] = lambda line: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.names, self.config, self.job = list(sites), config.only({"name": "ProxNewton"}, config.seed), job
+        self.post = Delivery(grid, nodes, settings or Settings(), log, stop)
+        self.ids = list(range(len(self.names)))
+        self.exchanges = self.bytes_up = self.bytes_down = 0
+        self.recipe: FittedRecipe | None = None
+        self._shape: Shape | None = None
+        self._text = write(self.config)
+
+    def _send(self, orders: Mapping[str, Order], vectors: bytes | None, check: Callable[[str, RecordDict], Any]) -> Any:
+        """One exchange: what the sites answered, in their order."""
+        more = {} if vectors is None else {"vectors": vectors}
+        requests = {s: wire.content(order=o.model_dump_json(), **more) for s, o in orders.items()}  # type: ignore[arg-type]
+
+        def counted(site: str, content: RecordDict) -> Any:
+            check_refusal(content)
+            made = check(site, content)
+            self.bytes_up += wire.weight(content)
+            return made
+
+        self.bytes_down += sum(wire.weight(r) for r in requests.values())
+        self.exchanges += 1
+        found = self.post.collect(requests, f"analysis-{self.exchanges}", counted, "wait")
+        return [found[s] for s in self.names]
+
+    def _orders(self, **fields: Any) -> dict[str, Order]:
+        recipe = "" if self.recipe is None else self.recipe.text
+        return {
+            site: Order(job=self.job, site=site, config=self._text, client=i, recipe=recipe, cohort=1, **fields)
+            for i, site in enumerate(self.names)
+        }
+
+    # -- tables -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, query: Query) -> list[Answer]:
+        """The sites' answers to a query."""
+        analysis = Analysis(number=self.exchanges + 1, queries=[query.model_dump_json()])
+        return list(self._send(self._orders(analysis=analysis), None, lambda site, content: _answer(content)))
+
+    def learn(self, target: str) -> FittedRecipe | None:
+        """Learn the experiment's recipe, if it has one, from the sites' counts and sums."""
+        if self.config.recipe is not None:
+            recipe = Recipe(**self.config.recipe)
+            known("recipe: sites", recipe.sites, self.names)
+            self.recipe = recipe.learn(self, self.names, target)
+        return self.recipe
+
+    # -- samples ------------------------------------------------------------------------------------------------------
+
+    def meet(self) -> Problem:
+        """Hear the sites' introductions; returns the problem without their samples, but with their names."""
+        met = self._send(self._orders(analysis=Analysis(number=self.exchanges + 1)), None, self._introduction)
+        self._shape = agree(met)
+        problem = skeleton(self.config, self._shape)
+        if not isinstance(problem.loss, Loss):
+            raise ConfigError(f"[problem] {problem.loss}: analyses over sites are for linear models")
+        silos = dataclasses.replace(problem.silos, recipe=self.recipe)
+        if any(one.weight is not None for one in met):  # intervals of weighted samples are other ones
+            silos = dataclasses.replace(silos, weights=torch.ones(len(silos.targets), dtype=torch.float64))
+        return self.config.make_problem(silos)
+
+    def _introduction(self, site: str, content: RecordDict) -> Introduction:
+        met = Introduction.read(wire.text(content, "introduction"))
+        if met.site != site:
+            raise WireError(f"introduces itself as {wire.clean(met.site, 60)!r}")
+        if pair(self.config) and not any(set(met.labels) <= two for two in ({-1.0, 1.0}, {0.0, 1.0})):
+            raise WireError(f"has labels {wire.clean(met.labels, 60)}; this loss is for -1 and 1, or 0 and 1")
+        return met
+
+    def each(self, requests: Sequence[Request]) -> list[list[Sums]]:
+        """The answers of each site."""
+        made: list[list[Sums]] = [[] for _ in self.names]
+        for start in range(0, len(requests), _AT_ONCE):
+            for mine, more in zip(made, self._part(requests[start : start + _AT_ONCE]), strict=True):
+                mine += more
+        return made
+
+    def _part(self, requests: Sequence[Request]) -> list[list[Sums]]:
+        if self._shape is None:
+            raise FederationError("the sites have not been met")
+        questions = [_question(one) for one in requests]
+        vectors = {f"{i}.{k}": v.contiguous() for i, one in enumerate(requests) for k, v in one.arrays.items()}
+        expected: dict[str, wire.Form] = {}
+        for i, (question, one) in enumerate(zip(questions, requests, strict=True)):
+            expected |= analyses.answer_forms(question, dict(one.arrays), i)
+        analysis = Analysis(number=self.exchanges + 1, questions=questions)
+        found = self._send(
+            self._orders(analysis=analysis, shape=self._shape),
+            wire.block(vectors),
+            lambda site, content: wire.unpack(content, expected),
+        )
+        return [[_sums(one, i) for i in range(len(requests))] for one in found]
+
+    def ask(self, requests: Sequence[Request]) -> list[Sums]:
+        """The sums over the sites, in their order."""
+        made = self.each(requests)
+        return [{k: torch.stack([one[i][k] for one in made]).sum(0) for k in made[0][i]} for i in range(len(requests))]
+
+
+def _question(request: Request) -> Question:
+    arrays = request.arrays
+    count = next((len(arrays[key]) for key in ("models", "edges", "slopes") if key in arrays), 0)
+    return Question(
+        name=request.name,  # type: ignore[arg-type]
+        width=float(request.numbers.get("width", 0.0)),
+        bins=int(request.numbers.get("bins", 0)),
+        errors=bool(request.numbers.get("errors", 0)),
+        count=count,
+        threshold=float(request.numbers.get("threshold", 0.5)),
+        rows=Samples(**dataclasses.asdict(request.rows)),
+        part=request.part,  # type: ignore[arg-type]
+    )
+
+
+def _sums(vectors: Vectors, place: int) -> Sums:
+    return {k.partition(".")[2]: v for k, v in vectors.items() if k.partition(".")[0] == str(place)}
+
+
+def _answer(content: RecordDict) -> Answer:
+    """A site's answer to one query."""
+    said = wire.text(content, "answers")
+    try:
+        (one,) = json.loads(said)
+        return parse_answer(one)
+    except (ValueError, TypeError, RecursionError, DataError):
+        raise WireError("its answer to a query cannot be read") from None

@@ -1,0 +1,144 @@
+"""A job: one experiment at the coordinator, from its run folder to its end, with what others need to follow it.
+
+Beside the files of every run folder there are ``status.json`` (what is happening now, renewed every second),
+``federation.log`` (one line per event) and, when somebody asks the job to stop, ``stop``. The job is done by the
+process of ``federation run`` itself: there is none to outlive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.serverapp import Grid
+from pydantic import BaseModel, ConfigDict
+
+from fedcomposite.experiments.locks import FolderLock
+from fedcomposite.experiments.store import Journal, RunFolder
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.coordinator.delivery import Settings
+from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.shape import parse
+from fedcomposite.files import write_atomic
+from fedcomposite.runtime.history import Record, Run
+
+State = Literal["preparing", "running", "finished", "failed"]
+
+
+class Job(BaseModel):
+    """What a job's file says."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    out: str
+    settings: dict[str, Any] = {}
+    data: dict[str, Any] | None = None
+    """The ``[data]`` of the experiment as written, kept for the run folder; a federation does not use it."""
+    partition: dict[str, Any] | None = None
+    sites: list[str] | None = None
+    """Who takes part; all sites of the federation if not said."""
+
+
+class _Diary:
+    """status.json and federation.log."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._folder, self._tell, self._renewed = folder, tell, 0.0
+        self.fields: dict[str, Any] = {"pid": os.getpid(), "state": "preparing", "round": 0, "missing": {}}
+
+    def log(self, line: str) -> None:
+        with (self._folder / "federation.log").open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now():%H:%M:%S} {line}\n")
+        self._tell(line)
+
+    def write(self, **fields: Any) -> None:
+        self.fields |= fields
+        self._renewed = time.monotonic()
+        write_atomic(self._folder / "status.json", json.dumps({**self.fields, "time": time.time()}).encode())
+
+    def renew(self, missing: dict[str, float]) -> None:
+        if time.monotonic() - self._renewed > 1.0:
+            self.write(missing={k: round(v) for k, v in missing.items()})
+
+
+def carry_out(
+    grid: Grid,
+    federation: FederationFolder,
+    name: str,
+    log: Callable[[str], None] = lambda line: None,
+    watch: Callable[[Record], None] = lambda record: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Do a job, from its checkpoint if there is one, and leave its run folder complete.
+
+    ``log`` and ``watch`` are told each event and each record; ``stop()`` is asked between looks.
+    """
+    job = Job.model_validate_json(federation.job(name).read_text(encoding="utf-8"))
+    folder = RunFolder(job.out)
+    with FolderLock(folder.path):
+        diary = _Diary(folder.path, log)
+        diary.write()
+        try:
+            run = _conduct(grid, federation, job, folder, diary, watch, stop)
+        except BaseException as error:
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            with contextlib.suppress(OSError):  # of a full disk, which is then the error itself
+                diary.log(f"failed: {line}")
+                diary.write(state="failed", message=line, missing={})
+            raise
+        diary.log(run.message)
+        diary.write(state="finished", message=run.message, missing={})
+    return run
+
+
+def _conduct(
+    grid: Grid,
+    federation: FederationFolder,
+    job: Job,
+    folder: RunFolder,
+    diary: _Diary,
+    watch: Callable[[Record], None],
+    asked: Callable[[], bool],
+) -> Run:
+    """Meet the sites and do the rounds."""
+    config = parse(folder.config.read_text(encoding="utf-8"), "config.toml")
+    coordinator: Coordinator | None = None
+
+    def stop() -> bool:
+        diary.renew(coordinator.post.missing if coordinator is not None else {})
+        return asked() or (folder.path / "stop").exists()
+
+    def on_record(record: Record) -> None:
+        diary.write(round=record["round"])
+        watch(record)
+
+    settings = Settings(**job.settings)
+    sites = _parties(federation, job, settings, diary)
+    coordinator = Coordinator(grid, sites, federation.nodes, config, job.name, settings, log=diary.log, stop=stop)
+    coordinator.prepare(folder.checkpoint)
+    resolved = coordinator.config
+    if job.data is not None:
+        resolved = resolved.model_copy(update={"data": job.data, "partition": job.partition})
+    diary.write(state="running", rounds=config.run.rounds)
+    journal = Journal(folder, resolved.text, watch=on_record)
+    run = coordinator.run(folder.checkpoint, journal, config.make_callbacks(folder.path))
+    journal.close()
+    folder.finish(run, coordinator.problem, resolved.labels[0])
+    return run
+
+
+def _parties(federation: FederationFolder, job: Job, settings: Settings, diary: _Diary) -> list[str]:
+    """The sites of a job: those it names, or all; "skip" begins without the revoked ones."""
+    sites = federation.sites if job.sites is None else job.sites
+    out = [s for s in sites if s in federation.revoked()]
+    if job.sites is not None or settings.policy == "wait" or not out:
+        return sites
+    diary.log(f"without {', '.join(out)}: revoked")
+    return [s for s in sites if s not in out]

@@ -1,0 +1,142 @@
+"""A site's answers in a secure federation: computed as ever, then masked; whose sums are told is taken down before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from flwr.app import RecordDict
+
+from fedcomposite import files
+from fedcomposite.experiments.config import Config
+from fedcomposite.federation import wire
+from fedcomposite.federation.orders import Introduction, Order, Secure, Shape
+from fedcomposite.federation.secure import encoding
+from fedcomposite.federation.secure.keys import MaskKeys, stale
+from fedcomposite.federation.secure.masking import Numbers, seal
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.wire import Vectors
+from fedcomposite.problems.measures import Measures
+
+
+class Worked(NamedTuple):
+    """An order that was carried out."""
+
+    given: Vectors
+    report: dict[str, float]
+    vectors: Vectors
+    measures: Measures
+
+
+class Computing(Protocol):
+    """A site, as far as it is needed here."""
+
+    def introduce(self, order: Order, config: Config) -> Introduction:
+        """What it says about its data."""
+
+    def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
+        """Carry out a round, an evaluation, or both."""
+
+
+class Sums:
+    """One site's part in secure sums."""
+
+    def __init__(self, vault: MaskKeys, ledger: Ledger, limits: Limits, samples: int) -> None:
+        self._vault, self._ledger, self._limits, self._samples = vault, ledger, limits, samples
+
+    def answer(self, order: Order, secure: Secure, config: Config, request: RecordDict, site: Computing) -> RecordDict:
+        """Do what one phase asks."""
+        if secure.phase in ("keys", "shares"):
+            return self._vault.prepare(order, secure)
+        if secure.phase == "open":
+            sums = self._vault.survivors(order, secure)
+            if sums is None:
+                return stale()
+            self._take_down(order, sums)
+            return self._vault.open(secure)
+        whole = wire.digest(request)
+        if (before := self._vault.again(order, secure, whole)) is not None:
+            return before
+        self._vault.check(order, secure)
+        if not self._limits.changing_cohorts:
+            self._ledger.hold(order.job, "parties", seal(*secure.parties))
+        if order.shape is None:
+            if not secure.recover:
+                self._take_down(order, {"introduce": ("", secure.parties)})
+            made = self._introduce(order, secure, config, site)
+        else:
+            made = self._work(
+                order, secure, self._weight(order, secure, config), site.work(order, order.shape, config, request)
+            )
+        self._vault.remember(secure, whole, made)
+        return made
+
+    def _weight(self, order: Order, secure: Secure, config: Config) -> float:
+        """What this site's numbers are multiplied by."""
+        if config.problem.weights != "samples" or order.shape is None:
+            return 1.0
+        if secure.samples < self._samples:
+            raise RefusalError("there are said to be fewer samples in all than here")
+        return order.shape.clients * self._samples / secure.samples
+
+    def _introduce(self, order: Order, secure: Secure, config: Config, site: Computing) -> RecordDict:
+        """The introduction, without the numbers that are only told as sums."""
+        whole = site.introduce(order, config)
+        if whole.weight is not None:
+            raise RefusalError("weights of samples are not told as secure sums; leave them out, or --secure")
+        hidden = whole.model_copy(update={"samples": None, "smoothness": None, "scale": None})
+        masked = self._masked(order, secure, {"introduce": encoding.of_introduction(whole)}, {"introduce": ""})
+        return wire.content(introduction=hidden.model_dump_json(), vectors=masked)
+
+    def _work(self, order: Order, secure: Secure, weight: float, done: Worked) -> RecordDict:
+        contents = contents_of(done.given, order.train, order.evaluate)
+        parts = {"train": encoding.of_round(done.report, done.vectors, weight)} if order.train else {}
+        if order.evaluate:
+            parts["evaluate"] = encoding.of_evaluation(done.report, done.vectors, weight, done.measures)
+        masked = self._masked(order, secure, parts, contents)
+        return wire.content(report={"round": order.round}, vectors=masked)
+
+    def _masked(
+        self, order: Order, secure: Secure, parts: Mapping[str, encoding.Part], contents: Mapping[str, str]
+    ) -> Vectors:
+        """The numbers of some sums under their masks."""
+        who = {k: secure.trainers if k == "train" else secure.parties for k in parts}
+        numbers = {k: Numbers.of(*part, len(who[k])) for k, part in parts.items()}
+        hidden = {k: self._vault.conceal(order, secure, k, contents[k], n) for k, n in numbers.items()}
+        return {f"{k}.{name}": t for k, n in hidden.items() for name, t in encoding.tensors(n).items()}
+
+    def _take_down(self, order: Order, sums: Mapping[str, tuple[str, list[str]]]) -> None:
+        """Hold whose sums of what are told: a second one, of others or of something else, would say too much."""
+        for purpose, (content, parties) in sums.items():
+            told = seal(content, *parties)
+            if purpose == "introduce":
+                self._ledger.hold(order.job, purpose, told)
+            else:
+                self._ledger.admit(order.job, order.round, {f"sum-{purpose}": told})
+
+
+def asked_of(order: Order, secure: Secure, asked: Mapping[str, str], given: Vectors) -> dict[str, str]:
+    """What the ledger takes down of an order for a sum, before anything is computed; one of each per round.
+
+    First all that the site's answer depends on (``asked`` and some numbers), since masks must not be used for two; then
+    whose sum of what is told, which is known later where sites may go away.
+    """
+    shape = "" if order.shape is None else order.shape.model_dump_json()
+    place = {"train": (order.last, order.position, order.cohort), "evaluate": ()}
+    found = {f"content-{k}": seal(v, order.client, secure.samples, shape, *place[k]) for k, v in asked.items()}
+    if not secure.recover:
+        who = {"train": secure.trainers, "evaluate": secure.parties}
+        contents = contents_of(given, order.train, order.evaluate)
+        found |= {f"sum-{k}": seal(content, *who[k]) for k, content in contents.items()}
+    return found
+
+
+def contents_of(sent: Vectors, train: bool, evaluate: bool) -> dict[str, str]:
+    """The digests of what was broadcast, by what it is for; the same at the coordinator and at every site."""
+    found = {}
+    if train:
+        found["train"] = files.digest({k: v for k, v in sent.items() if k not in ("model", "start")}, {})
+    if evaluate:
+        found["evaluate"] = files.digest({k: sent[k] for k in ("model", "buffers")}, {})
+    return found

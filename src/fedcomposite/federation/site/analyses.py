@@ -1,0 +1,247 @@
+"""Analyses at a site: sums over its samples and counts of its table, under its own minimum counts.
+
+What is asked is answered by the functions that a simulation calls (``problems.requests``, ``data.queries``). Before
+that, the site looks at what it would tell: how many samples are behind a sum, and how many are left out of it, since
+the difference of two sums is one as well.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+
+from fedcomposite.data import DataError, Recipe, Silos
+from fedcomposite.data.queries import RefusedQueryError, Rules, parse_query, write_answer
+from fedcomposite.data.queries import answer as tell
+from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.sparse import tensors_only
+from fedcomposite.experiments.config import Config
+from fedcomposite.federation import wire
+from fedcomposite.federation.orders import Analysis, Order, Question, Shape
+from fedcomposite.federation.shape import arrange, local_problem, skeleton
+from fedcomposite.federation.site import minimum_counts, policy
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.wire import Form, Vectors
+from fedcomposite.problems.requests import NEW, RESIDUALS, Held, Request, Rows, Silo, silos_of
+
+if TYPE_CHECKING:
+    from fedcomposite.federation.site.site import Site
+
+_DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
+
+
+def asked(analysis: Analysis) -> str:
+    """What an exchange of an analysis is about, in a few words: ``11 newton``."""
+    parts = [q.part if q.part == NEW else q.rows.kind for q in analysis.questions]
+    names = [q.name if p == "all" else f"{q.name} ({p})" for p, q in zip(parts, analysis.questions, strict=True)]
+    names += [_name(text) for text in analysis.queries]
+    return (
+        wire.clean(", ".join(f"{count} {name}" for name, count in collections.Counter(names).items())) or "introduction"
+    )
+
+
+def _name(query: str) -> str:
+    """What a query is called; whatever its text is, this is no error."""
+    try:
+        return str(json.loads(query)["name"])[:20]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "?"
+
+
+def check_prepared(silos: Silos, config: Config) -> None:
+    """Refuse to leave an experiment's recipe out."""
+    if config.recipe is not None and silos.recipe is None:
+        raise RefusalError("its file is not prepared by recipes ([data] recipe = true in its site.toml would do that)")
+
+
+def forms(question: Question, place: int, d: int) -> dict[str, Form]:
+    """The vectors of a question about models of d coordinates."""
+    x = Form((d,), torch.float64)
+    made = {
+        "newton": {"x": x, "working": Form((d,), torch.bool)},
+        "losses": {"models": Form((question.count, d), torch.float64)},
+        "information": {"x": x},
+        "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
+        "residuals": {"x": x, "edges": Form((question.count,), torch.float64)},
+        "rates": {"x": x, "slopes": Form((question.count,), torch.float64)},
+    }[question.name]
+    return {f"{place}.{key}": form for key, form in made.items()}
+
+
+def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, Form]:
+    """The vectors of its answer."""
+    x = arrays.get("x", torch.zeros(0))
+    d, k, bins = len(x), question.count, question.bins
+    on = int(arrays["working"].sum()) if "working" in arrays else 0
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {
+        "newton": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
+        "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2, 2, bins)},
+        "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
+        "scores": {"counts": (2, k + 1, 5), "squares": (2,)},
+        "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
+        "rates": {"sums": (k, 4)},
+    }
+    return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
+
+
+def sheet_of(name: str, silos: Silos, target: str = "target") -> Sheet:
+    """A site's samples as a table of numbers, to be described."""
+    X = tensors_only(silos.features, "a description").double().flatten(1).numpy()
+    names = silos.feature_names or [f"x{j}" for j in range(X.shape[1])]
+    columns = {column: np.ascontiguousarray(X[:, j]) for j, column in enumerate(names)}
+    return Sheet(name, {**columns, target: silos.targets.double().numpy()}, len(X))
+
+
+class Desk:
+    """Answers the analyses of one site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._built: tuple[tuple[str, Shape, int, str], Silo] | None = None
+        self._looked_at: Silo | None = None  # no column of it is rare
+
+    def answer(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
+        """Do what is asked, or refuse it."""
+        site = self._site
+        check_allowed(site.limits, config)
+        if not analysis.queries and not analysis.questions:
+            return wire.content(introduction=site.introduce(order, config).model_dump_json())
+        if analysis.queries:
+            made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config)
+        else:
+            made = self._questions(order, analysis, config, request)
+        said = f"{asked(analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
+        site._log(f"job {order.job}: exchange {analysis.number}: {said}")
+        return made
+
+    def _questions(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
+        if order.shape is None:
+            raise RefusalError("questions about samples need the agreed columns")
+        silo = self._silo(order, order.shape, config)
+        d = minimum_counts.width(silo)
+        expected: dict[str, Form] = {}
+        for i, question in enumerate(analysis.questions):
+            expected |= forms(question, i, d)
+        given = wire.unpack(request, expected)
+        requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
+        self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
+        silo = self._newcomers(order, config, silo, requests)
+        if self._looked_at is not silo and any(one.part != NEW for one in requests):
+            minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
+            self._looked_at = silo
+        for one in requests:
+            minimum_counts.check_samples(self._site.limits, silo, one)
+        vectors: Vectors = {}
+        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests)):
+            vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
+        if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
+            raise RefusalError("its numbers left the finite range")
+        return wire.content(report={"questions": len(requests)}, vectors=vectors)
+
+    def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
+        key = order.config, shape, order.client, order.job
+        if self._built is None or self._built[0] != key:
+            site = self._site
+            site._told(config)
+            policy.judge(site.limits, config, shape, site.sizes)
+            if set(shape.names) != set(site.silos.feature_names):
+                raise RefusalError("the experiment's columns are not this site's")
+            own = dataclasses.replace(arrange(site.silos, shape.names), ids=(order.client,))
+            try:
+                made, *rest = silos_of(local_problem(skeleton(config, shape), config, shape, own))
+            except ValueError as error:
+                raise DataError(str(error)) from None
+            by_samples = config.problem.weights == "samples"
+            self._built = key, dataclasses.replace(made, parts=(rest or [made])[0].parts, by_samples=by_samples)
+        return self._built[1]
+
+    def _newcomers(self, order: Order, config: Config, silo: Silo, requests: list[Request]) -> Silo:
+        """The silo with new patients as a part, if a request is about them; they are scored here before any is told.
+
+        The part has those with a known outcome, if they are enough of each class to say something about.
+        """
+        asked_for = [one for one in requests if one.part == NEW]
+        if not asked_for:
+            return silo
+        site, shape = self._site, order.shape
+        possible = site.newcomers is not None and silo.b.ndim == 1
+        if not possible or any(one.name not in ("scores", "residuals") for one in asked_for):
+            raise RefusalError("there is nothing to be scored here")
+        assert site.newcomers is not None
+        assert shape is not None
+        new = site.newcomers.patients(site.silos.recipe, shape.names)
+        where = site.newcomers.write(
+            order.job, new, asked_for[0].arrays["x"], config.problem.bias, silo.loss, asked_for[0].numbers["threshold"]
+        )
+        known = new.known
+        X, y = torch.from_numpy(new.X[known]), torch.from_numpy(new.outcomes[known])
+        told: Held = silo.X[:0], silo.b[:0], None
+        if minimum_counts.worth_telling(site.limits, silo.loss, y):
+            own = arrange(site.silos, shape.names)
+            shifts = dict(own.held_margin_offsets)
+            if new.offset is not None:
+                shifts["test"] = torch.from_numpy(new.offset[known])
+            own = dataclasses.replace(own, test=(X, y), held_by={}, held_margin_offsets=shifts)
+            parts = silos_of(local_problem(skeleton(config, shape), config, shape, own))[-1].parts
+            told = parts["test"]
+        made = dataclasses.replace(silo, parts={**silo.parts, NEW: told})
+        if not all(minimum_counts.told_apart(site.limits, made.of_part(NEW), one.arrays["x"]) for one in asked_for):
+            made = dataclasses.replace(silo, parts={**silo.parts, NEW: (silo.X[:0], silo.b[:0], None)})
+        few = "" if len(made.of_part(NEW).X) else "; too few with a known outcome for others to hear how good it is"
+        site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
+        return made
+
+    def _request(self, order: Order, config: Config, q: Question, place: int, given: Vectors) -> Request:
+        """A question as the function that answers it takes it; draws are nobody else's business."""
+        rows = Rows(**q.rows.model_dump())
+        if rows.kind in ("fold", *_DRAWN) and rows.seed != config.seed:
+            raise RefusalError(f"parts by the seed {rows.seed}; the experiment's seed is {config.seed}")
+        if rows.kind in _DRAWN and not self._site.limits.reproducible_batches:
+            secret = self._site.ledger.secret_seed(order.job, config.seed, order.client)
+            rows = dataclasses.replace(rows, seed=secret)
+        arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
+        numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
+        return Request(q.name, arrays, numbers, rows, q.part)
+
+
+def check_allowed(limits: Limits, config: Config) -> None:
+    """Refuse where plain sums may not be told."""
+    if limits.secure == "required":
+        raise RefusalError('this site takes part in secure sums only (secure = "required"), which analyses are not')
+    if limits.epsilon is not None or config.privacy is not None:
+        raise RefusalError("analyses have no noise: they are not for sites with a privacy budget, nor with [privacy]")
+
+
+def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config) -> RecordDict:
+    """Counts and sums of a table; each query is an evaluation in the ledger."""
+    recipe = Recipe(**(config.recipe or {}))
+    rules = Rules(min_count=site.limits.min_count)
+    site.ledger.admit(order.job, 0, {}, evaluations=len(analysis.queries))
+    try:
+        asked_for = [parse_query(text) for text in analysis.queries]
+        for query in asked_for:
+            minimum_counts.check_steps(site.limits, sheet, query, recipe)
+        said = [write_answer(tell(sheet, query, rules)) for query in asked_for]
+    except RefusedQueryError as error:  # without values in its text
+        raise RefusalError(str(error)) from None
+    return wire.content(answers=json.dumps(said))
+
+
+def cost(requests: list[Request]) -> dict[str, int]:
+    """What an exchange is in the ledger: a Hessian on k coordinates tells as much as k gradients."""
+    gradients = evaluations = 0
+    for one in requests:
+        if one.name == "newton":
+            gradients += 1 + int(one.arrays["working"].sum())
+        elif one.name == "information":
+            gradients += 1 + 2 * len(one.arrays["x"])
+        else:
+            slopes = len(one.arrays.get("slopes", ()))  # ten of them tell less than the bins of one model
+            evaluations += len(one.arrays["models"]) if one.name == "losses" else max(1, -(-slopes // 10))
+    return {k: v for k, v in {"gradients": gradients, "evaluations": evaluations}.items() if v}

@@ -1,0 +1,120 @@
+"""From a site's folder to a site: its data, loaded and checked here, its limits and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcomposite._validation import suggest
+from fedcomposite.data import Silos
+from fedcomposite.data.sparse import Features, tensors_only
+from fedcomposite.data.steps import Local, Unit
+from fedcomposite.data.svmlight import is_svmlight
+from fedcomposite.federation.engines import pki
+from fedcomposite.federation.folders import FolderError, SiteFolder, check_names
+from fedcomposite.federation.secure.keys import MaskKeys
+from fedcomposite.federation.site.approval import Approvals
+from fedcomposite.federation.site.audit import Audit
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.site import Site
+from fedcomposite.federation.site.table_files import Newcomers, Source
+from fedcomposite.federation.site.table_site import TableSite
+
+_PLAIN = ": recipes are learned from plain counts; prepare the file yourself and set recipe = false, or leave it out"
+_REMEDIES = {"weight": _PLAIN, "offset": _PLAIN, "test": '; patients for `federation predict` are `new = "FILE"`'}
+
+
+def open_site(
+    folder: SiteFolder,
+    data: Path | None = None,
+    target: str | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Site:
+    """Load the data that site.toml, or the caller, names; paths in site.toml are relative to it."""
+    section = folder.file.data
+    path = data or (folder.path / section.file if section.file else None)
+    wanted = target or section.target
+    if section.recipe and path is not None:
+        source = _source(folder, path, without=("weight", "offset", "features", "test"))
+        source.check()
+        return TableSite(*_common(folder, log), source=source, newcomers=_newcomers(folder, source), **_own(folder))
+    if path is None or (wanted is None and not is_svmlight([path])):
+        missing = "--data FILE" if path is None else "--target COLUMN"
+        raise FolderError(f"{folder.path / 'site.toml'}: [data] is not complete; fill it in or give {missing}")
+    if section.recode:
+        raise FolderError(f"{folder.path / 'site.toml'}: [data.recode] is for recipe = true; samples are numbers")
+    silos = Silos.from_files(
+        path,
+        target=wanted,
+        names=[folder.name],
+        test=folder.path / section.test if section.test else None,
+        **section.model_dump(exclude={"file", "target", "test", "new", "classes", "units", "recode", "recipe"}),
+    )
+    silos = _in_units(silos, section.units, str(folder.path / "site.toml"))
+    name, *rest = _common(folder, log)
+    return Site(name, silos, *rest, newcomers=_newcomers(folder, _source(folder, path), wanted), **_own(folder))
+
+
+def _common(folder: SiteFolder, log: Callable[[str], None]) -> tuple[Any, ...]:
+    """What every site has, whatever its data are: name, memory, limits, log, classes."""
+    return folder.name, StateStore(folder.state), folder.file.limits, log, folder.file.data.classes
+
+
+def _own(folder: SiteFolder) -> dict[str, Any]:
+    """What its people decide: keys, approvals, the audit log."""
+    limits, key = folder.file.limits, pki.read_private(folder.key)
+    peers = {name: pki.read_public(path) for name, path in folder.peers.items()}
+    return {
+        "vault": MaskKeys(folder.name, limits, key, peers),
+        "approvals": Approvals(folder.state, folder.file.approval),
+        "audit": Audit(folder.state, key, pki.fingerprint(pki.read_public(folder.coordinator))),
+    }
+
+
+def _newcomers(folder: SiteFolder, source: Source, target: str | None = None) -> Newcomers:
+    """The patients whom models may score here."""
+    section = folder.file.data
+    made = Newcomers(source, folder.path / "scored", target, section.offset)
+    return made.at(folder.path / section.new) if section.new else made
+
+
+def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> Source:
+    """A site's table, as site.toml says that it is written."""
+    section, where = folder.file.data, folder.path / "site.toml"
+    for option in without:
+        if getattr(section, option) is not None:
+            raise FolderError(f"{where}: [data] {option} does not go with recipe = true{_REMEDIES.get(option, '')}")
+    style = section.model_dump(include={"separator", "decimal", "encoding", "thousands"}, exclude_none=True)
+    local = Local(rename=section.columns, recode=section.recode, units=section.units, drop=section.drop)
+    return Source(folder.name, path, local, {**style, "missing": section.missing})
+
+
+def _in_units(silos: Silos, units: Mapping[str, Unit], where: str) -> Silos:
+    """The samples in the units that all sites agreed on."""
+    if not units:
+        return silos
+    for name in units:
+        if name not in silos.feature_names:
+            raise FolderError(f"{where}: [data.units] {name!r} is no feature{suggest(name, silos.feature_names)}")
+    each = [units.get(name, Unit()) for name in silos.feature_names]
+    scale, shift = (torch.tensor([getattr(u, part) for u in each], dtype=torch.float64) for part in ("scale", "shift"))
+
+    def converted(X: Features) -> torch.Tensor:
+        return tensors_only(X, "[data.units]") * scale + shift
+
+    held: dict[str, Any] = {part: (converted(X), y) for part, (X, y) in silos.held_out.items()}
+    return replace(silos, features=converted(silos.features), **held)
+
+
+def make_request(path: Path, name: str) -> Path:
+    """At the site: a key that never leaves it, and the request by which a coordinator admits its owner."""
+    check_names([name])
+    if not (path / "site.key").exists():
+        pki.make_site_key(path / "site.key")
+    made = path / f"{name}.csr"
+    made.write_bytes(pki.request(path / "site.key", name))
+    return made

@@ -1,0 +1,197 @@
+"""A site's account of what it was asked for: one file that survives restarts, written before anything is computed.
+
+For every job: the digest of the data it began with, the gradients and evaluations so far, and the models of its latest
+rounds; for every day: gradients, evaluations and new jobs. Beside it lies the site's secret, which nobody else knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.files import write_atomic
+from fedcomposite.privacy import Query, compose
+
+Kind = Literal["gradients", "evaluations"]
+_DAYS = 60  # after which an unused job is forgotten
+_SECURE = {"content": "a secure sum has one model", "sum": "a secure sum has one model and one set of parties"}
+
+
+def today() -> date:
+    """The day of now, everywhere the same."""
+    return datetime.now(UTC).date()
+
+
+class Ledger:
+    """What one site was asked for, in one folder; ``data`` is the digest of its samples."""
+
+    def __init__(self, folder: Path, limits: Limits, data: str, day: Callable[[], date] = today) -> None:
+        self._folder, self._limits, self._data, self._day = folder, limits, data, day
+        self._path = folder / "ledger.json"
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            return {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])} | {
+                "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])]
+            }
+        except FileNotFoundError:
+            return {"day": "", "today": {}, "jobs": {}, "privacy": []}
+        except (ValueError, KeyError, TypeError, OSError):
+            raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
+
+    def _write(self, book: dict[str, Any]) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self._path, json.dumps(book).encode())
+
+    def _open(self) -> dict[str, Any]:
+        """The book of today."""
+        book, now = self._read(), self._day()
+        if book["day"] != now.isoformat():
+            book |= {"day": now.isoformat(), "today": {"gradients": 0, "evaluations": 0, "jobs": 0}}
+            old = [k for k, v in book["jobs"].items() if (now - date.fromisoformat(v["used"])).days > _DAYS]
+            for name in old:
+                del book["jobs"][name]
+        return book
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def admit(self, job: str, round: int, asked: dict[str, str], **work: int) -> None:
+        """Take an order down: the digests of the models it is about, by what is done with them, and its work.
+
+        Each round of a job has its models, and rounds do not go back. So an order that was lost may come again, and one
+        that goes through many models may not.
+        """
+        book, limits = self._open(), self._limits
+        entry = self._entry(book, job)
+        for what, digest in asked.items():
+            most = limits.models_per_round if what in ("train", "evaluate") else 1
+            seen = entry["seen"].setdefault(f"{what} {round}", [])
+            if digest in seen:
+                continue
+            if round < entry["round"]:
+                raise RefusalError(f"job {job} has reached round {entry['round'] + 1}; this order is for {round + 1}")
+            if len(seen) == most:
+                why = _SECURE.get(what.partition("-")[0], f"models_per_round = {most}")
+                raise RefusalError(f"another model in round {round + 1}: {why}")
+
+            seen.append(digest)
+        entry |= {"round": max(round, entry["round"]), "used": book["day"]}
+        entry["seen"] = {k: v for k, v in entry["seen"].items() if int(k.split()[1]) >= entry["round"] - 1}
+        self._spend(book, job, work)
+        self._write(book)
+
+    def _entry(self, book: dict[str, Any], job: str) -> dict[str, Any]:
+        """What is known of a job; a new one is counted."""
+        entry: dict[str, Any] | None = book["jobs"].get(job)
+        if entry is None:
+            self._count(book["today"], "jobs", 1, self._limits.jobs_per_day, "new jobs a day")
+            entry = book["jobs"][job] = {"data": self._data, "round": 0, "gradients": 0, "evaluations": 0, "seen": {}}
+        if entry["data"] != self._data:
+            raise RefusalError(f"job {job} began with other data here; start the job anew")
+        return entry
+
+    def hold(self, job: str, what: str, digest: str) -> None:
+        """Take down what must stay as it is for a whole job: the parties of its secure sums."""
+        book = self._open()
+        held = self._entry(book, job).setdefault("held", {})
+        if held.get(what) == digest:
+            return
+        if what in held:
+            raise RefusalError(f"job {job} began with other parties; start the job anew")
+        held[what] = digest
+        book["jobs"][job]["used"] = book["day"]
+        self._write(book)
+
+    def spend(self, job: str, **work: int) -> None:
+        """Count work before it is done."""
+        book = self._open()
+        self._spend(book, job, work)
+        self._write(book)
+
+    def refund(self, job: str, gradients: int) -> None:
+        """Give back what was counted and not done."""
+        book = self._open()
+        for place in (book["jobs"].get(job, {}), book["today"]):
+            if "gradients" in place:
+                place["gradients"] = max(0, place["gradients"] - gradients)
+        self._write(book)
+
+    def _spend(self, book: dict[str, Any], job: str, work: dict[str, int]) -> None:
+        for kind, count in work.items():
+            for place, span in ((book["jobs"][job], "job"), (book["today"], "day")):
+                name = f"{kind}_per_{span}"
+                self._count(place, kind, count, getattr(self._limits, name), f"this site's {name}")
+
+    @staticmethod
+    def _count(place: dict[str, Any], kind: str, count: int, most: int, what: str) -> None:
+        if place[kind] + count > most:
+            raise RefusalError(f"over {what} = {most}")
+        place[kind] += count
+
+    # -- the privacy budget -------------------------------------------------------------------------------------------
+
+    def spent(self) -> float:
+        """Epsilon of all noised answers so far, whatever job they were for."""
+        return self._cost(self._read()["privacy"])
+
+    def price(self, query: Query, count: int) -> float:
+        """Epsilon of so many answers, had there been none before."""
+        return self._cost([[*query, count]])
+
+    def afford(self, job: str, query: Query, count: int) -> None:
+        """Refuse a job whose ``count`` queries, less those it has had, would exceed the budget."""
+        book = self._read()
+        left = count - book["jobs"].get(job, {}).get("queries", 0)
+        self._within(book["privacy"], query, max(0, left), "this experiment needs")
+
+    def charge(self, job: str, query: Query, count: int = 1) -> None:
+        """Take noised answers down, before they are computed; the budget has no day on which it begins anew."""
+        book = self._open()
+        book["privacy"] = self._within(book["privacy"], query, count, "this answer needs")
+        entry = book["jobs"].get(job)
+        if entry is not None:
+            entry["queries"] = entry.get("queries", 0) + count
+        self._write(book)
+
+    def _within(self, past: list[list[float]], query: Query, count: int, what: str) -> list[list[float]]:
+        """The past with these queries, if the budget is large enough."""
+        counts = {(n, r): c for n, r, c in past}
+        counts[query] = counts.get(query, 0) + count
+        after: list[list[float]] = [[n, r, c] for (n, r), c in counts.items()]
+        budget = self._limits.epsilon
+        if budget is not None and (total := self._cost(after)) > budget:
+            before = self._cost(past)
+            raise RefusalError(
+                f"{what} epsilon = {total:.3g} in all, over this site's {budget:g} at delta = {self._limits.delta:g}: "
+                f"{before:.3g} is spent, {max(0.0, budget - before):.3g} left"
+            )
+        return after
+
+    def _cost(self, past: list[list[float]]) -> float:
+        return compose({Query(n, r): int(c) for n, r, c in past}, self._limits.delta)
+
+    # -- the secret ---------------------------------------------------------------------------------------------------
+
+    def secret_seed(self, *known: object) -> int:
+        """A 64-bit seed that depends on what others know and on what they do not."""
+        path = self._folder / "secret"
+        if not path.is_file():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            scratch = path.with_suffix(f".{os.getpid()}")
+            with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        mixed = hmac.new(path.read_bytes(), repr(known).encode(), hashlib.sha256).digest()
+        return int.from_bytes(mixed[:8], "little")

@@ -1,0 +1,324 @@
+"""Minimum counts of analyses: what a site looks at before it tells a sum over samples, or counts of its table.
+
+A sum over few samples is about them, and so is one over all but a few, or one in which a column is zero for all but a
+few: a row of its Hessian is then those few rows. These are refused. Bins of few samples are joined with others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomposite.data import Recipe
+from fedcomposite.data.queries import Below, Query, enough
+from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
+from fedcomposite.federation.site import policy
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.requests import ALL, HIGHEST, RESIDUALS, Request, Silo, Sums, answer
+
+_MOST_EDGES = 4096
+_AMPLE = 4  # times the least count of every class: a group of so many is not made larger
+_PER_GROUP = 1e-5  # what one more group is worth, in pairs; all of them are worth less than one pair
+_MEASURES = ("scores", "residuals", "rates")
+_ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
+
+
+def width(silo: Silo) -> int:
+    """Coordinates of a model."""
+    return silo.X.shape[1] * (1 if silo.b.ndim == 1 else silo.b.shape[1])
+
+
+def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
+    """Refuse sums over few samples, over all but a few, and at models that single samples out."""
+    own = silo.of_part(request.part)
+    inside = own.weights(request.rows) > 0
+    count = int(inside.sum())
+    for number, what in ((count, "behind"), (len(own.X) - count, "left out of")):
+        if 0 < number < limits.min_samples:
+            remedy = "; take fewer folds (--folds)" if request.rows.kind == "fold" else ""
+            least = f"fewer than min_samples = {limits.min_samples}"
+            raise RefusalError(f"{number} samples are {what} a sum, {least}{remedy}")
+    if request.part != "train":
+        check_classes(limits, own, request.part)
+    if request.name in ("newton", "information") and request.rows.kind == "fold" and request.rows.held:
+        _check_columns(limits, own.X[inside], " of a fold")  # models are fitted to the others
+    if request.name == "losses" and request.numbers.get("errors"):
+        _check_errors(limits, own, request)
+    edges = request.arrays.get("edges", torch.zeros(0))
+    if (request.name == "scores" or len(edges)) and not _rising(edges):
+        raise RefusalError(f"the edges of bins must rise and be at most {_MOST_EDGES}")
+    if policy.affine(silo.loss):
+        return
+    for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, width(silo)):
+        if len(own.X) and not float(own.margins(x).abs().max()) <= limits.max_margin:
+            raise RefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
+
+
+def _rising(edges: Tensor) -> bool:
+    return 0 < len(edges) <= _MOST_EDGES and bool((edges.diff() > 0).all())
+
+
+def check_classes(limits: Limits, own: Silo, part: str) -> None:
+    """Refuse a held-out part in which a class is rare."""
+    if own.loss.classifier and len(own.b):
+        counts = torch.unique(own.labels(own.b), return_counts=True)[1]
+        if int(counts.min()) < limits.min_class:
+            raise RefusalError(f"a class has fewer {part} samples here than min_class = {limits.min_class}")
+
+
+def worth_telling(limits: Limits, loss: Loss, targets: Tensor) -> bool:
+    """Whether so many outcomes of new patients are known that sums over them may be told."""
+    if len(targets) < max(limits.min_samples, limits.min_evaluation):
+        return False
+    if not loss.classifier:
+        return enough(targets.numpy(), limits.min_class)
+    return int(torch.unique(targets, return_counts=True)[1].min()) >= limits.min_class
+
+
+def told_apart(limits: Limits, own: Silo, x: Tensor) -> bool:
+    """Whether a model tells none or enough samples from the others: that of one rare column is about those few."""
+    return not len(own.X) or enough(own.margins(x).double().numpy(), limits.min_count)
+
+
+def check_columns(limits: Limits, silo: Silo, names: Sequence[str]) -> None:
+    """Refuse samples of which a few alone differ from the others in a column, or in a target that is no class."""
+    inside = silo.importance > 0
+    _check_columns(limits, silo.X[inside], "", names)
+    if not silo.loss.classifier and not enough(silo.b[inside].numpy(), limits.min_class):
+        raise RefusalError(f"fewer than min_class = {limits.min_class} targets differ from the commonest one")
+
+
+def _check_columns(limits: Limits, X: Tensor, where: str, names: Sequence[str] = ()) -> None:
+    columns = X.double().numpy()
+    rare = [j for j in range(columns.shape[1]) if not enough(columns[:, j], limits.min_count)]
+    if rare:
+        told = ", ".join(names[j] for j in rare[:5] if j < len(names))
+        raise RefusalError(
+            f"fewer than min_count = {limits.min_count} samples{where} differ from the others in {told or 'a column'}; "
+            f"{_remedy(limits)}"
+        )
+
+
+def _remedy(limits: Limits) -> str:
+    return f"put rare = {limits.min_count} under [recipe] in the experiment (it is then constant here), or drop it"
+
+
+def check_own(limits: Limits, few: Sequence[str]) -> None:
+    """Refuse features in which a few patients could be told from the gaps that the asker's recipe has filled."""
+    if few:
+        raise RefusalError(
+            f"beside filled gaps, fewer than min_count = {limits.min_count} samples differ from the others in "
+            f"{', '.join(few[:5])}; {_remedy(limits)}"
+        )
+
+
+def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
+    """Refuse errors where the metric is not allowed, and small counts of wrong predictions, or of right ones."""
+    policy.listed("accuracy" if own.loss.classifier else "mae", limits.metrics, "metrics")
+    if not own.loss.classifier:
+        return
+    sums = answer(own.counted(request.rows), Request("losses", request.arrays, request.numbers, ALL))
+    share, total = sums["weight"].tolist()
+    for wrong in (sums["error"] * (total / share if share else 0.0)).round().tolist():
+        if 0 < wrong < limits.min_count or 0 < total - wrong < limits.min_count:
+            raise RefusalError(
+                f"fewer than min_count = {limits.min_count} samples of a part are wrongly or rightly predicted; "
+                "take the score 'deviance' or 'auc'"
+            )
+
+
+def told(limits: Limits, silo: Silo, requests: Sequence[Request]) -> list[Sums]:
+    """The answers, with bins of fewer than ``min_count`` samples joined with their neighbours, whatever these weigh.
+
+    Measures on different folds are told as one, in the place of the first: each sample by the model of its fold, in
+    bins that need not be as coarse as a fold is small. Residuals and rates are zeros where the metric "r2" is not
+    allowed, absolute errors without "mae", and rates at slopes that take a margin beyond ``max_margin``.
+    """
+    made = [dict(answer(silo, one)) for one in requests]
+    for places in _together(requests):
+        asked, answers = [requests[i] for i in places], [made[i] for i in places]
+        match asked[0].name:
+            case "scores":
+                _tell_scores(limits, silo, asked, answers)
+            case "residuals":
+                _tell_residuals(limits, silo, asked, answers)
+            case "rates":
+                _tell_rates(limits, silo, asked, answers)
+            case "losses" if answers[0]["histogram"].numel():
+                plain = _counted(silo, asked[0])["histogram"]
+                answers[0]["histogram"] = _histograms(answers[0]["histogram"], plain, limits.min_count)
+    return made
+
+
+def _first_of_all(answers: Sequence[Sums], key: str) -> Tensor:
+    """Leave the sum of all answers in the first, and zeros in the others."""
+    first, *others = [one[key] for one in answers]
+    for one in others:
+        first += one
+        one.zero_()
+    return first
+
+
+def _numbers(silo: Silo, asked: Sequence[Request]) -> Tensor:
+    """How many samples are in each bin, whatever they weigh, ``(classes, bins)``."""
+    return torch.stack([_counted(silo, one)["counts"][..., 0] for one in asked]).sum(0)
+
+
+def _tell_scores(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+    sums, numbers = _first_of_all(answers, "counts"), _numbers(silo, asked)
+    answers[0]["counts"] = joined(sums, limits.min_count, numbers, HIGHEST)
+    _first_of_all(answers, "squares")[numbers.sum(1) < limits.min_count] = 0.0
+
+
+def _tell_residuals(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+    first, sums = _first_of_all(answers, "sums"), _first_of_all(answers, "counts")
+    answers[0]["counts"] = joined(sums, limits.min_count, _numbers(silo, asked))
+    if not policy.allows("mae", limits.metrics):
+        first[RESIDUALS.index("absolute")] = 0.0
+    if not policy.allows("r2", limits.metrics):
+        for one in answers[0].values():
+            one.zero_()
+
+
+def _tell_rates(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+    sums = _first_of_all(answers, "sums")
+    if not policy.allows("r2", limits.metrics):
+        sums.zero_()
+    own = silo.of_part(asked[0].part)
+    for k, slope in enumerate(asked[0].arrays["slopes"]):
+        margins = [(slope * own.linear(one.arrays["x"]) + own.shift).abs() for one in asked if len(own.X)]
+        if not all(float(z.max()) <= limits.max_margin for z in margins):
+            sums[k] = 0.0
+
+
+def _together(requests: Sequence[Request]) -> list[list[int]]:
+    """Places of requests whose counts are told as one: measures on folds of one division, each fold once."""
+    made = list[list[int]]()
+    for i, one in enumerate(requests):
+        fold = one.name in _MEASURES and one.rows.kind == "fold" and one.rows.held
+        if fold and made and _same_division(requests, made[-1], one):
+            made[-1].append(i)
+        else:
+            made.append([i])
+    return made
+
+
+def _same_division(requests: Sequence[Request], places: Sequence[int], one: Request) -> bool:
+    others = [requests[i] for i in places]
+    if any(other.name != one.name or other.rows.number == one.rows.number for other in others):
+        return False
+    alike = replace(one.rows, number=others[0].rows.number) == others[0].rows and one.part == others[0].part
+    at = "slopes" if one.name == "rates" else "edges"
+    return alike and torch.equal(one.arrays[at], others[0].arrays[at])
+
+
+def _counted(silo: Silo, request: Request) -> Sums:
+    """The answer if every sample of the rows counted one."""
+    own = silo.of_part(request.part)
+    numbers = {**request.numbers, "errors": 0}
+    return answer(own.counted(request.rows), Request(request.name, request.arrays, numbers, ALL))
+
+
+def _histograms(sums: Tensor, counts: Tensor, least: int) -> Tensor:
+    """Joined histograms ``(models, 2, 2, bins)``: at the lowest and at the highest bin of each group."""
+    each = [joined(h.movedim(0, -1), least, n[0], HIGHEST).movedim(-1, 0) for h, n in zip(sums, counts, strict=True)]
+    return torch.stack(each)
+
+
+def joined(sums: Tensor, least: int, counts: Tensor, highest: int | None = None) -> Tensor:
+    """Sums in bins ``(classes, bins, sums)``, neighbours joined until each class has none or ``least`` samples in one.
+
+    The classes are joined alike. ``counts`` are the numbers of samples ``(classes, bins)``. A class below ``least`` in
+    all is left out. A bin with enough samples stands for itself. A group of several is told at the lowest bin of its
+    range, and its sum number ``highest`` at the highest one: so everyone knows between which bins its samples are, and
+    bounds of ranks follow from the sums of several sites. The range says nothing about single samples: it
+    reaches to the bins that stand for themselves, between two groups to the middle of the gap between their samples,
+    and beyond the least and the largest sample to the first and the last bin.
+    """
+    large = counts.sum(1) >= least
+    made, kept = torch.zeros_like(sums), counts[large]
+    groups = _groups(kept, least)
+    for group, (low, high) in zip(groups, _ranges(groups, sums.shape[1]), strict=True):
+        total = sums[large][:, group].sum(1)
+        made[large, low] = total
+        if highest is not None:
+            made[large, low, highest] = 0.0
+            made[large, high, highest] = total[:, highest]
+    return made
+
+
+def _ranges(groups: Sequence[Sequence[int]], bins: int) -> list[tuple[int, int]]:
+    """The first and the last bin of each group's range."""
+    ends = []
+    for left, right in pairwise(groups):
+        alone = len(left) == 1 or len(right) == 1
+        between = left[-1] if len(left) == 1 else right[0] - 1 if alone else (left[-1] + right[0]) // 2
+        ends.append(between)
+    outer = zip(groups, [-1, *ends], [*ends, bins - 1], strict=True) if groups else []
+    return [(g[0], g[0]) if len(g) == 1 else (before + 1, last) for g, before, last in outer]
+
+
+def _groups(counts: Tensor, least: int) -> list[list[int]]:
+    """Bins that are told as one, from left to right, of ``counts`` in classes and bins; empty bins are in none.
+
+    Of all ways to join neighbours it is one with the fewest pairs of different classes within a group, whose order
+    nobody will know, and among these one with the most groups; groups of many times ``least`` of every class are not
+    looked at, since they can be divided.
+    """
+    some = torch.nonzero(counts.sum(0)).flatten().tolist()
+    if least <= 1 or not some:
+        return [[place] for place in some]
+    before = np.concatenate([np.zeros((1, len(counts))), counts.T[some].numpy().cumsum(0)])
+    best, first = np.full(len(some) + 1, np.inf), np.zeros(len(some) + 1, int)
+    best[0] = 0.0
+    ample = [np.searchsorted(kind, kind - _AMPLE * least, "right") - 1 for kind in before.T]
+    starts = np.maximum(np.min(ample, axis=0), 0)
+    for end in range(1, len(some) + 1):
+        start = starts[end]
+        inside = before[end] - before[start:end]
+        cost = best[start:end] + (inside.prod(1) if len(counts) > 1 else 0.0)
+        cost[((inside > 0) & (inside < least)).any(1)] = np.inf
+        place = int(cost.argmin())
+        if math.isinf(cost[place]) and start and not (before[end] < least).any():  # all that is before, then
+            first[end], best[end] = 0, before[end].prod()
+        else:
+            first[end], best[end] = start + place, cost[place] - _PER_GROUP
+    groups, end = list[list[int]](), len(some)
+    while end > 0:
+        groups.append(some[first[end] : end])
+        end = first[end]
+    return groups[::-1]
+
+
+def check_steps(limits: Limits, sheet: Sheet, query: Query, recipe: Recipe) -> None:
+    """Refuse steps of a query that no recipe asks for: by their choice counts of single values could be had.
+
+    A site marks values as missing and changes units by itself; logarithms fail below a value, so that they are the
+    experiment's; a step that comes twice would make powers; rows that are left out are none or many; quantiles are of
+    columns as they are, since a shift would move the fixed edges, behind which the largest value hides.
+    """
+    steps: Sequence[Step] = query.steps
+    kinds = [str(getattr(step, "kind", "")) for step in steps]
+    if isinstance(query, Below) and not set(kinds).isdisjoint(_ORDER[-3:]):
+        raise RefusalError("a histogram is of columns before they are shifted, scaled or multiplied")
+    if any(isinstance(step, Local) for step in steps) or kinds != sorted(set(kinds), key=_ORDER.index):
+        raise RefusalError("the steps of a query are not those of a recipe")
+    for i, step in enumerate(steps):
+        if isinstance(step, Log) and not step.offsets.items() <= recipe.log_offsets.items():
+            raise RefusalError("the logarithms of a query are not those of the experiment's recipe")
+        if isinstance(step, Complete):
+            before = prepared(sheet, steps[:i])
+            left = before.rows - step.apply(before).rows
+            if 0 < left < limits.min_count:
+                raise RefusalError(
+                    f"fewer than min_count = {limits.min_count} rows have no value in {step.columns[0]!r}; "
+                    "the site's people may take them out of the file"
+                )

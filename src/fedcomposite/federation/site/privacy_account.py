@@ -1,0 +1,80 @@
+"""A site's account of its privacy: what an answer is worth to whoever gets to see it, and what has been spent.
+
+An answer that leaves as it is has the noise that this site adds. In a secure sum, n sites may add a share each of the
+noise's variance (``share`` of ``[privacy]``); of the sum's noise somebody who works together with c of the sites can
+take theirs away, so what is left is n - c shares. How many sites are taken to be honest, this one included, is the
+site's own word: ``honest_parties`` of its ``[limits]``. Without that word it takes no part in shared noise.
+"""
+
+from __future__ import annotations
+
+from fedcomposite.experiments.config import Config
+from fedcomposite.federation.orders import Order, Secure
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.privacy import Query, SampleLevel
+from fedcomposite.problems import Problem
+from fedcomposite.runtime.rounds import planned_queries
+
+
+def level(config: Config) -> SampleLevel | None:
+    """How an experiment protects samples."""
+    found = config.make_privacy()
+    return found if isinstance(found, SampleLevel) else None
+
+
+class PrivacyAccount:
+    """What one site's answers have cost, in its ledger."""
+
+    def __init__(self, ledger: Ledger, limits: Limits) -> None:
+        self._ledger, self._limits, self._charged = ledger, limits, False
+
+    def query(self, order: Order, config: Config) -> Query | None:
+        """One answer to this order as the accountant sees it; None where nothing is noised."""
+        if (privacy := level(config)) is None:
+            return None
+        if order.secure is None or privacy.share == 1:
+            return privacy.query()
+        return privacy.query(self._honest(order, order.secure, config, privacy))
+
+    def _honest(self, order: Order, secure: Secure, config: Config, privacy: SampleLevel) -> int:
+        """How many shares of noise are in a sum that nobody can take away; refuses sums in which that is not known."""
+        shared, honest = f"share = {privacy.share:g} of the noise", self._limits.honest_parties
+        if honest is None:
+            raise RefusalError(f"{shared}: this site has not said how many honest_parties (in its [limits]) it assumes")
+        if honest > len(secure.parties):
+            raise RefusalError(f"{shared} in a sum of {len(secure.parties)}: its honest_parties = {honest} are more")
+        if secure.recover or (order.train and secure.trainers != secure.parties):
+            raise RefusalError(f"{shared}: every sum must have all of them (policy 'wait', participation 1)")
+        if config.problem.weights != "samples":
+            raise RefusalError(f"{shared} hides a sample only if all count alike: weights = 'samples'")
+        if not config.make_algorithm(config.specs[0], None).linear_replies:
+            raise RefusalError(f"{shared}: shares add up only in replies that are linear, as of ProximalGradient")
+        return honest
+
+    def planned(self, order: Order, config: Config, problem: Problem) -> int:
+        """How many answers an experiment asks for."""
+        run, method = config.run, config.make_algorithm(config.specs[0], None)
+        asked = planned_queries(method, problem.smooth().start(), problem.regularizer, run.rounds, order.cohort)
+        return asked + run.rounds // run.evaluate_every + 1 + (run.rounds % run.evaluate_every > 0)
+
+    def cost(self, order: Order, config: Config, problem: Problem) -> float | None:
+        """Epsilon of a whole experiment, at this site's delta; None where nothing is noised."""
+        query = self.query(order, config)
+        return None if query is None else self._ledger.price(query, self.planned(order, config, problem))
+
+    def afford(self, order: Order, config: Config, problem: Problem) -> None:
+        """Refuse an experiment that this site's privacy budget would not last for."""
+        query = self.query(order, config)
+        if query is not None and self._limits.epsilon is not None:
+            self._ledger.afford(order.job, query, self.planned(order, config, problem))
+
+    def charge(self, job: str, query: Query) -> None:
+        """Take a noised answer down, before it is computed."""
+        self._ledger.charge(job, query)
+        self._charged = True
+
+    def told(self) -> float | None:
+        """Epsilon of all answers so far, if there was one since this was asked last: for the audit log."""
+        charged, self._charged = self._charged, False
+        return self._ledger.spent() if charged else None

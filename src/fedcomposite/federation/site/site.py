@@ -1,0 +1,404 @@
+"""The client side: an order is data, checked against the site's own limits before any of its samples are touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from fedcomposite import files
+from fedcomposite._version import __version__
+from fedcomposite.data import DataError, Silos
+from fedcomposite.data.mapped import MappedRows
+from fedcomposite.data.sparse import SparseRows
+from fedcomposite.experiments.config import Config, ConfigError
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator import claims
+from fedcomposite.federation.orders import Introduction, Order, Shape
+from fedcomposite.federation.secure.keys import MaskKeys
+from fedcomposite.federation.secure.masked_answers import Sums, Worked, asked_of
+from fedcomposite.federation.secure.masking import MaskError
+from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
+from fedcomposite.federation.site import policy
+from fedcomposite.federation.site.analyses import Desk, check_prepared
+from fedcomposite.federation.site.approval import Approvals
+from fedcomposite.federation.site.audit import Audit, AuditError
+from fedcomposite.federation.site.budgeted_gradients import BudgetedGradients, margins_within
+from fedcomposite.federation.site.client_states import LostStateError, StateStore
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
+from fedcomposite.federation.site.table_files import Newcomers
+from fedcomposite.federation.wire import Vectors, WireError
+from fedcomposite.privacy import Query, SampleLevel, System
+from fedcomposite.problems import Batches, Counter, Problem, private
+from fedcomposite.problems.linear import Linear
+from fedcomposite.problems.loss import Loss
+from fedcomposite.regularizers.base import StepError
+from fedcomposite.runtime import messages, process
+from fedcomposite.runtime.client import Client
+
+__all__ = ["Limits", "RefusalError", "Site"]
+
+_PAIRS = ({-1.0, 1.0}, {0.0, 1.0})  # labels that say nothing about a site
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is built once per experiment."""
+
+    problem: Problem
+    client: Client  # this site's side of a round
+    purse: BudgetedGradients  # its gradients
+    start: Tensor  # the form of a model
+    buffers: Tensor
+    state: Any  # a client's state at the start
+    message: NamedTuple  # a message, for its form
+    privacy: SampleLevel | None
+    query: Query | None  # as the accountant sees an answer
+    threads: int | None  # that fit a local step
+
+
+class Site:
+    """One party: its samples, its limits, its memory.
+
+    ``classes`` are the labels that its targets may have, where it has declared them; ``log`` receives one line per
+    thing worth telling the site's own people.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        silos: Silos,
+        store: StateStore,
+        limits: Limits | None = None,
+        log: Callable[[str], None] = lambda line: None,
+        classes: Sequence[float] | None = None,
+        *,
+        vault: MaskKeys | None = None,
+        approvals: Approvals | None = None,
+        audit: Audit | None = None,
+        newcomers: Newcomers | None = None,
+    ) -> None:
+        self.name, self.silos, self.store, self.limits, self._log = name, silos, store, limits or Limits(), log
+        if len(silos) != 1:
+            raise DataError(f"{name}: a site holds one silo, these are {len(silos)}")
+        self.sizes = {"train": int(silos.sizes[0])} | {k: len(y) for k, (_, y) in silos.held_out.items()}
+        if self.sizes["train"] < self.limits.min_samples:
+            raise DataError(f"{name}: {silos.sizes[0]} samples, fewer than min_samples = {self.limits.min_samples}")
+        for part, size in self.sizes.items():
+            if size < self.limits.min_evaluation:
+                least = self.limits.min_evaluation
+                raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
+        self._approvals, self._audit, self.newcomers = approvals, audit, newcomers
+        self._labels = self._declared(classes)
+        self.ledger = Ledger(store.folder, self.limits, self._digest())
+        self._account = PrivacyAccount(self.ledger, self.limits)
+        self._sums = Sums(vault or MaskKeys(name, self.limits), self.ledger, self.limits, self.sizes["train"])
+        self._desk = Desk(self)
+        self._parsed: tuple[str, Config] | None = None
+        self._cache: tuple[tuple[object, ...], _Job] | None = None
+
+    def _declared(self, classes: Sequence[float] | None) -> list[float] | None:
+        """The labels that may be told: those of the site's own file, or a pair that everybody uses."""
+        targets = [self.silos.targets, *(y for _, y in self.silos.held_out.values())]
+        found = {float(v) for y in targets for v in torch.unique(y).tolist()}
+        if classes is not None:
+            if other := sorted(found - set(map(float, classes))):
+                raise DataError(f"{self.name}: the target {other[0]:g} is not among its classes ({list(classes)})")
+            return sorted(map(float, classes))
+        if len(found) == 1 and found <= {-1.0, 0.0, 1.0}:
+            return []  # which pair it is of, others have to say
+        return next((sorted(pair) for pair in _PAIRS if found <= pair), None)
+
+    def _digest(self) -> str:
+        silos = self.silos
+        parts = {"features": silos.features, "targets": silos.targets}
+        for part, (X, y) in silos.held_out.items():
+            parts |= {f"{part} features": X, f"{part} targets": y}
+        extra = {"weights": silos.weights, "offsets": silos.margin_offsets}
+        extra |= {f"{part} offsets": t for part, t in silos.held_margin_offsets.items()}
+        parts |= {k: v for k, v in extra.items() if v is not None}
+        plain = {k: v for k, v in parts.items() if isinstance(v, torch.Tensor)}
+        for name, rows in parts.items():
+            plain |= {f"{name} {k}": v for k, v in rows.tensors().items()} if isinstance(rows, SparseRows) else {}
+        mapped = {name: rows.identity() for name, rows in parts.items() if isinstance(rows, MappedRows)}
+        return files.digest(plain, {"names": repr(silos.feature_names), **mapped})
+
+    def answer(self, request: RecordDict) -> RecordDict:
+        """Do what a message asks, or refuse it in one line; never raises because of what a message says.
+
+        What leaves is in the audit log before it does.
+        """
+        made = self._judged(request)
+        try:
+            if self._audit is not None:
+                self._audit.note(request, made, self._account.told())
+        except AuditError as error:
+            self._log(f"refused: {error}")
+            return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
+        return made
+
+    def _judged(self, request: RecordDict) -> RecordDict:
+        try:
+            return self._answer(request)
+        except DataError as error:  # may quote samples, so its text stays here
+            self._log(f"refused: {wire.clean(error)}")
+            reason = "its data do not fit this experiment (see the site's log)"
+        except (RefusalError, WireError, LostStateError, ConfigError, MaskError) as error:
+            reason = wire.clean(str(error).splitlines()[0] if str(error) else "")
+            self._log(f"refused: {reason}")
+        except Exception as error:
+            self._log(f"failed: {type(error).__name__}: {wire.clean(error)}")
+            reason = f"failed with {type(error).__name__} (see the site's log)"
+        return wire.content(refusal=reason)
+
+    def _answer(self, request: RecordDict) -> RecordDict:
+        if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
+            most = self.limits.max_message_mb
+            raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
+        order = Order.read(wire.text(request, "order"))
+        if order.site != self.name:
+            raise RefusalError(f"the order is for {order.site!r}")
+        if self._parsed is None or self._parsed[0] != order.config:
+            self._parsed = order.config, parse(policy.short(order.config), recipe=True)
+        config = self._parsed[1]
+        policy.permit(self.limits, config, order)
+        check_prepared(self.silos, config)
+        if self._approvals is not None:
+            features = math.prod(self.silos.features.shape[1:])
+            self._approvals.check(config, order, features, lambda: self._cost(order, config))
+        if order.analysis is not None:
+            return self._desk.answer(order, order.analysis, config, request)
+        if order.secure is not None:
+            return self._sums.answer(order, order.secure, config, request, self)
+        if self.limits.secure == "required":
+            raise RefusalError('this site takes part in secure sums only (secure = "required"): run with --secure')
+        if order.shape is None:
+            return wire.content(introduction=self.introduce(order, config).model_dump_json())
+        done = self.work(order, order.shape, config, request)
+        return wire.content(report=done.report, vectors=done.vectors)
+
+    def _timed(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
+        began = time.perf_counter()
+        with process.threads(job.threads):
+            done = self._work(order, job, given)
+        what = f"round {order.round + 1}" if order.train else f"evaluation after round {order.round}"
+        self._log(f"job {order.job}: {what} in {time.perf_counter() - began:.2f} s")
+        return done
+
+    def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
+        """Carry out a round, an evaluation, or both."""
+        job = self._job(order, shape, config)
+        given = self._given(order, job, request)
+        report, vectors = self._timed(order, job, given)
+        return Worked(given, report, vectors, job.problem.measures)
+
+    # -- introduction -------------------------------------------------------------------------------------------------
+
+    def introduce(self, order: Order, config: Config) -> Introduction:
+        """What this site says about its data."""
+        labels, shape = self._told(config), self._shape(config)
+        policy.judge(self.limits, config, shape, self.sizes)
+        problem = self._problem(config, shape, self.silos)
+        smooth = problem.smooth()
+        self._account.afford(order, config, problem)
+        privacy = level(config)
+        scale = smooth.scale() if isinstance(smooth, Linear) and privacy is None else None
+        curvature = problem.loss.curvature if isinstance(problem.loss, Loss) else math.inf
+        return Introduction(
+            site=self.name,
+            version=__version__,
+            samples=self.sizes["train"],
+            weight=None if self.silos.weights is None else float(self.silos.weights.sum()),
+            features=shape.features,
+            dtype=shape.dtype,
+            names=shape.names,
+            labels=labels,
+            smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
+            scale=scale,
+            honest=None if privacy is None else self.limits.honest_parties,
+        )
+
+    def _shape(self, config: Config) -> Shape:
+        """The form of this site's samples."""
+        dtype = str(self.silos.features.dtype).removeprefix("torch.")
+        if dtype not in wire.DTYPES:
+            raise RefusalError(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
+        return Shape(
+            features=list(self.silos.features.shape[1:]),
+            dtype=dtype,  # type: ignore[arg-type]
+            names=list(self.silos.feature_names),
+            labels=self._told(config) or ([0.0, 1.0] if policy.classifies(config) else []),
+            clients=1,
+        )
+
+    def _cost(self, order: Order, config: Config) -> float | None:
+        return self._account.cost(order, config, skeleton(config, self._shape(config)))
+
+    def _told(self, config: Config) -> list[float]:
+        """The labels of a classifier, as this site tells them; refuses one for targets that are no declared classes."""
+        if not policy.classifies(config):
+            return []
+        if self._labels is None:
+            raise DataError("these targets are not two labels in {-1, 1} or {0, 1}: declare [data] classes = [...]")
+        parts = {"train": self.silos.targets}
+        if set(config.problem.metrics) & set(policy.PER_CLASS):
+            parts |= {part: y for part, (_, y) in self.silos.held_out.items()}
+        if min(int(torch.unique(y, return_counts=True)[1].min()) for y in parts.values()) < self.limits.min_class:
+            raise RefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}")
+        return self._labels
+
+    @staticmethod
+    def _problem(config: Config, shape: Shape, silos: Silos) -> Problem:
+        general = skeleton(config, shape)  # what is wrong here is the experiment's fault, not that of the data
+        try:
+            return local_problem(general, config, shape, silos)
+        except ValueError as error:
+            raise DataError(str(error)) from None
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def _job(self, order: Order, shape: Shape, config: Config) -> _Job:
+        key = order.config, shape, order.client, order.job, self._account.query(order, config)
+        if self._cache is None or self._cache[0] != key:
+            self._cache = None  # two of them might not fit
+            self._cache = key, self._build(order, shape, config)
+        return self._cache[1]
+
+    def _build(self, order: Order, shape: Shape, config: Config) -> _Job:
+        own = self.silos.features
+        if set(shape.names) != set(self.silos.feature_names) or len(shape.names) != len(self.silos.feature_names):
+            raise RefusalError("the experiment's columns are not this site's")
+        if (tuple(shape.features), wire.DTYPES[shape.dtype]) != (tuple(own.shape[1:]), own.dtype):
+            raise RefusalError(f"the experiment's samples have shape {shape.features}, {shape.dtype}: not this site's")
+        self._told(config)
+        steps = policy.judge(self.limits, config, shape, self.sizes)
+        silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
+        problem = self._problem(config, shape, silos)
+        algorithm = config.make_algorithm(config.specs[0], None)
+        smooth = problem.smooth(config.dtype)
+        smooth.check_batches(config.run.batch_size, silos)
+        per = config.run.batch_size or int(silos.sizes[0])
+        batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling, config.run.clip_norm)
+        look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, most=self.limits.max_margin)
+        privacy, query = level(config), self._account.query(order, config)
+        if query is not None:
+            smooth.check_private()
+            self._account.afford(order, config, problem)
+            look = functools.partial(self._charge, order.job, query)  # a refused margin would tell on a sample
+        purse = BudgetedGradients(self.ledger, order.job, steps, look)
+        client = Client(
+            algorithm, smooth, problem.regularizer, batches, Counter(), guard=purse.guard,
+            privacy=privacy, source=System(),
+        )  # fmt: skip
+        start, rules = smooth.start(), algorithm.at(0)
+        server, state = rules.init(start, problem.regularizer.during(0))
+        threads = process.fitting_threads(smooth.reach(per, 1), smooth.device)
+        return _Job(
+            problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy, query, threads
+        )
+
+    def _charge(self, job: str, query: Query, x: Tensor) -> None:
+        self._account.charge(job, query)
+
+    def _seed(self, order: Order, config: Config) -> int:
+        """The seed of minibatches and random layers: nobody else's business, unless this site says so.
+
+        Without either of them it only tosses a method's coins, which are no secret.
+        """
+        if self.limits.reproducible_batches or (config.run.batch_size is None and config.model is None):
+            return config.seed
+        return self.ledger.secret_seed(order.job, config.seed, order.client)
+
+    @staticmethod
+    def _given(order: Order, job: _Job, request: RecordDict) -> Vectors:
+        """The vectors of an order."""
+        expected = wire.form({"buffers": job.buffers})
+        if order.train:
+            longest = max(len(job.start), *(t.numel() for t in job.message))
+            sent = wire.named("message", job.message)
+            expected |= {k: wire.Form((longest,), v.dtype, exact=False) for k, v in sent.items()}
+            if order.last < 0:
+                expected |= wire.form({"start": job.start})
+        if order.evaluate:
+            expected |= wire.form({"model": job.start})
+        return wire.unpack(request, expected)
+
+    def _work(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
+        self._admit(order, job, given)
+        report: dict[str, float] = {"round": order.round, "samples": self.sizes["train"]}
+        vectors: Vectors = {}
+        try:
+            if order.evaluate:
+                vectors |= self._evaluate(order, job, given, report)
+            if order.train:
+                vectors |= self._train(order, job, given, report)
+        finally:
+            if order.train:
+                job.purse.settle()
+        return report, vectors
+
+    def _admit(self, order: Order, job: _Job, given: Vectors) -> None:
+        """Take the order down in the ledger, before anything is computed."""
+        sent = {k: v for k, v in given.items() if k != "model"}
+        asked = {"train": files.digest(sent, {})[:16]} if order.train else {}
+        if order.evaluate:
+            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, {})[:16]
+        if order.secure is not None:
+            asked = asked_of(order, order.secure, asked, given)
+        work = {"gradients": job.purse.expected} if order.train else {}
+        work |= {"evaluations": 1} if order.evaluate else {}
+        self.ledger.admit(order.job, order.round, asked, **work)
+
+    def _train(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
+        client, counter = job.client, job.client.counter
+        gradients, proxes = counter.gradients, counter.proxes
+        message = wire.tuple_of(type(job.message), "message", given)
+        place = order.position, order.cohort
+        if order.last < 0:
+            state = client.algorithm.at(0).init(given["start"], job.problem.regularizer.during(0))[1]
+        else:
+            state = self.store.load(order.job, order.last, job.state)
+        try:
+            reply, after, buffers, _ = client.train(message, state, order.round, place, given["buffers"])
+        except StepError as error:
+            raise RefusalError(f"round {order.round + 1}: {error}") from None
+        if not (messages.finite(reply) and messages.finite(after) and messages.all_finite(buffers)):
+            raise RefusalError("its numbers left the finite range: the steps are probably too large")
+        if after:
+            self.store.save(order.job, order.round, order.last, after)
+        report |= {"gradients": counter.gradients - gradients, "proxes": counter.proxes - proxes}
+        if order.secure is not None:
+            reply = messages.decoded(client.algorithm.at(order.round), reply)
+        return {**wire.named("reply", reply), "buffers": buffers}
+
+    def _evaluate(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
+        model = given["model"]
+        if job.privacy is None or job.query is None:
+            margins_within(job.client.smooth, model, self.limits.max_margin)
+            seen = job.client.evaluate(model, given["buffers"])
+        else:
+            self._account.charge(order.job, job.query)
+            summed = order.secure is not None and job.privacy.share < 1
+            seen = private.evaluate(
+                job.client.smooth, model, job.privacy, System(), job.problem.silos.held_out, job.problem.measures,
+                claims.least_loss(job.problem.loss), bounded=not summed,
+            )  # fmt: skip
+        gradient = seen.gradient
+        report["loss"] = float(seen.loss)
+        if not (messages.all_finite(gradient) and messages.all_finite(seen.loss)):
+            if job.query is not None and order.secure is not None:
+                raise RefusalError("its numbers left the finite range")  # zeros would lack its share of the noise
+            # The model has diverged: say so in a scalar, since vectors must be finite.
+            report["loss"], gradient = math.inf, torch.zeros_like(gradient)
+        counts = {f"counts.{k}": v for k, v in seen.counts.items() if messages.all_finite(v)}
+        return {"gradient": gradient, **counts}

@@ -1,0 +1,131 @@
+"""Sites whose file is a table as people have it: an experiment's recipe makes features of it, at the site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+from flwr.app import RecordDict
+
+from fedcomposite.data import DataError, FittedRecipe, Recipe
+from fedcomposite.data.sheets import Sheet
+from fedcomposite.experiments.config import Config
+from fedcomposite.federation import wire
+from fedcomposite.federation.orders import Order
+from fedcomposite.federation.secure.keys import MaskKeys
+from fedcomposite.federation.shape import parse
+from fedcomposite.federation.site import analyses, minimum_counts, policy
+from fedcomposite.federation.site.approval import Approvals
+from fedcomposite.federation.site.audit import Audit, AuditError
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.site import Site
+from fedcomposite.federation.site.table_files import Newcomers, Source
+
+
+class _Prepared(Site):
+    """A site with the features of a learned recipe; in the ledger its data are the table's file."""
+
+    def __init__(self, digest: str, *given: Any, **more: Any) -> None:
+        self._file = digest
+        super().__init__(*given, **more)
+
+    def _digest(self) -> str:
+        return self._file
+
+
+class TableSite(Site):
+    """One party with a table: it answers queries about it, and work on the features that a learned recipe makes."""
+
+    def __init__(
+        self,
+        name: str,
+        store: StateStore,
+        limits: Limits | None = None,
+        log: Callable[[str], None] = lambda line: None,
+        classes: Sequence[float] | None = None,
+        *,
+        source: Source,
+        vault: MaskKeys | None = None,
+        approvals: Approvals | None = None,
+        audit: Audit | None = None,
+        newcomers: Newcomers | None = None,
+    ) -> None:
+        self.newcomers = newcomers
+        self.name, self.store, self.limits, self._log = name, store, limits or Limits(), log
+        self._source, self._classes, self._vault = source, classes, vault
+        self._approvals, self._audit = approvals, audit
+        self.ledger = Ledger(store.folder, self.limits, source.digest)
+        self._read: tuple[str, Sheet] | None = None
+        self._prepared: tuple[str, Site] | None = None
+
+    def summary(self) -> pd.DataFrame:
+        """What the site's own people see of it; empty if the file cannot be read before a recipe says how."""
+        try:
+            sheet = self._source.sheet(Recipe())
+        except DataError as error:
+            self._log(f"{error}; a recipe may say what that means")
+            return pd.DataFrame(columns=["column", "kind", "rows", "missing"])
+        gaps = [int(sheet.missing(c).sum()) for c in sheet.columns]
+        kinds = [sheet.kind(c) for c in sheet.columns]
+        return pd.DataFrame({"column": list(sheet.columns), "kind": kinds, "rows": sheet.rows, "missing": gaps})
+
+    def answer(self, request: RecordDict) -> RecordDict:
+        """As every site; nothing here has noise that would have to be accounted for."""
+        made = self._judged(request)
+        try:
+            if self._audit is not None:
+                self._audit.note(request, made)
+        except AuditError as error:
+            self._log(f"refused: {error}")
+            return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
+        return made
+
+    def _answer(self, request: RecordDict) -> RecordDict:
+        if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
+            most = self.limits.max_message_mb
+            raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
+        order = Order.read(wire.text(request, "order"))
+        if order.site != self.name:
+            raise RefusalError(f"the order is for {order.site!r}")
+        config = parse(policy.short(order.config), recipe=True)
+        if order.analysis is None or not order.analysis.queries:
+            return self._features(order, config)._answer(request)
+        policy.permit(self.limits, config, order)
+        analyses.check_allowed(self.limits, config)
+        sheet = self._table(config)
+        if self._approvals is not None:
+            self._approvals.check(config, order, len(sheet.columns))
+        if sheet.rows < self.limits.min_samples:
+            raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
+        made = analyses.answered_queries(self, sheet, order, order.analysis, config)
+        said = f"{analyses.asked(order.analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
+        self._log(f"job {order.job}: exchange {order.analysis.number}: {said}")
+        return made
+
+    def _table(self, config: Config) -> Sheet:
+        """The table with the names and units of an experiment."""
+        if self._read is None or self._read[0] != repr(config.recipe):
+            recipe = Recipe(**(config.recipe or {}))
+            self._read = repr(config.recipe), recipe.local(self.name).apply(self._source.sheet(recipe))
+        return self._read[1]
+
+    def _features(self, order: Order, config: Config) -> Site:
+        """The site with the features of a learned recipe; it has the same ledger and approvals."""
+        if config.recipe is None or not order.recipe:
+            raise RefusalError("its table needs a recipe: use an experiment with a [recipe] (or recipe = false there)")
+        if self._prepared is None or self._prepared[0] != order.recipe:
+            learned = FittedRecipe.parse(order.recipe)
+            if learned.recipe.model_dump() != Recipe(**config.recipe).model_dump():
+                raise RefusalError("the learned recipe is not the one of the experiment")
+            sheet = self._source.sheet(Recipe(**config.recipe))
+            silos = learned.silos([sheet])
+            minimum_counts.check_own(self.limits, learned.few(sheet, self.limits.min_count))
+            made = _Prepared(
+                self._source.digest, self.name, silos, self.store, self.limits, self._log, self._classes,
+                vault=self._vault, approvals=self._approvals, newcomers=self.newcomers,
+            )  # fmt: skip
+            self._prepared = order.recipe, made
+        return self._prepared[1]
