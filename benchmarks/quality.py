@@ -30,11 +30,12 @@ from scipy.special import expit, logit
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fedcomposite as fc
-from fedcomposite.analysis import Local
 from fedcomposite.analysis.quality import told
 from fedcomposite.federation.site import minimum_counts
 from fedcomposite.federation.site.policy import Limits
-from fedcomposite.problems.requests import Request, Silo, Sums
+from fedcomposite.runtime import Driver
+from fedcomposite.runtime.protocol import Request, Silo
+from fedcomposite.runtime.transports.silos import SiloTransport, added
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,25 +43,28 @@ _ROUNDING = 1e-7
 _THRESHOLDS = (0.2, 0.5, 0.3337)  # the last one is no edge of a bin
 
 
-class Guarded(Local):
+class Guarded(SiloTransport):
     """Silos that answer as the sites of a federation do, each under its minimum counts."""
 
     def __init__(self, problem: fc.Problem, limits: Limits) -> None:
         super().__init__(problem)
         self.limits = limits
 
-    def each(self, requests: Sequence[Request]) -> list[list[Sums]]:
+    def ask(self, requests: Sequence[Request]) -> list[Any]:
         """What the sites tell."""
-        self.exchanges += 1
-        return [minimum_counts.told(self.limits, silo, requests) for silo in self.silos]
+        told = [minimum_counts.told(self.limits, silo, requests) for silo in self.silos]
+        made = [list(each) for each in zip(*told, strict=True)]
+        return [each if one.by_site else added(each) for one, each in zip(requests, made, strict=True)]
 
 
 class _Federated:
     """The same, without the samples at hand."""
 
+    by_site, centre = True, None
+
     def __init__(self, guarded: Guarded) -> None:
-        self.names, self.ids, self.each, self.ask = guarded.names, guarded.ids, guarded.each, guarded.ask
-        self.exchanges = self.bytes_up = self.bytes_down = 0
+        self.names, self.ids, self.ask = guarded.names, guarded.ids, guarded.ask
+        self.counter, self.running = guarded.counter, guarded.running
 
 
 def compare(splits: int = 200, seed: int = 0) -> pd.DataFrame:
@@ -110,7 +114,7 @@ def _logistic(generator: np.random.Generator, seen: dict[str, list[tuple[float, 
     noisy = truth * scale + generator.normal(size=3) * 0.2
     x = torch.tensor([*(noisy if generator.random() < 0.95 else 0 * noisy), shift], dtype=torch.float64)
     sites = Guarded(problem, Limits(min_count=least))
-    report = fc.quality(problem, x, sites=_Federated(sites))
+    report = fc.quality(problem, x, driver=Driver(_Federated(sites)))
     parts = {name: _samples(silo, x, least) for name, silo in zip(sites.names, sites.silos, strict=True)}
     parts = {name: part for name, part in parts.items() if len(part[0])}
     everyone = tuple(np.concatenate([part[k] for part in parts.values()]) for k in range(3))
@@ -128,7 +132,7 @@ def _logistic(generator: np.random.Generator, seen: dict[str, list[tuple[float, 
             _rates(one, threshold, z, y, w, who, seen)
     if least > 1 and min(sizes) > 4 * least:
         options: dict[str, Any] = {"folds": 2, "count": 4, "ratio": 0.1, "score": "auc"}
-        theirs = fc.cross_validate(problem, sites=_Federated(sites), **options)
+        theirs = fc.cross_validate(problem, driver=Driver(_Federated(sites)), **options)
         ours = fc.cross_validate(problem, **options)
         if all(len(part[0]) == len(silo.X) for part, silo in zip(parts.values(), sites.silos, strict=True)):
             for value, off, right in zip(theirs.mean, theirs.mean_error, ours.mean, strict=True):
@@ -206,7 +210,9 @@ def _counts(generator: np.random.Generator, seen: dict[str, list[tuple[float, fl
     silos = fc.Silos.from_arrays(list(zip(features, targets, strict=True)), weights=weights, margin_offsets=offsets)
     problem = fc.Problem(silos, loss="poisson", bias=True, weights="samples")
     x = torch.tensor([*(truth * scale), 0.1], dtype=torch.float64)
-    report = fc.quality(problem, x, sites=_Federated(Guarded(problem, Limits(min_count=least, max_margin=50.0))))
+    report = fc.quality(
+        problem, x, driver=Driver(_Federated(Guarded(problem, Limits(min_count=least, max_margin=50.0))))
+    )
     for name, one in report.rows.items():
         at = slice(None) if name == "all" else slice(*silos.offsets[(i := silos.names.index(name)) : i + 2])
         X, y, t = silos.features[at], silos.targets[at].numpy(), silos.margin_offsets[at].numpy()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedcomposite as fc
 from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.cli.main import app
-from fedcomposite.problems.requests import RESIDUALS
+from fedcomposite.runtime.protocol import RESIDUALS
 
 LOSSES = ["least_squares", "huber", "quantile", "absolute", "poisson"]
 X0 = torch.tensor([0.5, -0.3, 0.0, 0.4], dtype=torch.float64)

@@ -20,7 +20,7 @@ from fedcomposite.analysis.prediction import predict_at_sites
 from fedcomposite.data import DataError, Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.experiments import Config, ConfigError
-from fedcomposite.problems.requests import HIGHEST, rates, residuals, scores, silos_of
+from fedcomposite.runtime.protocol import HIGHEST, rates, residuals, scores, silos_of
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
@@ -29,6 +29,7 @@ from test_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.cli.federation_analysis import read
 from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError
 from fedcomposite.federation.coordinator.inquiry import Inquiry
 from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
@@ -43,6 +44,8 @@ from fedcomposite.federation.site.minimum_counts import joined
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.table_files import Newcomers, Source
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.runtime import Driver
+from fedcomposite.runtime.transports import SiloTransport
 
 PLAIN = """
 seed = 3
@@ -92,6 +95,15 @@ def tables(files, folder, limits=None, log=None):
     ]
 
 
+def learn(asking, target):
+    asking.recipe = inquiries.learn(Driver(asking), asking.config, target)
+    return asking.recipe
+
+
+def described(asking):
+    return look_at(lambda query: Driver(asking).ask([query])[0], asking.names)
+
+
 def recipe_text(config):
     content = tomllib.loads(config.read_text())
     content.pop("data")
@@ -112,20 +124,20 @@ def test_a_recipe_its_path_and_cross_validation_are_those_of_files_at_hand(messy
     here = Config.read(config)
     problem = here.make_problem()
     asking, _ = inquiry(tables(files, tmp_path), recipe_text(config))
-    learned = asking.learn(here.data["target"])
+    learned = learn(asking, here.data["target"])
     assert learned.model_dump() == problem.silos.recipe.model_dump()
     there = asking.meet()
     assert there.coordinate_names == problem.coordinate_names
     options = {"count": 12, "ratio": 0.05}
-    ours, theirs = fc.path(problem, **options), fc.path(there, **options, sites=asking)
+    ours, theirs = fc.path(problem, **options), fc.path(there, **options, driver=Driver(asking))
     same(theirs.solutions, ours.solutions)
     same(theirs.losses, ours.losses)
     mine = fc.cross_validate(problem, folds=3, seed=here.seed, **options)
-    found = fc.cross_validate(there, folds=3, seed=here.seed, **options, sites=asking)
+    found = fc.cross_validate(there, folds=3, seed=here.seed, **options, driver=Driver(asking))
     same(found.mean, mine.mean)
     same(found.models, mine.models)
     assert (found.lambda_min, found.lambda_1se) == pytest.approx((mine.lambda_min, mine.lambda_1se), rel=1e-12)
-    by_site = fc.cross_validate(there, folds="sites", **options, sites=asking)
+    by_site = fc.cross_validate(there, folds="sites", **options, driver=Driver(asking))
     same(by_site.mean, fc.cross_validate(problem, folds="sites", **options).mean)
 
 
@@ -133,7 +145,7 @@ def test_a_description_of_sites_is_that_of_their_files(messy, tmp_path):
     files, config = messy
     here = Config.read(config)
     asking, _ = inquiry(tables(files, tmp_path), recipe_text(config))
-    found = table_of(look_at(asking, asking.names), here.data["target"])
+    found = table_of(described(asking), here.data["target"])
     ours = describe(files.values(), target=here.data["target"], recipe=Recipe(**here.recipe))
     pd.testing.assert_frame_equal(found, ours)
 
@@ -142,11 +154,11 @@ def test_intervals_quality_and_stability_are_those_of_silos_at_hand(hospitals, t
     asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(min_count=1)))
     there, here = asking.meet(), on_silos(hospitals)
     x = fc.path(here, count=5, ratio=0.1).solutions[-1]
-    pd.testing.assert_frame_equal(fc.confidence(there, x, sites=asking), fc.confidence(here, x), rtol=1e-10)
-    theirs, ours = fc.quality(there, x, sites=asking), fc.quality(here, x)
+    pd.testing.assert_frame_equal(fc.confidence(there, x, driver=Driver(asking)), fc.confidence(here, x), rtol=1e-10)
+    theirs, ours = fc.quality(there, x, driver=Driver(asking)), fc.quality(here, x)
     pd.testing.assert_frame_equal(theirs.table, ours.table, rtol=1e-10)
     draws = {"draws": 4, "count": 5, "ratio": 0.1, "seed": 3}
-    stable, mine = fc.stability(there, **draws, sites=asking), fc.stability(here, **draws)
+    stable, mine = fc.stability(there, **draws, driver=Driver(asking)), fc.stability(here, **draws)
     assert stable.selected == mine.selected
     same(stable.bound, mine.bound)
 
@@ -174,7 +186,7 @@ def test_weighted_samples_with_offsets_are_those_of_silos_at_hand(loss, tmp_path
     asking, _ = inquiry(make_sites(silos, tmp_path, opened(min_count=1)), text)
     there = asking.meet()
     options = {"folds": 3, "count": 6, "ratio": 0.05, "seed": 3}
-    ours, theirs = fc.analyse(here, **options), fc.analyse(there, **options, sites=asking)
+    ours, theirs = fc.analyse(here, **options), fc.analyse(there, **options, driver=Driver(asking))
     mine, found = ours.content(), theirs.content()
     for part in (mine, found):
         part.pop("communication")
@@ -222,7 +234,7 @@ def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
     asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False, min_count=1)))
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
-    local = fc.analysis.Local(on_silos(hospitals))
+    local = SiloTransport(on_silos(hospitals))
 
     def gradient(sites, kind):
         rows = fc.analysis.Rows(kind, 0, 2, seed=3)
@@ -239,7 +251,7 @@ def question(sites, name="newton", rows=None, text=PLAIN, **arrays):
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
     given = {"x": x, "working": x.bool(), **arrays} if name == "newton" else {"x": x, **arrays}
-    return asking.each([fc.analysis.Request(name, given, {}, rows or fc.analysis.Rows())]), grid
+    return Driver(asking).each([fc.analysis.Request(name, given, {}, rows or fc.analysis.Rows())]), grid
 
 
 @pytest.mark.parametrize(
@@ -352,12 +364,12 @@ def test_what_is_shipped_runs_at_sites_with_default_limits(shipped, messy, tmp_p
     problem = here.make_problem()
     text = tomli_w.dumps({**tomllib.loads(here.text), "algorithm": {"name": "ProxNewton"}})
     asking, _ = inquiry(tables(files, tmp_path, Limits()), text)
-    assert asking.learn(here.data["target"]).model_dump() == problem.silos.recipe.model_dump()
+    assert learn(asking, here.data["target"]).model_dump() == problem.silos.recipe.model_dump()
     options = {"folds": 5, "count": 6, "ratio": 0.05, "seed": here.seed}
     there = asking.meet()
-    ours, theirs = fc.cross_validate(problem, **options), fc.cross_validate(there, **options, sites=asking)
+    ours, theirs = fc.cross_validate(problem, **options), fc.cross_validate(there, **options, driver=Driver(asking))
     same(theirs.mean, ours.mean)
-    exact, told = fc.quality(problem, ours), fc.quality(there, theirs, sites=asking)
+    exact, told = fc.quality(problem, ours), fc.quality(there, theirs, driver=Driver(asking))
     same(told.table[["samples", "positives", "brier"]], exact.table[["samples", "positives", "brier"]])
     right = fc.quality(problem, ours, exact=True)
     for name, one in told.rows.items():
@@ -378,7 +390,7 @@ def test_what_is_shipped_runs_at_sites_with_default_limits(shipped, messy, tmp_p
         assert "AUROC between" in told.notes["switzerland"]
         assert "too wide to tell" in told.notes["switzerland"]
     with pytest.raises(FederationError, match="take fewer folds"):
-        fc.cross_validate(there, **options | {"folds": 40}, sites=asking)
+        fc.cross_validate(there, **options | {"folds": 40}, driver=Driver(asking))
 
 
 def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path):
@@ -388,9 +400,9 @@ def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path)
     sites = tables(frames_on_disk("heart_disease", tmp_path), tmp_path, Limits())
     newcomers(sites, tmp_path)
     asking, _ = inquiry(sites, text)
-    asking.learn(here.data["target"])
+    learn(asking, here.data["target"])
     there = asking.meet()
-    found = fc.analyse(there, "fit", seed=here.seed, sites=asking)
+    found = fc.analyse(there, "fit", seed=here.seed, driver=Driver(asking))
     found.save(tmp_path / "run")
     fc.write_report(tmp_path / "run")
     note = found.quality.notes["switzerland"]
@@ -408,7 +420,7 @@ def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path)
     assert '<td class="n">–</td>' in row
     for name in ("report.html", "report.md"):
         assert f"switzerland: {note}" in (tmp_path / "run" / name).read_text()
-    seen = predict_at_sites(there, found.x, asking).set_index("site")
+    seen = predict_at_sites(there, found.x, Driver(asking)).set_index("site")
     exact = fc.quality(here.make_problem(), found.x, exact=True)
     assert seen.loc[["switzerland"], ["auroc", "specificity"]].isna().all(axis=None)
     assert "specificity between" in seen.loc["switzerland", "note"]
@@ -487,13 +499,13 @@ def test_levels_of_one_site_are_called_alike_in_its_own_file(tmp_path):
     data = {"north": {"recipe": True}, "south": {"recipe": True, "columns": part["rename"], "recode": codes}}
     sites = [open_site(folder) for folder in _written(tmp_path / "fed", data)]
     asking, _ = inquiry(sites, tomli_w.dumps({**tomllib.loads(PLAIN), "recipe": recipe}))
-    learned = asking.learn("sick")
+    learned = learn(asking, "sick")
     assert learned.features == ["age", "sex=male"]
     problem, there = on_silos(clean), asking.meet()
     options = {"count": 6, "ratio": 0.1}
-    same(fc.path(there, **options, sites=asking).solutions, fc.path(problem, **options).solutions)
-    described = table_of(look_at(asking, asking.names), "sick")
-    pd.testing.assert_frame_equal(described, describe({"north": one, "south": other}, target="sick"))
+    same(fc.path(there, **options, driver=Driver(asking)).solutions, fc.path(problem, **options).solutions)
+    found = table_of(described(asking), "sick")
+    pd.testing.assert_frame_equal(found, describe({"north": one, "south": other}, target="sick"))
     wrong = {**data, "south": {**data["south"], "recode": {"gender": codes["sex"]}}}
     with pytest.raises(DataError, match="south: recode: no column 'gender'"):
         open_site(_written(tmp_path / "wrong", wrong)[1])
@@ -567,7 +579,7 @@ def test_sites_score_their_own_patients(messy, tmp_path):
     asking, grid = inquiry(sites, recipe_text(config))
     asking.recipe = learned = problem.silos.recipe
     there = asking.meet()
-    told = predict_at_sites(there, found.x, asking, threshold=0.3).set_index("site")
+    told = predict_at_sites(there, found.x, Driver(asking), threshold=0.3).set_index("site")
     sheets = Recipe(**here.recipe).sheets(files.values(), names=list(files))
     silos = fc.Silos.from_arrays([learned.table(one) for one in sheets], names=list(files))
     ours = fc.quality(fc.Problem(silos, loss="logistic", bias=True), found.x)
@@ -593,10 +605,10 @@ def test_few_new_patients_are_scored_and_nothing_is_told(messy, tmp_path):
     newcomers(sites, tmp_path, rows=6)
     sites[0]._log = lines.append
     asking, _ = inquiry(sites, recipe_text(config))
-    asking.learn(Config.read(config).data["target"])
+    learn(asking, Config.read(config).data["target"])
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
-    assert predict_at_sites(there, x, asking).empty
+    assert predict_at_sites(there, x, Driver(asking)).empty
     assert len(pd.read_csv(next((tmp_path / "north" / "scored").iterdir()))) == 6
     assert "too few with a known outcome" in lines[-2]
     with pytest.raises(FederationError, match="nothing to be scored"):
@@ -620,7 +632,7 @@ def test_sites_score_regressions_with_offsets(tmp_path):
     asking, _ = inquiry(sites, text)
     there = asking.meet()
     x = torch.tensor([0.5, -0.4, 0, 0, 0.3], dtype=torch.float64)
-    told = predict_at_sites(there, x, asking)
+    told = predict_at_sites(there, x, Driver(asking))
     assert told["site"].tolist() == [*silos.names, "all"]
     for i, frame in enumerate([*frames, pd.concat(frames)]):
         mean = np.exp(frame[list("abcd")].to_numpy() @ [0.5, -0.4, 0, 0] + 0.3 + frame["log_time"])
@@ -646,7 +658,7 @@ def test_regressions_are_measured_under_minimum_counts(loss, tmp_path):
     sites = make_sites(silos, tmp_path, allowed)
     sites[1].limits = opened(min_count=8, min_samples=10, metrics=["r2", "mae"])
     asking, _ = inquiry(sites, text)
-    theirs = fc.analyse(asking.meet(), **options, sites=asking).quality
+    theirs = fc.analyse(asking.meet(), **options, driver=Driver(asking)).quality
     ours = fc.analyse(here, **options).quality
     assert list(theirs.table.index) == list(ours.table.index)
     for name in ours.table:
@@ -660,7 +672,7 @@ def test_regressions_are_measured_under_minimum_counts(loss, tmp_path):
         assert set(numbers[numbers > 0].tolist()).isdisjoint(range(1, 8))
         assert float(numbers.sum()) == ours.by_site[name].samples
     sites[2].limits = opened(min_samples=10, metrics=["accuracy"])
-    less = fc.quality(here, torch.zeros(5, dtype=torch.float64), sites=asking)
+    less = fc.quality(here, torch.zeros(5, dtype=torch.float64), driver=Driver(asking))
     assert list(less.by_site) == list(asking.names)[:2]
     assert less.overall.samples == 120
 
@@ -703,13 +715,13 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     sites = tables(files, tmp_path, log=lines.append)
     newcomers(sites, tmp_path)
     asking, grid = inquiry(sites, recipe_text(config))
-    look_at(asking, asking.names)
-    asking.learn(here.data["target"])
+    described(asking)
+    learn(asking, here.data["target"])
     there = asking.meet()
-    cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, score="auc", sites=asking)
-    fc.confidence(there, cv.solution(), robust=True, sites=asking)
-    fc.quality(there, cv, sites=asking)
-    predict_at_sites(there, cv.solution(), asking)
+    cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, score="auc", driver=Driver(asking))
+    fc.confidence(there, cv.solution(), robust=True, driver=Driver(asking))
+    fc.quality(there, cv, driver=Driver(asking))
+    predict_at_sites(there, cv.solution(), Driver(asking))
     asking.ask([residuals(cv.solution(), torch.zeros(1, dtype=torch.float64), "train")])
     asking.ask([rates(cv.solution(), torch.ones(2, dtype=torch.float64), "train")])
     told = (DOCS / "federation.md").read_text()
@@ -745,7 +757,7 @@ def test_rare_rows_are_not_told_of_a_table(messy, tmp_path):
     files, config = messy
     asking, _ = inquiry(tables(files, tmp_path, opened(min_samples=10_000)), recipe_text(config))
     with pytest.raises(FederationError, match="fewer rows than its min_samples"):
-        look_at(asking, asking.names)
+        described(asking)
 
 
 def test_an_analysis_has_its_own_approval(messy, tmp_path):
@@ -764,7 +776,7 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
         site._approvals = own
     asking, _ = inquiry(sites, recipe_text(config))
     with pytest.raises(FederationError, match="waits for approval"):
-        look_at(asking, asking.names)
+        described(asking)
     assert digest(asking.config) not in approvals[0].all()
     (name,) = approvals[0].all()
     assert approvals[0].all()[name]["analysis"]
@@ -774,7 +786,7 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
             site.answer(wire.content(order=order.model_dump_json()))
         own.decide(name[:16], "approved")
     target = Config.read(config).data["target"]
-    asking.learn(target)
+    learn(asking, target)
     assert asking.meet().dimension > 3
     other = PLAIN.replace('"ProxNewton"', '"FedAvg"\nstep = 0.1\nlocal_steps = 1')
     # an approved recipe does not stand in its way
@@ -788,7 +800,7 @@ def test_what_a_table_tells_is_in_its_audit_log(messy, tmp_path):
     key = ec.generate_private_key(ec.SECP384R1())
     sites[0]._audit = Audit(tmp_path / "audit", key)
     asking, _ = inquiry(sites, recipe_text(config))
-    asking.learn(Config.read(config).data["target"])
+    learn(asking, Config.read(config).data["target"])
     there = asking.meet()
     asking.ask([fc.analysis.Request("information", {"x": torch.zeros(there.dimension, dtype=torch.float64)}, {})])
     said = [line["what"] for line in sites[0]._audit.verify()]

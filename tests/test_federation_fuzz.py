@@ -24,7 +24,7 @@ from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.shape import AgreementError, agree, misfits, parse
 from fedcomposite.federation.wire import WireError
-from fedcomposite.runtime.transports import Request
+from fedcomposite.runtime.protocol import Round
 
 THOUSAND = settings(
     max_examples=1000,
@@ -256,10 +256,8 @@ def exchange(one):
     log = []
     one.post.log = log.append
     one.post.absent.clear()
-    driver = one.driver
-    request = Request(
-        0, driver.buffers, one.algorithm.broadcast(driver.server), np.arange(4, dtype=np.uint64), driver.x0
-    )
+    driver = one.rounds
+    request = Round(0, driver.buffers, one.algorithm.broadcast(driver.server), np.arange(4, dtype=np.uint64), driver.x0)
     got = one.transport.exchange(request)
     seen, gathered = got.measured(), got.gathered()
     assert math.isfinite(float(seen.loss))

@@ -20,7 +20,7 @@ from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.privacy import Query, SampleLevel, compose
-from fedcomposite.runtime.rounds import planned_queries
+from fedcomposite.runtime.records import planned_queries
 
 NOISE = {"clip": 1.0, "noise": 4.0}
 

@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression as Logistic
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.analysis import Local, Rows, SeparationWarning, adjusted
+from fedcomposite.analysis import Driver, Rows, SeparationWarning, adjusted
 from fedcomposite.analysis.inference import nodewise
+from fedcomposite.runtime.transports import SiloTransport
 
 
 def posed(loss="least_squares", lam=0.05, weights="samples", features=6):
@@ -84,8 +85,8 @@ def test_intervals_are_those_of_statsmodels_however_strong_the_regularizer(loss,
     x = torch.zeros(7, dtype=torch.float64) if lam is None else fc.solve(problem).solution
     model = sm.GLM(y, np.column_stack([X, np.ones(200)]), family=FAMILIES[loss], offset=o)
     for robust, kind in ((False, "nonrobust"), (True, "HC0")):
-        where = Local(problem)
-        table, oracle = fc.confidence(problem, x, robust=robust, sites=where), model.fit(cov_type=kind, tol=1e-14)
+        where = Driver(SiloTransport(problem))
+        table, oracle = fc.confidence(problem, x, robust=robust, driver=where), model.fit(cov_type=kind, tol=1e-14)
         assert where.exchanges <= (8 if loss != "least_squares" else 3)
         np.testing.assert_allclose(table.estimate, oracle.params, rtol=1e-6)
         np.testing.assert_allclose(table.se, oracle.bse, rtol=1e-6)
@@ -122,10 +123,10 @@ def test_what_grows_without_end_is_told_and_the_rest_is_that_of_the_other_sample
     without = X[:, 1] == 0
     y[~without] = 0.0
     problem = at_sites(X, y, loss=loss, lam=lam or 1.0)
-    where = Local(problem)
+    where = Driver(SiloTransport(problem))
     x = torch.zeros(7, dtype=torch.float64) if lam is None else fc.path(problem, lambdas=[1.0, lam]).solutions[-1]
     with pytest.warns(SeparationWarning, match=r"no finite estimate of x1:"):
-        table = fc.confidence(problem, x, sites=where)
+        table = fc.confidence(problem, x, driver=where)
     assert where.exchanges < 20
     assert table[["estimate", "se", "lower", "upper", "p"]].isna().all(axis=1).tolist() == [0, 1, 0, 0, 0, 0, 0]
     A = np.column_stack([X[:, [0, 2, 3, 4, 5]], np.ones(200)])[without]

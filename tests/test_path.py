@@ -12,9 +12,11 @@ from sklearn.metrics import roc_auc_score
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.analysis import Local, Request, Rows, answer, fold_of_samples, sites
-from fedcomposite.analysis.sites import silos_of
-from fedcomposite.problems.requests import ALL, losses
+from fedcomposite.analysis import Driver, Request, Rows, answer, fold_of_samples
+from fedcomposite.runtime.protocol import ALL, losses
+from fedcomposite.runtime.transports import SiloTransport
+from fedcomposite.runtime.transports import silos as transport
+from fedcomposite.runtime.transports.silos import silos_of
 
 
 def silos(loss="logistic", sizes=(60, 35, 45), features=6, seed=0):
@@ -284,7 +286,7 @@ def test_answers_add_up_over_sites():
         ("scores", {"x": x, "edges": torch.linspace(-2, 2, 9, dtype=torch.float64)}, {}),
     ]:
         request = Request(name, arrays, numbers)
-        many, single = Local(problem).ask([request])[0], Local(one).ask([request])[0]
+        many, single = SiloTransport(problem).ask([request])[0], SiloTransport(one).ask([request])[0]
         assert many.keys() == single.keys()
         for key in many:
             torch.testing.assert_close(many[key], single[key], rtol=1e-10, atol=1e-10)
@@ -321,7 +323,7 @@ def test_threads_of_an_analysis_fit_its_silos(two_threads, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(sites, "answer", watched("silo", sites.answer))
+    monkeypatch.setattr(transport, "answer", watched("silo", transport.answer))
     problem = posed()
 
     def task():
@@ -329,7 +331,7 @@ def test_threads_of_an_analysis_fit_its_silos(two_threads, monkeypatch):
         yield [losses(torch.zeros(1, problem.dimension, dtype=torch.float64), ALL)]
         used["server"].add(torch.get_num_threads())
 
-    sites.together([task()], Local(problem))
+    Driver(SiloTransport(problem)).run([task()])
     fc.path(problem)
     assert used == {"silo": {1}, "server": {1}}
     assert torch.get_num_threads() == 2
@@ -339,4 +341,6 @@ def test_threads_of_an_analysis_fit_its_silos(two_threads, monkeypatch):
 def test_threads_of_an_analysis_are_kept_where_they_help(samples, features):
     X = torch.zeros(samples, features, dtype=torch.float64)
     problem = fc.Problem(fc.Silos.from_arrays([(X, torch.arange(samples).double() % 2)]), loss="logistic")
-    assert Local(problem).threads is None
+    before = torch.get_num_threads()
+    with SiloTransport(problem).running():
+        assert torch.get_num_threads() == before

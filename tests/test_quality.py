@@ -11,7 +11,7 @@ from fedcomposite import regularizers as reg
 from fedcomposite.analysis.curves import average_precision, smoothed
 from fedcomposite.analysis.quality import Quality
 from fedcomposite.analysis.score_bins import Cells, shares_beyond
-from fedcomposite.problems.requests import answer, scores, silos_of
+from fedcomposite.runtime.protocol import answer, scores, silos_of
 
 
 @pytest.fixture(scope="module")

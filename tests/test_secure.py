@@ -24,7 +24,7 @@ from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
-from fedcomposite.runtime.transports import Request
+from fedcomposite.runtime.protocol import Round
 
 SECURE = Settings(secure=True)
 SKIP = Settings("skip", secure=True, patience=0.0)
@@ -126,7 +126,7 @@ def test_constants_of_all_sites_come_as_sums(silos, tmp_path):
         text = tomli_w.dumps({**spec, "problem": {"weights": weights}})
         one, _ = federate(LocalGrid(secure_sites(silos, tmp_path / weights)), text, SECURE)
         other, _ = federate(LocalGrid(make_sites(silos, tmp_path / f"plain {weights}")), text)
-        assert one.driver.stationarity_step == pytest.approx(other.driver.stationarity_step, rel=1e-12)
+        assert one.rounds.stationarity_step == pytest.approx(other.rounds.stationarity_step, rel=1e-12)
         assert all(i.samples is None and i.smoothness is None and i.scale is None for i in one.introductions)
         assert one.sums.samples == sum(i.samples for i in other.introductions)
         each = [float(torch.linalg.matrix_norm(X, 2)) ** 2 / (4 * len(X)) for X, _ in map(silos.__getitem__, range(4))]
@@ -147,6 +147,6 @@ def test_divergence_is_said_by_a_count(silos, tmp_path):
     one = Coordinator(grid, list(silos.names), grid.nodes, parse(text), "job", SECURE)
     one.prepare()
     far = torch.full((8,), 1e5, dtype=torch.float64)
-    seen = one.transport.exchange(Request(0, one.driver.buffers, None, None, far)).measured()
+    seen = one.transport.exchange(Round(0, one.rounds.buffers, None, None, far)).measured()
     assert float(seen.loss) == math.inf
     assert seen.gradient.isfinite().all()  # that of the sites whose numbers are

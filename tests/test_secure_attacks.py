@@ -30,7 +30,7 @@ from fedcomposite.federation.secure import keys, masking
 from fedcomposite.federation.secure.keys import bundle
 from fedcomposite.federation.secure.masking import Numbers
 from fedcomposite.federation.shape import parse
-from fedcomposite.runtime.transports import Request
+from fedcomposite.runtime.protocol import Round
 
 WAIT = Settings(secure=True, poll=0.01)
 SKIP = Settings("skip", secure=True, patience=0.0, poll=0.01)
@@ -430,7 +430,7 @@ def test_what_changing_cohorts_gives_away(silos, tmp_path):
     one.prepare()
     x = torch.linspace(-1, 1, 8, dtype=torch.float64)
     four, three = (
-        one.transport.exchange(Request(r, one.driver.buffers, None, None, x + r * 1e-10)).measured().gradient
+        one.transport.exchange(Round(r, one.rounds.buffers, None, None, x + r * 1e-10)).measured().gradient
         for r in range(2)
     )
     alone_there = fc.Problem(alone(silos, 0), loss="logistic").smooth().evaluate(x).gradient

@@ -16,7 +16,7 @@ from fedcomposite.algorithms import REGISTRY, FedAvg, FedCanon, FedNMap, Proxima
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, Box
 from fedcomposite.runtime import Record, Simulator, messages
-from fedcomposite.runtime.rounds import ending
+from fedcomposite.runtime.records import ending
 
 
 @pytest.fixture(scope="module")

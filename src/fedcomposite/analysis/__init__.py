@@ -12,12 +12,12 @@ from fedcomposite.analysis.prediction import Scored, predict
 from fedcomposite.analysis.quality import Quality, Report, quality
 from fedcomposite.analysis.refitting import refit
 from fedcomposite.analysis.regression_quality import Errors
-from fedcomposite.analysis.sites import Local, Sites, together
 from fedcomposite.analysis.solve import solve
 from fedcomposite.analysis.stability import Stability, stability
 from fedcomposite.analysis.study import Analysis, analyse
-from fedcomposite.problems.requests import Request, Rows, answer
 from fedcomposite.runtime.certificate import certify
+from fedcomposite.runtime.driver import Driver
+from fedcomposite.runtime.protocol import Request, Rows, answer
 
 if TYPE_CHECKING:
     from fedcomposite.analysis.estimators import (
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Analysis",
     "CrossValidation",
+    "Driver",
     "Errors",
     "HuberRegression",
     "LinearRegression",
     "LinearSVC",
-    "Local",
     "LogisticRegression",
     "MultinomialRegression",
     "Path",
@@ -49,7 +49,6 @@ __all__ = [
     "Rows",
     "Scored",
     "SeparationWarning",
-    "Sites",
     "Stability",
     "adjusted",
     "analyse",
@@ -65,7 +64,6 @@ __all__ = [
     "refit",
     "solve",
     "stability",
-    "together",
 ]
 
 _MODELS = [name for name in __all__ if name.endswith(("Regression", "SVC"))]

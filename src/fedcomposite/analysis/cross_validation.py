@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
-from fedcomposite.analysis.newton import deadline_of
 from fedcomposite.analysis.paths import (
     Floats,
     Path,
@@ -29,10 +28,11 @@ from fedcomposite.analysis.paths import (
 )
 from fedcomposite.analysis.refitting import refit
 from fedcomposite.analysis.results import Result, counted
-from fedcomposite.analysis.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import exact_auc
-from fedcomposite.problems.requests import Rows, Sums, folds_of, losses, silos_of
+from fedcomposite.runtime.driver import Driver, driver_of
+from fedcomposite.runtime.protocol import Rows, Silo, Sums, folds_of, losses, silos_of
+from fedcomposite.runtime.transports.silos import SiloTransport
 
 Score = Literal["deviance", "auc", "error"]
 
@@ -62,7 +62,7 @@ class CrossValidation(Result):
     exchanges: int
     bytes_up: int
     bytes_down: int
-    sites: Sites
+    driver: Driver
 
     @property
     def lambdas(self) -> Floats:
@@ -130,7 +130,7 @@ class CrossValidation(Result):
 
     def refit(self, choice: str | float = "min") -> Tensor:
         """The model of a choice once more without the regularizer, on the coordinates that it kept."""
-        return refit(self.path.problem, self.solution(choice), sites=self.sites)
+        return refit(self.path.problem, self.solution(choice), driver=self.driver)
 
 
 def cross_validate(
@@ -145,7 +145,7 @@ def cross_validate(
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
     seconds: Positive | None = None,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
 ) -> CrossValidation:
     """Choose the strength of a regularizer by how models do on samples that they have not seen.
 
@@ -163,7 +163,7 @@ def cross_validate(
         Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
         under the ROC curve; the share of wrong classes, or the mean absolute error. The area is exact for samples at
         hand. Sites tell 1024 bins, joined where a fold has few samples; what this can have changed is ``mean_error``.
-    count, ratio, lambdas, tolerance, rounds, seconds, sites
+    count, ratio, lambdas, tolerance, rounds, seconds, driver
         As in :func:`fedcomposite.path`; after so many seconds the strengths that all folds have done are scored.
 
     Examples
@@ -178,29 +178,30 @@ def cross_validate(
     check_path(cross_validate, locals())
     if score == "auc" and "binary" not in problem.loss.kinds:
         raise ValueError(f"score = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
-    sites = Local(problem) if sites is None else sites
-    samples = sum(len(silo.X) for silo in sites.silos) if isinstance(sites, Local) else math.inf
+    driver = driver_of(problem, driver)
+    at_hand = driver.transport.silos if isinstance(driver.transport, SiloTransport) else None
+    samples = math.inf if at_hand is None else sum(len(silo.X) for silo in at_hand)
     if folds != "sites" and folds > samples:
         raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
-    parts = _parts(sites.ids, folds, seed)
-    start = beginning(problem, tolerance, rounds, sites, deadline_of(seconds))
+    parts = _parts(driver.ids, folds, seed)
+    start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
     strengths = falling(problem, start, count, ratio, lambdas)
     plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
-    found = together([along(problem.regularizer, strengths, start, plan) for plan in plans], sites)
+    found = driver.run([along(problem.regularizer, strengths, start, plan) for plan in plans])
     done = min(map(len, found))
     strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
     models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
-    if score == "auc" and isinstance(sites, Local):
-        table, off, weights = _exact_auc(sites, models, parts)
+    if score == "auc" and at_hand is not None:
+        table, off, weights = _exact_auc(at_hand, models, parts)
     else:
         bins, errors = _BINS if score == "auc" else 0, score == "error"
         held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
-        table, off, weights = _scored(sites.ask(held), score)
+        table, off, weights = _scored(driver.ask(held), score)
     mean, se = _summary(table, weights)
     mean_error, _ = _summary(off, weights)
-    path = collected(problem, strengths, start, whole, sites)
-    sent = sites.exchanges, sites.bytes_up, sites.bytes_down
-    return CrossValidation(path, score, mean, se, mean_error, table, weights, models, parts, *sent, sites)
+    path = collected(problem, strengths, start, whole, driver)
+    sent = driver.exchanges, driver.bytes_up, driver.bytes_down
+    return CrossValidation(path, score, mean, se, mean_error, table, weights, models, parts, *sent, driver)
 
 
 def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:
@@ -241,11 +242,11 @@ def _auc(placed: Floats) -> tuple[Floats, Floats]:
     return value, np.maximum(value - low, high - value)
 
 
-def _exact_auc(sites: Local, models: Tensor, parts: tuple[Rows, ...]) -> tuple[Floats, Floats, Floats]:
+def _exact_auc(silos: Sequence[Silo], models: Tensor, parts: tuple[Rows, ...]) -> tuple[Floats, Floats, Floats]:
     """The folds' AUC from the samples themselves."""
     table, weights = np.full(models.shape[:2], math.nan), np.zeros(len(parts))
     for fold, (along_path, rows) in enumerate(zip(models, parts, strict=True)):
-        held = [(silo, silo.weights(rows.others)) for silo in sites.silos if len(silo.X)]
+        held = [(silo, silo.weights(rows.others)) for silo in silos if len(silo.X)]
         inside = [weight > 0 for _, weight in held]
         w = torch.cat([weight[some] for (_, weight), some in zip(held, inside, strict=True)])
         labels = torch.cat([silo.labels(silo.b)[some] for (silo, _), some in zip(held, inside, strict=True)])

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
 from fedcomposite.analysis.cross_validation import cross_validate
-from fedcomposite.analysis.newton import Plan, deadline_of, fit_any
+from fedcomposite.analysis.newton import Plan, fit_any
 from fedcomposite.analysis.paths import Several
-from fedcomposite.analysis.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.analysis.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
 from fedcomposite.analysis.strengths import strength, varied, varies
 from fedcomposite.data import Silos
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers import L1, Blocks, Regularizer
+from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 
 Array = npt.NDArray[Any]
@@ -156,7 +156,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         else:
             silos = self._silos(X, y, sites, sample_weight)
         problem = self._posed(silos, self.lam)
-        return self._solved(problem, Local(problem))
+        return self._solved(problem, driver_of(problem))
 
     def problem(self, silos: Silos) -> Problem:
         """The problem that :meth:`fit` solved, on such silos: for confidence intervals and quality of the model.
@@ -251,13 +251,13 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
                 factors[one] = 0.0
         return factors
 
-    def _solved(self, problem: Problem, sites: Sites) -> Self:
+    def _solved(self, problem: Problem, driver: Driver) -> Self:
         most = float(self._factors(self.n_features_in_, problem.silos.feature_names).max()) or 1.0
         if self.lam == "cv":
             options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "score": self.scoring}
             options |= {"count": self.count, "tolerance": self.tolerance, "rounds": self._most(problem)}
             options |= {"seconds": self.seconds}
-            cv = cross_validate(problem, sites=sites, **options)
+            cv = cross_validate(problem, driver=driver, **options)
             x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)]) / most
             self.cv_scores_ = cv.scores.assign(**{"lambda": cv.lambdas / most})
             self.lambda_min_, self.lambda_1se_ = cv.lambda_min / most, cv.lambda_1se / most
@@ -271,17 +271,17 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             plan = Plan(
                 tolerance=self.tolerance,
                 rounds=self._most(problem),
-                centre=centre_of_sites(sites),
-                deadline=deadline_of(self.seconds),
+                centre=driver.centre,
+                deadline=driver.deadline(self.seconds),
             )
             start = torch.zeros(problem.dimension, dtype=torch.float64)
-            [made] = together([fit_any(problem, start, plan)], sites)
+            [made] = driver.run([fit_any(problem, start, plan)])
             x, self.converged_ = made.x, made.converged
             reason = "" if made.converged else explained(problem, made.end, made.rounds, made.grown)
             self.lam_ = strength(problem.regularizer) / most if varies(problem.regularizer) else 0.0
         if reason:
             warnings.warn(f"{type(self).__name__}: {reason}", ConvergenceWarning, stacklevel=3)
-        self.n_iter_ = max(sites.exchanges, 1)
+        self.n_iter_ = max(driver.exchanges, 1)
         self.solution_ = x.numpy()
         self._split(problem, x)
         return self

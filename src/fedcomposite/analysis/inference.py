@@ -39,11 +39,11 @@ from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
 from fedcomposite.analysis.newton import Plan, fit
-from fedcomposite.analysis.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic, Poisson
-from fedcomposite.problems.requests import ALL, Rows, information, newton
+from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.protocol import ALL, Rows, information, newton
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +71,7 @@ def confidence(
     level: Inside = 0.95,
     inverse: Literal["auto", "exact", "nodewise"] = "auto",
     robust: bool | None = None,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
 ) -> pd.DataFrame:
     """Confidence intervals and p-values of all coefficients of a linear, logistic or Poisson model.
 
@@ -89,7 +89,7 @@ def confidence(
     robust : bool, optional
         Variances from the samples' own gradients (sandwich) in place of the model's; always with ``"uniform"``
         weights of clients or weighted samples, where the model's do not apply.
-    sites : Sites, optional
+    driver : Driver, optional
         Who answers; two exchanges for a linear model and for nodewise regressions, about six for others, and one more
         for sandwich errors at the maximum.
 
@@ -111,12 +111,12 @@ def confidence(
     if not isinstance(loss, LeastSquares | Logistic | Poisson):
         kinds = "'least_squares', 'logistic' and 'poisson'"
         raise ValueError(f"confidence intervals are for {kinds}; for {loss} take bootstrap(...)")
-    where = Local(problem) if sites is None else sites
+    driver = driver_of(problem, driver)
     weighted = problem.weighting == "uniform" or problem.silos.weights is not None
     robust = weighted if robust is None else robust
-    look = _look(x, where)
+    look = _look(x, driver)
     exact = look.samples >= _SAMPLES_PER_COORDINATE * len(x) if inverse == "auto" else inverse == "exact"
-    found = (_maximum if exact else _refined)(problem, look, robust, where)
+    found = (_maximum if exact else _refined)(problem, look, robust, driver)
     if found.endless is not None:
         grown = found.endless.touches(torch.eye(len(x), dtype=x.dtype)).tolist()
         names = ", ".join(name for name, g in zip(problem.coordinate_names, grown, strict=True) if g)
@@ -145,14 +145,14 @@ class _Look(NamedTuple):
         return 20 * torch.finfo(torch.float64).eps * max(1.0, abs(self.loss))
 
 
-def _look(x: Tensor, sites: Sites, outer: bool = False) -> _Look:
+def _look(x: Tensor, driver: Driver, outer: bool = False) -> _Look:
     """Ask about a model, in one exchange."""
     d = len(x)
     if outer:
-        [sums] = sites.ask([information(x)])
+        [sums] = driver.ask([information(x)])
         H = sums["hessian"]
     else:
-        [sums] = sites.ask([newton(x, torch.ones(d, dtype=torch.bool), ALL)])
+        [sums] = driver.ask([newton(x, torch.ones(d, dtype=torch.bool), ALL)])
         i, j = torch.triu_indices(d, d)
         H = x.new_empty(d, d)
         H[i, j] = H[j, i] = sums["hessian"]
@@ -199,7 +199,7 @@ def _inverse(H: Tensor) -> tuple[Tensor, _Lost]:
     return padded[:, kept] / values[kept].sqrt(), _Lost(padded[:, ~kept], metric, _PART)
 
 
-def _maximum(problem: Problem, look: _Look, robust: bool, sites: Sites) -> _Found:
+def _maximum(problem: Problem, look: _Look, robust: bool, driver: Driver) -> _Found:
     """The maximum of the likelihood, by Newton steps that are cut where the loss would not fall."""
     before, slow, steep, close = math.inf, 0, look.hessian, False
     S, null = _inverse(look.hessian)
@@ -212,7 +212,7 @@ def _maximum(problem: Problem, look: _Look, robust: bool, sites: Sites) -> _Foun
         if close or slow == _SLOW:
             break
         steep = steep if slow else look.hessian
-        last, (look, whole) = look, _downhill(look, -S @ (S.T @ look.gradient), gain, sites)
+        last, (look, whole) = look, _downhill(look, -S @ (S.T @ look.gradient), gain, driver)
         if look is last:
             break
         before = size if whole else math.inf
@@ -223,7 +223,7 @@ def _maximum(problem: Problem, look: _Look, robust: bool, sites: Sites) -> _Foun
     estimate = look.x - S @ (S.T @ look.gradient)
     spread = _dispersion(problem, look, S.shape[1])
     if robust:
-        look = _look(estimate, sites, outer=True)
+        look = _look(estimate, driver, outer=True)
         S = _root(look.hessian, S)
     M = S @ S.T
     J = look.outer if look.outer is not None else look.hessian * spread / look.samples
@@ -245,14 +245,14 @@ def _receding(S: Tensor, H: Tensor) -> tuple[Tensor, _Lost]:
     return S @ (vectors[:, stays] / values[stays].sqrt()), lost
 
 
-def _downhill(look: _Look, move: Tensor, gain: float, sites: Sites) -> tuple[_Look, bool]:
+def _downhill(look: _Look, move: Tensor, gain: float, driver: Driver) -> tuple[_Look, bool]:
     """The model after a step, and whether it was a whole one; the same model if none lowers the loss.
 
     Each try is an exchange.
     """
     t = 1.0
     while t > _SHORTEST:
-        tried = _look(look.x + t * move, sites)
+        tried = _look(look.x + t * move, driver)
         rise = tried.loss - look.loss
         if rise <= look.rounding - 1e-4 * t * gain:
             return tried, t == 1.0
@@ -260,7 +260,7 @@ def _downhill(look: _Look, move: Tensor, gain: float, sites: Sites) -> tuple[_Lo
     return look, False
 
 
-def _refined(problem: Problem, look: _Look, robust: bool, sites: Sites) -> _Found:
+def _refined(problem: Problem, look: _Look, robust: bool, driver: Driver) -> _Found:
     """Two steps with nodewise regressions; the second from x with its clearly nonzero coordinates moved."""
     x, bias = look.x, problem.bias
     M = nodewise(look.hessian, look.samples, bias)
@@ -274,9 +274,9 @@ def _refined(problem: Problem, look: _Look, robust: bool, sites: Sites) -> _Foun
         clear[-1] = True
     for one in lost:
         clear &= ~one.touches(torch.eye(len(x), dtype=x.dtype))
-    look, _ = _downhill(look, torch.where(clear, estimate - x, 0.0), 0.0, sites)
+    look, _ = _downhill(look, torch.where(clear, estimate - x, 0.0), 0.0, driver)
     if robust:
-        look = _look(look.x, sites, outer=True)
+        look = _look(look.x, driver, outer=True)
     M = nodewise(look.hessian, look.samples, bias)
     J = look.hessian * _dispersion(problem, look, _rank(look)) / look.samples if look.outer is None else look.outer
     return _Found(look.x - M @ look.gradient, M @ J @ M.T, lost, look.hessian.diagonal() == 0)
@@ -396,7 +396,7 @@ def bootstrap(
     level: Inside = 0.95,
     seed: Natural = 0,
     tolerance: ZeroOrMore = 1e-6,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
 ) -> pd.DataFrame:
     """Percentile intervals from fits on weighted samples, all of them in the same exchanges.
 
@@ -417,15 +417,15 @@ def bootstrap(
         Of the weights.
     tolerance : float
         Of the optimality measure.
-    sites : Sites, optional
+    driver : Driver, optional
         Who answers.
     """
     check_given(bootstrap, locals())
     x = as_vector(x).double()
-    where = Local(problem) if sites is None else sites
-    plan = Plan(tolerance=tolerance, centre=centre_of_sites(where))
+    driver = driver_of(problem, driver)
+    plan = Plan(tolerance=tolerance, centre=driver.centre)
     plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
-    fits = together([fit(problem.regularizer, x, one) for one in plans], where)
+    fits = driver.run([fit(problem.regularizer, x, one) for one in plans])
     models = torch.stack([one.x for one in fits]).numpy()
     lower, upper = np.quantile(models, [(1 - level) / 2, (1 + level) / 2], axis=0)
     columns = {"coefficient": x.numpy(), "se": models.std(0, ddof=1), "lower": lower, "upper": upper}

@@ -7,7 +7,6 @@ used once more: the first step for the next strength of a path comes from it, wi
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -18,14 +17,14 @@ from torch import Tensor
 from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.inner import minimise
 from fedcomposite.algorithms.proxnewton import Reply, Server, at_rest
-from fedcomposite.analysis.sites import Task
 from fedcomposite.analysis.strengths import only, regularized
 from fedcomposite.problems import Evaluation, Problem
-from fedcomposite.problems.requests import ALL, Request, Rows, Sums, losses, newton
 from fedcomposite.regularizers import Regularizer, Zero
 from fedcomposite.regularizers.base import Step
 from fedcomposite.regularizers.wrapped import Wrapped, settled
 from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
+from fedcomposite.runtime.driver import NEVER, Deadline
+from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, Task, losses, newton
 
 _FAR = (3.0, 5.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
@@ -106,15 +105,10 @@ class Plan:
     """How many times the rounding of gradients counts as nothing."""
     centre: Tensor | None = None
     """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
-    deadline: float = math.inf
-    """The time, as :func:`time.monotonic` tells it, at which a fit ends where it is."""
+    deadline: Deadline = NEVER
+    """When a fit ends where it is."""
     watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
     """Receives the model before the first exchange and after each, and how many there were."""
-
-
-def deadline_of(seconds: float | None) -> float:
-    """The time at which a task that may take so many seconds ends."""
-    return math.inf if seconds is None else time.monotonic() + seconds
 
 
 def moved(x: Tensor, centre: Tensor | None, sign: int) -> Tensor:
@@ -163,7 +157,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
                     return Fit(state.x, seen, asked, "endless", growing)
             if done:
                 return Fit(state.x, seen, asked, "converged")
-        if (late := time.monotonic() > plan.deadline and seen is not None) or asked >= plan.rounds:
+        if (late := plan.deadline.passed and seen is not None) or asked >= plan.rounds:
             assert seen is not None
             return Fit(state.x, seen, asked, "time" if late else "rounds")
         message, along = method.broadcast(state), _line(state, plan)
@@ -356,7 +350,7 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
             slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER
             x = _ahead(made, h, (_NARROWER - 1) * slope)
         width *= _NARROWER
-        if late := time.monotonic() > plan.deadline:
+        if late := plan.deadline.passed:
             end = "time"
         if late or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
             end = "rounds" if end == "converged" else end

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
-from fedcomposite.analysis.newton import Fit, Plan, deadline_of, fit, null, strong_rule
+from fedcomposite.analysis.newton import Fit, Plan, fit, null, strong_rule
 from fedcomposite.analysis.results import Result, counted
-from fedcomposite.analysis.sites import Local, Sites, Task, centre_of_sites, together
 from fedcomposite.analysis.strengths import largest_factor, regularized, strength, varied
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
-from fedcomposite.problems.requests import ALL, losses
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driver_of
 from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.protocol import ALL, Task, losses
 
 Floats = npt.NDArray[np.float64]
 Several = Annotated[int, at.Ge(2)]
@@ -145,7 +145,7 @@ def path(
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
     seconds: Positive | None = None,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
 ) -> Path:
     """Solve a problem for falling strengths of its regularizer, each from the last solution.
 
@@ -169,8 +169,8 @@ def path(
         Most exchanges for one strength.
     seconds : float, optional
         Most time; the path then ends with the strengths that are done.
-    sites : Sites, optional
-        Who answers; the problem's own silos if left out.
+    driver : Driver, optional
+        Through which the parties are asked; one on the problem's own silos if left out.
 
     Examples
     --------
@@ -181,11 +181,11 @@ def path(
     (0, (20, 6), True)
     """
     check_path(path, locals())
-    sites = Local(problem) if sites is None else sites
-    start = beginning(problem, tolerance, rounds, sites, deadline_of(seconds))
+    driver = driver_of(problem, driver)
+    start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
     strengths = falling(problem, start, count, ratio, lambdas)
-    [fits] = together([along(problem.regularizer, strengths, start, start.plan)], sites)
-    return collected(problem, strengths[: len(fits)], start, fits, sites)
+    [fits] = driver.run([along(problem.regularizer, strengths, start, start.plan)])
+    return collected(problem, strengths[: len(fits)], start, fits, driver)
 
 
 def check_path(function: Callable[..., Any], given: Mapping[str, Any], *lines: str) -> None:
@@ -209,7 +209,7 @@ class Start:
     plan: Plan
 
 
-def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites, deadline: float = math.inf) -> Start:
+def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, deadline: Deadline = NEVER) -> Start:
     """Fit the null model, and find the first strength."""
     if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
         raise ValueError(f"{problem.loss} has kinks, and a path takes Newton steps; take a smooth loss")
@@ -217,7 +217,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites, dea
     lam = strength(h)
     if not lam > 0:
         raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")
-    [empty] = together([null(h, d, Plan(tolerance=1e-12, rounds=rounds, centre=centre_of_sites(sites)))], sites)
+    [empty] = driver.run([null(h, d, Plan(tolerance=1e-12, rounds=rounds, centre=driver.centre))])
     gradient = empty.seen.reply.gradient
     acted_on = regularized(h, d)
     top = lam * largest_factor(h, empty.x, gradient, acted_on)
@@ -225,7 +225,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, sites: Sites, dea
     return Start(
         empty,
         top,
-        Plan(tolerance=tolerance, rounds=rounds, scale=scale, centre=centre_of_sites(sites), deadline=deadline),
+        Plan(tolerance=tolerance, rounds=rounds, scale=scale, centre=driver.centre, deadline=deadline),
     )
 
 
@@ -257,7 +257,7 @@ def along(h: Regularizer, lambdas: Floats, start: Start, plan: Plan) -> Task[lis
     return fits
 
 
-def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], sites: Sites) -> Path:
+def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], driver: Driver) -> Path:
     """The fits as a path."""
     return Path(
         problem,
@@ -266,18 +266,18 @@ def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], 
         np.array([one.rounds for one in fits]),
         np.array([one.loss for one in fits]),
         start.null.loss,
-        _saturated(problem, start.null, sites),
+        _saturated(problem, start.null, driver),
         start.null.seen.total,
-        sites.exchanges,
-        sites.bytes_up,
-        sites.bytes_down,
+        driver.exchanges,
+        driver.bytes_up,
+        driver.bytes_down,
         np.array([one.converged for one in fits]),
     )
 
 
-def _saturated(problem: Problem, null: Fit, sites: Sites) -> float:
+def _saturated(problem: Problem, null: Fit, driver: Driver) -> float:
     """The loss of a model that fits every sample: what the null model's deviance leaves of its loss."""
     if not isinstance(problem.loss, Loss) or problem.loss.nonnegative:
         return 0.0
-    [sums] = sites.ask([losses(null.x.unsqueeze(0), ALL)])
+    [sums] = driver.ask([losses(null.x.unsqueeze(0), ALL)])
     return null.loss - float(sums["deviance"][0] / sums["weight"][0]) / 2

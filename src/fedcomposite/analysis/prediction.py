@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from fedcomposite._validation import Inside, refuse, wrong_arguments
 from fedcomposite.analysis.quality import Quality, constants, edges_of, quality, with_points
 from fedcomposite.analysis.regression_quality import Errors
-from fedcomposite.analysis.sites import Sites
 from fedcomposite.data import DataError, FittedRecipe, Silos
 from fedcomposite.data.sheets import Sheet, read_sheets
 from fedcomposite.experiments.store import RunFolder, StoreError
@@ -27,7 +26,8 @@ from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import Logistic, Multinomial, Poisson, get_loss
 from fedcomposite.problems.metrics import AUC, Accuracy, BalancedAccuracy, Brier, LogLoss
 from fedcomposite.problems.predictions import beside, predicted
-from fedcomposite.problems.requests import NEW, residuals, scores
+from fedcomposite.runtime.driver import Driver
+from fedcomposite.runtime.protocol import NEW, residuals, scores
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,7 +127,7 @@ def _with_classes(coordinates: list[str]) -> tuple[Multinomial, list[str]]:
     return Multinomial(tuple(labels)), list(names)
 
 
-def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, threshold: Inside = 0.5) -> pd.DataFrame:
+def predict_at_sites(problem: Problem, x: torch.Tensor, driver: Driver, *, threshold: Inside = 0.5) -> pd.DataFrame:
     """Have a federation's sites score their new patients; what they tell is how good that is, where enough is known.
 
     The scored files stay at the sites. One row per site that tells something, and one for all; in one exchange. What
@@ -139,17 +139,17 @@ def predict_at_sites(problem: Problem, x: torch.Tensor, sites: Sites, *, thresho
         What the sites were met with.
     x : Tensor
         The model.
-    sites : Sites
+    driver : Driver
         Those of a federation.
     threshold : float
         Probability from which on a sample is of class 1.
     """
     refuse(wrong_arguments(predict_at_sites, {"threshold": threshold}), DataError)
     if not isinstance(problem.loss, Logistic):
-        return _rows(_regression_at_sites(problem, x, sites, threshold))
+        return _rows(_regression_at_sites(problem, x, driver, threshold))
     edges = with_points(edges_of(), constants(problem, [x]))
-    told = sites.each([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
-    each = {name: Quality.told(one, edges, unit=True) for name, one in zip(sites.names, told, strict=True)}
+    told = driver.each([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
+    each = {name: Quality.told(one, edges, unit=True) for name, one in zip(driver.names, told, strict=True)}
     known = {name: one for name, one in each.items() if one.samples > 0}
     rows = {**known, **({"all": Quality.all(list(known.values()))} if known else {})}
     return _rows({n: {**one.summary(threshold), "note": one.untold(threshold)} for n, one in rows.items()})
@@ -160,12 +160,12 @@ def _rows(measured: Mapping[str, Mapping[str, float | str]]) -> pd.DataFrame:
 
 
 def _regression_at_sites(
-    problem: Problem, x: torch.Tensor, sites: Sites, threshold: float
+    problem: Problem, x: torch.Tensor, driver: Driver, threshold: float
 ) -> dict[str, dict[str, float]]:
     """Measures that need no bins, so that patients are scored once."""
     asked = replace(residuals(x, torch.zeros(0, dtype=torch.float64), NEW), numbers={"threshold": threshold})
     assert isinstance(problem.loss, Loss)
-    each = {n: Errors.told(one, problem.loss) for n, one in zip(sites.names, sites.each([asked]), strict=True)}
+    each = {n: Errors.told(one, problem.loss) for n, one in zip(driver.names, driver.each([asked]), strict=True)}
     known = {name: one for name, one in each.items() if one.samples > 0}
     rows = {**known, **({"all": Errors.all(list(known.values()))} if known else {})}
     unknown = {"calibration_slope"} if isinstance(problem.loss, Poisson) else set[str]()

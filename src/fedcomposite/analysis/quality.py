@@ -28,12 +28,13 @@ from fedcomposite.analysis.curves import grouped, integrated_error
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
 from fedcomposite.analysis.results import Result, counted
 from fedcomposite.analysis.score_bins import Cells, Pair
-from fedcomposite.analysis.sites import Local, Sites
 from fedcomposite.problems import Problem
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Logistic
-from fedcomposite.problems.requests import ALL, Request, Rows, Sums, residuals, scores
+from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, residuals, scores
+from fedcomposite.runtime.transports.silos import SiloTransport
 
 Floats = npt.NDArray[np.float64]
 
@@ -341,7 +342,7 @@ def quality(
     choice: str | float = "min",
     exact: bool = False,
     bins: Count = _BINS,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
 ) -> Report:
     """Measure a logistic model or a regression on the samples it was made from, on a held-out part, or on new data.
 
@@ -360,7 +361,7 @@ def quality(
         Every sample in its own bin; only for samples at hand.
     bins : int
         How many bins; of a logistic model 199 more begin at probabilities in steps of 0.005.
-    sites : Sites, optional
+    driver : Driver, optional
         Who answers; one exchange, of which each site's counts are kept apart. For a regression two: the first asks for
         the mean and the spread of the targets, by which bins are laid. The calibration slope of a model of counts takes
         one more for each of about five steps of Newton's method.
@@ -370,17 +371,17 @@ def quality(
     x = x if folds else as_vector(x).double()
     if not (isinstance(problem.loss, Logistic) or is_regression(problem)):
         raise ValueError(f"quality is measured of logistic models and regressions; {problem.loss} is none of them")
-    if exact and sites is not None:
+    if exact and driver is not None:
         raise ValueError("exact = True needs the samples, which sites keep")
-    where = Local(problem) if sites is None else sites
+    driver = driver_of(problem, driver)
     pairs = _models(x, choice)
-    every = _every_margin(where, pairs, part) if exact and isinstance(where, Local) else None
+    every = _every_margin(driver.transport, pairs, part) if exact else None
     if isinstance(problem.loss, Loss) and not problem.loss.classifier:
-        return _errors(problem.loss, where, pairs, part, every, bins)
+        return _errors(problem.loss, driver, pairs, part, every, bins)
     edges = with_points(edges_of(bins), constants(problem, [x for x, _ in pairs])) if every is None else every
     asked: list[Request] = [scores(model, edges, part, rows) for model, rows in pairs]
     unit = part != "train" or problem.silos.weights is None
-    every_site = {n: Quality.told(a, edges, unit) for n, a in zip(where.names, where.each(asked), strict=True)}
+    every_site = {n: Quality.told(a, edges, unit) for n, a in zip(driver.names, driver.each(asked), strict=True)}
     each = {name: one for name, one in every_site.items() if one.samples > 0}
     if not each:
         raise ValueError(f"there are no samples in the part {part!r}")
@@ -407,18 +408,18 @@ def is_regression(problem: Problem) -> bool:
 
 
 def _errors(
-    loss: Loss, sites: Sites, pairs: list[tuple[Tensor, Rows]], part: str, edges: Tensor | None, bins: int
+    loss: Loss, driver: Driver, pairs: list[tuple[Tensor, Rows]], part: str, edges: Tensor | None, bins: int
 ) -> Report:
     """The quality of a regression."""
     none = torch.zeros(0, dtype=torch.float64)
-    [about] = sites.ask([residuals(pairs[0][0], none, part)])
+    [about] = driver.ask([residuals(pairs[0][0], none, part)])
     if not float(about["sums"][0]) > 0:
         raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
     edges = margin_edges(loss, about["sums"], bins) if edges is None else edges
-    answers = sites.each([residuals(model, edges, part, rows) for model, rows in pairs])
-    each = {name: Errors.told(one, loss) for name, one in zip(sites.names, answers, strict=True)}
+    answers = driver.each([residuals(model, edges, part, rows) for model, rows in pairs])
+    each = {name: Errors.told(one, loss) for name, one in zip(driver.names, answers, strict=True)}
     known = {name: one for name, one in each.items() if one.samples > 0}
-    overall, *alone = calibrated([Errors.all(list(known.values())), *known.values()], [*known], sites, pairs, part)
+    overall, *alone = calibrated([Errors.all(list(known.values())), *known.values()], [*known], driver, pairs, part)
     return Report(overall, dict(zip(known, alone, strict=True)))
 
 
@@ -428,7 +429,7 @@ def _models(x: Tensor | CrossValidation, choice: str | float) -> list[tuple[Tens
     return [(models[x.index(choice)], rows.others) for models, rows in zip(x.models, x.rows, strict=True)]
 
 
-def _every_margin(sites: Local, pairs: list[tuple[Tensor, Rows]], part: str) -> Tensor:
+def _every_margin(at_hand: SiloTransport, pairs: list[tuple[Tensor, Rows]], part: str) -> Tensor:
     """Edges with every margin in a bin of its own."""
-    found = [silo.of_part(part).margins(model) for silo in sites.silos for model, _ in pairs]
+    found = [silo.of_part(part).margins(model) for silo in at_hand.silos for model, _ in pairs]
     return with_points(edges_of(1), torch.cat(found))

@@ -9,16 +9,16 @@ from torch import Tensor
 from fedcomposite._validation import ZeroOrMore, as_vector, check_call
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.analysis.newton import Plan, on_support
-from fedcomposite.analysis.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run, simulate
+from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.history import Best
 
 
 @overload
 def refit(
-    problem: Problem, x: Tensor | Run | Best, *, sites: Sites | None = None, tolerance: float = 1e-10
+    problem: Problem, x: Tensor | Run | Best, *, driver: Driver | None = None, tolerance: float = 1e-10
 ) -> Tensor: ...
 @overload
 def refit(
@@ -29,7 +29,7 @@ def refit(
     x: Tensor | Run | Best,
     algorithm: AnyAlgorithm | None = None,
     *,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
     tolerance: ZeroOrMore = 1e-10,
     **settings: Any,
 ) -> Tensor | Run:
@@ -46,7 +46,7 @@ def refit(
         The sparse model: a solution, a run, or a run's best model, whose running statistics a network goes on with.
     algorithm : Algorithm, optional
         A method with a prox; for a network a small step, for example ``FedMid(5, 0.01)``, which is FedAvg here.
-    sites : Sites, optional
+    driver : Driver, optional
         Who answers, where a linear model is solved for.
     tolerance : float
         Of that solution.
@@ -60,18 +60,18 @@ def refit(
     """
     given = x.solution if isinstance(x, Run | Best) else x
     named = {} if algorithm is None else {"algorithm": algorithm}
-    check_given(refit, {"problem": problem, "x": given, "sites": sites, "tolerance": tolerance, **named})
+    check_given(refit, {"problem": problem, "x": given, "driver": driver, "tolerance": tolerance, **named})
     point = as_vector(given)
     if algorithm is None:
         if problem.model is not None:
             raise ValueError("a network is refitted in rounds: refit(problem, run, FedMid(5, 0.01), rounds=20)")
         if settings:
             raise ValueError(f"refit: {', '.join(settings)} without a method; give one, for example FedNMap")
-        where = sites or Local(problem)
-        plan = Plan(tolerance=tolerance, centre=centre_of_sites(where))
-        return together([on_support(point.double(), problem.regularizer, plan)], where)[0].x
-    if sites is not None:
-        raise ValueError("refit: sites are asked where a linear model is solved for; leave them or the method out")
+        driver = driver_of(problem, driver)
+        plan = Plan(tolerance=tolerance, centre=driver.centre)
+        return driver.run([on_support(point.double(), problem.regularizer, plan)])[0].x
+    if driver is not None:
+        raise ValueError("refit: a driver is for linear models, which are solved for; leave it or the method out")
     check_call("refit", simulate, settings)
     kept = (point != 0).cpu() | ~problem.regularizer.acts_on(len(point))
     buffers = None if isinstance(x, Tensor) or x.buffers is None or not x.buffers.numel() else x.buffers

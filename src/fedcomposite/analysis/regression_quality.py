@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fedcomposite.analysis.curves import grouped, rate_slope
 from fedcomposite.analysis.results import Result
-from fedcomposite.analysis.sites import Sites
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Absolute, LeastSquares, Poisson, Quantile
-from fedcomposite.problems.requests import RESIDUALS, Rows, Sums, rates
+from fedcomposite.runtime.driver import Driver
+from fedcomposite.runtime.protocol import RESIDUALS, Rows, Sums, rates
 
 Floats = npt.NDArray[np.float64]
 
@@ -178,7 +178,7 @@ class Errors(Result):
 
 
 def calibrated(
-    measured: Sequence[Errors], names: Sequence[str], sites: Sites, pairs: Sequence[tuple[Tensor, Rows]], part: str
+    measured: Sequence[Errors], names: Sequence[str], driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str
 ) -> list[Errors]:
     """The same with the calibration slope of counts: first that of all, then those of the named sites.
 
@@ -191,8 +191,8 @@ def calibrated(
     found: dict[int, float] = {}
     while tried:
         slopes = torch.tensor(list(tried.values()), dtype=torch.float64)
-        answers = sites.each([rates(x, slopes, part, rows) for x, rows in pairs])
-        sums = {n: torch.stack([one["sums"] for one in a]).sum(0) for n, a in zip(sites.names, answers, strict=True)}
+        answers = driver.each([rates(x, slopes, part, rows) for x, rows in pairs])
+        sums = {n: torch.stack([one["sums"] for one in a]).sum(0) for n, a in zip(driver.names, answers, strict=True)}
         own = [torch.stack([sums[name] for name in names]).sum(0), *(sums[name] for name in names)]
         for k, i in enumerate(list(tried)):
             weight, total, first, second = own[i][k].tolist()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.analysis.curves import average_precision
-from fedcomposite.problems.requests import HIGHEST, LOWEST
+from fedcomposite.runtime.protocol import HIGHEST, LOWEST
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,20 +17,19 @@ from fedcomposite import theory
 from fedcomposite._validation import Count, Natural, Positive, Probability, ZeroOrMore, as_vector
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.algorithms.base import Empty
-from fedcomposite.analysis.newton import End, Fit, Plan, deadline_of, fit_any
+from fedcomposite.analysis.newton import End, Fit, Plan, fit_any
 from fedcomposite.analysis.scaling import rescale, worthwhile
-from fedcomposite.analysis.sites import check_range
 from fedcomposite.choice import Choice, choose, newton_fits
-from fedcomposite.problems import Linear, Loss, Problem
-from fedcomposite.problems.base import Counter
-from fedcomposite.problems.requests import Request, Sums, centre_of
-from fedcomposite.problems.smoothed import Smoothed
+from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers.wrapped import settled
-from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, process, simulate
+from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, simulate
 from fedcomposite.runtime.callbacks import Callback, View
 from fedcomposite.runtime.certificate import certify
+from fedcomposite.runtime.driver import Deadline, Driver, deadline
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.rounds import make_record
+from fedcomposite.runtime.records import make_record
+from fedcomposite.runtime.transports.silos import check_range
+from fedcomposite.runtime.transports.stacked_sums import StackedSums
 from fedcomposite.runtime.wrapped import Counted
 
 NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
@@ -105,11 +101,11 @@ def solve(
     check_given(solve, locals())
     check_range(problem.silos)
     settled(problem.regularizer)
-    deadline = deadline_of(seconds)
+    ends = deadline(seconds)
     if participation >= 1 and newton_fits(problem, kinks=True):
         most = (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS) if rounds is None else rounds
         exact = dtype if problem.loss.smooth else torch.float64  # barriers are narrower than single precision
-        run = _Newton(problem, exact, torch.device(device), on_record).solve(tolerance, most, deadline, x0)
+        run = _Newton(problem, exact, torch.device(device), on_record).solve(tolerance, most, ends, x0)
         return dataclasses.replace(run, solution=run.solution.to(dtype))
     if not problem.loss.smooth and not problem.regularizer.weakly_convex:
         raise ValueError(
@@ -128,78 +124,44 @@ def solve(
         "batch_size": batch_size,
     }
     most = FIRST_ORDER_ROUNDS if rounds is None else rounds
-    return _first_order(problem, most, local_steps, settings | {"evaluate_every": max(1, min(10, most))}, deadline)
+    return _first_order(problem, most, local_steps, settings | {"evaluate_every": max(1, min(10, most))}, ends)
 
 
 # -- Newton steps -----------------------------------------------------------------------------------------------------
 
 
 class _Newton:
-    """A problem's clients as the one party of a fit by Newton steps, and the fit's history."""
+    """A fit by Newton steps, and its history."""
 
     def __init__(
         self, problem: Problem, dtype: torch.dtype, device: torch.device, on_record: Callable[[Record], None] | None
     ) -> None:
         self.problem, self.on_record = problem, on_record
-        smooth = problem.smooth(dtype, device)
-        assert isinstance(smooth, Linear)
-        self.smooth, self.counter = smooth, Counter()
-        self.centre = centre_of(smooth.X, problem.bias) if isinstance(smooth.X, Tensor) else None
-        self.centred = smooth if self.centre is None else _about(smooth, self.centre)
-        self.clients = np.arange(len(problem.silos), dtype=np.uint64)
-        self.weights = torch.from_numpy(problem.weights).to(device, dtype)
+        self.parties = StackedSums(problem, dtype, device)
+        self.smooth, self.counter = self.parties.smooth, self.parties.counter
         self.history: list[Record] = []
-        self.x = smooth.start()
+        self.x = self.smooth.start()
         self.began, self.step = time.perf_counter(), problem.default_step()
 
-    def solve(self, tolerance: float, rounds: int, deadline: float, x0: Any) -> Run:
+    def solve(self, tolerance: float, rounds: int, deadline: Deadline, x0: Any) -> Run:
         """The run of a fit."""
         start = self.x if x0 is None else as_vector(x0).to(self.x)
-        plan = Plan(tolerance=tolerance, rounds=rounds, centre=self.centre, deadline=deadline, watch=self._record)
+        plan = Plan(
+            tolerance=tolerance, rounds=rounds, centre=self.parties.centre, deadline=deadline, watch=self._record
+        )
         counted = copy.copy(self.problem)
         counted.regularizer = Counted(self.problem.regularizer, self.counter)
-        task, made = fit_any(counted, start, plan), None
-        with ExitStack() as stack:
-            stop = threading.Event()
-            if process.on_main_thread():
-                elements = self.smooth.X.shape[0] * self.smooth.X.shape[1]
-                stack.enter_context(process.threads(process.fitting_threads(elements, self.smooth.device)))
-                stop = stack.enter_context(process.interrupts())
-            try:
-                requests = next(task)
-                while not stop.is_set() and rounds:
-                    requests = task.send([self._answer(one) for one in requests])
-            except StopIteration as ended:
-                made = ended.value
-        run = self._run(made, tolerance)
-        if stop.is_set():
-            raise Interrupted(dataclasses.replace(run, status="interrupted", message="interrupted"))
-        return run
-
-    def _answer(self, request: Request) -> Sums:
-        """Means over the clients, as sums of weight 1."""
-        width, centred = (request.numbers.get(name, 0.0) for name in ("width", "centred"))
-        smooth, n = self.centred if centred else self.smooth, len(self.clients)
-        if width > 0:
-            smooth = copy.copy(smooth)
-            smooth.loss = Smoothed(smooth.loss, width)
-        self.counter.bytes_down += n * request.nbytes
-        if request.name == "losses":
-            values = [
-                smooth.losses(self.clients, x.expand(n, -1)).squeeze(1) @ self.weights for x in request.arrays["models"]
-            ]
-            made = {"deviance": 2 * torch.stack(values)}
-        else:
-            x = request.arrays["x"].expand(n, -1)
-            at = request.arrays["working"].nonzero().squeeze(1)
-            i, j = torch.triu_indices(len(at), len(at), device=x.device)
-            parts = {"loss": smooth.losses(self.clients, x), "gradient": smooth.full(self.clients)(x)}
-            parts["hessian"] = smooth.hessians(self.clients, x, at)[:, i, j] if len(at) else x[:, :0]
-            big = torch.finfo(x.dtype).max ** 0.5
-            made = {k: self.weights @ torch.nan_to_num(v, big, big, -big).clamp(-big, big) for k, v in parts.items()}
-            self.counter.gradients += n * (1 + len(at))
-        self.counter.bytes_up += n * sum(v.nbytes for v in made.values())
-        return {"weight": torch.tensor([1.0, 1.0, float(self.smooth.sizes.sum())], dtype=torch.float64), **made}
+        if not rounds:
+            self._record(start, 0)
+            return self._run(None, tolerance)
+        try:
+            [made] = Driver(self.parties).run([fit_any(counted, start, plan)])
+        except KeyboardInterrupt:
+            if not self.history:
+                raise
+            run = dataclasses.replace(self._run(None, tolerance), status="interrupted", message="interrupted")
+            raise Interrupted(run) from None
+        return self._run(made, tolerance)
 
     def _record(self, x: Tensor, rounds: int) -> None:
         self.x = x
@@ -231,15 +193,6 @@ class _Newton:
         return Run(self.x, self.history, status, message, rounds, Empty(), (), certificate=certificate)
 
 
-def _about(smooth: Linear, centre: Tensor) -> Linear:
-    """The same functions with features taken about a centre."""
-    assert isinstance(smooth.X, Tensor)
-    made = copy.copy(smooth)
-    made.X = smooth.X - torch.cat([centre, centre.new_zeros(1)])
-    made._padded = (b"", [])
-    return made
-
-
 def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()) -> str:
     """Why a fit is not the solution, and what to do."""
     if end == "endless":
@@ -259,7 +212,7 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
 # -- first-order methods ----------------------------------------------------------------------------------------------
 
 
-def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any], deadline: float) -> Run:
+def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any], deadline: Deadline) -> Run:
     """Steps are tried, the run is done, and done again with smaller ones if it diverges.
 
     Where features differ in size and h allows it, all of that is in units in which they do not.
@@ -293,7 +246,7 @@ def _quietly(problem: Problem, choice: Choice, rounds: int, settings: dict[str, 
 
 
 def _smoothness(
-    problem: Problem, local_steps: int, settings: dict[str, Any], deadline: float
+    problem: Problem, local_steps: int, settings: dict[str, Any], deadline: Deadline
 ) -> tuple[float | None, int]:
     """A constant for the steps of a first-order method, found by trying some, and the rounds that this took.
 
@@ -325,9 +278,9 @@ def _smoothness(
             tried[L] = run.history[-1].objective if lower else math.inf
         return tried[L]
 
-    while math.isinf(objective(L)) and L < 1e12 and time.monotonic() < deadline:
+    while math.isinf(objective(L)) and L < 1e12 and not deadline.passed:
         L *= factor
-    while time.monotonic() < deadline and L / factor >= least and objective(L / factor) < objective(L):
+    while not deadline.passed and L / factor >= least and objective(L / factor) < objective(L):
         L /= factor
     return L, _TRIAL * len(tried)
 
@@ -354,14 +307,14 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
 class _Patience(Callback):
     """Ends a run at its deadline, or when stationarity has not improved for long."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
         self._best, self._since = math.inf, 0
 
     @property
     def late(self) -> bool:
         """Whether the time is up."""
-        return time.monotonic() > self._deadline
+        return self._deadline.passed
 
     def begin(self, view: View) -> None:
         """Forget earlier runs."""

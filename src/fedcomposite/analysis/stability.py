@@ -26,11 +26,11 @@ from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMor
 from fedcomposite.analysis.newton import Fit, Plan, fit
 from fedcomposite.analysis.paths import Several, Start, beginning, check_path, falling
 from fedcomposite.analysis.results import Result
-from fedcomposite.analysis.sites import Local, Sites, Task, together
 from fedcomposite.analysis.strengths import regularized, strength, varied
 from fedcomposite.problems import Problem
-from fedcomposite.problems.requests import Rows
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.runtime.driver import Driver, driver_of
+from fedcomposite.runtime.protocol import Rows, Task
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +84,7 @@ def stability(
     ratio: Inside = 0.01,
     tolerance: ZeroOrMore = 1e-5,
     rounds: Count = 100,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
 ) -> Stability:
     """Find the features that are selected again and again on random halves of the data.
 
@@ -100,13 +100,13 @@ def stability(
         The share of subsamples from which on a feature is stable, above 1/2.
     over : {"samples", "sites"}
         Halves of every site's samples, or of the sites.
-    seed, count, ratio, tolerance, rounds, sites
+    seed, count, ratio, tolerance, rounds, driver
         Of the halves; of the paths, as in :func:`fedcomposite.path`.
     """
     odd = isinstance(draws, int) and draws % 2 == 1
     check_path(stability, locals(), *([f"draws = {draws}, must be even: halves come in pairs"] if odd else []))
-    sites = Local(problem) if sites is None else sites
-    n = len(sites.ids)
+    driver = driver_of(problem, driver)
+    n = len(driver.ids)
     if over == "sites" and n < 4:
         raise ValueError(f"over = 'sites', must be 'samples', or 'sites' where there are four or more (here {n})")
     kind: Literal["half", "sites"] = "half" if over == "samples" else "sites"
@@ -114,13 +114,13 @@ def stability(
     acted_on = regularized(h, d)
     p = int(acted_on.sum())
     q = max(1, math.floor(math.sqrt(errors * (2 * threshold - 1) * p)))
-    start = beginning(problem, tolerance, rounds, sites)
+    start = beginning(problem, tolerance, rounds, driver)
     lambdas = 2 * falling(problem, start, count, ratio, None)  # a half may begin earlier
     plans = [replace(start.plan, rows=Rows(kind, k // 2, n, held=bool(k % 2), seed=seed)) for k in range(draws)]
     tasks = [first(q, h, lambdas.tolist(), start, plan, acted_on) for plan in plans]
-    share = torch.stack(together(tasks, sites)).double().mean(0)
+    share = torch.stack(driver.run(tasks)).double().mean(0)
     names = tuple(name for name, on in zip(problem.coordinate_names, acted_on.tolist(), strict=True) if on)
-    return Stability(names, share[acted_on].numpy(), threshold, q, p, draws, sites.exchanges)
+    return Stability(names, share[acted_on].numpy(), threshold, q, p, draws, driver.exchanges)
 
 
 def first(q: int, h: Regularizer, lambdas: list[float], start: Start, plan: Plan, acted_on: Tensor) -> Task[Tensor]:

@@ -27,12 +27,11 @@ from torch import Tensor
 from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.inference import confidence
-from fedcomposite.analysis.newton import Plan, deadline_of, fit
+from fedcomposite.analysis.newton import Plan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.analysis.results import Result
-from fedcomposite.analysis.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.analysis.solve import explained
 from fedcomposite.analysis.strengths import strength
 from fedcomposite.experiments.locks import FolderLock
@@ -41,10 +40,11 @@ from fedcomposite.files import write_atomic
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
-from fedcomposite.problems.requests import ALL, newton
 from fedcomposite.regularizers import Blocks, On
 from fedcomposite.runtime.certificate import Certificate, certify
+from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.protocol import ALL, newton
 
 Kind = Literal["fit", "path", "cv"]
 
@@ -222,7 +222,7 @@ def analyse(
     ratio: Inside | None = None,
     tolerance: ZeroOrMore = 1e-8,
     seconds: Positive | None = None,
-    sites: Sites | None = None,
+    driver: Driver | None = None,
 ) -> Analysis:
     """Fit a linear model to sites' samples, and measure how sure and how good it is.
 
@@ -237,8 +237,8 @@ def analyse(
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
         default) and ``"min"``.
-    sites : Sites, optional
-        Who answers; the problem's own silos if left out.
+    driver : Driver, optional
+        Through which the parties are asked; one on the problem's own silos if left out.
 
     Examples
     --------
@@ -252,10 +252,10 @@ def analyse(
     check_given(analyse, locals())
     if kind == "path" and choice not in (None, "aic", "bic", "ebic"):
         raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
-    sites = Local(problem) if sites is None else sites
+    driver = driver_of(problem, driver)
     along = cv = None
     options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
-    options |= {"sites": sites}
+    options |= {"driver": driver}
     if kind == "cv":
         cv = cross_validate(problem, folds=folds, seed=seed, score=score, **options)
         along, choice = cv.path, choice or "1se"
@@ -268,9 +268,9 @@ def analyse(
     else:
         if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
             raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-        plan = Plan(tolerance=tolerance, centre=centre_of_sites(sites), deadline=deadline_of(seconds))
+        plan = Plan(tolerance=tolerance, centre=driver.centre, deadline=driver.deadline(seconds))
         start = torch.zeros(problem.dimension, dtype=torch.float64)
-        [made] = together([fit(problem.regularizer, start, plan)], sites)
+        [made] = driver.run([fit(problem.regularizer, start, plan)])
         h = problem.regularizer
         lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
         x, converged = made.x, made.converged
@@ -278,7 +278,7 @@ def analyse(
     if along is not None:
         reason = "" if converged else f"{int((~along.converged).sum())} strengths of the path did not converge"
     chosen = "as given" if along is None else str(choice)
-    return _measure(problem, kind, x, lam, chosen, reason, along, cv, sites)
+    return _measure(problem, kind, x, lam, chosen, reason, along, cv, driver)
 
 
 def _measure(
@@ -290,26 +290,26 @@ def _measure(
     reason: str,
     along: Path | None,
     cv: CrossValidation | None,
-    sites: Sites,
+    driver: Driver,
 ) -> Analysis:
     """How sure and how good a model is."""
     intervals = (
-        confidence(problem, x, sites=sites) if isinstance(problem.loss, LeastSquares | Logistic | Poisson) else None
+        confidence(problem, x, driver=driver) if isinstance(problem.loss, LeastSquares | Logistic | Poisson) else None
     )
     seen = tested = None
     if isinstance(problem.loss, Logistic) or is_regression(problem):
-        seen = quality(problem, x if cv is None else cv, choice=lam, sites=sites)
+        seen = quality(problem, x if cv is None else cv, choice=lam, driver=driver)
         if "test" in problem.silos.held_out:
-            tested = quality(problem, x, part="test", sites=sites)
+            tested = quality(problem, x, part="test", driver=driver)
 
     def look(at: Tensor) -> Evaluation:
-        [sums] = sites.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])
+        [sums] = driver.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])
         weight = sums["weight"][0]
         return Evaluation((sums["loss"] / weight)[0], sums["gradient"] / weight)
 
     certificate = certify(problem, x, look) if kind == "fit" else None
-    sent = sites.exchanges, sites.bytes_up, sites.bytes_down
-    names = [name for name in sites.names if name != "(held by nobody)"]
+    sent = driver.exchanges, driver.bytes_up, driver.bytes_down
+    names = [name for name in driver.names if name != "(held by nobody)"]
     return Analysis(
         kind, problem, x, lam, choice, names, reason, along, cv, intervals, seen, tested, certificate, *sent
     )

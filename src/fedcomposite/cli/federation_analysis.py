@@ -50,17 +50,19 @@ from fedcomposite.cli.federation_jobs import require_service, say
 from fedcomposite.cli.tables import page
 from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.data.looks import Look
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
-from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
 from fedcomposite.federation.engines.admin_socket import AdminSocketError
 from fedcomposite.federation.engines.grid import ServiceGrid
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.files import write_atomic
 from fedcomposite.problems.losses import Multinomial, get_loss
+from fedcomposite.runtime import Driver
 
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; the data are the sites'.")]
@@ -110,7 +112,7 @@ def describe(
     with reporting(failures=(FederationError, AdminSocketError)):
         experiment, target = read(config)
         with inquiry(folder, experiment, give_up) as asking:
-            found = table_of(look_at(asking, asking.names), target)
+            found = table_of(_described(Driver(asking)), target)
         if as_json:
             print_json(rows(found))
             return
@@ -174,7 +176,7 @@ def predict(
             problem = asking.meet()
             if names != list(problem.coordinate_names):
                 raise ConfigError(f"{run}: the features of its model are not those of these sites' samples")
-            found = predict_at_sites(problem, x, asking, threshold=threshold)
+            found = predict_at_sites(problem, x, Driver(asking), threshold=threshold)
         say(f"scored at {', '.join(asking.names)}, each in a file of its own, which stays there")
         if found.empty:
             say("no site knows the outcome of enough patients to say how good this is")
@@ -204,6 +206,10 @@ def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list
     return checked(experiment), FittedRecipe.read(path) if path.is_file() else None, x, names
 
 
+def _described(driver: Driver) -> list[Look]:
+    return look_at(lambda query: list(driver.ask([query])[0]), driver.names)
+
+
 def _conduct(
     folder: Path, config: str, kind: Kind, destination: Path | None, give_up: float, as_json: bool, **options: Any
 ) -> None:
@@ -214,11 +220,13 @@ def _conduct(
         place.check_new(instead="another --out")
         began = time.monotonic()
         with inquiry(folder, experiment, give_up) as asking:
-            described = table_of(look_at(asking, asking.names), target)
-            if asking.learn(target) is not None:
-                say(f"the recipe is learned, in {asking.exchanges} exchanges so far")
+            driver = Driver(asking)
+            described = table_of(_described(driver), target)
+            asking.recipe = learn(driver, asking.config, target)
+            if asking.recipe is not None:
+                say(f"the recipe is learned, in {driver.exchanges} exchanges so far")
             problem = asking.meet()
-            made = tried(problem, kind, experiment.seed, sites=asking, **options)
+            made = tried(problem, kind, experiment.seed, driver=driver, **options)
         text = write(experiment.only({"name": AUTO}, experiment.seed))
         made.write(place, text, records(described), time.monotonic() - began)
         finish(made, place, found)

@@ -18,7 +18,7 @@ from fedcomposite.problems import Problem
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import Cohorts, simulate
 from fedcomposite.runtime.callbacks import AnyCallback, BestModel, Callback, EarlyStopping, View
-from fedcomposite.runtime.rounds import rehearse
+from fedcomposite.runtime.records import rehearse
 
 
 class _Accepted(BaseException):

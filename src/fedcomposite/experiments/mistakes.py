@@ -20,7 +20,7 @@ from fedcomposite.problems.metrics import METRICS
 from fedcomposite.problems.network.options import MODEL_LOSSES
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime.fit import check_rules
-from fedcomposite.runtime.rounds import rehearse
+from fedcomposite.runtime.records import rehearse
 
 if TYPE_CHECKING:
     from fedcomposite.experiments.config import Config

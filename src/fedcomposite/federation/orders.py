@@ -84,7 +84,7 @@ class Secure(_Data):
 
 
 class Samples(_Data):
-    """Which of a site's samples count: ``problems.requests.Rows``."""
+    """Which of a site's samples count: ``runtime.protocol.Rows``."""
 
     kind: Literal["all", "fold", "site", "half", "sites", "bootstrap"] = "all"
     number: Number = 0

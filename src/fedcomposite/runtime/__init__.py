@@ -2,11 +2,12 @@
 
 from fedcomposite.runtime.checkpoint import CheckpointError
 from fedcomposite.runtime.cohorts import Cohorts
-from fedcomposite.runtime.driver import Driver, Plan
+from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.fit import NonSmoothWarning, check_fit
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import UnnamedError
 from fedcomposite.runtime.program import EagerWarning
+from fedcomposite.runtime.rounds import Plan, Rounds
 from fedcomposite.runtime.simulator import Simulator, simulate
 from fedcomposite.runtime.transports import ClientError, Transport
 
@@ -22,6 +23,7 @@ __all__ = [
     "NonSmoothWarning",
     "Plan",
     "Record",
+    "Rounds",
     "Run",
     "Simulator",
     "Transport",

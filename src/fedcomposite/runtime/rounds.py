@@ -1,143 +1,315 @@
-"""What a driver says of a round, whoever carried it: record, verdict, and what a reply looks like."""
+"""A method's rounds as a task of the driver, with history, verdict, checkpoint and callbacks.
+
+A round is the same everywhere: broadcast, carry the message to the participants, take the mean of their replies,
+aggregate, now and then measure. Who carries the message is the transport's matter.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple, TypeVar
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm
-from fedcomposite.problems import Counter, Evaluation, prox_gradient_norm
+from fedcomposite.problems import Evaluation
 from fedcomposite.regularizers import Regularizer
-from fedcomposite.runtime.history import Record, Status
-
-S = TypeVar("S", bound=NamedTuple)
-
-DIVERGED = 1e10
-"""Growth of the objective, in units of its first value (at least 1), at which a run ends as diverged at once."""
-
-NOISE, DOUBLED = 0.01, 1.0
-"""Growth of the objective over a whole run, in units of its first value: up to the first a run may be "completed", with
-more it is "not converged", and beyond the second "diverged". The same for every method; see :func:`ending`."""
-
-
-def make_record(
-    x: Tensor,
-    seen: Evaluation,
-    h: Regularizer,
-    *,
-    round: int,
-    step: float,
-    counter: Counter,
-    seconds: float,
-) -> Record:
-    """One line of the history: the model x, seen on all the data."""
-    loss, nonzeros = float(seen.loss), int((x != 0).sum())
-    return Record(
-        round=round,
-        objective=loss + float(h.value(x)),
-        loss=loss,
-        stationarity=float(prox_gradient_norm(x, seen.gradient, h, step)),
-        stationarity_step=step,
-        nonzeros=nonzeros,
-        sparsity=1 - nonzeros / len(x),
-        bytes_up=counter.bytes_up,
-        bytes_down=counter.bytes_down,
-        prox_evaluations=counter.proxes,
-        gradient_evaluations=counter.gradients,
-        **seen.measures.summarise(seen.counts),
-        seconds=seconds,
-    )
+from fedcomposite.regularizers.base import StepError
+from fedcomposite.runtime import checkpoint as checkpoints
+from fedcomposite.runtime import messages, process
+from fedcomposite.runtime.callbacks.base import AnyCallback, View, attach
+from fedcomposite.runtime.cohorts import Cohorts
+from fedcomposite.runtime.driver import Driver
+from fedcomposite.runtime.history import Best, Record, Run, Status
+from fedcomposite.runtime.identity import Identity
+from fedcomposite.runtime.protection import Spending
+from fedcomposite.runtime.protocol import Round, Task
+from fedcomposite.runtime.records import ending, grew, make_record, verdict
+from fedcomposite.runtime.transports.base import Exchange, Gathered, MethodTransport, StoppedError
+from fedcomposite.runtime.wrapped import Counted
 
 
-def verdict(last: Record, first: Record, tolerance: float | None) -> Status:
-    """Whether a run ends with this record: "converged", "diverged", or "completed" to go on."""
-    value, start = last["objective"], first["objective"]
-    if not math.isfinite(value) or value > DIVERGED * max(1.0, abs(start)):
-        return "diverged" if math.isfinite(start) else "completed"
-    return "converged" if tolerance is not None and last["stationarity"] <= tolerance else "completed"
+@dataclass
+class Plan:
+    """How long a run goes, how often it is measured and saved, and who watches it."""
+
+    rounds: int
+    evaluate_every: int = 1
+    tolerance: float | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int = 0
+    keep_solutions: bool = False
+    callbacks: Sequence[AnyCallback] = ()
+    process_settings: bool = True
+    """Whether the run may change threads, memory and Ctrl-C of its process while it lasts."""
+    blame: Callable[[int], str] = field(default=lambda r: f"diverged in round {r}: try smaller steps")
+    """A sentence for a run that diverged in some round."""
 
 
-def growth(last: Record, first: Record) -> float:
-    """How far the last objective is above the first, in units of the first; 0 where there is no first to compare."""
-    end, start = last["objective"], first["objective"]
-    return (end - start) / max(abs(start), 1e-12) if math.isfinite(start) else 0.0
+class Rounds:
+    """One method on one transport, round by round.
 
-
-def ending(last: Record, first: Record) -> Status:
-    """What to say of a run that did all its rounds: "completed" only if its objective did not grow beyond noise.
-
-    A minimisation that ends above its start has failed, whatever the method, and its last model should not be taken
-    for an answer. A hundredth is allowed, since minibatches move a model that starts near the optimum; up to twice the
-    first value it is "not converged", and above that "diverged".
+    ``server`` is the server's state after ``round`` rounds; ``buffers`` is what a model keeps beside its parameters,
+    averaged over the participants of each round (empty for most models).
     """
-    grown = growth(last, first)
-    return "completed" if grown <= NOISE else "not converged" if grown <= DOUBLED else "diverged"
 
-
-def grew(last: Record, first: Record) -> str:
-    """A sentence on an objective that grew beyond noise; empty if it did not."""
-    if growth(last, first) <= NOISE:
-        return ""
-    return f"the objective grew from {first['objective']:.4g} to {last['objective']:.4g}"
-
-
-class _Still:
-    """The oracle of a client that sees zero gradients: it asks for no data."""
-
-    def __init__(self, cohort: int) -> None:
-        self._cohort = cohort
-        self.asked = 0
-
-    def __call__(self, x: Tensor, k: int) -> Tensor:
-        self.asked += 1
-        return torch.zeros_like(x)
-
-    def full(self, x: Tensor) -> Tensor:
-        self.asked += 1
-        return torch.zeros_like(x)
-
-    def loss(self, x: Tensor) -> Tensor:
-        self.asked += 1
-        return x.new_zeros(1)
-
-    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
-        self.asked += 1
-        return x.new_zeros(2 * (int(where.sum()),))
-
-    def uniform(self, k: int, count: int = 1) -> Tensor:
-        return torch.full((count,), 0.5, dtype=torch.float64)
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        h: Regularizer,
+        transport: MethodTransport,
+        x0: Tensor,
+        *,
+        cohorts: Cohorts,
+        buffers: Tensor,
+        stationarity_step: float = 1.0,
+        identity: Identity | None = None,
+        spending: Spending | None = None,
+    ) -> None:
+        self.algorithm, self.regularizer, self.transport, self.x0 = algorithm, h, transport, x0
+        self.driver = Driver(transport)
+        self.cohorts, self.buffers, self.stationarity_step = cohorts, buffers, stationarity_step
+        self.identity = identity or {}
+        self.spending = spending
+        self.round = 0
+        self.server = algorithm.at(0).init(x0, h.during(0))[0]
+        self.history: list[Record] = []
+        self.best: Best | None = None
+        self.status: Status = "completed"
+        self._h = Counted(h, transport.counter) if transport.leads else h  # several processes count the server once
+        self._reason = ""
+        self._stop = False
+        self._seconds, self._began = 0.0, time.perf_counter()
+        self._saved = -1, 0
 
     @property
-    def position(self) -> Tensor:
-        return torch.zeros(1, dtype=torch.int64)
+    def solution(self) -> Tensor:
+        """The model to evaluate now."""
+        last = max(0, self.round - 1)
+        return self.algorithm.at(last).solution(self.server, self.regularizer.during(last))
 
-    @property
-    def cohort(self) -> int:
-        return self._cohort
+    def participants(self, r: int) -> rng.Ints:
+        """The clients of round r, sorted."""
+        return self.cohorts.draw(r // self.algorithm.exchanges)
 
+    def stop(self, reason: str) -> None:
+        """Ask the run to end after this record; ``reason`` becomes part of its message."""
+        self._stop, self._reason = True, self._reason or reason
 
-def rehearse(
-    algorithm: AnyAlgorithm, message: NamedTuple, client: Any, h: Regularizer, cohort: int
-) -> tuple[NamedTuple, Any]:
-    """The reply and state of a client with zero gradients: a server learns what form a reply must have."""
-    reply, state = algorithm.local_round(message, client, _Still(cohort), h)
-    return reply, state
+    def keep(self, metric: str, value: float) -> None:
+        """Take the model of now for the best one so far."""
+        self.best = Best(self.round, metric, value, self.solution.detach().clone(), self.buffers.clone())
 
+    # -- one round --------------------------------------------------------------------------------------------------
 
-def planned_queries(algorithm: AnyAlgorithm, x0: Tensor, h: Regularizer, rounds: int, cohort: int) -> int:
-    """How often a client is asked for something about its data in so many rounds, from rehearsing the first few.
+    def step(self) -> None:
+        """Do one round, whatever the plan."""
+        self._aggregate(self._ask(self._request(training=True)).gathered())
 
-    A method that tosses coins for its steps may ask more, or less.
-    """
-    server, client = algorithm.at(0).init(x0, h.during(0))
-    asked: list[int] = []
-    e = algorithm.exchanges
-    for r in range(min(rounds, 2 * e)):
-        rules, now, still = algorithm.at(r), h.during(r), _Still(cohort)
-        reply, client = rules.local_round(rules.broadcast(server), client, still, now)
-        server = rules.aggregate(server, rules.decode(reply), 1.0, now)
-        asked.append(still.asked)
-    return sum(asked) + sum(asked[e + r % e] for r in range(rounds - len(asked)))
+    def measure(self, stationarity_step: float | None = None, seconds: float = 0.0) -> Record:
+        """Evaluate the model: one pass over all the data."""
+        seen = self._ask(self._request(measuring=True)).measured()
+        return self._record(seen, self.stationarity_step if stationarity_step is None else stationarity_step, seconds)
+
+    def look(self, x: Tensor) -> Evaluation:
+        """Loss and gradient of f at any model: one exchange that leaves no trace in the history."""
+        return self._ask(Round(self.round, self.buffers, None, None, x)).measured()
+
+    def _ask(self, request: Round) -> Exchange:
+        [made] = self.driver.ask([request])
+        exchange: Exchange = made
+        return exchange
+
+    def _request(self, *, training: bool = False, measuring: bool = False, stop: bool = False) -> Round:
+        return Round(
+            self.round,
+            self.buffers,
+            self.algorithm.at(self.round).broadcast(self.server) if training else None,
+            self.participants(self.round) if training else None,
+            self.solution if measuring else None,
+            stop,
+        )
+
+    def _aggregate(self, got: Gathered) -> bool:
+        """Move the server on by a round; whether its numbers are still finite (else it stays where it was)."""
+        rules, share = self.algorithm.at(self.round), got.participants / self.cohorts.clients
+        moved = rules.aggregate(self.server, got.mean, share, self._h.during(self.round))
+        self.round += 1
+        if not messages.finite(moved):
+            return False
+        self.server, self.buffers = moved, got.buffers
+        return True
+
+    def _record(self, seen: Evaluation, step: float, seconds: float) -> Record:
+        counter = self.transport.totals()
+        made = make_record(
+            self.solution, seen, self.regularizer, round=self.round, step=step, counter=counter, seconds=seconds
+        )
+        if self.spending is not None:
+            made["epsilon"] = self.spending.epsilon(self.round, counter)
+        return made
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self, plan: Plan) -> Run:
+        """Do the rounds that are left, and say how it ended."""
+        kept = [self.solution] if plan.keep_solutions else []
+        view = View(
+            self, plan.rounds
+        )  # not kept: a cycle would keep a GPU's recorded rounds until some later collection
+        watchers = attach(plan.callbacks) if self.transport.leads else []
+
+        def watch() -> None:
+            for watcher in watchers:
+                watcher(view)
+
+        with ExitStack() as stack:
+            interrupted = self._prepare(plan, stack)
+            for watcher in watchers:
+                stack.callback(watcher.end, view)
+                watcher.begin(view)
+            self._began = time.perf_counter() - self._seconds
+            try:
+                self.driver.run([self._task(plan, watch, interrupted, kept)], settings=plan.process_settings)
+            except StoppedError:
+                if not self.history:
+                    raise
+                self.status = "interrupted"
+            except StepError as error:  # a schedule may come to it in any round
+                raise StepError(f"round {self.round + 1}: {error}") from error
+            else:
+                self._save(plan)
+                if self.status == "interrupted" and self.history[-1]["round"] != self.round:
+                    # After the checkpoint, which must not know a record that an uninterrupted run does not have.
+                    self._measured(self._ask(self._request(measuring=True)), plan, watch)
+        return self._finish(plan, kept)
+
+    def _prepare(self, plan: Plan, stack: ExitStack) -> threading.Event:
+        """Make Ctrl-C a flag for the time of the run, where that is wanted and possible."""
+        if not (plan.process_settings and process.on_main_thread()):
+            return threading.Event()
+        return stack.enter_context(process.interrupts())
+
+    def _task(
+        self, plan: Plan, watch: Callable[[], None], interrupted: threading.Event, kept: list[Tensor]
+    ) -> Task[None]:
+        """The rounds that are left, one exchange each."""
+        agreed = False
+        self.status = verdict(self.history[-1], self.history[0], plan.tolerance) if self.history else "completed"
+        if self.history and self.history[-1]["round"] == self.round:  # a resumed run, which may have been stopped there
+            self._heed(plan)
+        while self.status == "completed":
+            due, training = self._due(plan), self.round < plan.rounds
+            if not (due or training):
+                break
+            [exchange] = yield [self._request(training=training, measuring=due, stop=interrupted.is_set())]
+            if due:
+                self._measured(exchange, plan, watch)
+            if self.status != "completed" or not training:
+                break
+            if agreed if self.transport.lockstep else interrupted.is_set():
+                self.status = "interrupted"
+                break
+            got = exchange.gathered()
+            agreed = got.stop
+            if not self._aggregate(got):
+                self.status = "diverged"
+                break
+            if kept:
+                kept.append(self.solution)
+            if plan.checkpoint_every and self.round % plan.checkpoint_every == 0:
+                self._save(plan)
+
+    def _due(self, plan: Plan) -> bool:
+        """Whether the model of now has to be measured."""
+        if self.history and self.history[-1]["round"] == self.round:
+            return False
+        return not self.history or self.round % plan.evaluate_every == 0 or self.round == plan.rounds
+
+    def _measured(self, exchange: Exchange, plan: Plan, watch: Callable[[], None]) -> None:
+        """Take a record, show it to the callbacks, and judge the run by it."""
+        self._seconds = time.perf_counter() - self._began
+        seen = exchange.measured()
+        made = Record(self._record(seen, self.stationarity_step, self._seconds) | exchange.remarks())
+        self.history.append(made)
+        if self.status == "completed":
+            self.status = verdict(made, self.history[0], plan.tolerance)
+        watch()
+        self._heed(plan)
+
+    def _heed(self, plan: Plan) -> None:
+        """Stop, where a callback has asked for it."""
+        if self.transport.agree(self._stop) and self.status == "completed" and self.round < plan.rounds:
+            self.status = "stopped"
+
+    def _finish(self, plan: Plan, kept: list[Tensor]) -> Run:
+        last, grown = self.history[-1], grew(self.history[-1], self.history[0])
+        done = f"all {plan.rounds} rounds done"
+        if self.status == "completed":  # after the checkpoint, which lets a run go on that grew at first
+            self.status = ending(last, self.history[0])
+        message = {
+            "completed": done,
+            "not converged": done,
+            "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
+            "stopped": f"stopped after round {self.round}: {self._reason or 'a callback asked for it'}",
+            "interrupted": f"interrupted after round {self.round}",
+            "diverged": "",
+        }[self.status]
+        if self.status == "diverged":
+            message = (f"{grown}: " if grown else "") + plan.blame(self.round)  # it may take long to find the cause
+        else:
+            if grown:
+                message += f", but {grown}: the steps are probably too large"
+            if self.best is not None:
+                message += f"; best {self.best.metric} {self.best.value:.6g} in round {self.best.round}"
+            if self.transport.remark:
+                message += f" ({self.transport.remark})"
+        return Run(
+            self.solution, self.history, self.status, message, self.round, self.server, self.transport.states,
+            torch.stack(kept) if kept else None, self.buffers, self.identity, best=self.best,
+        )  # fmt: skip
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _save(self, plan: Plan) -> None:
+        """Write the checkpoint, unless it is there; never that of a run that diverged."""
+        now = self.round, len(self.history)
+        if plan.checkpoint is None or self._saved == now or self.status == "diverged":
+            return
+        self._saved = now
+        path, name = plan.checkpoint, self._name()
+        held = self.transport.save(path, name)
+        counter = self.transport.totals()  # nobody gets past this before all processes have come to it
+        if self.transport.leads:
+            seconds = time.perf_counter() - self._began
+            checkpoints.save(
+                path,
+                checkpoints.Snapshot(
+                    self.round, self.server, held, counter, seconds, self.history, self.buffers, self.best
+                ),
+                self.identity,
+            )
+        self.transport.saved(path, name)
+
+    def resume(self, path: Path) -> None:
+        """Go back to a checkpoint of this very run."""
+        old = checkpoints.load(path, self.server, self.identity)
+        self.round, self.server, self.buffers = old.round, old.server, old.buffers
+        self.history, self.best, self._seconds = old.history, old.best, old.seconds
+        self.transport.load(path, self._name())
+        if self.transport.leads:  # what was counted before
+            for name, value in vars(old.counter).items():
+                setattr(self.transport.counter, name, value)
+
+    def _name(self) -> str:
+        """A name of this run and round, for what lies beside a checkpoint."""
+        known = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        return f"{known[:16]}-{self.round}"

@@ -23,13 +23,13 @@ from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
 from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
-from fedcomposite.runtime.driver import Driver, Plan
 from fedcomposite.runtime.fit import check_fit, check_given, model_fault
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import Identity, identify
 from fedcomposite.runtime.program import Mode
 from fedcomposite.runtime.protection import Spending, check_aggregator, check_privacy
-from fedcomposite.runtime.rounds import DOUBLED, growth
+from fedcomposite.runtime.records import DOUBLED, growth
+from fedcomposite.runtime.rounds import Plan, Rounds
 from fedcomposite.runtime.states import ClientStates
 from fedcomposite.runtime.transports import LocalTransport, Loop, Stacked
 
@@ -39,7 +39,7 @@ RECORD_ROUNDS, COMPILE_ROUNDS = 10, 100
 """Rounds from which a GPU run is recorded as one program per round, and from which it is compiled as well."""
 
 
-class Simulator(Driver):
+class Simulator(Rounds):
     """A driver whose clients are here. :func:`simulate` runs it; use it directly to look inside a run.
 
     ``server`` and ``clients`` are the states after ``round`` rounds. In a ``group`` of processes it has the rows of

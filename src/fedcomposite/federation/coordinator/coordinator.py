@@ -31,7 +31,7 @@ from fedcomposite.federation.wire import WireError
 from fedcomposite.privacy import SampleLevel
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
-from fedcomposite.runtime import Cohorts, Driver, Plan, check_fit
+from fedcomposite.runtime import Cohorts, Plan, Rounds, check_fit
 from fedcomposite.runtime.callbacks import Callback, OnRecord
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.checkpoint import identity_of
@@ -126,7 +126,7 @@ class Coordinator:
         check_aggregator(aggregator, privacy, self.algorithm, cohorts.size, self.problem.weighting)
         if isinstance(privacy, SampleLevel) and privacy.share < 1:
             check_shares(privacy, self.algorithm, self._worths(samples))
-        self.driver = Driver(
+        self.rounds = Rounds(
             self.algorithm,
             self.problem.regularizer,
             self.transport,
@@ -269,8 +269,8 @@ class Coordinator:
     ) -> Run:
         """Do the rounds that are left; the state is written to ``checkpoint`` after each of them."""
         if checkpoint is not None and checkpoint.exists():
-            self.driver.resume(checkpoint)
-            self._log(f"going on after round {self.driver.round}")
+            self.rounds.resume(checkpoint)
+            self._log(f"going on after round {self.rounds.round}")
         run, name = self.config.run, type(self.algorithm).__name__
         plan = Plan(
             run.rounds,
@@ -283,7 +283,7 @@ class Coordinator:
             blame=lambda r: f"{name} diverged in round {r}: try smaller steps",
         )
         try:
-            done = self.driver.run(plan)
+            done = self.rounds.run(plan)
             certain = self.algorithm.info.second_order and self.config.privacy is None
             return self._certified(done) if certain else done
         except StoppedError:
@@ -293,7 +293,7 @@ class Coordinator:
         """The run with a bound on its objective's distance from the best one, by a few more measurements."""
         if done.status not in ("completed", "converged"):
             return done
-        x, look = done.solution.double(), self.driver.look
+        x, look = done.solution.double(), self.rounds.look
         for with_gap in (True, False):  # sites may not answer at more models than those of the run
             try:
                 found = certify(self.problem, x, look, with_gap=with_gap)

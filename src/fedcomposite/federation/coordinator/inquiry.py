@@ -1,14 +1,11 @@
-"""Analyses, the coordinator's side: the sites of a federation as those who answer queries and requests.
-
-An :class:`Inquiry` is what ``Recipe.learn`` and ``describe`` ask (a callable of queries), and what estimators ask (it
-has ``ask`` and ``each``); both get the numbers that tables and silos at hand would give.
-"""
+"""The transport of analyses over the network: requests for sums, and queries about tables, as orders to the sites."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,14 +24,18 @@ from fedcomposite.federation.shape import agree, skeleton, write
 from fedcomposite.federation.site import analyses
 from fedcomposite.federation.site.policy import pair
 from fedcomposite.federation.wire import Vectors, WireError
-from fedcomposite.problems import Loss, Problem
-from fedcomposite.problems.requests import Request, Sums
+from fedcomposite.problems import Counter, Loss, Problem
+from fedcomposite.runtime import Driver
+from fedcomposite.runtime.protocol import Request, Sums
+from fedcomposite.runtime.transports.silos import added
 
 _AT_ONCE = 100  # requests in one message: their names have to fit into its header
 
 
 class Inquiry:
     """One analysis across registered sites; every site takes part in every exchange.
+
+    See :class:`fedcomposite.runtime.transports.Parties`: an analysis asks through a driver on it.
 
     Parameters
     ----------
@@ -43,6 +44,9 @@ class Inquiry:
     config : Config
         The experiment; its method is not looked at.
     """
+
+    centre = None
+    by_site = True
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Inquiry:
         self.names, self.config, self.job = list(sites), config.only({"name": "ProxNewton"}, config.seed), job
         self.post = Delivery(grid, nodes, settings or Settings(), log, stop)
         self.ids = list(range(len(self.names)))
-        self.exchanges = self.bytes_up = self.bytes_down = 0
+        self.exchanges, self.counter = 0, Counter()
         self.recipe: FittedRecipe | None = None
         self._shape: Shape | None = None
         self._text = write(self.config)
@@ -72,10 +76,10 @@ class Inquiry:
         def counted(site: str, content: RecordDict) -> Any:
             check_refusal(content)
             made = check(site, content)
-            self.bytes_up += wire.weight(content)
+            self.counter.bytes_up += wire.weight(content)
             return made
 
-        self.bytes_down += sum(wire.weight(r) for r in requests.values())
+        self.counter.bytes_down += sum(wire.weight(r) for r in requests.values())
         self.exchanges += 1
         found = self.post.collect(requests, f"analysis-{self.exchanges}", counted, "wait")
         return [found[s] for s in self.names]
@@ -89,18 +93,21 @@ class Inquiry:
 
     # -- tables -------------------------------------------------------------------------------------------------------
 
-    def __call__(self, query: Query) -> list[Answer]:
+    def running(self) -> AbstractContextManager[None]:
+        """Nothing is computed here."""
+        return nullcontext()
+
+    def ask(self, requests: Sequence[Request | Query]) -> list[Any]:
+        """Sums over the sites, in their order; the list of their answers to a query, or to a request by site."""
+        queries = [self._query(one) for one in requests if isinstance(one, Query)]
+        made = iter(self._each([one for one in requests if isinstance(one, Request)]))
+        told = iter(queries)
+        return [next(told) if isinstance(one, Query) else _wanted(one, next(made)) for one in requests]
+
+    def _query(self, query: Query) -> list[Answer]:
         """The sites' answers to a query."""
         analysis = Analysis(number=self.exchanges + 1, queries=[query.model_dump_json()])
         return list(self._send(self._orders(analysis=analysis), None, lambda site, content: _answer(content)))
-
-    def learn(self, target: str) -> FittedRecipe | None:
-        """Learn the experiment's recipe, if it has one, from the sites' counts and sums."""
-        if self.config.recipe is not None:
-            recipe = Recipe(**self.config.recipe)
-            known("recipe: sites", recipe.sites, self.names)
-            self.recipe = recipe.learn(self, self.names, target)
-        return self.recipe
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
@@ -124,12 +131,11 @@ class Inquiry:
             raise WireError(f"has labels {wire.clean(met.labels, 60)}; this loss is for -1 and 1, or 0 and 1")
         return met
 
-    def each(self, requests: Sequence[Request]) -> list[list[Sums]]:
-        """The answers of each site."""
-        made: list[list[Sums]] = [[] for _ in self.names]
+    def _each(self, requests: Sequence[Request]) -> list[list[Sums]]:
+        """The sites' answers to each request."""
+        made: list[list[Sums]] = []
         for start in range(0, len(requests), _AT_ONCE):
-            for mine, more in zip(made, self._part(requests[start : start + _AT_ONCE]), strict=True):
-                mine += more
+            made += map(list, zip(*self._part(requests[start : start + _AT_ONCE]), strict=True))
         return made
 
     def _part(self, requests: Sequence[Request]) -> list[list[Sums]]:
@@ -148,10 +154,9 @@ class Inquiry:
         )
         return [[_sums(one, i) for i in range(len(requests))] for one in found]
 
-    def ask(self, requests: Sequence[Request]) -> list[Sums]:
-        """The sums over the sites, in their order."""
-        made = self.each(requests)
-        return [{k: torch.stack([one[i][k] for one in made]).sum(0) for k in made[0][i]} for i in range(len(requests))]
+
+def _wanted(request: Request, each: list[Sums]) -> Sums | list[Sums]:
+    return each if request.by_site else added(each)
 
 
 def _question(request: Request) -> Question:
@@ -181,3 +186,12 @@ def _answer(content: RecordDict) -> Answer:
         return parse_answer(one)
     except (ValueError, TypeError, RecursionError, DataError):
         raise WireError("its answer to a query cannot be read") from None
+
+
+def learn(driver: Driver, config: Config, target: str) -> FittedRecipe | None:
+    """Learn an experiment's recipe, if it has one, from the sites' counts and sums."""
+    if config.recipe is None:
+        return None
+    recipe = Recipe(**config.recipe)
+    known("recipe: sites", recipe.sites, driver.names)
+    return recipe.learn(lambda query: list(driver.ask([query])[0]), driver.names, target)

@@ -27,7 +27,8 @@ from fedcomposite.federation.secure.masking import MaskError, Numbers
 from fedcomposite.federation.wire import Form, Vectors, WireError
 from fedcomposite.problems import Evaluation, Problem
 from fedcomposite.runtime import messages
-from fedcomposite.runtime.transports import Gathered, Request
+from fedcomposite.runtime.protocol import Round
+from fedcomposite.runtime.transports import Gathered
 
 _TRIES = 20  # exchanges in a row that restarted sites may spoil
 
@@ -50,7 +51,7 @@ class SecureTransport(SiteTransport):
         super().__init__(post, sites, algorithm, problem, start, private=private)
         self.assembly, self.samples = assembly, samples
 
-    def exchange(self, request: Request) -> SecureExchange:  # type: ignore[override]
+    def exchange(self, request: Round) -> SecureExchange:  # type: ignore[override]
         """Ask for a sum, until all who have to be in it are."""
         for _ in range(_TRIES):
             done = self._attempt(request)
@@ -60,7 +61,7 @@ class SecureTransport(SiteTransport):
             self.post.log("a site has lost its keys; everybody is asked again, with fresh masks")
         raise FederationError("sites were restarted again and again; go on when they are stable")
 
-    def _attempt(self, request: Request) -> SecureExchange | None:
+    def _attempt(self, request: Round) -> SecureExchange | None:
         """One try; None if a site that was restarted needs other keys."""
         who = [] if request.participants is None or request.message is None else [int(i) for i in request.participants]
         names, policy = self.sites.names, self.post.settings.policy
@@ -96,7 +97,7 @@ class SecureTransport(SiteTransport):
         counted = {p: [s for s in parties[p] if s in there] for p in sums}
         return SecureExchange(self, request, sums, counted, like)
 
-    def _expected(self, request: Request, cohort: int) -> tuple[dict[str, dict[str, Form]], Any]:
+    def _expected(self, request: Round, cohort: int) -> tuple[dict[str, dict[str, Form]], Any]:
         """What masked reports must look like, by purpose, and the form of the mean reply."""
         forms, like = {}, None
         if cohort and request.message is not None:
@@ -165,7 +166,7 @@ class SecureExchange:
     """An exchange whose sums are open."""
 
     _transport: SecureTransport
-    _request: Request
+    _request: Round
     _sums: dict[str, Numbers]
     _counted: dict[str, list[str]]
     _like: Any

@@ -29,8 +29,9 @@ from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.wire import Form, Vectors, WireError
 from fedcomposite.problems import Counter, Evaluation, Problem
 from fedcomposite.problems.measures import PARTS
-from fedcomposite.runtime import messages, rounds
-from fedcomposite.runtime.transports import Gathered, Request
+from fedcomposite.runtime import messages, records
+from fedcomposite.runtime.protocol import Round
+from fedcomposite.runtime.transports import Gathered
 
 
 class Seen(NamedTuple):
@@ -96,7 +97,11 @@ class SiteTransport:
 
     # -- an exchange ------------------------------------------------------------------------------------------------
 
-    def exchange(self, request: Request) -> SiteExchange:
+    def ask(self, requests: Sequence[Round]) -> list[Any]:
+        """Send the orders of a round, and gather the reports."""
+        return [self.exchange(request) for request in requests]
+
+    def exchange(self, request: Round) -> SiteExchange:
         """Send the orders, and gather the reports."""
         who = [] if request.participants is None else [int(i) for i in request.participants]
         expected = {} if request.message is None else self._form(request, len(who))
@@ -121,7 +126,7 @@ class SiteTransport:
             self.counter.queries += queries
             self.counter.most_queries = max(self.counter.most_queries, queries)
 
-    def _order(self, i: int, who: list[int], request: Request) -> tuple[Order, Vectors]:
+    def _order(self, i: int, who: list[int], request: Round) -> tuple[Order, Vectors]:
         train = i in who
         order = Order(
             job=self.sites.job,
@@ -145,12 +150,12 @@ class SiteTransport:
             vectors["model"] = request.model
         return order, vectors
 
-    def _form(self, request: Request, cohort: int) -> dict[str, Form]:
+    def _form(self, request: Round, cohort: int) -> dict[str, Form]:
         """What a reply must look like."""
         reply = self.rehearsed(request, cohort)
         return wire.form({**wire.named("reply", reply), "buffers": request.buffers})
 
-    def rehearsed(self, request: Request, cohort: int) -> Any:
+    def rehearsed(self, request: Round, cohort: int) -> Any:
         """A reply, found out by rehearsing the round with zero gradients, when it may change."""
         assert request.message is not None
         key = request.round > 0, request.round % self.algorithm.exchanges, cohort
@@ -159,11 +164,11 @@ class SiteTransport:
             if self._rehearsed is None:
                 early = self.algorithm.at(0)
                 server, client = early.init(self._start, h)
-                reply, self._rehearsed = rounds.rehearse(early, early.broadcast(server), client, h, cohort)
+                reply, self._rehearsed = records.rehearse(early, early.broadcast(server), client, h, cohort)
                 if request.round > 0:
-                    reply, _ = rounds.rehearse(rules, request.message, self._rehearsed, h, cohort)
+                    reply, _ = records.rehearse(rules, request.message, self._rehearsed, h, cohort)
             else:
-                reply, _ = rounds.rehearse(rules, request.message, self._rehearsed, h, cohort)
+                reply, _ = records.rehearse(rules, request.message, self._rehearsed, h, cohort)
             self.reply = type(reply)
             self._replies[key] = reply
         return self._replies[key]
@@ -237,7 +242,7 @@ class SiteExchange:
     """An exchange whose reports are here."""
 
     _transport: SiteTransport
-    _request: Request
+    _request: Round
     _answers: dict[str, Answer]
     _who: list[int]
 

@@ -1,6 +1,6 @@
 """Analyses at a site: sums over its samples and counts of its table, under its own minimum counts.
 
-What is asked is answered by the functions that a simulation calls (``problems.requests``, ``data.queries``). Before
+What is asked is answered by the functions that a simulation calls (``runtime.protocol``, ``data.queries``). Before
 that, the site looks at what it would tell: how many samples are behind a sum, and how many are left out of it, since
 the difference of two sums is one as well.
 """
@@ -28,7 +28,7 @@ from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.problems.requests import NEW, RESIDUALS, Held, Request, Rows, Silo, silos_of
+from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site.site import Site

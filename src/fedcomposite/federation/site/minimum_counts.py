@@ -22,7 +22,7 @@ from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
 from fedcomposite.federation.site import policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.requests import ALL, HIGHEST, RESIDUALS, Request, Silo, Sums, answer
+from fedcomposite.runtime.protocol import ALL, HIGHEST, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger

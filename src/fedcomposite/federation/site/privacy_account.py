@@ -14,7 +14,7 @@ from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.privacy import Query, SampleLevel
 from fedcomposite.problems import Problem
-from fedcomposite.runtime.rounds import planned_queries
+from fedcomposite.runtime.records import planned_queries
 
 
 def level(config: Config) -> SampleLevel | None:

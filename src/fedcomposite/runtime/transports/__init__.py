@@ -1,9 +1,11 @@
-"""Where the clients live: all at once or one after another, in one process or several."""
+"""Where the parties live: all at once or one after another, in one process or several."""
 
-from fedcomposite.runtime.transports.base import Exchange, Gathered, Request, StoppedError, Transport
+from fedcomposite.runtime.transports.base import Exchange, Gathered, MethodTransport, Parties, StoppedError, Transport
 from fedcomposite.runtime.transports.local import LocalTransport
 from fedcomposite.runtime.transports.loop import ClientError, Loop
+from fedcomposite.runtime.transports.silos import SiloTransport
 from fedcomposite.runtime.transports.stacked import Stacked
+from fedcomposite.runtime.transports.stacked_sums import StackedSums
 
 __all__ = [
     "ClientError",
@@ -11,8 +13,11 @@ __all__ = [
     "Gathered",
     "LocalTransport",
     "Loop",
-    "Request",
+    "MethodTransport",
+    "Parties",
+    "SiloTransport",
     "Stacked",
+    "StackedSums",
     "StoppedError",
     "Transport",
 ]

@@ -1,37 +1,19 @@
-"""Who carries a message to the clients, and where they live: what the driver asks of a transport."""
+"""What the driver asks of a transport, and what comes back of a round."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedcomposite import rng
 from fedcomposite.problems import Counter, Evaluation
 
 
 class StoppedError(Exception):
     """Somebody asked the run to stop while an exchange was on its way."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What one exchange is for: a round, a measurement, or both."""
-
-    round: int
-    buffers: Tensor
-    """What a model keeps beside its parameters, ``(b,)``."""
-    message: NamedTuple | None = None
-    """For the participants; None if nobody trains."""
-    participants: rng.Ints | None = None
-    """Their numbers, sorted."""
-    model: Tensor | None = None
-    """To be measured by everybody."""
-    stop: bool = False
-    """Whether this process wants the run to end after the round."""
 
 
 class Gathered(NamedTuple):
@@ -61,16 +43,36 @@ class Exchange(Protocol):
 
 
 class Transport(Protocol):
-    """Where the clients are. A transport owns their states, and counts the work and the bytes of this process."""
+    """Where the parties are: it carries what the driver's tasks ask at the same time, and counts work and bytes."""
+
+    counter: Counter
+
+    def ask(self, requests: Sequence[Any]) -> list[Any]:
+        """The parties' answers to requests of :mod:`fedcomposite.runtime.protocol`, in one exchange."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Settings of the process under which answers are fastest, for as long as tasks run."""
+
+
+class Parties(Transport, Protocol):
+    """A transport of analyses, which knows who answers."""
+
+    names: list[str]
+    ids: list[int]
+    """The numbers of those with samples."""
+    centre: Tensor | None
+    """About which parties can take their features, where these are far from zero; None if they cannot, or need not."""
+    by_site: bool
+    """Whether single sites' answers may be asked for."""
+
+
+class MethodTransport(Transport, Protocol):
+    """A transport of a method's rounds: it owns the clients' states."""
 
     clients: int
     """How many there are."""
-    counter: Counter
     lockstep: bool
     """Whether several processes must end after the same round."""
-
-    def exchange(self, request: Request) -> Exchange:
-        """Carry a message to the participants, a model to everybody, or both."""
 
     @property
     def leads(self) -> bool:
@@ -81,9 +83,6 @@ class Transport(Protocol):
 
     def agree(self, stop: bool) -> bool:
         """Whether any process wants the run to end."""
-
-    def running(self) -> AbstractContextManager[None]:
-        """Settings of the process under which rounds are fastest, for as long as the run lasts."""
 
     def save(self, path: Path, name: str) -> NamedTuple:
         """What a checkpoint holds of the clients' states; ``name`` is particular to the run and the round."""

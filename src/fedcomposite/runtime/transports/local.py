@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ from fedcomposite.problems.private import gradients
 from fedcomposite.runtime import memory, messages, process, states
 from fedcomposite.runtime.distributed import Alone, Group
 from fedcomposite.runtime.protection import noised_mean
-from fedcomposite.runtime.transports.base import Gathered, Request
+from fedcomposite.runtime.protocol import Round
+from fedcomposite.runtime.transports.base import Gathered
 from fedcomposite.runtime.wrapped import Counted
 
 
@@ -74,15 +75,15 @@ class LocalTransport(ABC):
 
     # -- an exchange ------------------------------------------------------------------------------------------------
 
-    def exchange(self, request: Request) -> LocalExchange:
+    def ask(self, requests: Sequence[Round]) -> list[LocalExchange]:
         """Nothing is on its way here: what is asked for is done when it is asked for."""
-        return LocalExchange(self, request)
+        return [LocalExchange(self, request) for request in requests]
 
     def measure(self, model: Tensor, buffers: Tensor) -> Evaluation:
         """Loss, gradient and counts over all the data: one pass."""
         return self.group.merge(self.smooth.during(Local(buffers[None])).evaluate(model))
 
-    def gather(self, request: Request) -> Gathered:
+    def gather(self, request: Round) -> Gathered:
         """One round of the participants."""
         who, message = request.participants, request.message
         assert who is not None
@@ -111,11 +112,11 @@ class LocalTransport(ABC):
 
     @abstractmethod
     def _carry_out(
-        self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
+        self, who: rng.Ints, message: NamedTuple, request: Round, place: tuple[int, int]
     ) -> tuple[NamedTuple, Tensor]:
         """Stacked replies and buffers of some of this process's clients; it keeps their new states."""
 
-    def _nothing(self, message: NamedTuple, request: Request, cohort: int) -> tuple[NamedTuple, Tensor]:
+    def _nothing(self, message: NamedTuple, request: Round, cohort: int) -> tuple[NamedTuple, Tensor]:
         """Decoded replies and buffers of no client; the first client here does the round for their shape alone."""
         grad = self.gradients(np.zeros(1, np.uint64), request.round, request.buffers, (0, cohort), Counter())
         rules = self.algorithm.at(request.round)
@@ -203,7 +204,7 @@ class LocalExchange:
     """An exchange that is carried out part by part, as the driver asks."""
 
     _transport: LocalTransport
-    _request: Request
+    _request: Round
 
     def measured(self) -> Evaluation:
         """One pass over all the data."""

@@ -14,7 +14,7 @@ from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client, Outcome
 from fedcomposite.runtime.history import DivergenceWarning
-from fedcomposite.runtime.transports.base import Request
+from fedcomposite.runtime.protocol import Round
 from fedcomposite.runtime.transports.local import LocalTransport
 
 
@@ -37,7 +37,7 @@ class Loop(LocalTransport):
         return self._clients[i]
 
     def _carry_out(
-        self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
+        self, who: rng.Ints, message: NamedTuple, request: Round, place: tuple[int, int]
     ) -> tuple[NamedTuple, Tensor]:
         done = [self._one(int(i), message, request, (at, place[1])) for at, i in enumerate(who, place[0])]
         states = [outcome.state for outcome in done]
@@ -48,7 +48,7 @@ class Loop(LocalTransport):
         stacked: NamedTuple = type(replies[0])(*map(torch.stack, zip(*replies, strict=True)))
         return stacked, torch.stack([outcome.buffers for outcome in done])
 
-    def _one(self, i: int, message: NamedTuple, request: Request, place: tuple[int, int]) -> Outcome:
+    def _one(self, i: int, message: NamedTuple, request: Round, place: tuple[int, int]) -> Outcome:
         state = messages.each(self.rows.take([i]), lambda t: t[0])
         number = i + self.span.start
         name, r = f"{self.problem.silos.names[number]} (number {number})", request.round + 1

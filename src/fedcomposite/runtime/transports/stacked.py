@@ -13,7 +13,7 @@ from fedcomposite.problems.base import UnsuitableError
 from fedcomposite.regularizers import Regularizer
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.program import EagerWarning, Mode, Program
-from fedcomposite.runtime.transports.base import Request
+from fedcomposite.runtime.protocol import Round
 from fedcomposite.runtime.transports.local import LocalTransport
 
 _STAY = 10  # rounds that scheduled steps must stay the same for a recording to pay
@@ -31,7 +31,7 @@ class Stacked(LocalTransport):
         self._now, self._warned = self._rules(0), False
 
     def _carry_out(
-        self, who: rng.Ints, message: NamedTuple, request: Request, place: tuple[int, int]
+        self, who: rng.Ints, message: NamedTuple, request: Round, place: tuple[int, int]
     ) -> tuple[NamedTuple, Tensor]:
         rows = None if self._everyone else who
         mine = self.rows.take(rows)
@@ -56,7 +56,7 @@ class Stacked(LocalTransport):
         message: NamedTuple,
         mine: NamedTuple,
         chunk: slice,
-        request: Request,
+        request: Round,
         place: tuple[int, int],
     ) -> tuple[NamedTuple, NamedTuple, Tensor]:
         """Replies, states and buffers of some clients, as one stacked computation."""
@@ -69,7 +69,7 @@ class Stacked(LocalTransport):
         return replies, new, grad.buffers
 
     def _recorded(
-        self, message: NamedTuple, mine: NamedTuple, request: Request, who: rng.Ints, place: tuple[int, int]
+        self, message: NamedTuple, mine: NamedTuple, request: Round, who: rng.Ints, place: tuple[int, int]
     ) -> Program | None:
         """The round as one program, made when it is first needed; None where it is carried out eagerly."""
         if self.mode == "eager" or not self._usual(len(who)):

@@ -1,15 +1,24 @@
-"""What an analysis may ask of a site: sums over its samples, one pure function per request.
+"""The one protocol: everything that can be asked of the parties, and the function that answers it for a silo.
 
-A request is a name, some arrays and numbers, and :class:`Rows`: which of the site's samples count. A site decides that
-by itself, from a seed, its number and its own targets, so that folds, halves and bootstrap weights need no exchange and
-come out alike in a simulation and in a federation. An answer is a table of arrays that add up over sites.
+=================  ================================================================================================
+:class:`Round`     a method's round, a measurement of its model, or both
+:class:`Request`   sums over samples: what fits, paths, intervals and quality are made of
+``data.queries``   counts and sums of a table: what recipes and descriptions are made of
+=================  ================================================================================================
+
+Whoever wants something is a :data:`Task`: it yields requests and receives their answers. The driver runs tasks, a
+transport carries what they ask, and every answer is a tuple or table of arrays that add up over parties.
+
+A :class:`Request` is a name, some arrays and numbers, and :class:`Rows`: which of the site's samples count. A site
+decides that by itself, from a seed, its number and its own targets, so that folds, halves and bootstrap weights need no
+exchange and come out alike in a simulation and in a federation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -120,11 +129,37 @@ class Request:
     numbers: Mapping[str, float] = field(default_factory=dict)
     rows: Rows = ALL
     part: str = "train"
+    by_site: bool = False
+    """Whether each site's own answer is wanted, in place of their sum; only where every site's policy allows it."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
         return sum(v.nbytes for v in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one exchange of a method is for: a round, a measurement, or both."""
+
+    round: int
+    buffers: Tensor
+    """What a model keeps beside its parameters, ``(b,)``."""
+    message: NamedTuple | None = None
+    """For the participants; None if nobody trains."""
+    participants: rng.Ints | None = None
+    """Their numbers, sorted."""
+    model: Tensor | None = None
+    """To be measured by everybody."""
+    stop: bool = False
+    """Whether this process wants the run to end after the round."""
+
+
+T = TypeVar("T")
+Task = Generator[list[Any], list[Any], T]
+"""A method's rounds, one fit, one fold, a recipe being learned: it yields requests, receives their answers, and returns
+its result. The answer to a :class:`Request` is its sums, or a list of them by site; that to a :class:`Round` is an
+``Exchange``; that to a query about tables is a list of the sites' answers."""
 
 
 Held = tuple[Tensor, Tensor, Tensor | None]
