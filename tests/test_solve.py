@@ -199,3 +199,17 @@ def test_path_equals_single_solutions_in_few_exchanges():
     alone = fc.solve(one, tolerance=1e-9)
     torch.testing.assert_close(found.solutions[-1], alone.solution, rtol=0, atol=1e-5)
     assert problem.regularizer.h.lam == 1.0
+
+
+@pytest.mark.parametrize("unit", [1e-5, 1e5])
+def test_tolerance_of_a_first_order_method_does_not_depend_on_the_unit_of_targets(unit):
+    """It is relative to the start: an absolute one would call small targets' zero model the solution."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(60, 4))
+    y = unit * (X @ [1.0, -2.0, 0.0, 0.5] + 0.1 * generator.normal(size=60))
+    silos = fc.Silos.from_arrays([(X[:30], y[:30]), (X[30:], y[30:])])
+    problem = fc.Problem(silos, loss="least_squares", regularizer=fc.regularizers.L1(0.05 * unit))
+    exact = fc.solve(problem, tolerance=1e-12).solution
+    run = fc.solve(problem, tolerance=1e-6, participation=0.99)
+    assert run.status == "converged"
+    assert float((run.solution - exact).abs().max() / exact.abs().max()) < 1e-4

@@ -69,10 +69,10 @@ def solve(
     problem : Problem
         What to solve.
     tolerance : float
-        Of Newton steps: of the optimality measure, relative to the largest slope at the start, and of what is left to
-        gain, relative to the objective. Of a loss with kinks: of the objective's distance from its minimum, relative
-        to the objective. Of a first-order method: the stationarity to reach, the norm of the prox-gradient mapping at
-        :meth:`Problem.default_step`.
+        Relative, as in everything an analyst calls: of the optimality measure, in units of its size at the start, and
+        of what is left to gain, in units of the objective. Newton steps look at both, a loss with kinks has the second
+        alone, and a first-order method, whose measure is the stationarity at :meth:`Problem.default_step`, the first.
+        (``simulate`` has no such unit: its tolerance is the stationarity itself.)
     rounds : int, optional
         Most rounds; 100 for Newton steps, 500 where a loss has kinks and 5000 for others if left out.
     seconds : float, optional
@@ -113,7 +113,7 @@ def solve(
             "take a smooth loss (huber, squared_hinge), or a regularizer with a modulus (L1, MCP, SCAD)"
         )
     settings: dict[str, Any] = {
-        "tolerance": tolerance,
+        "tolerance": tolerance * _size(problem, x0),
         "participation": participation,
         "seed": seed,
         "dtype": dtype,
@@ -207,6 +207,13 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
     limit = "its time" if end == "time" else f"{rounds} rounds"
     hint = "allow more rounds" if end == "rounds" else "allow more seconds"
     return f"not converged within {limit}: {hint}, or a larger tolerance"
+
+
+def _size(problem: Problem, x0: Any) -> float:
+    """The stationarity at the start, or at the usual one where that is larger: a start may be the solution."""
+    usual = problem.smooth().start()
+    sizes = [problem.stationarity(x) for x in ([usual] if x0 is None else [usual, as_vector(x0).to(usual)])]
+    return max([size for size in sizes if math.isfinite(size)], default=1.0)
 
 
 # -- first-order methods ----------------------------------------------------------------------------------------------
