@@ -156,7 +156,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
             if plan.gain is not None:
                 done = -float(state.decrease) <= plan.gain and float(state.solved) == 1.0
             elif stationary and asked >= look_again and _promising(state, h, done or asked >= patience):
-                growing = yield from _growing(state, h, plan)
+                growing = yield from _growing(state, seen, h, plan)
                 asked, look_again = asked + 1, asked + 1 + _AGAIN
                 plan.watch(state.x, asked)
                 if growing:
@@ -236,24 +236,27 @@ def _promising(state: Server, h: Regularizer, late: bool) -> bool:
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
 
 
-def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
+def _growing(state: Server, seen: Seen, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
     """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
 
-    Near a minimiser F would rise there, by more than what the step gains, or stay what it is (squared hinge). Where
-    classes can be separated, or where there are no counts, steps stay as long as they are while gradient and gain fall
-    by 1/e with each.
+    Far is where the step would end if H were a third, or a fifth: three or five times as far along it where h does not
+    matter, and otherwise where h lets it go. Near a minimiser F would rise there, by more than what the step gains, or
+    stay what it is (squared hinge). Where classes can be separated, or where there are no counts, steps stay as long as
+    they are while gradient and gain fall by 1/e with each.
     """
-    step = float(state.step)
-    if step == 0:
+    if float(state.step) == 0:
         return ()
-    move = (state.trial - state.x) / step
-    far = [state.x + times * move for times in _FAR]
-    seen = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width) for x in far]
-    values = [float(_mean(sums)[0].loss + h.value(x)) for x, sums in zip(far, seen, strict=True)]
+    model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    goal, far = 1e-6 * float(h.optimality(seen.at, seen.reply.gradient)), []
+    for times in _FAR:
+        far.append(seen.at.clone())
+        far[-1][seen.working] = minimise(replace(model, H=model.H / times), goal)[0]
+    sums = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width) for x in far]
+    values = [float(_mean(one)[0].loss + h.value(x)) for x, one in zip(far, sums, strict=True)]
     gain = -float(state.decrease)
     if not (float(state.value) - values[0] > 0.5 * gain and values[0] - values[1] > 1e-3 * gain):
         return ()
-    size = move.abs()
+    size = (far[0] - seen.at).abs()
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
 
 
