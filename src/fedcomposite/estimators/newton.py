@@ -25,7 +25,7 @@ from fedcomposite.problems.requests import ALL, Request, Rows, Sums, losses, new
 from fedcomposite.regularizers import Regularizer, Zero
 from fedcomposite.regularizers.base import Step
 from fedcomposite.regularizers.wrapped import Wrapped, settled
-from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
+from fedcomposite.runtime.certificate import WIDER, Certificate, dual_known, gap_by_looks
 
 _FAR = (3.0, 5.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
@@ -41,7 +41,6 @@ _ENOUGH = 0.3  # of the gain of the best length that may be lost
 _POLISH = 15  # exchanges that bring a stage to its minimum, where its dual point is best
 _EARLY, _PROVED = 100.0, 1e-5  # from which gap on, in tolerances, bounds are looked for; what they have to show
 _ROUGH = 1e-6  # precision of a stage's steps
-_STATIONARY = 1e-6  # of the first gradient: what is left of a stage's where no bound is known
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
 
@@ -54,9 +53,9 @@ class Seen(NamedTuple):
     at: Tensor  # the model, in the coordinates of the plan's centre
 
 
-End = Literal["converged", "rounds", "time", "endless", "resisting"]
-"""Why a fit ended: a certificate, a limit, coefficients that grow without end since there is no minimiser, or steps
-whose own problem, at the server, was given up several times."""
+End = Literal["converged", "rounds", "time", "endless", "resisting", "rounding"]
+"""Why a fit ended: a certificate, a limit, coefficients that grow without end since there is no minimiser, steps whose
+own problem, at the server, was given up several times, or rounding that hides what is left."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ class Fit:
     """The coordinates that grow without end, the fastest first."""
     certificate: Certificate | None = None
     """Of a loss with kinks, whose gradient says nothing."""
+    left: float = math.inf
+    """What the next step promises to gain; above the plan's ``gain`` only where rounding hides the rest."""
 
     @property
     def converged(self) -> bool:
@@ -154,7 +155,8 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
             scale = float(state.gradient.abs().max()) if scale is None else scale
             stationary, done = at_rest(state, h, plan.tolerance, scale, plan.floor)
             if plan.gain is not None:
-                done = -float(state.decrease) <= plan.gain and float(state.solved) == 1.0
+                left, hidden = -float(state.decrease), float(state.slack) if float(state.step) == 0 else 0.0
+                done = float(state.solved) == 1.0 and left <= max(plan.gain, hidden)
             elif stationary and asked >= look_again and _promising(state, h, done or asked >= patience):
                 growing = yield from _growing(state, seen, h, plan)
                 asked, look_again = asked + 1, asked + 1 + _AGAIN
@@ -162,7 +164,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
                 if growing:
                     return Fit(state.x, seen, asked, "endless", growing)
             if done:
-                return Fit(state.x, seen, asked, "converged")
+                return Fit(state.x, seen, asked, "converged", left=-float(state.decrease))
         if (late := time.monotonic() > plan.deadline and seen is not None) or asked >= plan.rounds:
             assert seen is not None
             return Fit(state.x, seen, asked, "time" if late else "rounds")
@@ -311,16 +313,18 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
 
     A stage's gap, if it were exact, would be at most twice its width. The fit ends when that is below the tolerance
     times the objective, and when dual points have shown that the objective is within ``_PROVED`` of its least one:
-    bounds by narrower barriers are lost in rounding. Where a conjugate is not known the first alone decides.
+    bounds by narrower barriers are lost in rounding. Where a conjugate is not known, the least value of a stage has to
+    show it: barriers lie below the loss. That is no proof, but it does not hang on how features are scaled.
     """
     h, none = _Called(problem.regularizer, len(start)), torch.zeros_like(start, dtype=torch.bool)
-    x, asked, below, known = _feasible(start, h), 1, -math.inf, True
+    x, asked, below, shown, best = _feasible(start, h), 1, -math.inf, -math.inf, None
+    known = dual_known(problem)
     plan.watch(x, 0)
     [sums] = yield [_asked(x, none, plan)]
-    first, slope_first = (float(sums[k].abs().max() / sums["weight"][0]) for k in ("loss", "gradient"))
+    first = float(sums["loss"] / sums["weight"][0])
     width = widest = 1.0 if problem.loss.classifier else first or 1.0
     while True:
-        before = asked
+        before, hidden = asked, False
         stage = replace(
             plan,
             width=width,
@@ -330,40 +334,44 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
         )
         made = yield from _fit(h, x, stage)
         x, asked, end = made.x, asked + made.rounds, made.end
-        certificate = Certificate("optimality measure", float(h.optimality(x, made.seen.reply.gradient)))
         if made.converged:
             exact = yield [_asked(x, none, plan, w) for w in (0.0, width, (1 + WIDER) * width)]
             asked += 1
             values = [float(one["loss"] / one["weight"][0]) for one in exact]
-            scale = max(abs(values[0] + float(h.value(x))), _LEAST * first, 1e-300)
+            value = values[0] + float(h.value(x))
+            best = min((value, asked, made), best or (math.inf, 0, made))
+            if h.rho == 0 and not bool(h.optimality(x, torch.zeros_like(x)).any()):
+                below = max(below, float(h.value(x)))  # the least value of h, and no loss is below zero
+            scale = max(abs(value), _LEAST * first, 1e-300)
             gap = values[0] - values[1] + (values[2] - values[1]) / WIDER + _CENTRED * width
-            value, goal = values[0] + float(h.value(x)), max(plan.tolerance, _PROVED) * scale
-            if gap <= _EARLY * plan.tolerance * scale and known and value - below > goal:
+            goal, near = max(plan.tolerance, _PROVED) * scale, gap <= plan.tolerance * scale
+            if known and gap <= _EARLY * plan.tolerance * scale and value - below > goal:
                 found, looks = yield from _bound(problem, made, stage)
-                known, below, asked = found is not None, max(below, found or -math.inf), asked + looks
-            if below > -math.inf:
-                certificate = Certificate("duality gap", max(value - below, 0.0))
-            sure = value - below <= goal
-            if (
-                gap <= plan.tolerance * scale and not known
-            ):  # no dual point: the stage's own stationarity has to show it
-                end_of_stage = replace(stage, gain=None, rounds=_POLISH, tolerance=_STATIONARY, scale=slope_first)
-                polished = yield from _fit(h, made, end_of_stage)
-                asked, sure = asked + polished.rounds, polished.converged
-                certificate = Certificate(
-                    "optimality measure", float(h.optimality(polished.x, polished.seen.reply.gradient))
-                )
-            if gap <= plan.tolerance * scale and sure:
+                known, below, asked = found is not None, below if found is None else max(below, found), asked + looks
+            if not known and gap <= goal < value - max(below, shown):
+                least, looks = yield from _least(h, made, stage)
+                shown, asked = max(shown, least), asked + looks
+            if value - max(below, shown) <= (goal if near else plan.tolerance * scale):
                 plan.watch(x, asked)
-                return replace(made, rounds=asked, certificate=certificate)
+                return replace(made, rounds=asked, certificate=_certificate(h, made, value - below))
+            hidden = near and not known and made.left > _CENTRED * width
             slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER
             x = _ahead(made, h, (_NARROWER - 1) * slope)
         width *= _NARROWER
         if late := time.monotonic() > plan.deadline:
             end = "time"
-        if late or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
-            end = "rounds" if end == "converged" else end
-            return replace(made, rounds=asked, end=end, certificate=certificate)
+        if late or hidden or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
+            value, _, made = best or (math.inf, 0, made)
+            plan.watch(made.x, asked)
+            end = "rounding" if hidden and not late else "rounds" if end == "converged" else end
+            return replace(made, rounds=asked, end=end, certificate=_certificate(h, made, value - below))
+
+
+def _certificate(h: Regularizer, at: Fit, gap: float) -> Certificate:
+    """The gap if one is known, and the optimality measure behind the barrier otherwise."""
+    if gap < math.inf:
+        return Certificate("duality gap", max(gap, 0.0))
+    return Certificate("optimality measure", float(h.optimality(at.x, at.seen.reply.gradient)))
 
 
 def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, int]]:
@@ -386,6 +394,18 @@ def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, i
             y, wider = looks.send(Evaluation(reply.loss[0], reply.gradient))
     except StopIteration as stop:
         return None if stop.value is None else value - stop.value, asked
+
+
+def _least(h: Regularizer, at: Fit, stage: Plan) -> Task[tuple[float, int]]:
+    """The least value of a stage near a model, minus infinity where rounding hides it, and the exchanges it took.
+
+    A loss behind a barrier is self-concordant in units of its width times what a sample counts: where a step promises
+    less than a part of that, twice its promise bounds what is left.
+    """
+    gain = _CENTRED * stage.width / at.seen.total
+    best = yield from _fit(h, at, replace(stage, gain=gain, rounds=_POLISH))
+    least = best.loss + float(h.value(best.x)) - 2 * best.left if best.converged and best.left <= gain else -math.inf
+    return least, best.rounds
 
 
 def _ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:
