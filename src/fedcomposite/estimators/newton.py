@@ -33,6 +33,7 @@ _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from z
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
 _RESISTED = 10  # steps whose own problem is given up before the fit is
 _CALLS = 6000  # of the prox of an h that couples coordinates, after which a fit is given up
+_STAGE = 60  # most exchanges for one of them: where a barrier has no minimum, the loss itself may have one
 _NARROWER = 0.1  # factor between widths of a loss with a kink
 _CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
 _NARROWEST = 1e-15  # the last width, in units of the first
@@ -157,7 +158,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
             if plan.gain is not None:
                 left, hidden = -float(state.decrease), float(state.slack) if float(state.step) == 0 else 0.0
                 done = float(state.solved) == 1.0 and left <= max(plan.gain, hidden)
-            elif stationary and asked >= look_again and _promising(state, h, done or asked >= patience):
+            elif stationary and (done or asked >= look_again) and _promising(state, h, done or asked >= patience):
                 growing = yield from _growing(state, seen, h, plan)
                 asked, look_again = asked + 1, asked + 1 + _AGAIN
                 plan.watch(state.x, asked)
@@ -324,44 +325,43 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     first = float(sums["loss"] / sums["weight"][0])
     width = widest = 1.0 if problem.loss.classifier else first or 1.0
     while True:
-        before, hidden = asked, False
+        before = asked
         stage = replace(
             plan,
             width=width,
             gain=_CENTRED * width,
-            rounds=max(plan.rounds - asked, 1),
+            rounds=min(max(plan.rounds - asked, 1), _STAGE),
             watch=lambda at, k, before=before: plan.watch(at, before + k) if k else None,  # type: ignore[misc]
         )
         made = yield from _fit(h, x, stage)
-        x, asked, end = made.x, asked + made.rounds, made.end
+        exact = yield [_asked(made.x, none, plan, w) for w in (0.0, width, (1 + WIDER) * width)]
+        x, asked, end = made.x, asked + made.rounds + 1, made.end
+        values = [float(one["loss"] / one["weight"][0]) for one in exact]
+        value = values[0] + float(h.value(x))
+        best = min((value, asked, made), best or (math.inf, 0, made))
+        if h.rho == 0 and not bool(h.optimality(x, torch.zeros_like(x)).any()):
+            below = max(below, float(h.value(x)))  # the least value of h, and no loss is below zero
+        scale = max(abs(value), _LEAST * first, 1e-300)
+        gap = values[0] - values[1] + (values[2] - values[1]) / WIDER + _CENTRED * width
+        goal, near = max(plan.tolerance, _PROVED) * scale, made.converged and gap <= plan.tolerance * scale
+        if made.converged and known and gap <= _EARLY * plan.tolerance * scale and value - below > goal:
+            found, looks = yield from _bound(problem, made, stage)
+            known, below, asked = found is not None, below if found is None else max(below, found), asked + looks
+        if made.converged and not known and gap <= goal < value - max(below, shown):
+            least, looks = yield from _least(h, made, stage)
+            shown, asked = max(shown, least), asked + looks
+        if value - max(below, shown) <= (goal if near else plan.tolerance * scale):
+            plan.watch(x, asked)
+            return replace(made, rounds=asked, end="converged", certificate=_certificate(h, made, value - below))
         if made.converged:
-            exact = yield [_asked(x, none, plan, w) for w in (0.0, width, (1 + WIDER) * width)]
-            asked += 1
-            values = [float(one["loss"] / one["weight"][0]) for one in exact]
-            value = values[0] + float(h.value(x))
-            best = min((value, asked, made), best or (math.inf, 0, made))
-            if h.rho == 0 and not bool(h.optimality(x, torch.zeros_like(x)).any()):
-                below = max(below, float(h.value(x)))  # the least value of h, and no loss is below zero
-            scale = max(abs(value), _LEAST * first, 1e-300)
-            gap = values[0] - values[1] + (values[2] - values[1]) / WIDER + _CENTRED * width
-            goal, near = max(plan.tolerance, _PROVED) * scale, gap <= plan.tolerance * scale
-            if known and gap <= _EARLY * plan.tolerance * scale and value - below > goal:
-                found, looks = yield from _bound(problem, made, stage)
-                known, below, asked = found is not None, below if found is None else max(below, found), asked + looks
-            if not known and gap <= goal < value - max(below, shown):
-                least, looks = yield from _least(h, made, stage)
-                shown, asked = max(shown, least), asked + looks
-            if value - max(below, shown) <= (goal if near else plan.tolerance * scale):
-                plan.watch(x, asked)
-                return replace(made, rounds=asked, certificate=_certificate(h, made, value - below))
-            hidden = near and not known and made.left > _CENTRED * width
             slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER
             x = _ahead(made, h, (_NARROWER - 1) * slope)
+        hidden = near and not known and made.left > _CENTRED * width
         width *= _NARROWER
         if late := time.monotonic() > plan.deadline:
             end = "time"
         if late or hidden or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
-            value, _, made = best or (math.inf, 0, made)
+            value, _, made = best
             plan.watch(made.x, asked)
             end = "rounding" if hidden and not late else "rounds" if end == "converged" else end
             return replace(made, rounds=asked, end=end, certificate=_certificate(h, made, value - below))
