@@ -42,6 +42,8 @@ _ENOUGH = 0.3  # of the gain of the best length that may be lost
 _POLISH = 15  # exchanges that bring a stage to its minimum, where its dual point is best
 _EARLY, _PROVED = 100.0, 1e-5  # from which gap on, in tolerances, bounds are looked for; what they have to show
 _ROUGH = 1e-6  # precision of a stage's steps
+_TOLD = 1e-6  # of the largest objective: what may be hidden behind rounding
+_DENSE = 2000  # coordinates up to which that is looked at
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
 
@@ -149,11 +151,13 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
         state = method.aggregate(state, known.reply, 1.0, h)
         grown = state.working & ~known.working
         state = state._replace(working=fresh | grown | (state.trial != 0))
+    largest = 0.0
     patience = _LONGER if bool(state.x.any()) else _LONG
     plan.watch(state.x, 0)
     while True:
         if seen is not None:
             scale = float(state.gradient.abs().max()) if scale is None else scale
+            largest = max(largest, abs(float(state.value)))
             stationary, done = at_rest(state, h, plan.tolerance, scale, plan.floor)
             if plan.gain is not None:
                 left, hidden = -float(state.decrease), float(state.slack) if float(state.step) == 0 else 0.0
@@ -165,7 +169,8 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
                 if growing:
                     return Fit(state.x, seen, asked, "endless", growing)
             if done:
-                return Fit(state.x, seen, asked, "converged", left=-float(state.decrease))
+                end: End = "rounding" if plan.width == 0 and _hidden(state, seen, h) > _TOLD * largest else "converged"
+                return Fit(state.x, seen, asked, end, left=-float(state.decrease))
         if (late := time.monotonic() > plan.deadline and seen is not None) or asked >= plan.rounds:
             assert seen is not None
             return Fit(state.x, seen, asked, "time" if late else "rounds")
@@ -261,6 +266,24 @@ def _growing(state: Server, seen: Seen, h: Regularizer, plan: Plan) -> Task[tupl
         return ()
     size = (far[0] - seen.at).abs()
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
+
+
+def _hidden(state: Server, seen: Seen, h: Regularizer) -> float:
+    """What F may still fall by behind the rounding of gradients, h aside.
+
+    In units of a unit diagonal of H, every entry of a gradient is rounded by eps times the size of margins, and a
+    direction with the eigenvalue v hides half the square of that over v: much where columns of mean 1000 and deviation
+    1e-4 have no intercept beside them, so that they cannot be centred, and nothing that matters for others.
+    """
+    model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    diagonal, eps = model.H.diagonal(), torch.finfo(model.H.dtype).eps
+    reach = math.sqrt(2 * abs(float(seen.reply.loss))) + float(model.x.abs() @ diagonal.sqrt())
+    if eps * reach**2 <= _TOLD * abs(float(state.value)) or not 0 < len(diagonal) <= _DENSE:
+        return 0.0
+    root = diagonal.clamp(min=torch.finfo(model.H.dtype).tiny).rsqrt()
+    values = torch.linalg.eigvalsh(model.H * root * root.unsqueeze(1))
+    values = values.clamp(min=4 * len(values) * eps * float(values[-1]))
+    return float((eps * reach) ** 2 * (0.5 / values).sum())
 
 
 def _mean(sums: Sums) -> tuple[Reply, float]:
