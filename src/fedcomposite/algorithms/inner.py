@@ -252,7 +252,7 @@ def _newton(model: Model, at: _State, steps: Tensor) -> Tensor | None:
         A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * model.H)
         solved, failed = torch.linalg.solve_ex(A, at.p - at.u)
         return None if int(failed) else solved
-    slope = _slopes(model, at.v, steps)
+    slope = _derivatives(model.prox, at.v, steps)
     active = slope > 1e-8
     move = at.p - at.u
     if not bool(active.any()):
@@ -264,13 +264,6 @@ def _newton(model: Model, at: _State, steps: Tensor) -> Tensor | None:
     solved, failed = torch.linalg.solve_ex(A, move[active] / scale - rest)
     move[active] = solved
     return None if int(failed) else move
-
-
-def _slopes(model: Model, v: Tensor, steps: Tensor) -> Tensor:
-    """The derivative of each coordinate's prox, by differences: exact on the pieces where it is linear."""
-    relative = 10 * math.pow(torch.finfo(v.dtype).eps, 0.45)
-    e = relative * (v.abs() + 1e-3 * v.abs().mean()) + torch.finfo(v.dtype).tiny
-    return (model.prox(v + e, steps) - model.prox(v - e, steps)) / (2 * e)
 
 
 # -- augmented Lagrangians --------------------------------------------------------------------------------------------

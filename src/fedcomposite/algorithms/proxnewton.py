@@ -162,8 +162,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
             and slack > -D
             and h.optimality(server.trial, reply.gradient) > h.optimality(server.x, server.gradient)
         ):
-            none = torch.zeros_like(server.step)
-            return server._replace(trial=server.x, step=none, decrease=none)
+            return server._replace(trial=server.x, step=torch.zeros_like(server.step))
         damping = float(server.damping) / (10 if t > 0 else 1)
         model = self._model(server.trial, reply, server.working, damping, h)
         slack, noise = _rounding(server.trial, float(reply.loss), value, model)

@@ -22,7 +22,7 @@ from fedcomposite.problems import Evaluation, Problem
 from fedcomposite.regularizers import Regularizer, Zero
 from fedcomposite.regularizers.base import Step
 from fedcomposite.regularizers.wrapped import Wrapped, settled
-from fedcomposite.runtime.certificate import WIDER, Certificate, gap_by_looks
+from fedcomposite.runtime.certificate import WIDER, Certificate, dual_known, gap_by_looks
 from fedcomposite.runtime.driver import NEVER, Deadline
 from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, Task, losses, newton
 
@@ -32,6 +32,7 @@ _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from z
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
 _RESISTED = 10  # steps whose own problem is given up before the fit is
 _CALLS = 6000  # of the prox of an h that couples coordinates, after which a fit is given up
+_STAGE = 60  # most exchanges for one of them: where a barrier has no minimum, the loss itself may have one
 _NARROWER = 0.1  # factor between widths of a loss with a kink
 _CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
 _NARROWEST = 1e-15  # the last width, in units of the first
@@ -40,7 +41,8 @@ _ENOUGH = 0.3  # of the gain of the best length that may be lost
 _POLISH = 15  # exchanges that bring a stage to its minimum, where its dual point is best
 _EARLY, _PROVED = 100.0, 1e-5  # from which gap on, in tolerances, bounds are looked for; what they have to show
 _ROUGH = 1e-6  # precision of a stage's steps
-_STATIONARY = 1e-6  # of the first gradient: what is left of a stage's where no bound is known
+_TOLD = 1e-6  # of the largest objective: what may be hidden behind rounding
+_DENSE = 2000  # coordinates up to which that is looked at
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
 
 
@@ -53,9 +55,9 @@ class Seen(NamedTuple):
     at: Tensor  # the model, in the coordinates of the plan's centre
 
 
-End = Literal["converged", "rounds", "time", "endless", "resisting"]
-"""Why a fit ended: a certificate, a limit, coefficients that grow without end since there is no minimiser, or steps
-whose own problem, at the server, was given up several times."""
+End = Literal["converged", "rounds", "time", "endless", "resisting", "rounding"]
+"""Why a fit ended: a certificate, a limit, coefficients that grow without end since there is no minimiser, steps whose
+own problem, at the server, was given up several times, or rounding that hides what is left."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Fit:
     """The coordinates that grow without end, the fastest first."""
     certificate: Certificate | None = None
     """Of a loss with kinks, whose gradient says nothing."""
+    left: float = math.inf
+    """What the next step promises to gain; above the plan's ``gain`` only where rounding hides the rest."""
 
     @property
     def converged(self) -> bool:
@@ -141,22 +145,26 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
         state = method.aggregate(state, known.reply, 1.0, h)
         grown = state.working & ~known.working
         state = state._replace(working=fresh | grown | (state.trial != 0))
+    largest = 0.0
     patience = _LONGER if bool(state.x.any()) else _LONG
     plan.watch(state.x, 0)
     while True:
         if seen is not None:
             scale = float(state.gradient.abs().max()) if scale is None else scale
+            largest = max(largest, abs(float(state.value)))
             stationary, done = at_rest(state, h, plan.tolerance, scale, plan.floor)
             if plan.gain is not None:
-                done = -float(state.decrease) <= plan.gain and float(state.solved) == 1.0
-            elif stationary and asked >= look_again and _promising(state, h, done or asked >= patience):
-                growing = yield from _growing(state, h, plan)
+                left, hidden = -float(state.decrease), float(state.slack) if float(state.step) == 0 else 0.0
+                done = float(state.solved) == 1.0 and left <= max(plan.gain, hidden)
+            elif stationary and (done or asked >= look_again) and _promising(state, h, done or asked >= patience):
+                growing = yield from _growing(state, seen, h, plan)
                 asked, look_again = asked + 1, asked + 1 + _AGAIN
                 plan.watch(state.x, asked)
                 if growing:
                     return Fit(state.x, seen, asked, "endless", growing)
             if done:
-                return Fit(state.x, seen, asked, "converged")
+                end: End = "rounding" if plan.width == 0 and _hidden(state, seen, h) > _TOLD * largest else "converged"
+                return Fit(state.x, seen, asked, end, left=-float(state.decrease))
         if (late := plan.deadline.passed and seen is not None) or asked >= plan.rounds:
             assert seen is not None
             return Fit(state.x, seen, asked, "time" if late else "rounds")
@@ -230,25 +238,46 @@ def _promising(state: Server, h: Regularizer, late: bool) -> bool:
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
 
 
-def _growing(state: Server, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
+def _growing(state: Server, seen: Seen, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
     """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
 
-    Near a minimiser F would rise there, by more than what the step gains, or stay what it is (squared hinge). Where
-    classes can be separated, or where there are no counts, steps stay as long as they are while gradient and gain fall
-    by 1/e with each.
+    Far is where the step would end if H were a third, or a fifth: three or five times as far along it where h does not
+    matter, and otherwise where h lets it go. Near a minimiser F would rise there, by more than what the step gains, or
+    stay what it is (squared hinge). Where classes can be separated, or where there are no counts, steps stay as long as
+    they are while gradient and gain fall by 1/e with each.
     """
-    step = float(state.step)
-    if step == 0:
+    if float(state.step) == 0:
         return ()
-    move = (state.trial - state.x) / step
-    far = [state.x + times * move for times in _FAR]
-    seen = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width) for x in far]
-    values = [float(_mean(sums)[0].loss + h.value(x)) for x, sums in zip(far, seen, strict=True)]
+    model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    goal, far = 1e-6 * float(h.optimality(seen.at, seen.reply.gradient)), []
+    for times in _FAR:
+        far.append(seen.at.clone())
+        far[-1][seen.working] = minimise(replace(model, H=model.H / times), goal)[0]
+    sums = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width) for x in far]
+    values = [float(_mean(one)[0].loss + h.value(x)) for x, one in zip(far, sums, strict=True)]
     gain = -float(state.decrease)
     if not (float(state.value) - values[0] > 0.5 * gain and values[0] - values[1] > 1e-3 * gain):
         return ()
-    size = move.abs()
+    size = (far[0] - seen.at).abs()
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
+
+
+def _hidden(state: Server, seen: Seen, h: Regularizer) -> float:
+    """What F may still fall by behind the rounding of gradients, h aside.
+
+    In units of a unit diagonal of H, every entry of a gradient is rounded by eps times the size of margins, and a
+    direction with the eigenvalue v hides half the square of that over v: much where columns of mean 1000 and deviation
+    1e-4 have no intercept beside them, so that they cannot be centred, and nothing that matters for others.
+    """
+    model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    diagonal, eps = model.H.diagonal(), torch.finfo(model.H.dtype).eps
+    reach = math.sqrt(2 * abs(float(seen.reply.loss))) + float(model.x.abs() @ diagonal.sqrt())
+    if eps * reach**2 <= _TOLD * abs(float(state.value)) or not 0 < len(diagonal) <= _DENSE:
+        return 0.0
+    root = diagonal.clamp(min=torch.finfo(model.H.dtype).tiny).rsqrt()
+    values = torch.linalg.eigvalsh(model.H * root * root.unsqueeze(1))
+    values = values.clamp(min=4 * len(values) * eps * float(values[-1]))
+    return float((eps * reach) ** 2 * (0.5 / values).sum())
 
 
 def _mean(sums: Sums) -> tuple[Reply, float]:
@@ -302,13 +331,15 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
 
     A stage's gap, if it were exact, would be at most twice its width. The fit ends when that is below the tolerance
     times the objective, and when dual points have shown that the objective is within ``_PROVED`` of its least one:
-    bounds by narrower barriers are lost in rounding. Where a conjugate is not known the first alone decides.
+    bounds by narrower barriers are lost in rounding. Where a conjugate is not known, the least value of a stage has to
+    show it: barriers lie below the loss. That is no proof, but it does not hang on how features are scaled.
     """
     h, none = _Called(problem.regularizer, len(start)), torch.zeros_like(start, dtype=torch.bool)
-    x, asked, below, known = _feasible(start, h), 1, -math.inf, True
+    x, asked, below, shown, best = _feasible(start, h), 1, -math.inf, -math.inf, None
+    known = dual_known(problem)
     plan.watch(x, 0)
     [sums] = yield [_asked(x, none, plan)]
-    first, slope_first = (float(sums[k].abs().max() / sums["weight"][0]) for k in ("loss", "gradient"))
+    first = float(sums["loss"] / sums["weight"][0])
     width = widest = 1.0 if problem.loss.classifier else first or 1.0
     while True:
         before = asked
@@ -316,45 +347,48 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
             plan,
             width=width,
             gain=_CENTRED * width,
-            rounds=max(plan.rounds - asked, 1),
+            rounds=min(max(plan.rounds - asked, 1), _STAGE),
             watch=lambda at, k, before=before: plan.watch(at, before + k) if k else None,  # type: ignore[misc]
         )
         made = yield from _fit(h, x, stage)
-        x, asked, end = made.x, asked + made.rounds, made.end
-        certificate = Certificate("optimality measure", float(h.optimality(x, made.seen.reply.gradient)))
+        exact = yield [_asked(made.x, none, plan, w) for w in (0.0, width, (1 + WIDER) * width)]
+        x, asked, end = made.x, asked + made.rounds + 1, made.end
+        values = [float(one["loss"] / one["weight"][0]) for one in exact]
+        value = values[0] + float(h.value(x))
+        best = min((value, asked, made), best or (math.inf, 0, made))
+        if h.rho == 0 and not bool(h.optimality(x, torch.zeros_like(x)).any()):
+            below = max(below, float(h.value(x)))  # the least value of h, and no loss is below zero
+        scale = max(abs(value), _LEAST * first, 1e-300)
+        gap = values[0] - values[1] + (values[2] - values[1]) / WIDER + _CENTRED * width
+        goal, near = max(plan.tolerance, _PROVED) * scale, made.converged and gap <= plan.tolerance * scale
+        if made.converged and known and gap <= _EARLY * plan.tolerance * scale and value - below > goal:
+            found, looks = yield from _bound(problem, made, stage)
+            known, below, asked = found is not None, below if found is None else max(below, found), asked + looks
+        if made.converged and not known and gap <= goal < value - max(below, shown):
+            least, looks = yield from _least(h, made, stage)
+            shown, asked = max(shown, least), asked + looks
+        if value - max(below, shown) <= (goal if near else plan.tolerance * scale):
+            plan.watch(x, asked)
+            return replace(made, rounds=asked, end="converged", certificate=_certificate(h, made, value - below))
         if made.converged:
-            exact = yield [_asked(x, none, plan, w) for w in (0.0, width, (1 + WIDER) * width)]
-            asked += 1
-            values = [float(one["loss"] / one["weight"][0]) for one in exact]
-            scale = max(abs(values[0] + float(h.value(x))), _LEAST * first, 1e-300)
-            gap = values[0] - values[1] + (values[2] - values[1]) / WIDER + _CENTRED * width
-            value, goal = values[0] + float(h.value(x)), max(plan.tolerance, _PROVED) * scale
-            if gap <= _EARLY * plan.tolerance * scale and known and value - below > goal:
-                found, looks = yield from _bound(problem, made, stage)
-                known, below, asked = found is not None, max(below, found or -math.inf), asked + looks
-            if below > -math.inf:
-                certificate = Certificate("duality gap", max(value - below, 0.0))
-            sure = value - below <= goal
-            if (
-                gap <= plan.tolerance * scale and not known
-            ):  # no dual point: the stage's own stationarity has to show it
-                end_of_stage = replace(stage, gain=None, rounds=_POLISH, tolerance=_STATIONARY, scale=slope_first)
-                polished = yield from _fit(h, made, end_of_stage)
-                asked, sure = asked + polished.rounds, polished.converged
-                certificate = Certificate(
-                    "optimality measure", float(h.optimality(polished.x, polished.seen.reply.gradient))
-                )
-            if gap <= plan.tolerance * scale and sure:
-                plan.watch(x, asked)
-                return replace(made, rounds=asked, certificate=certificate)
             slope = (_mean(exact[2])[0].gradient - _mean(exact[1])[0].gradient) / WIDER
             x = _ahead(made, h, (_NARROWER - 1) * slope)
+        hidden = near and not known and made.left > _CENTRED * width
         width *= _NARROWER
         if late := plan.deadline.passed:
             end = "time"
-        if late or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
-            end = "rounds" if end == "converged" else end
-            return replace(made, rounds=asked, end=end, certificate=certificate)
+        if late or hidden or end in ("endless", "resisting") or asked >= plan.rounds or width < _NARROWEST * widest:
+            value, _, made = best
+            plan.watch(made.x, asked)
+            end = "rounding" if hidden and not late else "rounds" if end == "converged" else end
+            return replace(made, rounds=asked, end=end, certificate=_certificate(h, made, value - below))
+
+
+def _certificate(h: Regularizer, at: Fit, gap: float) -> Certificate:
+    """The gap if one is known, and the optimality measure behind the barrier otherwise."""
+    if gap < math.inf:
+        return Certificate("duality gap", max(gap, 0.0))
+    return Certificate("optimality measure", float(h.optimality(at.x, at.seen.reply.gradient)))
 
 
 def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, int]]:
@@ -377,6 +411,18 @@ def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, i
             y, wider = looks.send(Evaluation(reply.loss[0], reply.gradient))
     except StopIteration as stop:
         return None if stop.value is None else value - stop.value, asked
+
+
+def _least(h: Regularizer, at: Fit, stage: Plan) -> Task[tuple[float, int]]:
+    """The least value of a stage near a model, minus infinity where rounding hides it, and the exchanges it took.
+
+    A loss behind a barrier is self-concordant in units of its width times what a sample counts: where a step promises
+    less than a part of that, twice its promise bounds what is left.
+    """
+    gain = _CENTRED * stage.width / at.seen.total
+    best = yield from _fit(h, at, replace(stage, gain=gain, rounds=_POLISH))
+    least = best.loss + float(h.value(best.x)) - 2 * best.left if best.converged and best.left <= gain else -math.inf
+    return least, best.rounds
 
 
 def _ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -246,6 +246,9 @@ def along(h: Regularizer, lambdas: Floats, start: Start, plan: Plan) -> Task[lis
     at: Tensor | Fit = start.null if plan.rows == start.plan.rows else start.null.x
     last = start.top
     for lam in lambdas.tolist():
+        if isinstance(at, Fit) and at.end == "endless":  # where h does not hold coefficients, a weaker one does not
+            fits.append(replace(at, rounds=0))
+            continue
         strong: tuple[int, ...] = ()
         if isinstance(at, Fit) and 2 * lam > last:
             strong = strong_rule(varied(h, (2 * lam - last) / own), at)

@@ -204,6 +204,8 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
             f"not converged: the server's part of {rounds} rounds was given up several times; bring features to one "
             f"scale (standardize), or take another regularizer than {problem.regularizer}"
         )
+    if end == "rounding":
+        return f"not converged: after {rounds} rounds rounding hides what is left; bring features to one scale"
     limit = "its time" if end == "time" else f"{rounds} rounds"
     hint = "allow more rounds" if end == "rounds" else "allow more seconds"
     return f"not converged within {limit}: {hint}, or a larger tolerance"

@@ -124,12 +124,14 @@ class Multinomial(Loss):
         return rows
 
     def value(self, z: Tensor, b: Tensor) -> Tensor:
-        """The logarithm of sum_c exp(z_c), minus z_b, without overflow."""
-        return torch.logsumexp(z, -1) - (z * b).sum(-1)
+        """The logarithm of 1 + sum_c exp(z_c - z_b) over the other classes, without overflow: exact also near 0."""
+        ahead = (z - (z * b).sum(-1, keepdim=True)).masked_fill(b > 0, -math.inf)
+        return torch.logaddexp(torch.logsumexp(ahead, -1), z.new_zeros(()))
 
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
-        """The softmax of z minus the row of the class."""
-        return torch.softmax(z, -1).sub_(b)
+        """The softmax of z minus the row of the class, whose entry is minus the sum of the others: exact near 0."""
+        others = torch.softmax(z, -1).masked_fill(b > 0, 0.0)
+        return others - b * others.sum(-1, keepdim=True)
 
     def second(self, z: Tensor, b: Tensor) -> Tensor:
         """diag(p) - p p' with the softmax p of z."""

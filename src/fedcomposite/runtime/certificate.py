@@ -127,6 +127,13 @@ def gap_by_looks(
     return max(value - below, 0.0) + left
 
 
+def dual_known(problem: Problem) -> bool:
+    """Whether bounds can be asked for at all: the conjugate of h is known, and there is one intercept at most."""
+    intercepts = problem.layout[-1].stop - problem.layout[-1].start if problem.bias else 0
+    none = torch.zeros(problem.dimension, dtype=torch.float64)
+    return intercepts <= 1 and _dual_of(problem.regularizer, none)[0] > 0
+
+
 def _lowest(problem: Problem, here: bool) -> float | None:
     """The mean of the least values of the samples' losses; None where it is not known."""
     if not isinstance(problem.loss, Loss):
