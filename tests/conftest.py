@@ -10,6 +10,7 @@ import torch
 
 import fedcomposite as fc
 
+pytest.register_assert_rewrite("analyst")
 torch.set_num_threads(1)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

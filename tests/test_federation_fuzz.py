@@ -17,7 +17,8 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 import safetensors.torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from test_federation import LocalGrid, make_sites, method, opened, write
+from local_federation import LocalGrid, make_sites, opened
+from orders import CONFIG, DEEP, ORDER
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
@@ -49,7 +50,6 @@ LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=8
 )
-DEEP = "[" * 20_000 + "]" * 20_000
 
 
 @st.composite
@@ -149,12 +149,6 @@ def silos():
     return Silos.from_arrays(pairs, names=["a", "b", "c", "d"], feature_names=["x", "y", "z"])
 
 
-CONFIG = write(method("FedAvg"), rounds=9)
-SHAPE = {"features": [3], "dtype": "float64", "names": ["x", "y", "z"], "labels": [0.0, 1.0], "clients": 4}
-ORDER = {
-    "job": "job", "site": "a", "config": CONFIG, "shape": SHAPE, "client": 0, "round": 0, "last": -1, "position": 0,
-    "cohort": 4, "train": True, "evaluate": True,
-}  # fmt: skip
 SENT = {
     "buffers": torch.zeros(0, dtype=torch.float64),
     **{k: torch.zeros(3, dtype=torch.float64) for k in ("message.x", "start", "model")},
