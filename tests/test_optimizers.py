@@ -98,7 +98,7 @@ def test_the_laws_of_methods_hold(method):
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_federation_does_the_same(method, tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from test_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalGrid, federate, make_sites
 
     problem = small_problem(method)
     content = {
