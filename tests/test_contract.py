@@ -7,7 +7,9 @@ import torch
 
 from fedcomposite.algorithms import REGISTRY
 from fedcomposite.testing import LAWS, residual, small_problem
-from fedcomposite.testing.longrun import Probe, play
+from fedcomposite.testing.longrun import Probe, does_not_drift, exactness_is_measured, play, steps_may_change
+
+ROUNDS = {does_not_drift: 3000, exactness_is_measured: 1800, steps_may_change: 1800}  # what a minute allows
 
 
 @pytest.mark.parametrize("check", LAWS, ids=lambda c: c.__name__)
@@ -16,7 +18,17 @@ def test_law(name, check):
     cls = REGISTRY[name]
     method = cls.auto(L=0.25, local_steps=3)
     assert small_problem(method).smoothness() < 0.25
-    check(method)
+    if check in ROUNDS:
+        check(method, rounds=ROUNDS[check])
+    else:
+        check(method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ROUNDS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("name", REGISTRY)
+def test_law_in_as_many_rounds_as_it_asks_for(name, check):
+    check(REGISTRY[name].auto(L=0.25, local_steps=3))
 
 
 @pytest.mark.parametrize("name", REGISTRY)
