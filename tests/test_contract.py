@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from brief_laws import ROUNDS, briefly
 
 from fedcomposite.algorithms import REGISTRY
 from fedcomposite.testing import LAWS, residual, small_problem
-from fedcomposite.testing.longrun import Probe, does_not_drift, exactness_is_measured, play, steps_may_change
-
-ROUNDS = {does_not_drift: 3000, exactness_is_measured: 1800, steps_may_change: 1800}  # what a minute allows
+from fedcomposite.testing.longrun import Probe, play
 
 
 @pytest.mark.parametrize("check", LAWS, ids=lambda c: c.__name__)
@@ -18,10 +17,7 @@ def test_law(name, check):
     cls = REGISTRY[name]
     method = cls.auto(L=0.25, local_steps=3)
     assert small_problem(method).smoothness() < 0.25
-    if check in ROUNDS:
-        check(method, rounds=ROUNDS[check])
-    else:
-        check(method)
+    briefly(check, method)
 
 
 @pytest.mark.slow

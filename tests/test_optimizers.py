@@ -3,6 +3,7 @@
 import pytest
 import tomli_w
 import torch
+from brief_laws import check_briefly
 
 import fedcomposite as fc
 from fedcomposite import algorithms, schedules
@@ -92,6 +93,12 @@ def test_with_a_prox_it_comes_to_the_composite_solution(one, server):
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_the_laws_of_methods_hold(method):
+    check_briefly(method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_laws_of_methods_hold_over_many_rounds(method):
     check_algorithm(method)
 
 
