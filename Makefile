@@ -6,13 +6,17 @@ WORKERS ?= 2
 # Real data for the tests that use it; they skip with a reason where it is absent.
 export FEDCOMPOSITE_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: demo docs test test-federation test-site test-wheel test-oldest lint clean install bench-peers
+.PHONY: demo docs test test-slow test-federation test-site test-wheel test-oldest lint clean install bench-peers
 
 demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes and not site"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes and not site and not slow"
+
+# Studies that take longer than one waits for: 100 cases of the fuzz, laws over many rounds, benchmarks against other packages. CI runs them.
+test-slow: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "slow and not processes and not site" tests
 
 # A real service and real sites, over TLS, killed, cut off and attacked: a part of its own, as it takes minutes and depends on clocks and sockets.
 test-federation: $(VENV)/.test

@@ -10,12 +10,15 @@ import torch
 
 import fedcomposite as fc
 
+pytest.register_assert_rewrite("analyst")
 torch.set_num_threads(1)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job started in the background ignores Ctrl-C, and so would the processes that the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Modules that tests share have no tests of their own, and some need an extra: without it they are not opened.
+collect_ignore = [p.name for p in Path(__file__).parent.glob("*.py") if not p.name.startswith("test_")]
 
 PROCESSES = (
     "test_federation_real.py", "test_federation_service.py", "test_federation_analysis_real.py", "test_secure_real.py",

@@ -1,9 +1,9 @@
-"""Sites with keys of their own, as an enrolment leaves them, behind the local Grid of test_federation."""
+"""Sites with keys of their own, as an enrolment leaves them, behind the local Grid of local_federation."""
 
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from test_federation import alone, opened
+from local_federation import alone, opened
 
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.site.client_states import StateStore

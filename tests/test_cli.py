@@ -73,7 +73,7 @@ def solution(folder):
         return file.get_tensor("x")
 
 
-def test_run_leaves_a_whole_folder(config, tmp_path):
+def test_run_leaves_a_whole_folder(config, tmp_path, cli):
     done = command("run", config, "--out", tmp_path / "r", check=0)
     folder = tmp_path / "r"
     names = {p.name for p in folder.iterdir()}
@@ -92,7 +92,7 @@ def test_run_leaves_a_whole_folder(config, tmp_path):
     assert np.count_nonzero(solution(folder)) == len(table)
     again = Config.read(folder / "config.toml")  # the resolved config runs again, to the same numbers
     assert again.algorithm == {"name": "Scaffold", "local_steps": 4, "step": 0.5, "server_step": 1.0, "option": 2}
-    command("run", folder / "config.toml", "--out", tmp_path / "s", check=0)
+    cli("run", folder / "config.toml", "--out", tmp_path / "s", check=0)
     assert history(tmp_path / "s") == history(folder)
 
 
@@ -162,7 +162,7 @@ def test_sigkill_then_resume_is_bit_identical(config, tmp_path, cli):
     }  # nothing is left over
 
 
-def test_ctrl_c_leaves_a_usable_folder(config, tmp_path):
+def test_ctrl_c_leaves_a_usable_folder(config, tmp_path, cli):
     folder = tmp_path / "r"
     settings = ["--set", "run.rounds=1000000", "--set", "run.evaluate_every=50"]
     process = subprocess.Popen(
@@ -185,8 +185,8 @@ def test_ctrl_c_leaves_a_usable_folder(config, tmp_path):
     assert summary["rounds"] > 0
     assert (folder / "plot.png").exists()
     assert solution(folder).shape == (8,)
-    done = command("run", "--resume", folder, "--set", f"run.rounds={summary['rounds'] + 5}", check=0)
-    assert "rounds done" in done.stdout
+    done = cli("run", "--resume", folder, "--set", f"run.rounds={summary['rounds'] + 5}", check=0)
+    assert "rounds done" in done.out
 
 
 def test_compare_table_seeds_plot_and_resume(config, tmp_path, cli):

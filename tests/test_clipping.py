@@ -88,7 +88,7 @@ def test_what_clipping_would_spoil_is_refused():
 
 def test_a_federation_clips_as_its_file_says(tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from test_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalGrid, federate, make_sites
 
     method = FedNMap(2, 0.5, gamma=1.0)
     problem, ramp = small_problem(method), {"schedule": "ramp", "start": 0.1, "end": 1.0, "rounds": 3}

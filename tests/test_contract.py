@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from brief_laws import ROUNDS, briefly
 
 from fedcomposite.algorithms import REGISTRY
 from fedcomposite.testing import LAWS, residual, small_problem
@@ -16,7 +17,14 @@ def test_law(name, check):
     cls = REGISTRY[name]
     method = cls.auto(L=0.25, local_steps=3)
     assert small_problem(method).smoothness() < 0.25
-    check(method)
+    briefly(check, method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ROUNDS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("name", REGISTRY)
+def test_law_in_as_many_rounds_as_it_asks_for(name, check):
+    check(REGISTRY[name].auto(L=0.25, local_steps=3))
 
 
 @pytest.mark.parametrize("name", REGISTRY)

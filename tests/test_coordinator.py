@@ -12,7 +12,7 @@ from fedcomposite.testing import small_problem
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from test_federation import LocalGrid, federate, make_sites
+from local_federation import LocalGrid, federate, make_sites
 
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.shape import parse

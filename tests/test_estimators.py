@@ -21,8 +21,8 @@ ALL = [
     *(fc.LinearRegression(), fc.LogisticRegression(), fc.PoissonRegression(), fc.HuberRegression(), fc.LinearSVC()),
     *(fc.MultinomialRegression(tolerance=1e-10), fc.QuantileRegression(), fc.LinearSVC(loss="hinge")),
 ]
-WHOLE = {fc.LinearRegression, fc.LogisticRegression}
-QUICK = {  # of the others; all of scikit-learn's checks take minutes
+WHOLE = [fc.LinearRegression(), fc.LogisticRegression()]
+QUICK = {  # all of scikit-learn's checks take minutes
     *("check_estimator_cloneable", "check_no_attributes_set_in_init", "check_parameters_default_constructible"),
     *("check_estimators_unfitted", "check_fit2d_1sample", "check_supervised_y_2d", "check_get_params_invariance"),
     *("check_classifiers_one_label", "check_estimators_pickle"),
@@ -36,13 +36,15 @@ def data(seed=0, n=150):
     return X, y, generator.integers(0, 3, n)
 
 
-@pytest.mark.parametrize("model", ALL, ids=str)
-def test_scikit_learns_checks(model):
+@pytest.mark.parametrize(
+    ("model", "whole"), [*((m, False) for m in ALL), *(pytest.param(m, True, marks=pytest.mark.slow) for m in WHOLE)]
+)
+def test_scikit_learns_checks(model, whole):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for estimator, check in estimator_checks_generator(model):
             name = getattr(check, "func", check).__name__
-            if name != "check_array_api_input" and (type(model) in WHOLE or name in QUICK):
+            if name != "check_array_api_input" and (whole or name in QUICK):
                 check(estimator)
 
 

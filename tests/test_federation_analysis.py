@@ -24,14 +24,14 @@ from fedcomposite.runtime.protocol import HIGHEST, rates, residuals, scores, sil
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from analyst import PLAIN, compare, inquiry, question, same
 from cryptography.hazmat.primitives.asymmetric import ec
-from test_federation import LocalGrid, make_sites, opened
+from local_federation import make_sites, opened
 
 from fedcomposite.cli.federation_analysis import read
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError
-from fedcomposite.federation.coordinator.inquiry import Inquiry
 from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.shape import arrange, parse
@@ -47,20 +47,6 @@ from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.transports import SiloTransport
 
-PLAIN = """
-seed = 3
-[problem]
-loss = "logistic"
-bias = true
-weights = "samples"
-[regularizer]
-name = "L1"
-lam = 0.02
-[algorithm]
-name = "ProxNewton"
-[run]
-rounds = 1
-"""
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -74,12 +60,6 @@ def messy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messy") / "hospitals"
     files, config = fc.data.messy_consortium(folder), folder / "experiment.toml"
     return files, config
-
-
-def inquiry(sites, text=PLAIN, **options):
-    grid = LocalGrid(sites)
-    one = Inquiry(grid, [s.name for s in sites], grid.nodes, parse(text, recipe=True), "job", **options)
-    return one, grid
 
 
 def tables(files, folder, limits=None, log=None):
@@ -113,10 +93,6 @@ def recipe_text(config):
 
 def on_silos(silos):
     return Config.check({**tomllib.loads(PLAIN), "data": {"name": "heart_disease"}}).make_problem(silos)
-
-
-def same(a, b, tolerance=1e-10):
-    np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), rtol=tolerance, atol=tolerance)
 
 
 def test_a_recipe_its_path_and_cross_validation_are_those_of_files_at_hand(messy, tmp_path):
@@ -194,22 +170,6 @@ def test_weighted_samples_with_offsets_are_those_of_silos_at_hand(loss, tmp_path
     compare(found, mine)
 
 
-def compare(found, expected, where=""):
-    """Two trees of numbers are the same to ten digits."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
-        for key, value in expected.items():
-            compare(found[key], value, f"{where}.{key}")
-    elif isinstance(expected, list):
-        assert len(found) == len(expected), where
-        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-            compare(a, b, f"{where}[{i}]")
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-10, abs=1e-10, nan_ok=True), where
-    else:
-        assert found == expected, where
-
-
 def test_a_path_with_offsets_and_weights_is_that_of_scipy():
     """Poisson regression of counts over exposures, at the end of a path without much of a regularizer."""
     silos = counts_of_events()
@@ -243,15 +203,6 @@ def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
     same(gradient(asking, "fold"), gradient(local, "fold"))
     for kind in ("half", "bootstrap"):
         assert float((gradient(asking, kind) - gradient(local, kind)).abs().max()) > 1e-6
-
-
-def question(sites, name="newton", rows=None, text=PLAIN, **arrays):
-    """Ask one question and give the answers or the refusal."""
-    asking, grid = inquiry(sites, text)
-    there = asking.meet()
-    x = torch.zeros(there.dimension, dtype=torch.float64)
-    given = {"x": x, "working": x.bool(), **arrays} if name == "newton" else {"x": x, **arrays}
-    return Driver(asking).each([fc.analysis.Request(name, given, {}, rows or fc.analysis.Rows())]), grid
 
 
 @pytest.mark.parametrize(

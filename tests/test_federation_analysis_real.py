@@ -11,8 +11,8 @@ import fedcomposite as fc
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from test_federation_analysis import compare
-from test_federation_real import Party, leave
+from analyst import compare
+from parties import Party, leave
 
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.main import app

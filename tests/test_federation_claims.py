@@ -14,8 +14,8 @@ from fedcomposite.data import Silos
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 import safetensors.torch
-from test_federation import LocalGrid, federate, make_sites, method, write
-from test_federation_fuzz import DEEP, ORDER
+from local_federation import LocalGrid, federate, make_sites, method, write
+from orders import DEEP, ORDER
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import claims

@@ -17,7 +17,8 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 import safetensors.torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from test_federation import LocalGrid, make_sites, method, opened, write
+from local_federation import LocalGrid, make_sites, opened
+from orders import CONFIG, DEEP, ORDER
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
@@ -26,13 +27,19 @@ from fedcomposite.federation.shape import AgreementError, agree, misfits, parse
 from fedcomposite.federation.wire import WireError
 from fedcomposite.runtime.protocol import Round
 
-THOUSAND = settings(
-    max_examples=1000,
+HUNDRED = settings(
+    max_examples=100,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+def thousand(test, **strategies):
+    """The same property over a thousand examples, which takes a while."""
+    return pytest.mark.slow(settings(HUNDRED, max_examples=1000)(given(**strategies)(test.hypothesis.inner_test)))
+
 
 NUMBERS = st.one_of(
     st.integers(-3, 9),
@@ -49,7 +56,6 @@ LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=8
 )
-DEEP = "[" * 20_000 + "]" * 20_000
 
 
 @st.composite
@@ -149,12 +155,6 @@ def silos():
     return Silos.from_arrays(pairs, names=["a", "b", "c", "d"], feature_names=["x", "y", "z"])
 
 
-CONFIG = write(method("FedAvg"), rounds=9)
-SHAPE = {"features": [3], "dtype": "float64", "names": ["x", "y", "z"], "labels": [0.0, 1.0], "clients": 4}
-ORDER = {
-    "job": "job", "site": "a", "config": CONFIG, "shape": SHAPE, "client": 0, "round": 0, "last": -1, "position": 0,
-    "cohort": 4, "train": True, "evaluate": True,
-}  # fmt: skip
 SENT = {
     "buffers": torch.zeros(0, dtype=torch.float64),
     **{k: torch.zeros(3, dtype=torch.float64) for k in ("message.x", "start", "model")},
@@ -170,8 +170,12 @@ def proper(line):
     return bool(line) and line.isprintable() and len(line) <= 300
 
 
-@THOUSAND
-@given(request=contents("order", ORDER, SENT))
+ORDERS = contents("order", ORDER, SENT)
+EXPERIMENTS = mutated({"name": "x", **parse(CONFIG).model_dump(exclude_none=True, exclude={"data", "callbacks"})})
+
+
+@HUNDRED
+@given(request=ORDERS)
 def test_a_site_answers_anything_with_an_answer(site, request):
     """No exception, and no refusal that only says that something went wrong."""
     answer = site.answer(request)
@@ -183,8 +187,11 @@ def test_a_site_answers_anything_with_an_answer(site, request):
         assert not line.startswith("failed with"), line
 
 
-@settings(THOUSAND, max_examples=300)
-@given(config=mutated({"name": "x", **parse(CONFIG).model_dump(exclude_none=True, exclude={"data", "callbacks"})}))
+test_a_site_answers_a_thousand_things = thousand(test_a_site_answers_anything_with_an_answer, request=ORDERS)
+
+
+@HUNDRED
+@given(config=EXPERIMENTS)
 def test_a_site_reads_any_experiment(site, config):
     try:
         text = tomli_w.dumps(json.loads(config))
@@ -195,6 +202,9 @@ def test_a_site_reads_any_experiment(site, config):
         line = wire.text(answer, "refusal")
         assert proper(line)
         assert not line.startswith("failed with"), (line, text)
+
+
+test_a_site_reads_a_thousand_experiments = thousand(test_a_site_reads_any_experiment, config=EXPERIMENTS)
 
 
 def test_what_others_say_is_printed_without_control_characters(silos, tmp_path):
@@ -277,7 +287,7 @@ def report(coordinator):
     return honest_report(coordinator)
 
 
-@THOUSAND
+@HUNDRED
 @given(data=st.data())
 def test_the_coordinator_refuses_in_the_sites_name(coordinator, report, data):
     """Whatever b sends, the others' round goes on, and b's part of it is all there or named as refused."""
@@ -289,11 +299,17 @@ def test_the_coordinator_refuses_in_the_sites_name(coordinator, report, data):
     assert all(line.startswith("refused: b: ") and proper(line[12:]) for line in log), log
 
 
-@settings(THOUSAND, max_examples=400)
-@given(content=contents("introduction", json.loads("{}") | {
+test_the_coordinator_refuses_a_thousand_times = thousand(test_the_coordinator_refuses_in_the_sites_name, data=st.data())
+
+
+INTRODUCTIONS = contents("introduction", json.loads("{}") | {
     "site": "b", "version": "1", "samples": 12, "features": [3], "dtype": "float64", "names": ["x", "y", "z"],
     "labels": [0.0, 1.0], "smoothness": 0.5, "scale": 2.0,
-}))  # fmt: skip
+})  # fmt: skip
+
+
+@HUNDRED
+@given(content=INTRODUCTIONS)
 def test_introductions_are_refused_with_one_kind_of_error(coordinator, content):
     try:
         met = coordinator._check_introduction("b", content)
@@ -303,6 +319,9 @@ def test_introductions_are_refused_with_one_kind_of_error(coordinator, content):
     assert set(misfits([*others, met])) <= {"b"}
     with contextlib.suppress(AgreementError):
         agree([*others, met])
+
+
+test_a_thousand_introductions = thousand(test_introductions_are_refused_with_one_kind_of_error, content=INTRODUCTIONS)
 
 
 class Unreadable:

@@ -16,8 +16,8 @@ from fedcomposite.data.steps import Absent, Complete, Impute, Interact, Local, L
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from test_federation import LocalGrid, make_sites, opened
-from test_federation_analysis import PLAIN, inquiry, question, same
+from analyst import PLAIN, inquiry, question, same
+from local_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.federation.coordinator.delivery import FederationError
 from fedcomposite.federation.coordinator.inquiry import Inquiry

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from test_federation_attacks import D, ask, experiment, make_site, people
+from lone_site import D, ask, experiment, make_site, people
 
 from fedcomposite.federation.orders import Shape
 from fedcomposite.federation.shape import parse, skeleton
@@ -136,7 +136,7 @@ HUGE = {
 CHILD = """
 import json, resource, sys
 from pathlib import Path
-from test_federation_attacks import make_site, wire
+from lone_site import make_site, wire
 site = make_site(Path(sys.argv[1]), networks=True)
 size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), resource.RLIM_INFINITY))

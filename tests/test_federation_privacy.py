@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 import tomli_w
-from test_federation import LocalGrid, federate, make_sites, opened, write
-from test_federation_attacks import D, ask, experiment, make_site, people
+from local_federation import LocalGrid, federate, make_sites, opened, write
+from lone_site import D, ask, experiment, make_site, people
 
 import fedcomposite as fc
 from fedcomposite.experiments import ConfigError

@@ -3,174 +3,30 @@
 import contextlib
 import http.server
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from pathlib import Path
 
 import httpx
-import pandas as pd
 import pytest
 import tomli_w
 import torch
-from safetensors.torch import load_file
 
 import fedcomposite as fc
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from bad_network import Proxy
-from nursery import NURSERY
+from parties import SITES, Parties, Party, leave, model, records
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.cli.federation_jobs import tell_service
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.folders import FederationFolder, free_port
 
 pytestmark = pytest.mark.slow
-
-SITES = ["north", "south", "west"]
-PATIENCE = 300.0  # seconds after which a test gives up; none of them depends on how long something takes
-
-
-def children(pid):
-    """The processes below one, from the system's own table."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid:
-                found += [int(path.parent.name), *children(int(path.parent.name))]
-    return found
-
-
-class Party:
-    """One command of the federation as a process, its words in a file."""
-
-    def __init__(self, log, *arguments, program=("fedcomposite", "federation")):
-        self.log = log
-        self.began = log.stat().st_size if log.exists() else 0
-        self.process = NURSERY.start(log, [*program, *arguments])
-
-    @property
-    def alive(self):
-        return self.process.poll() is None
-
-    def said(self):
-        return self.log.read_bytes()[self.began :].decode() if self.log.exists() else ""
-
-    def wait_for(self, text):
-        end = time.monotonic() + PATIENCE
-        while text not in self.said():
-            assert time.monotonic() < end, f"{self.log.stem} did not say {text!r}:\n{self.said()}"
-            assert self.alive, f"{self.log.stem} ended:\n{self.said()}"
-            time.sleep(0.05)
-
-    def ends(self, code):
-        assert self.process.wait(PATIENCE) == code, self.said()
-        return self.said()
-
-    def kill(self):
-        """SIGKILL, together with what the party started."""
-        for pid in [self.process.pid, *children(self.process.pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-
-    def leave(self):
-        leave([self])
-
-
-def leave(parties):
-    """Ctrl-C at all of them, then a while to leave, then the end."""
-    for party in parties:
-        if party.alive:
-            party.process.send_signal(signal.SIGINT)
-    for party in parties:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            party.process.wait(15)
-        party.kill()
-
-
-class Parties:
-    """A coordinator and three sites."""
-
-    def __init__(self, folder):
-        self.folder, self.others, self.server, self.sites = folder, [], None, {}
-        self.silos = fc.data.load("synthetic", clients=3, features=20, samples=1500, seed=3)
-        self.disk = folder / "disk"
-        self.disk.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(self.disk)]
-        self.small = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-        self.fed = FederationFolder.create(self.disk / "fed", "127.0.0.1", 0, SITES)
-        shutil.move(self.fed.path / "sites", folder / "sites")  # as they are carried to the sites
-        for i, name in enumerate(SITES):
-            X, y = self.silos[i]
-            frame = pd.DataFrame(X.numpy(), columns=[f"f{j}" for j in range(20)]).assign(label=y.numpy())
-            frame.to_csv(folder / f"{name}.csv", index=False)
-            with (folder / "sites" / name / "site.toml").open("a") as file:
-                file.write("reproducible_batches = true\n")  # two runs are compared bit for bit
-
-    def start(self, name, *arguments, **options):
-        party = Party(self.folder / f"{name}.log", *arguments, **options)
-        self.others.append(party)
-        return party
-
-    def serve(self):
-        """A service in place of the one before, which is killed if it lives."""
-        if self.server is not None:
-            self.server.kill()
-        self.server = Party(self.folder / "serve.log", "serve", self.fed.path)
-        self.server.wait_for("serving on")
-
-    def site(self, name, place=None):
-        place = place or self.folder / "sites" / name
-        return ["join", place, "--data", self.folder / f"{name}.csv", "--target", "label"]
-
-    def join(self, name, place=None, held=None):
-        """A site in place of the one before; ``held`` is where and in which round it is held."""
-        if name in self.sites and self.server.alive:
-            self.sites[name].leave()
-        elif name in self.sites:
-            self.sites[name].kill()  # it would try to say that it leaves
-        go = self.folder / f"{name}.go"
-        go.unlink(missing_ok=True)
-        options = {} if held is None else {"program": ("held_site", *map(str, held), str(go))}
-        self.sites[name] = made = Party(self.folder / f"{name}.log", *self.site(name, place), **options)
-        made.usual = place is None and held is None
-        return made
-
-    def release(self, name):
-        (self.folder / f"{name}.go").touch()
-
-    def run(self, out, *arguments):
-        return self.start(out, "run", self.fed.path, *arguments)
-
-    def revive(self):
-        """Everybody is there as in the beginning, whatever became of them in a test."""
-        for party in self.others:
-            party.kill()
-        self.others = []
-        for name in self.fed.revoked():
-            self.fed.reinstate(name)
-        if self.server is None or not self.server.alive or not tell_service(self.fed):
-            self.serve()
-        for name in SITES:
-            if name not in self.sites or not self.sites[name].alive or not self.sites[name].usual:
-                self.join(name)
-        for site in self.sites.values():
-            site.wait_for("waiting for work")
-
-    def stop(self):
-        leave([*self.others, *self.sites.values()])
-        leave(list(filter(None, [self.server])))  # last, so that sites can say that they leave
-        if self.small:
-            subprocess.run(["umount", str(self.disk)], check=True)
 
 
 def experiment(name="FedNMap", rounds=5, local_steps=20, **fields):
@@ -207,15 +63,6 @@ def whole(federation):
     out = federation.folder / "whole"
     federation.run("run-whole", federation.folder / "config.toml", "--out", out).ends(0)
     return out
-
-
-def model(out):
-    return load_file(out / "model.safetensors")["x"]
-
-
-def records(out):
-    lines = (out / "history.jsonl").read_text().splitlines()
-    return [{**json.loads(line), "seconds": 0} for line in lines]
 
 
 def test_equals_the_simulator(parties, whole):

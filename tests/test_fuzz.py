@@ -32,8 +32,7 @@ def pooled(loss, y, term, option=0.0, bias=True, X=X):
     return Pooled(loss, option, X, y, np.full(len(y), 1 / len(y)), np.zeros(len(y)), term, bias)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 100, 10))
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 100, 10))])
 def test_no_case_fails(first):
     found = list(fuzz.verdicts(0, list(range(first, first + 10)), jobs=1))
     assert [f"{v.outcome}: {v.words} (case {v.number})" for v in found if v.failed] == []

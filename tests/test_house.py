@@ -1,6 +1,7 @@
 """The rooms of the house: imports point down, and a function fits a screen."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ NEIGHBOURS = {
     ("metrics", "theory"),
     ("papers", "analysis"),
 }
+IMPORTED_TESTS = re.compile(r"^\s*(?:from|import) +(test_\w+)")  # also in programs that a test writes into a string
 ENTRANCES = {"__init__", "__main__", "py", "estimators"}  # the package's own front doors see everything
 
 
@@ -90,6 +92,13 @@ def test_old_ways_are_gone(file):
     assert "globals().update" not in text
     if room_of(file) != "runtime":
         assert "is_compiling" not in text
+
+
+def test_no_test_module_imports_another():
+    """What several of them use is in a module of its own beside them, so that any file of tests runs alone."""
+    for file in Path(__file__).parent.glob("*.py"):
+        found = [n for line in file.read_text().splitlines() for n in IMPORTED_TESTS.findall(line)]
+        assert not found, f"{file.name} imports {found}"
 
 
 def test_the_package_starts_without_the_compiler():

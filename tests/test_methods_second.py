@@ -9,6 +9,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from brief_laws import ROUNDS, briefly, check_briefly
 
 import fedcomposite as fc
 from fedcomposite import rng
@@ -41,7 +42,7 @@ from fedcomposite.compressors import Identity, KeepLargest, KeepRandom, dense
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, SCAD
 from fedcomposite.runtime.simulator import Simulator
-from fedcomposite.testing import LAWS, check_algorithm
+from fedcomposite.testing import LAWS
 from fedcomposite.testing.longrun import does_not_drift
 
 N, D, M, TAU = 10, 12, 40, 5
@@ -739,31 +740,36 @@ def test_sitting_out_must_be_asked_for(sparse):
 
 @pytest.mark.parametrize("rule", composite(1.0, 3, partial_participation=True), ids=lambda m: type(m).__name__)
 def test_contract_of_the_sampled_forms(rule):
-    check_algorithm(rule)
+    check_briefly(rule)
 
 
 # -- compression ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        EControlDA(0.5, "random", 0.4),
-        EControlDA(0.5, "identity"),
-        TAMUNA(1.0, 0.4),
-        TAMUNA(1.0, 0.4, s=3, chi=0.5),
-        GradSkip(1.0, 0.3, q=(0.5,) * 6),
-        FedPD(2.0, 2, 0.5, p=0.4),
-    ],
-    ids=repr,
-)
+VARIANTS = [
+    EControlDA(0.5, "random", 0.4),
+    EControlDA(0.5, "identity"),
+    TAMUNA(1.0, 0.4),
+    TAMUNA(1.0, 0.4, s=3, chi=0.5),
+    GradSkip(1.0, 0.3, q=(0.5,) * 6),
+    FedPD(2.0, 2, 0.5, p=0.4),
+]
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=repr)
 def test_contract_of_the_variants(method):
-    """Of TAMUNA and GradSkip without 20,000 rounds in single precision: other numbers make no other memory there."""
-    if not isinstance(method, TAMUNA | GradSkip):
-        return check_algorithm(method)
+    """Of TAMUNA and GradSkip without many rounds in single precision: other numbers make no other memory there."""
     for check in LAWS:
-        if check is not does_not_drift:
-            check(method)
+        if check is not does_not_drift or not isinstance(method, TAMUNA | GradSkip):
+            briefly(check, method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ROUNDS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("method", [*VARIANTS, *composite(1.0, 3, partial_participation=True)], ids=repr)
+def test_contract_of_the_variants_in_as_many_rounds_as_it_asks_for(method, check):
+    if check is not does_not_drift or not isinstance(method, TAMUNA | GradSkip):
+        check(method)
 
 
 def test_keep_largest_is_the_best_choice_of_k():

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_streams import DEVICES, MODULES, silos_for
+from network_modules import DEVICES, MODULES, silos_for
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import parameters_to_vector, vector_to_parameters

@@ -327,7 +327,7 @@ def test_a_federation_of_weighted_sparse_sites_is_the_simulator(tmp_path):
     """Sites count by the sums of their samples' weights, not by their numbers."""
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     import tomli_w
-    from test_federation import LocalGrid, federate, opened
+    from local_federation import LocalGrid, federate, opened
 
     from fedcomposite import algorithms
     from fedcomposite.federation.site.client_states import StateStore

@@ -25,7 +25,7 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from test_federation_service import Running, ask, joined, until, vectors
+from running_service import Running, ask, joined, until, vectors
 from typer.main import get_command
 from typer.testing import CliRunner
 

@@ -3,6 +3,7 @@
 import pytest
 import tomli_w
 import torch
+from brief_laws import check_briefly
 
 import fedcomposite as fc
 from fedcomposite import algorithms, schedules
@@ -92,13 +93,19 @@ def test_with_a_prox_it_comes_to_the_composite_solution(one, server):
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_the_laws_of_methods_hold(method):
+    check_briefly(method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_laws_of_methods_hold_over_many_rounds(method):
     check_algorithm(method)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_federation_does_the_same(method, tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from test_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalGrid, federate, make_sites
 
     problem = small_problem(method)
     content = {

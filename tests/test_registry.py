@@ -313,7 +313,7 @@ def test_a_method_in_one_file(dropped):
     done = subprocess.run([sys.executable, "probe.py"], capture_output=True, text=True, env=environment, cwd=dropped)
     assert done.returncode == 0, done.stderr
     tests = [str(ROOT / "tests" / name) for name in ("test_contract.py", "test_docs.py")]
-    chosen = ["-q", "-p", "no:cacheprovider", "-k", "ServerMomentum or tables"]
+    chosen = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", "ServerMomentum or tables"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *tests, *chosen], capture_output=True, text=True, env=environment, cwd=ROOT
     )

@@ -80,7 +80,7 @@ def test_it_goes_through_a_configuration(schedule, tmp_path):
 
 def test_a_federation_follows_it(tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from test_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalGrid, federate, make_sites
 
     method = scheduled("FedAvg")
     problem = small_problem(method)
@@ -127,7 +127,7 @@ def test_and_it_is_the_users_to_set_right(cli, tmp_path):
 
 def test_a_federation_names_the_round_as_well(tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from test_federation import FederationError, LocalGrid, federate, make_sites
+    from local_federation import FederationError, LocalGrid, federate, make_sites
 
     content = {"algorithm": algorithms.spec(RISING), "regularizer": MCP, "run": {"rounds": 6, "stationarity_step": 0.1}}
     grid = LocalGrid(make_sites(small_problem(RISING).silos, tmp_path))

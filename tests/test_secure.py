@@ -17,8 +17,8 @@ from fedcomposite.testing import small_problem
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from local_federation import L1, LocalGrid, alone, federate, make_sites, method, opened, regularizer_of, write
 from secure_sites import make_keys, make_site, secure_sites, vault_of
-from test_federation import L1, LocalGrid, alone, federate, make_sites, method, opened, regularizer_of, write
 
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings

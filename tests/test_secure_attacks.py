@@ -17,8 +17,8 @@ from fedcomposite.testing import small_problem
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from local_federation import LocalGrid, alone, federate, make_sites, method, opened, write
 from secure_sites import make_keys, make_site, secure_sites
-from test_federation import LocalGrid, alone, federate, make_sites, method, opened, write
 
 import fedcomposite as fc
 from fedcomposite.federation import wire

@@ -16,8 +16,8 @@ import fedcomposite as fc
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from local_federation import LocalGrid, alone, federate, make_sites, opened, write
 from secure_sites import make_keys, secure_sites
-from test_federation import LocalGrid, alone, federate, make_sites, opened, write
 
 from fedcomposite.experiments import ConfigError
 from fedcomposite.federation import wire

@@ -13,7 +13,7 @@ import fedcomposite as fc
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from test_federation_real import SITES, Parties, leave, model, records
+from parties import SITES, Parties, leave, model, records
 
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.folders import FederationFolder, SiteFolder

@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from local_federation import L1, LocalGrid, alone, federate, method, opened, write
 from secure_sites import make_keys
-from test_federation import L1, LocalGrid, alone, federate, method, opened, write
 from typer.testing import CliRunner
 
 from fedcomposite.algorithms import ProxNewton
