@@ -149,12 +149,12 @@ class Coordinator:
     def _meet(self, policy: Policy) -> list[Introduction]:
         """The introductions of the sites that take part."""
         text = write(self.config)
+        orders = {s: Order(job=self.job, site=s, config=text) for s in self.sites}
         if self.settings.secure:
             met, self.sums = secure_transport.introductions(
-                self.post, self.assembly, self.sites, text, self.job, policy, self._check_introduction
+                self.post, self.assembly, orders, policy, self._check_introduction
             )
             return [met[s] for s in self.sites if s in met]
-        orders = {s: Order(job=self.job, site=s, config=text) for s in self.sites}
         requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
         met = self.post.collect(requests, "introduction", self._check_introduction, policy)
         if policy == "skip":

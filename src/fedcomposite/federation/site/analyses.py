@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +18,15 @@ import torch
 from flwr.app import RecordDict
 
 from fedcomposite.data import DataError, Recipe, Silos
-from fedcomposite.data.queries import RefusedQueryError, Rules, parse_query, write_answer
+from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, parse_query, write_answer
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Analysis, Order, Question, Shape
+from fedcomposite.federation.secure.keys import place
+from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
@@ -109,18 +112,25 @@ class Desk:
     def answer(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
         """Do what is asked, or refuse it."""
         site = self._site
-        check_allowed(site.limits, config)
-        if not analysis.queries and not analysis.questions:
-            return wire.content(introduction=site.introduce(order, config).model_dump_json())
         if analysis.queries:
-            made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config)
+            answers = answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config)
+            made = wire.content(answers=json.dumps([write_answer(one) for _, one in answers]))
         else:
-            made = self._questions(order, analysis, config, request)
+            told = self._questions(order, analysis, config, request)
+            made = wire.content(report={"questions": len(analysis.questions)}, vectors=told.sums)
         said = f"{asked(analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
         site._log(f"job {order.job}: exchange {analysis.number}: {said}")
         return made
 
-    def _questions(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
+    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+        """The same as sums that are to be masked, and names."""
+        site = self._site
+        site._log(f"job {order.job}: exchange {analysis.number}: {asked(analysis)}; in a secure sum")
+        if analysis.queries:
+            return divided(analysis, answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config))
+        return self._questions(order, analysis, config, request)
+
+    def _questions(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
         if order.shape is None:
             raise RefusalError("questions about samples need the agreed columns")
         silo = self._silo(order, order.shape, config)
@@ -130,7 +140,10 @@ class Desk:
             expected |= forms(question, i, d)
         given = wire.unpack(request, expected)
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
-        self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
+        content = asked_in(analysis, given)
+        self._site.ledger.admit(  # before anything is looked at: a refusal says something, too
+            order.job, place(order) if order.secure else 0, taken_down(order, content), **cost(requests)
+        )
         silo = self._newcomers(order, config, silo, requests)
         if self._looked_at is not silo and any(one.part != NEW for one in requests):
             minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
@@ -142,7 +155,7 @@ class Desk:
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")
-        return wire.content(report={"questions": len(requests)}, vectors=vectors)
+        return Told(content, vectors)
 
     def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
         key = order.config, shape, order.client, order.job
@@ -210,27 +223,54 @@ class Desk:
         return Request(q.name, arrays, numbers, rows, q.part)
 
 
-def check_allowed(limits: Limits, config: Config) -> None:
-    """Refuse where plain sums may not be told."""
-    if limits.secure == "required":
-        raise RefusalError('this site takes part in secure sums only (secure = "required"), which analyses are not')
-    if limits.epsilon is not None or config.privacy is not None:
-        raise RefusalError("analyses have no noise: they are not for sites with a privacy budget, nor with [privacy]")
+_EXACT = "analyses, learning a recipe among them, are sums without noise"
 
 
-def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config) -> RecordDict:
+def check_allowed(limits: Limits, config: Config, order: Order) -> None:
+    """Refuse an analysis where exact sums may not be told, and one that is a round as well."""
+    if order.analysis is None:
+        return
+    if order.train or order.evaluate or (order.analysis.introduces and order.shape is not None):
+        raise RefusalError("an order for an analysis and for a round")
+    if limits.epsilon is not None:
+        raise RefusalError(
+            f"this site has a privacy budget (epsilon = {limits.epsilon:g}), and {_EXACT}: it takes part in "
+            "`federation run` with [privacy] only, on features that need no recipe"
+        )
+    if config.privacy is not None:
+        raise RefusalError(f"[privacy] is for the rounds of `federation run`; {_EXACT}: leave it out")
+
+
+def answered_queries(
+    site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config
+) -> list[tuple[Query, Answer]]:
     """Counts and sums of a table; each query is an evaluation in the ledger."""
     recipe = Recipe(**(config.recipe or {}))
     rules = Rules(min_count=site.limits.min_count)
-    site.ledger.admit(order.job, 0, {}, evaluations=len(analysis.queries))
+    number, taken = (place(order), taken_down(order, asked_in(analysis, {}))) if order.secure else (0, {})
+    site.ledger.admit(order.job, number, taken, evaluations=len(analysis.queries))
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
         for query in asked_for:
             minimum_counts.check_steps(site.limits, sheet, query, recipe)
-        said = [write_answer(tell(sheet, query, rules)) for query in asked_for]
+        return [(query, tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None
-    return wire.content(answers=json.dumps(said))
+
+
+def divided(analysis: Analysis, answers: Sequence[tuple[Query, Answer]]) -> Told:
+    """Answers to queries as sums, which are masked, and names, which are not."""
+    try:
+        forms = [query.sums() for query, _ in answers]
+    except RefusedQueryError as error:
+        raise RefusalError(str(error)) from None
+    sums = {
+        f"{i}.{key}": torch.from_numpy(told[key].astype(np.float64))
+        for i, (form, (_, told)) in enumerate(zip(forms, answers, strict=True))
+        for key in form
+    }
+    names = json.dumps([write_answer(query.names(told)) for query, told in answers])
+    return Told(asked_in(analysis, {}), sums, names)
 
 
 def cost(requests: list[Request]) -> dict[str, int]:
