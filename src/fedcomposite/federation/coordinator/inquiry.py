@@ -209,7 +209,7 @@ class Inquiry:
         vectors = {f"{i}.{k}": v.contiguous() for i, one in enumerate(requests) for k, v in one.arrays.items()}
         expected: dict[str, wire.Form] = {}
         for i, (question, one) in enumerate(zip(questions, requests, strict=True)):
-            expected |= analyses.answer_forms(question, dict(one.arrays), i)
+            expected |= analyses.answer_forms(question, dict(one.arrays), i, secure=self.assembly is not None)
         analysis = Analysis(number=self.exchanges + 1, questions=questions)
         orders, block = self._orders(analysis=analysis, shape=self._shape), wire.block(vectors)
         if self.assembly is not None:

@@ -31,7 +31,7 @@ from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, silos_of
+from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, ranges_of, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site.site import Site
@@ -77,8 +77,8 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
     return {f"{place}.{key}": form for key, form in made.items()}
 
 
-def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, Form]:
-    """The vectors of its answer."""
+def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: bool = False) -> dict[str, Form]:
+    """The vectors of its answer, by itself or in a secure sum."""
     x = arrays.get("x", torch.zeros(0))
     d, k, bins = len(x), question.count, question.bins
     on = int(arrays["working"].sum()) if "working" in arrays else 0
@@ -86,7 +86,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
         "newton": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
         "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2, 2, bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
-        "scores": {"counts": (2, k + 1, 5), "squares": (2,)},
+        "scores": {"squares": (2,), **({"ranges": (2, 2, k + 1, 7)} if secure else {"counts": (2, k + 1, 5)})},
         "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
         "rates": {"sums": (k, 4)},
     }
@@ -144,6 +144,8 @@ class Desk:
         self._site.ledger.admit(  # before anything is looked at: a refusal says something, too
             order.job, place(order) if order.secure else 0, taken_down(order, content), **cost(requests)
         )
+        for one in requests if order.secure is not None else []:
+            minimum_counts.check_summed(one)
         silo = self._newcomers(order, config, silo, requests)
         if self._looked_at is not silo and any(one.part != NEW for one in requests):
             minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
@@ -152,6 +154,8 @@ class Desk:
             minimum_counts.check_samples(self._site.limits, silo, one)
         vectors: Vectors = {}
         for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests)):
+            if order.secure is not None and requests[i].name == "scores":
+                sums["ranges"] = ranges_of(sums.pop("counts"))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")
@@ -177,7 +181,8 @@ class Desk:
     def _newcomers(self, order: Order, config: Config, silo: Silo, requests: list[Request]) -> Silo:
         """The silo with new patients as a part, if a request is about them; they are scored here before any is told.
 
-        The part has those with a known outcome, if they are enough of each class to say something about.
+        The part has those with a known outcome, if they are enough of each class to say something about. In a secure
+        sum it is empty: one site alone might have such patients.
         """
         asked_for = [one for one in requests if one.part == NEW]
         if not asked_for:
@@ -195,7 +200,7 @@ class Desk:
         known = new.known
         X, y = torch.from_numpy(new.X[known]), torch.from_numpy(new.outcomes[known])
         told: Held = silo.X[:0], silo.b[:0], None
-        if minimum_counts.worth_telling(site.limits, silo.loss, y):
+        if order.secure is None and minimum_counts.worth_telling(site.limits, silo.loss, y):
             own = arrange(site.silos, shape.names)
             shifts = dict(own.held_margin_offsets)
             if new.offset is not None:
@@ -206,7 +211,8 @@ class Desk:
         made = dataclasses.replace(silo, parts={**silo.parts, NEW: told})
         if not all(minimum_counts.told_apart(site.limits, made.of_part(NEW), one.arrays["x"]) for one in asked_for):
             made = dataclasses.replace(silo, parts={**silo.parts, NEW: (silo.X[:0], silo.b[:0], None)})
-        few = "" if len(made.of_part(NEW).X) else "; too few with a known outcome for others to hear how good it is"
+        why = "too few with a known outcome" if order.secure is None else "no part of a secure sum"
+        few = "" if len(made.of_part(NEW).X) else f"; {why}, so others do not hear how good it is"
         site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
         return made
 
