@@ -55,7 +55,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
-from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
+from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
 from fedcomposite.federation.engines.admin_socket import AdminSocketError
 from fedcomposite.federation.engines.grid import ServiceGrid
 from fedcomposite.federation.folders import FederationFolder
@@ -83,8 +83,8 @@ def read(source: str, *, fitted: bool = False) -> tuple[Config, str]:
     for key in ("algorithms", "trials", "partition", "callbacks"):
         content.pop(key, None)
     target = content.get("data", {}).get("target")
-    if "recipe" in content and not isinstance(target, str):
-        raise ConfigError(f"{where}: [data] a recipe needs a target: the name of the column to predict")
+    if "recipe" in content:
+        target = target_of(content.get("data"), f"{where}: [data]")
     if fitted and "test" in content.get("data", {}):
         raise ConfigError(
             f"{where}: [data] test: a federation holds no patients out; leave it out here, and measure the model on "

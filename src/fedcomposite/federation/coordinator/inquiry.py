@@ -68,7 +68,7 @@ class Inquiry:
         log: Callable[[str], None] = lambda line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.names, self.config, self.job = list(sites), config.only({"name": "ProxNewton"}, config.seed), job
+        self.names, self.config, self.job = list(sites), config.only(dict(config.specs[0]), config.seed), job
         self.post = Delivery(grid, nodes, settings or Settings(), log, stop)
         self.assembly = Assembly(self.post, job) if self.post.settings.secure else None
         self.ids = list(range(len(self.names)))
@@ -263,6 +263,14 @@ def _names(query: Query, content: RecordDict) -> Answer:
     if isinstance(query, Schema) and len(told["columns"]) != len(told["kinds"]):
         raise WireError("its columns have not one kind each")
     return told
+
+
+def target_of(data: Mapping[str, Any] | None, where: str) -> str:
+    """The column that an experiment's ``[data]`` names as the one to predict."""
+    target = (data or {}).get("target")
+    if not isinstance(target, str):
+        raise ConfigError(f"{where}: a recipe needs a target: the name of the column to predict")
+    return target
 
 
 def learn(driver: Driver, config: Config, target: str) -> FittedRecipe | None:
