@@ -8,6 +8,8 @@ from local_federation import alone, opened
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.site import Site
+from fedcomposite.federation.site.table_files import Source
+from fedcomposite.federation.site.table_site import TableSite
 
 
 def make_keys(names):
@@ -31,3 +33,18 @@ def make_site(silos, i, folder, keys, limits=None, log=lambda line: None):
 def secure_sites(silos, folder, limits=None, keys=None):
     keys = keys or make_keys(silos.names)
     return [make_site(silos, i, folder, keys, limits) for i in range(len(silos))]
+
+
+def secure_tables(files, folder, limits, keys=None):
+    """Sites with tables; a second call with the same keys is the same sites after a restart."""
+    keys = keys or make_keys(files)
+    return [
+        TableSite(
+            name,
+            StateStore(Path(folder) / name),
+            limits,
+            source=Source(name, path),
+            vault=MaskKeys(name, limits, keys[name], {k: v.public_key() for k, v in keys.items() if k != name}),
+        )
+        for name, path in files.items()
+    ]

@@ -126,8 +126,9 @@ def test_what_is_not_defined_is_nan():
 
 def test_absolute_errors_that_a_site_keeps_are_unknown():
     sums, counts = torch.ones(len(RESIDUALS), dtype=torch.float64), torch.zeros(1, 1, 5, dtype=torch.float64)
+    sums[RESIDUALS.index("kept")] = 0
     kept = sums.clone()
-    kept[RESIDUALS.index("absolute")] = 0
+    kept[RESIDUALS.index("absolute")], kept[RESIDUALS.index("kept")] = 0, 1
     loss = fc.Problem(silos_of("huber"), loss="huber").loss
     each = [Errors.told([{"sums": one, "counts": counts}], loss) for one in (sums, kept)]
     assert [np.isnan(one.mae) for one in (*each, Errors.all(each))] == [False, True, True]

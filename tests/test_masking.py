@@ -3,6 +3,7 @@
 import itertools
 import math
 import secrets
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -34,14 +35,48 @@ def test_masks_cancel_and_the_sum_is_exact_to_half_a_digit(count):
     hidden = [masking.conceal(Numbers.of(vectors[n], scalars[n], count), n, seeds[n], None, b"context") for n in names]
     total = masking.total(hidden)
     np.testing.assert_allclose(total.vector(), sum(vectors.values()), rtol=1e-15, atol=count * 2.0**-41 + 1e-18)
-    assert total.scalars() == [math.fsum(column) for column in zip(*scalars.values(), strict=True)]
+    assert total.scalars().tolist() == [math.fsum(column) for column in zip(*scalars.values(), strict=True)]
+
+
+@pytest.mark.parametrize("width", [masking.WIDE, masking.WIDEST])
+def test_wide_numbers_are_those_of_whole_numbers_of_any_length(width):
+    """Rounding to integers, their sums and the floats closest to them, as Python's own integers have them."""
+    rng, bits = np.random.default_rng(1), 32 * width
+    ring = 1 << 2 * bits
+    tiny = [2.0**-bits, 2.0 ** -(bits + 1), -3 * 2.0 ** -(bits + 1), masking.reach(width), -masking.reach(width)]
+    values = np.concatenate([rng.normal(size=500) * 2.0 ** rng.integers(-bits - 9, bits - 6, 500), [0, -1, 1], tiny])
+
+    def integers(wide):
+        return [int.from_bytes(row.tobytes(), "little") for row in wide]
+
+    made = Numbers.of(np.zeros(0), values, 1, width).wide
+    assert integers(made) == [round(Fraction(float(v)) * (1 << bits)) % ring for v in values]
+    lengths = rng.integers(1, 2 * bits + 1, 1000).tolist()
+    whole = [secrets.randbits(size) for size in lengths]
+    whole += [
+        0,
+        1,
+        ring - 1,
+        ring // 2,
+        ring // 2 - 1,
+        (1 << 64) - 1,
+        1 << 64,
+        (1 << 53) + 1,
+        ((1 << 53) + 1 << 64) + 1,
+    ]
+    wide = Numbers.read_wide(b"".join(n.to_bytes(8 * width, "little") for n in whole), width)
+    signed = [n - ring if n >= ring // 2 else n for n in whole]
+    assert Numbers(np.zeros(0, np.uint64), wide).scalars().tolist() == [math.ldexp(float(n), -bits) for n in signed]
+    other = np.roll(wide, 1, axis=0)
+    both = masking.total([Numbers(np.zeros(0, np.uint64), part) for part in (wide, other)])
+    assert integers(both.wide) == [(a + b) % ring for a, b in zip(whole, integers(other), strict=True)]
 
 
 def test_the_range_is_the_stated_one_and_the_error_does_not_name_the_number():
     edge = masking.REACH / 4
-    parts = [Numbers.of(np.array([edge, -edge]), [masking.WIDE_REACH / 4], 4) for _ in range(4)]
+    parts = [Numbers.of(np.array([edge, -edge]), [masking.reach(masking.WIDE) / 4], 4) for _ in range(4)]
     assert masking.total(parts).vector().tolist() == [masking.REACH, -masking.REACH]
-    assert masking.total(parts).scalars() == [masking.WIDE_REACH]
+    assert masking.total(parts).scalars().tolist() == [masking.reach(masking.WIDE)]
     for vector, scalars in [([edge * 1.01], []), ([np.nan], []), ([np.inf], []), ([], [2.0**61]), ([], [np.nan])]:
         with pytest.raises(MaskError, match="range of a secure sum of 4 sites") as error:
             Numbers.of(np.array(vector), scalars, 4)
@@ -128,4 +163,4 @@ def test_all_but_one_together_open_the_last():
     for other in ("b", "c"):
         numbers = Mask(seeds[other]["a"], b"context").add(numbers, -masking.side("a", other))
     assert numbers.vector() == secret
-    assert numbers.scalars() == [7.0]
+    assert numbers.scalars().tolist() == [7.0]

@@ -65,6 +65,14 @@ def changed(content, **fields):
 # -- what the coordinator sees ----------------------------------------------------------------------------------------
 
 
+def integers(wide):
+    return [int.from_bytes(row.tobytes(), "little") for row in wide]
+
+
+def octets_of(integers):
+    return b"".join(n.to_bytes(16, "little") for n in integers)
+
+
 class Notes:
     """All streams that masks were made of, and what each site had to hide."""
 
@@ -76,9 +84,9 @@ class Notes:
             return self.streams.setdefault(key, stream(key, size))
 
         def noting(numbers, me, seeds, own, context):
-            before = Numbers(numbers.words.copy(), list(numbers.wide))
+            before = Numbers(numbers.words.copy(), numbers.wide.copy())
             after = conceal(numbers, me, seeds, own, context)
-            self.hidden.append((me, before, dict(seeds), own, context, Numbers(after.words.copy(), list(after.wide))))
+            self.hidden.append((me, before, dict(seeds), own, context, Numbers(after.words.copy(), after.wide.copy())))
             return after
 
         monkeypatch.setattr(masking, "_stream", noted)
@@ -110,27 +118,27 @@ def test_the_same_view_belongs_to_any_other_vectors_with_the_same_sum(silos, tmp
             sum((one[1].words for one in each), np.zeros(size, np.uint64)) - sum(other, np.zeros(size, np.uint64))
         )
         scalars = [[int(v) for v in rng.integers(0, 2**63, wide)] for _ in names[1:]]
-        total = [sum(column) for column in zip(*(one[1].wide for one in each), strict=True)]
+        total = [sum(column) for column in zip(*(integers(one[1].wide) for one in each), strict=True)]
         scalars.append([(t - sum(c)) % 2**128 for t, c in zip(total, zip(*scalars, strict=True), strict=True)])
         # ... with the same sum. The streams between neighbours take up the differences, one after another.
         carry, wide_carry = np.zeros(size, np.uint64), [0] * wide
         table = dict(notes.streams)
         for i, (me, next_one) in enumerate(itertools.pairwise(names)):
             carry = carry + each[i][1].words - other[i]
-            wide_carry = [(c + a - b) % 2**128 for c, a, b in zip(wide_carry, each[i][1].wide, scalars[i], strict=True)]
+            mine = integers(each[i][1].wide)
+            wide_carry = [(c + a - b) % 2**128 for c, a, b in zip(wide_carry, mine, scalars[i], strict=True)]
             seed = each[i][2][next_one]
             key, wide_key = (masking.derive(seed, context + part) for part in (b"words", b"wide"))
             table[key] = (np.frombuffer(notes.streams[key], np.uint64) + carry).tobytes()
-            old = Numbers.read_wide(notes.streams[wide_key])
-            table[wide_key] = b"".join(
-                ((a + b) % 2**128).to_bytes(16, "little") for a, b in zip(old, wide_carry, strict=True)
-            )
+            old = integers(Numbers.read_wide(notes.streams[wide_key]))
+            table[wide_key] = octets_of([(a + b) % 2**128 for a, b in zip(old, wide_carry, strict=True)])
             assert masking.side(me, next_one) == 1
         monkeypatch.setattr(masking, "_stream", lambda key, size, table=table: table[key])
         for i, (me, _, seeds, own, _, after) in enumerate(each):
-            again = notes.conceal(Numbers(other[i].copy(), scalars[i]), me, seeds, own, context)
+            hidden = Numbers(other[i].copy(), Numbers.read_wide(octets_of(scalars[i])))
+            again = notes.conceal(hidden, me, seeds, own, context)
             assert again.words.tobytes() == after.words.tobytes()
-            assert again.wide == after.wide
+            assert again.wide_bytes() == after.wide_bytes()
             assert after.words.tobytes() in sent
             assert after.wide_bytes() in sent
 
@@ -149,7 +157,7 @@ def test_no_unmasked_number_crosses(settings, silos, tmp_path, monkeypatch):
             secret = {word.tobytes() for word in words[words >= 1 << 24]}  # smaller ones may be lengths in the packing
             floats = [*numbers.vector(), *numbers.scalars()]
             secret |= {np.float64(v).tobytes() for v in floats if v not in (0.0, 1.0)}
-            secret |= {v.to_bytes(16, "little")[6:14] for v in numbers.wide if v not in (0, 1 << 64)}
+            secret |= {v.to_bytes(16, "little")[6:14] for v in integers(numbers.wide) if v not in (0, 1 << 64)}
             secret |= {repr(v).encode() for v in floats if v != int(v)}
             assert secret
             assert not [s for s in secret if s in sent]

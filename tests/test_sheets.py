@@ -298,14 +298,13 @@ def test_from_a_mess_to_an_answer_in_three_commands(cli, tmp_path, monkeypatch):
     assert "--target is for tables" in said
 
 
-def test_a_federation_refuses_a_recipe_and_knows_units(tmp_path):
+def test_a_federation_takes_a_recipe_and_knows_units(tmp_path):
     pytest.importorskip("flwr")
     from fedcomposite.federation.folders import FolderError
     from fedcomposite.federation.shape import parse as parse_order
     from fedcomposite.federation.site.enrolment import _in_units
 
-    with pytest.raises(ConfigError, match=r"a \[recipe\] is not learned over a federation"):
-        parse_order(Config.read("heart-recipe").text)
+    assert parse_order(Config.read("heart-recipe").text).recipe == Config.read("heart-recipe").recipe
     from fedcomposite.data.steps import Unit
 
     silos = fc.Silos.from_arrays([([[1.0, 2.0]], [1.0])], feature_names=["a", "b"], test=([[3.0, 4.0]], [0.0]))

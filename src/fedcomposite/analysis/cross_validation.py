@@ -183,6 +183,8 @@ def cross_validate(
     samples = math.inf if at_hand is None else sum(len(silo.X) for silo in at_hand)
     if folds != "sites" and folds > samples:
         raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
+    if folds == "sites" and not driver.by_site:
+        raise ValueError("folds = 'sites' scores models at single sites, which secure sums do not tell: take a number")
     parts = _parts(driver.ids, folds, seed)
     start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
     strengths = falling(problem, start, count, ratio, lambdas)

@@ -131,7 +131,7 @@ def predict_at_sites(problem: Problem, x: torch.Tensor, driver: Driver, *, thres
     """Have a federation's sites score their new patients; what they tell is how good that is, where enough is known.
 
     The scored files stay at the sites. One row per site that tells something, and one for all; in one exchange. What
-    cannot be told is NaN, and the column ``note`` says why.
+    cannot be told is NaN, and the column ``note`` says why. In secure sums sites score, and tell nothing.
 
     Parameters
     ----------
@@ -148,8 +148,8 @@ def predict_at_sites(problem: Problem, x: torch.Tensor, driver: Driver, *, thres
     if not isinstance(problem.loss, Logistic):
         return _rows(_regression_at_sites(problem, x, driver, threshold))
     edges = with_points(edges_of(), constants(problem, [x]))
-    told = driver.each([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
-    each = {name: Quality.told(one, edges, unit=True) for name, one in zip(driver.names, told, strict=True)}
+    told = driver.told([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
+    each = {name: Quality.told(one, edges, unit=True) for name, one in told.items()}
     known = {name: one for name, one in each.items() if one.samples > 0}
     rows = {**known, **({"all": Quality.all(list(known.values()))} if known else {})}
     return _rows({n: {**one.summary(threshold), "note": one.untold(threshold)} for n, one in rows.items()})
@@ -165,7 +165,7 @@ def _regression_at_sites(
     """Measures that need no bins, so that patients are scored once."""
     asked = replace(residuals(x, torch.zeros(0, dtype=torch.float64), NEW), numbers={"threshold": threshold})
     assert isinstance(problem.loss, Loss)
-    each = {n: Errors.told(one, problem.loss) for n, one in zip(driver.names, driver.each([asked]), strict=True)}
+    each = {name: Errors.told(one, problem.loss) for name, one in driver.told([asked]).items()}
     known = {name: one for name, one in each.items() if one.samples > 0}
     rows = {**known, **({"all": Errors.all(list(known.values()))} if known else {})}
     unknown = {"calibration_slope"} if isinstance(problem.loss, Poisson) else set[str]()

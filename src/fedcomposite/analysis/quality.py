@@ -48,6 +48,9 @@ WIDEST = {
 }
 """The most that a measure may be off to be told; for a slope above 1 this times the slope."""
 
+ONLY_SUMS = "not told one by one: secure sums are of all sites"
+"""Why a report has no rows by site."""
+
 _WORDS = {"auroc": "AUROC", "auprc": "AUPRC"}
 
 
@@ -90,8 +93,13 @@ class Quality(Result):
 
     @classmethod
     def told(cls, answers: Sequence[Sums], edges: Tensor, unit: bool) -> Quality:
-        """From a site's answers to :func:`scores`, one for each of several models; ``unit``: samples count one each."""
+        """From the answers to :func:`scores` of a site, or of all in a secure sum, one for each of several models.
+
+        ``unit``: samples count one each.
+        """
         squares = sum(float(one["squares"].sum()) for one in answers)
+        if "ranges" in answers[0]:
+            return cls(Cells.summed([one["ranges"] for one in answers], edges, unit), squares)
         return cls(Cells.told([one["counts"] for one in answers], edges, unit), squares)
 
     @classmethod
@@ -306,6 +314,8 @@ class Report(Result):
     overall: Any
     """:class:`Quality` of a logistic model, :class:`Errors` of a regression."""
     by_site: dict[str, Any]
+    reason: str = ""
+    """Why there are no sites, where only sums are known."""
 
     @property
     def rows(self) -> dict[str, Any]:
@@ -324,14 +334,15 @@ class Report(Result):
 
     def why(self, names: Sequence[str] | None = None) -> dict[str, str]:
         """The notes about some measures."""
-        return {name: note for name, one in self.rows.items() if (note := one.untold(names=names))}
+        made = {name: note for name, one in self.rows.items() if (note := one.untold(names=names))}
+        return made | ({"sites": self.reason} if self.reason else {})
 
     def to_frame(self) -> pd.DataFrame:
         """:attr:`table`."""
         return self.table
 
     def _line(self) -> str:
-        return f"{counted(len(self.by_site), 'site')}: {self.overall!r}"
+        return f"{'all sites' if self.reason else counted(len(self.by_site), 'site')}: {self.overall!r}"
 
 
 def quality(
@@ -362,9 +373,9 @@ def quality(
     bins : int
         How many bins; of a logistic model 199 more begin at probabilities in steps of 0.005.
     driver : Driver, optional
-        Who answers; one exchange, of which each site's counts are kept apart. For a regression two: the first asks for
-        the mean and the spread of the targets, by which bins are laid. The calibration slope of a model of counts takes
-        one more for each of about five steps of Newton's method.
+        Who answers; one exchange, of which each site's counts are kept apart, unless only sums are known. For a
+        regression two: the first asks for the mean and the spread of the targets, by which bins are laid. The
+        calibration slope of a model of counts takes one more for each of about five steps of Newton's method.
     """
     folds = isinstance(x, CrossValidation)
     check_given(quality, {k: v for k, v in locals().items() if not (k == "x" and folds)})
@@ -381,10 +392,12 @@ def quality(
     edges = with_points(edges_of(bins), constants(problem, [x for x, _ in pairs])) if every is None else every
     asked: list[Request] = [scores(model, edges, part, rows) for model, rows in pairs]
     unit = part != "train" or problem.silos.weights is None
-    every_site = {n: Quality.told(a, edges, unit) for n, a in zip(driver.names, driver.each(asked), strict=True)}
+    every_site = {name: Quality.told(one, edges, unit) for name, one in driver.told(asked).items()}
     each = {name: one for name, one in every_site.items() if one.samples > 0}
     if not each:
         raise ValueError(f"there are no samples in the part {part!r}")
+    if not driver.by_site:
+        return Report(each["all"], {}, ONLY_SUMS)
     return Report(Quality.all(list(each.values())), each)
 
 
@@ -416,11 +429,12 @@ def _errors(
     if not float(about["sums"][0]) > 0:
         raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
     edges = margin_edges(loss, about["sums"], bins) if edges is None else edges
-    answers = driver.each([residuals(model, edges, part, rows) for model, rows in pairs])
-    each = {name: Errors.told(one, loss) for name, one in zip(driver.names, answers, strict=True)}
+    answers = driver.told([residuals(model, edges, part, rows) for model, rows in pairs])
+    each = {name: Errors.told(one, loss) for name, one in answers.items()}
     known = {name: one for name, one in each.items() if one.samples > 0}
-    overall, *alone = calibrated([Errors.all(list(known.values())), *known.values()], [*known], driver, pairs, part)
-    return Report(overall, dict(zip(known, alone, strict=True)))
+    single = known if driver.by_site else {}
+    overall, *alone = calibrated([Errors.all(list(known.values())), *single.values()], [*known], driver, pairs, part)
+    return Report(overall, dict(zip(single, alone, strict=True)), "" if driver.by_site else ONLY_SUMS)
 
 
 def _models(x: Tensor | CrossValidation, choice: str | float) -> list[tuple[Tensor, Rows]]:

@@ -54,11 +54,10 @@ class Errors(Result):
 
     @classmethod
     def told(cls, answers: list[Sums], loss: Loss) -> Errors:
-        """From a site's answers, one for each of several models; absolute errors that it keeps are unknown."""
+        """From answers, one for each of several models; absolute errors that a site keeps are unknown."""
         sums = torch.stack([one["sums"] for one in answers]).sum(0)
-        absolute, squares = RESIDUALS.index("absolute"), RESIDUALS.index("squares")
-        if float(sums[absolute]) == 0 < float(sums[squares]):
-            sums[absolute] = math.nan
+        if float(sums[RESIDUALS.index("kept")]) > 0:
+            sums[RESIDUALS.index("absolute")] = math.nan
         return cls(sums, torch.stack([one["counts"] for one in answers]).sum(0), loss)
 
     @classmethod
@@ -180,7 +179,7 @@ class Errors(Result):
 def calibrated(
     measured: Sequence[Errors], names: Sequence[str], driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str
 ) -> list[Errors]:
-    """The same with the calibration slope of counts: first that of all, then those of the named sites.
+    """The same with the calibration slope of counts: first that of all, then those of the named sites, if wanted.
 
     All take their steps in the same exchanges. A slope at which a site does not tell its sums is not known.
     """
@@ -191,8 +190,8 @@ def calibrated(
     found: dict[int, float] = {}
     while tried:
         slopes = torch.tensor(list(tried.values()), dtype=torch.float64)
-        answers = driver.each([rates(x, slopes, part, rows) for x, rows in pairs])
-        sums = {n: torch.stack([one["sums"] for one in a]).sum(0) for n, a in zip(driver.names, answers, strict=True)}
+        answers = driver.told([rates(x, slopes, part, rows) for x, rows in pairs])
+        sums = {name: torch.stack([one["sums"] for one in a]).sum(0) for name, a in answers.items()}
         own = [torch.stack([sums[name] for name in names]).sum(0), *(sums[name] for name in names)]
         for k, i in enumerate(list(tried)):
             weight, total, first, second = own[i][k].tolist()

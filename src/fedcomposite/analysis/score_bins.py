@@ -53,6 +53,17 @@ class Cells:
         return cls(edges.numpy(), np.concatenate(rows), unit)
 
     @classmethod
+    def summed(cls, answers: Sequence[Tensor], edges: Tensor, unit: bool) -> Cells:
+        """From sums over sites of their :func:`~fedcomposite.runtime.protocol.ranges_of`.
+
+        The cells are those of the sites, where they can be told apart; ranges that overlap and cannot are one cell,
+        from the lowest to the highest of their bins.
+        """
+        tables = torch.stack(list(answers)).sum(0).numpy()
+        found = [np.insert(_told_apart(table), 0, kind, axis=1) for kind, table in enumerate(tables)]
+        return cls.all([cls(edges.numpy(), np.concatenate(found), unit)])
+
+    @classmethod
     def all(cls, each: Sequence[Cells]) -> Cells:
         """Of several sites; cells in the same bins become one."""
         first, table = each[0], np.concatenate([one.table for one in each])
@@ -199,6 +210,36 @@ class Cells:
         least, most = float(self.placed(kind, "low")[first:].sum()), float(self.placed(kind, "high")[within:].sum())
         value = float(self.halves[kind][first:].sum() + self.halves[kind][within:].sum()) / 2
         return value, (least, most)
+
+
+def _told_apart(table: Floats) -> Floats:
+    """The ranges in a sum ``(2, bins, 7)``: rows of lowest bin, highest bin, weight, sums of z, p and z p.
+
+    A bin in which ranges begin (end) that all end (begin) in one other is read off, and what was read is taken away
+    from the other side, where more can be read then. Counts, ends and squares are whole numbers, and exact.
+    """
+    left, rows, found = table.copy(), [np.zeros((0, 6))], True
+    while found:
+        found = False
+        for end in (0, 1):
+            count, other, squares = left[end, :, :3].T
+            at = np.flatnonzero((count > 0) & (count * squares == other**2))
+            if not len(at):
+                continue
+            found, there = True, np.rint(other[at] / count[at]).astype(int)
+            if not ((there >= 0) & (there < left.shape[1]) & ((there - at) * (1 - 2 * end) >= 0)).all():
+                raise ValueError("counts of scores whose groups end before they begin")
+            rows.append(np.column_stack([(at, there)[end], (there, at)[end], left[end, at, 3:]]))
+            taken = np.column_stack([count[at], count[at] * at, count[at] * at.astype(float) ** 2, left[end, at, 3:]])
+            np.subtract.at(left[1 - end], there, taken)
+            left[end, at] = 0.0
+            left[1 - end][left[1 - end][:, 0] == 0] = 0.0  # without what rounding has left
+    begin, stop = left[0, :, 0].cumsum(), left[1, :, 0].cumsum()
+    for last in np.flatnonzero((begin > 0) & (begin == stop) & (left[1, :, 0] > 0)):  # no range reaches beyond
+        first = int(np.flatnonzero(left[0, : last + 1, 0])[0])
+        rows.append(np.array([[first, last, *left[0, first : last + 1, 3:].sum(0)]]))
+        left[0, : last + 1] = 0.0
+    return np.concatenate(rows)
 
 
 _EDGE = 1e-9  # a margin this close to an edge is the edge

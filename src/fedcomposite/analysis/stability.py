@@ -107,6 +107,8 @@ def stability(
     check_path(stability, locals(), *([f"draws = {draws}, must be even: halves come in pairs"] if odd else []))
     driver = driver_of(problem, driver)
     n = len(driver.ids)
+    if over == "sites" and not driver.by_site:
+        raise ValueError("over = 'sites' asks for sums over some sites, which secure sums do not tell; take 'samples'")
     if over == "sites" and n < 4:
         raise ValueError(f"over = 'sites', must be 'samples', or 'sites' where there are four or more (here {n})")
     kind: Literal["half", "sites"] = "half" if over == "samples" else "sites"

@@ -131,6 +131,9 @@ class Analysis(Result):
         for name, report in (("quality", self.quality), ("test", self.tested)):
             if report is not None:
                 found[name] = {k: _measured(one) for k, one in report.rows.items()}
+                if report.reason:
+                    notes = [found[name]["all"]["note"], f"sites: {report.reason}"]
+                    found[name]["all"]["note"] = "; ".join(filter(None, notes))
         if self.quality is not None:
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found

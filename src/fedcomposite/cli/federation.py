@@ -22,7 +22,7 @@ import typer
 from rich.markup import escape
 
 from fedcomposite.cli.console import AsJson, out, reporting, results
-from fedcomposite.cli.federation_analysis import add_analysis_commands
+from fedcomposite.cli.federation_analysis import Secure, add_analysis_commands
 from fedcomposite.cli.federation_jobs import (
     begin,
     conduct,
@@ -64,7 +64,6 @@ add_site_commands(federation_app)
 federation_app.command()(renew)
 add_analysis_commands(federation_app)
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
-Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites are known here (secure aggregation).")]
 
 
 def _one_line() -> contextlib.AbstractContextManager[None]:

@@ -55,7 +55,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
-from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
+from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
 from fedcomposite.federation.engines.admin_socket import AdminSocketError
 from fedcomposite.federation.engines.grid import ServiceGrid
 from fedcomposite.federation.folders import FederationFolder
@@ -67,6 +67,7 @@ from fedcomposite.runtime import Driver
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; the data are the sites'.")]
 GiveUp = Annotated[float, typer.Option(help="Seconds that are waited for a site.")]
+Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites are known here (secure aggregation).")]
 
 
 def add_analysis_commands(app: typer.Typer) -> None:
@@ -82,8 +83,8 @@ def read(source: str, *, fitted: bool = False) -> tuple[Config, str]:
     for key in ("algorithms", "trials", "partition", "callbacks"):
         content.pop(key, None)
     target = content.get("data", {}).get("target")
-    if "recipe" in content and not isinstance(target, str):
-        raise ConfigError(f"{where}: [data] a recipe needs a target: the name of the column to predict")
+    if "recipe" in content:
+        target = target_of(content.get("data"), f"{where}: [data]")
     if fitted and "test" in content.get("data", {}):
         raise ConfigError(
             f"{where}: [data] test: a federation holds no patients out; leave it out here, and measure the model on "
@@ -93,13 +94,14 @@ def read(source: str, *, fitted: bool = False) -> tuple[Config, str]:
 
 
 @contextlib.contextmanager
-def inquiry(folder: Path, config: Config, give_up: float) -> Iterator[Inquiry]:
+def inquiry(folder: Path, config: Config, give_up: float, secure: bool = False) -> Iterator[Inquiry]:
     """The sites of a federation, asked in one job."""
     federation = FederationFolder(folder)
     require_service(federation)
     job = uuid.uuid4().hex[:16]
     with contextlib.closing(ServiceGrid(federation, job)) as grid:
-        yield Inquiry(grid, federation.sites, federation.nodes, config, job, Settings(give_up=give_up), log=say)
+        settings = Settings(give_up=give_up, secure=secure)
+        yield Inquiry(grid, federation.sites, federation.nodes, config, job, settings, log=say)
 
 
 def describe(
@@ -107,11 +109,12 @@ def describe(
     config: ConfigFile,
     as_json: AsJson = False,
     give_up: GiveUp = 86400.0,
+    secure: Secure = False,
 ) -> None:
-    """Analyst: what every site has of every feature, and what differs between them."""
+    """Analyst: what every site has of every feature, and what differs between them; of all together if secure."""
     with reporting(failures=(FederationError, AdminSocketError)):
         experiment, target = read(config)
-        with inquiry(folder, experiment, give_up) as asking:
+        with inquiry(folder, experiment, give_up, secure) as asking:
             found = table_of(_described(Driver(asking)), target)
         if as_json:
             print_json(rows(found))
@@ -121,10 +124,15 @@ def describe(
 
 
 def fit(
-    folder: Federation, config: ConfigFile, destination: Out = None, give_up: GiveUp = 86400.0, as_json: AsJson = False
+    folder: Federation,
+    config: ConfigFile,
+    destination: Out = None,
+    give_up: GiveUp = 86400.0,
+    secure: Secure = False,
+    as_json: AsJson = False,
 ) -> None:
     """Analyst: fit a linear model across the sites, with confidence intervals and its quality at every site."""
-    _conduct(folder, config, "fit", destination, give_up, as_json)
+    _conduct(folder, config, "fit", destination, give_up, secure, as_json)
 
 
 def path(
@@ -135,10 +143,11 @@ def path(
     choice: PathChoice = "bic",
     destination: Out = None,
     give_up: GiveUp = 86400.0,
+    secure: Secure = False,
     as_json: AsJson = False,
 ) -> None:
     """Analyst: fit a model for every strength of the regularizer across the sites."""
-    _conduct(folder, config, "path", destination, give_up, as_json, count=count, ratio=ratio, choice=choice)
+    _conduct(folder, config, "path", destination, give_up, secure, as_json, count=count, ratio=ratio, choice=choice)
 
 
 def cv(
@@ -151,13 +160,14 @@ def cv(
     choice: CVChoice = "1se",
     destination: Out = None,
     give_up: GiveUp = 86400.0,
+    secure: Secure = False,
     as_json: AsJson = False,
 ) -> None:
     """Analyst: choose the strength of the regularizer by cross-validation within the sites, or over them."""
     with reporting():
         number = folds_of(folds)
     options = {"folds": number, "score": score, "count": count, "ratio": ratio, "choice": choice}
-    _conduct(folder, config, "cv", destination, give_up, as_json, **options)
+    _conduct(folder, config, "cv", destination, give_up, secure, as_json, **options)
 
 
 def predict(
@@ -166,18 +176,25 @@ def predict(
     threshold: Annotated[float, typer.Option(help="Probability from which on a patient is of class 1.")] = 0.5,
     destination: Annotated[Path | None, typer.Option("--out", help="Table to write (RUN/at-sites.csv).")] = None,
     give_up: GiveUp = 86400.0,
+    secure: Secure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Analyst: have every site score its new patients, in a file of its own, and hear how good the model is there."""
+    """Analyst: have every site score its new patients, in a file of its own, and hear how good the model is there.
+
+    Under secure sums they score, and nothing is heard: a sum might be of one site's patients.
+    """
     with reporting(failures=(FederationError, AdminSocketError)), results(as_json) as told:
         experiment, recipe, x, names = _finished(RunFolder(run))
-        with inquiry(folder, experiment, give_up) as asking:
+        with inquiry(folder, experiment, give_up, secure) as asking:
             asking.recipe = recipe
             problem = asking.meet()
             if names != list(problem.coordinate_names):
                 raise ConfigError(f"{run}: the features of its model are not those of these sites' samples")
             found = predict_at_sites(problem, x, Driver(asking), threshold=threshold)
         say(f"scored at {', '.join(asking.names)}, each in a file of its own, which stays there")
+        if secure:
+            say("secure sums do not tell how good this is, since one site alone might have such patients")
+            return
         if found.empty:
             say("no site knows the outcome of enough patients to say how good this is")
             return
@@ -207,11 +224,18 @@ def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list
 
 
 def _described(driver: Driver) -> list[Look]:
-    return look_at(lambda query: list(driver.ask([query])[0]), driver.names)
+    return look_at(lambda query: list(driver.ask([query])[0]), driver.names, together=not driver.by_site)
 
 
 def _conduct(
-    folder: Path, config: str, kind: Kind, destination: Path | None, give_up: float, as_json: bool, **options: Any
+    folder: Path,
+    config: str,
+    kind: Kind,
+    destination: Path | None,
+    give_up: float,
+    secure: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     with reporting(failures=(FederationError, AdminSocketError)), results(as_json) as found:
         experiment, target = read(config, fitted=True)
@@ -219,7 +243,7 @@ def _conduct(
         place = RunFolder((destination or runs / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}").absolute())
         place.check_new(instead="another --out")
         began = time.monotonic()
-        with inquiry(folder, experiment, give_up) as asking:
+        with inquiry(folder, experiment, give_up, secure) as asking:
             driver = Driver(asking)
             described = table_of(_described(driver), target)
             asking.recipe = learn(driver, asking.config, target)

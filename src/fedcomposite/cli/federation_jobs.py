@@ -23,6 +23,7 @@ from fedcomposite.experiments.locks import FolderLock, LockedError
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.experiments.toml import locate, read_text
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.inquiry import target_of
 from fedcomposite.federation.coordinator.jobs import Job, carry_out
 from fedcomposite.federation.engines.admin_socket import AdminClient, AdminSocketError
 from fedcomposite.federation.engines.grid import ServiceGrid
@@ -80,13 +81,14 @@ def begin(
     else:
         source = locate(str(config))
         text = read_text(source)
-        experiment = parse(text, source.name)
+        experiment, written = parse(text, source.name), tomllib.loads(text.removeprefix("\ufeff"))
+        if experiment.recipe is not None:
+            target_of(written.get("data"), f"{source.name}: [data]")
         require_service(federation)
         chosen = destination or federation.runs / f"{experiment.name}-{datetime.now():%Y%m%d-%H%M%S}"
         place = RunFolder(chosen.absolute())
         place.create()
         place.config.write_text(write(experiment, callbacks=True), encoding="utf-8")
-        written = tomllib.loads(text)
         job = Job(
             name=uuid.uuid4().hex[:16],
             out=str(place.path),

@@ -82,9 +82,12 @@ def table_of(looks: Sequence[Look], target: str | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def look_at(ask: Ask, sites: Sequence[str]) -> list[Look]:
-    """Ask all that a description needs, in six exchanges."""
-    return _Looker(ask, list(sites)).look()
+def look_at(ask: Ask, sites: Sequence[str], *, together: bool = False) -> list[Look]:
+    """Ask all that a description needs, in seven exchanges.
+
+    With ``together`` only sums are looked at: there is one look per feature, at the site "all".
+    """
+    return _Looker(ask, ["all"] if together else list(sites), together).look()
 
 
 @dataclass
@@ -93,10 +96,13 @@ class _Looker:
 
     ask: Ask
     sites: list[str]
+    together: bool
     steps: list[AnyStep] = field(default_factory=list)
 
     def _ask(self, query: Query) -> list[Answer]:
-        return self.ask(query.model_copy(update={"steps": self.steps}))
+        asked = query.model_copy(update={"steps": self.steps})
+        answers = self.ask(asked)
+        return [asked.combine(answers)] if self.together else answers
 
     def look(self) -> list[Look]:
         """A look for every feature and site."""
@@ -115,8 +121,8 @@ class _Looker:
         by_name = {name: looks[j * len(self.sites) : (j + 1) * len(self.sites)] for j, name in enumerate(names)}
         for i, found in enumerate(gaps):
             for j, name in enumerate(names):
-                by_name[name][i].again = int(found["again"][j])
-            by_name[names[0]][i].rows_again = int(found["again:rows"][0])
+                by_name[name][i].again = self._again(int(found["again"][j]))
+            by_name[names[0]][i].rows_again = self._again(int(found["again:rows"][0]))
         self._levels({name: by_name[name] for name in names})
         numeric = [name for name in names if kinds[name] == "number"]
         if numeric:
@@ -124,11 +130,16 @@ class _Looker:
             self._quantiles({name: by_name[name] for name in numeric})
         return looks
 
+    def _again(self, count: int) -> int:
+        """A site's 1 may be a few, so that a sum over sites says no more than whether there are some."""
+        return min(count, 1) if self.together else count
+
     def _levels(self, looks: dict[str, list[Look]]) -> None:
         for i, found in enumerate(self._ask(LevelCounts(columns=list(looks)))):
             for name, each in looks.items():
                 levels, counts = found[f"levels:{name}"].tolist(), found[f"counts:{name}"].tolist()
-                each[i].levels = dict(zip(levels, counts, strict=True))
+                told = zip(levels, counts, strict=True)
+                each[i].levels = dict(sorted(told, key=lambda one: (-one[1], one[0])) if self.together else told)
                 each[i].rest = int(found[f"rest:{name}"][0])
         for each in looks.values():
             category = all(look.few for look in each if look.n)
@@ -137,14 +148,20 @@ class _Looker:
 
     def _moments(self, looks: dict[str, list[Look]]) -> None:
         names = list(looks)
-        sums, squares = self._ask(Moments(columns=names)), self._ask(Moments(columns=names, own=True))
+        sums = self._ask(Moments(columns=names))
+        if self.together:
+            means = sums[0]["sum"] / np.maximum(sums[0]["n"], 1)
+            squares = self._ask(Moments(columns=names, centres=means.tolist()))
+        else:
+            squares = self._ask(Moments(columns=names, own=True))
         for i, (about_zero, about_mean) in enumerate(zip(sums, squares, strict=True)):
             for j, name in enumerate(names):
                 n, look = int(about_mean["n"][j]), looks[name][i]
                 look.withheld = bool(about_mean["withheld"][j])
-                if n:
-                    look.mean = float(about_zero["sum"][j] / n)
-                    look.sd = float(spread_of(look.mean, np.sqrt(about_mean["squares"][j] / n)))
+                if n and not look.withheld:  # of all sites, unless one of them does not tell
+                    off = float(about_mean["sum"][j]) / n if self.together else 0.0  # of the centre, by rounding
+                    look.mean = float(about_zero["sum"][j] / n) + off
+                    look.sd = float(spread_of(look.mean, np.sqrt(max(about_mean["squares"][j] / n - off**2, 0.0))))
                     if look.sd == 0:
                         look.mean = float(next(iter(look.levels), look.mean))
 
@@ -158,7 +175,10 @@ class _Looker:
                 n = int(found[f"n:{name}"][0])
                 if n:
                     each[i].edges = np.asarray(edges[name])
-                    each[i].low, each[i].high = found[f"low:{name}"], found[f"high:{name}"]
+                    low, high = found[f"low:{name}"], found[f"high:{name}"]
+                    if self.together:  # hardly any edge is one of every site's joint cells
+                        low = high = (low + high) / 2
+                    each[i].low, each[i].high = low, high
                     each[i].quantiles = [each[i].value_at(share * n) for share in SHARES]
 
 

@@ -37,7 +37,8 @@ def flags_of(group: Sequence[Look], target: bool) -> list[list[str]]:
         found = [_gaps(look, others), _constant(look, others, target), _unit(look, others), _zeros(look)]
         found += [_code(look), _outlier(look), _levels(look, others), _identifier(look), _again(look)]
         if look.withheld:
-            found.append("too few rows, or too few that differ: not told")
+            where = " at some site" if look.site == "all" else ""
+            found.append(f"too few rows, or too few that differ{where}: not told")
         out.append([text for text in found if text])
     return out
 

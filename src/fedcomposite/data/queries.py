@@ -95,6 +95,14 @@ class Query(BaseModel):
             raise DataError("answers of different form cannot be added")
         return {key: np.sum([a[key] for a in answers], axis=0) for key in first}
 
+    def sums(self) -> Answer:
+        """Zeros in the form of what adds up in an answer: all that is told of a site's where only sums are known."""
+        raise NotImplementedError
+
+    def names(self, told: Answer) -> Answer:
+        """What in an answer is no sum, and is told of each site even so: names."""
+        return {}
+
 
 class Schema(Query):
     """The columns of a table."""
@@ -117,8 +125,16 @@ class Schema(Query):
             for column, kind in zip(one["columns"].tolist(), one["kinds"].tolist(), strict=True):
                 before = kinds.get(column, "empty")
                 kinds[column] = kind if before in ("empty", kind) else before if kind == "empty" else "mixed"
-        rows = np.sum([a["rows"] for a in answers], axis=0)
-        return {"columns": np.array([*kinds], np.str_), "kinds": np.array([*kinds.values()], np.str_), "rows": rows}
+        made = {"columns": np.array([*kinds], np.str_), "kinds": np.array([*kinds.values()], np.str_)}
+        return made | {"rows": np.sum([a["rows"] for a in answers if "rows" in a], axis=0)}
+
+    def sums(self) -> Answer:
+        """Nothing: the number of rows is that of any column's values and gaps."""
+        return {}
+
+    def names(self, told: Answer) -> Answer:
+        """Columns and their kinds."""
+        return {key: told[key] for key in ("columns", "kinds")}
 
 
 class Gaps(Query):
@@ -148,6 +164,12 @@ class Gaps(Query):
             out |= {"again": np.array(told[:-1], np.int64), "again:rows": np.array(told[-1:], np.int64)}
         return out
 
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer."""
+        keys = ["n", "missing", *(["again"] if self.repeats else [])]
+        rows = {"again:rows": np.zeros(1, np.int64)} if self.repeats else {}
+        return {**{key: np.zeros(len(self.columns), np.int64) for key in keys}, **rows}
+
 
 class Moments(Query):
     """Sums over columns of numbers; ask twice, about 0 and about the mean, for a variance without cancellation.
@@ -165,8 +187,7 @@ class Moments(Query):
         count = len(self.columns)
         if self.centres and len(self.centres) != count:
             raise RefusedQueryError(f"{len(self.centres)} centres for {count} columns")
-        out = {key: np.zeros(count, np.int64) for key in ("n", "missing", "withheld")}
-        sums = {key: np.zeros(count) for key in ("sum", "squares")}
+        out, sums = self._counts(), self._totals()
         for j, name in enumerate(self.columns):
             values = sheet.numbers(name)
             there = ~np.isnan(values)
@@ -181,6 +202,18 @@ class Moments(Query):
         if not all(np.isfinite(s).all() for s in sums.values()):
             raise RefusedQueryError("a sum is beyond 1.8e308; rescale the column")
         return {**out, **sums}
+
+    def _counts(self) -> Answer:
+        return {key: np.zeros(len(self.columns), np.int64) for key in ("n", "missing", "withheld")}
+
+    def _totals(self) -> Answer:
+        return {key: np.zeros(len(self.columns)) for key in ("sum", "squares")}
+
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer."""
+        if self.own:
+            raise RefusedQueryError("moments about each site's own mean do not add up to anything; give a centre")
+        return {**self._counts(), **self._totals()}
 
 
 def enough(values: npt.NDArray[np.float64], least: int) -> bool:
@@ -223,6 +256,12 @@ class Below(Query):
             out[f"low:{name}"], out[f"high:{name}"] = joined(counts, each, rules.min_count, of_own)
             out[f"n:{name}"] = np.array([len(values)])
         return out
+
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer."""
+        sizes = {f"{end}:{name}": len(each) for name, each in self.edges.items() for end in ("low", "high")}
+        sizes |= {f"n:{name}": 1 for name in self.edges}
+        return {key: np.zeros(size, np.int64) for key, size in sizes.items()}
 
 
 def _cells(values: npt.NDArray[np.float64], edges: Sequence[float]) -> Ints:
@@ -284,11 +323,20 @@ class LevelCounts(Query):
 
     name: Literal["levels"] = "levels"
     columns: list[str]
+    known: dict[str, list[str]] | None = None
+    """For each column the levels that are counted, in this order; those that a site tells of if left out."""
+
+    @model_validator(mode="after")
+    def _of_columns(self) -> Self:
+        if self.known is not None and self.known.keys() != set(self.columns):
+            raise ValueError("levels are known of other columns than those that are asked for")
+        return self
 
     def ask(self, sheet: Sheet, rules: Rules) -> Answer:
         """``levels:NAME`` with their ``counts:NAME``; ``rest:NAME`` counts the others, ``many:NAME`` is 1 if too many.
 
-        A rest of fewer than ``min_count`` rows takes the least of the told levels in.
+        A rest of fewer than ``min_count`` rows takes the least of the told levels in. Of ``known`` levels the counts
+        are those that would be told, or 0.
         """
         out: Answer = {}
         for name in self.columns:
@@ -308,14 +356,19 @@ class LevelCounts(Query):
                     break
                 _, more, more_own = told.pop(helping[-1])
                 rest, of_own = rest + more, of_own + more_own
-            out[f"levels:{name}"] = np.array([text for text, *_ in told], np.str_)
-            out[f"counts:{name}"] = np.array([count for _, count, _ in told], np.int64)
+            counted = {text: count for text, count, _ in told}
+            if self.known is None:
+                out[f"levels:{name}"] = np.array([*counted], np.str_)
+            order_of = counted if self.known is None else self.known[name]
+            out[f"counts:{name}"] = np.array([counted.get(text, 0) for text in order_of], np.int64)
             out[f"rest:{name}"] = np.array([0 if rest < least or 0 < of_own < least else rest])
             out[f"many:{name}"] = np.array([int(many)])
         return out
 
     def combine(self, answers: Sequence[Answer]) -> Answer:
         """The union of the levels; a level that one site tells may be in the rest of another."""
+        if self.known is not None:
+            return super().combine(answers)
         out: Answer = {}
         for name in self.columns:
             total: dict[str, int] = {}
@@ -327,6 +380,18 @@ class LevelCounts(Query):
             for key in ("rest", "many"):
                 out[f"{key}:{name}"] = np.sum([a[f"{key}:{name}"] for a in answers], axis=0)
         return out
+
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer about known levels; nothing where they are asked for."""
+        if self.known is None:
+            return {}
+        sizes = {f"counts:{name}": len(self.known[name]) for name in self.columns}
+        sizes |= {f"{key}:{name}": 1 for name in self.columns for key in ("rest", "many")}
+        return {key: np.zeros(size, np.int64) for key, size in sizes.items()}
+
+    def names(self, told: Answer) -> Answer:
+        """The levels, by the alphabet: by their counts they would say which is more common."""
+        return {} if self.known is not None else {f"levels:{n}": np.sort(told[f"levels:{n}"]) for n in self.columns}
 
 
 class Outside(Query):
@@ -342,6 +407,10 @@ class Outside(Query):
             strange = {text for text in sheet.texts(name) if text is not None} - set(levels)
             out[f"outside:{name}"] = np.array([int(bool(strange))])
         return out
+
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer."""
+        return {f"outside:{name}": np.zeros(1, np.int64) for name in self.known}
 
 
 AnyQuery = Annotated[Schema | Gaps | Moments | Below | LevelCounts | Outside, Field(discriminator="name")]

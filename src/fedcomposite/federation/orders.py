@@ -120,6 +120,11 @@ class Analysis(_Data):
     """As JSON, see ``data.queries``."""
     questions: Annotated[list[Question], Field(max_length=200)] = []
 
+    @property
+    def introduces(self) -> bool:
+        """Whether nothing is asked but who the site is."""
+        return not self.queries and not self.questions
+
 
 class Order(_Data):
     """One request to one site."""
@@ -155,6 +160,8 @@ class Introduction(_Data):
     """Left out in secure sums, where only their sum is told."""
     weight: float | None = Field(default=None, gt=0, le=2.0**40, allow_inf_nan=False)
     """The sum of the samples' weights, where they have some: it takes the place of their number."""
+    weighted: bool = False
+    """Whether they have some."""
     features: Extents
     dtype: Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
     names: Names = []

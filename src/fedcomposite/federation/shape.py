@@ -34,15 +34,13 @@ class AgreementError(UserError):
 def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
     """Read an experiment from TOML, whose data are at the sites; one ``[algorithm]`` is needed.
 
-    With ``recipe`` it may be an analysis, which learns a ``[recipe]`` first and needs no ``[run]``.
+    With ``recipe`` it may be an analysis, which needs no ``[run]``.
     """
     try:
         content = tomllib.loads(text.removeprefix("\ufeff"))
     except ValueError as error:  # also an integer of thousands of digits
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     found: list[str] = []
-    if "recipe" in content and not recipe:
-        found.append("a [recipe] is not learned over a federation by `run`; use `fit`, `path` or `cv`")
     given = content.get("data")
     section: dict[str, Any] = given if isinstance(given, dict) else {}
     found += [

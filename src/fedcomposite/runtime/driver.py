@@ -133,6 +133,12 @@ class Driver:
         made = self.ask([replace(request, by_site=True) for request in requests])
         return [list(one) for one in zip(*made, strict=True)]
 
+    def told(self, requests: Sequence[Request]) -> dict[str, list[Sums]]:
+        """The answers of every site, by its name; where only sums are known, these under the name "all"."""
+        if not self.by_site:
+            return {"all": self.ask(requests)}
+        return dict(zip(self.names, self.each(requests), strict=True))
+
     def deadline(self, seconds: float | None) -> Deadline:
         """The time at which an analysis of so many seconds ends; after a resumption by the time that it took before."""
         return deadline(seconds, time.monotonic if self.log is None else lambda: self._elapsed)

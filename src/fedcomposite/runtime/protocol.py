@@ -438,6 +438,24 @@ LOWEST, HIGHEST = 0, 1
 and in the highest one."""
 
 
+def ranges_of(counts: Tensor) -> Tensor:
+    """A site's ``counts`` of scores so that its ranges can be told from the sum over sites, ``(2, 2, bins, 7)``.
+
+    For each class first by the lowest bins of ranges, then by the highest: how many begin (end) here, sums of their
+    other ends and of the squares of these, weight, sums of z, p and z p. Where the ranges that begin in a bin all end
+    in the same one, the squares say so; ``analysis.score_bins`` takes the sum apart.
+    """
+    classes, bins, _ = counts.shape
+    made = counts.new_zeros(classes, 2, bins, 7)
+    for kind, sums in enumerate(counts):
+        low, high = (torch.nonzero(sums[:, end]).flatten() for end in (LOWEST, HIGHEST))
+        more = sums[low][:, [i for i in range(sums.shape[1]) if i != HIGHEST]]
+        for end, (here, there) in enumerate(((low, high), (high, low))):
+            other = there.double().unsqueeze(1)
+            made[kind, end].index_add_(0, here, torch.cat([torch.ones_like(other), other, other**2, more], 1))
+    return made
+
+
 def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
     """In each class and bin, ``(2, bins, 5)``: weight twice (see :data:`LOWEST`), sums of z, p and z p; squares of p.
 
@@ -454,10 +472,11 @@ def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
 
 RESIDUALS = (
     *("weight", "squares", "targets", "target_squares", "absolute", "deviance", "means", "mean_squares", "products"),
-    *("lowest", "exposure", "shifted", "margins"),
+    *("lowest", "exposure", "shifted", "margins", "kept"),
 )
 """Sums behind the measures of a regression; products are of targets and means, exposure is the mean at the offset
-alone, shifted and margins are targets times offset and times margin."""
+alone, shifted and margins are targets times offset and times margin. ``kept`` is the weight of samples whose absolute
+errors a site does not tell."""
 
 
 def residuals(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
@@ -473,7 +492,7 @@ def _residuals(silo: Silo, weights: Tensor, request: Request) -> Sums:
     offset = silo.shift
     wrong, deviance = mean - b, 2 * (silo.loss.value(z, silo.b) - lowest)
     sums = [one, wrong.square(), b, b.square(), wrong.abs(), deviance, mean, mean.square(), b * mean]
-    sums += [lowest, silo.loss.response(offset), b * offset, b * z]
+    sums += [lowest, silo.loss.response(offset), b * offset, b * z, torch.zeros_like(b)]
     each = torch.stack([one, mean, b], 1) * weights.unsqueeze(1)
     made = torch.zeros(len(edges) + 1, 3, dtype=torch.float64)
     return {

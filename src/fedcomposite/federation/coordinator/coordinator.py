@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedcomposite import algorithms, theory
 from fedcomposite.algorithms.base import AnyAlgorithm, amplification
 from fedcomposite.choice import AUTO, choose
+from fedcomposite.data import FittedRecipe
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import secure_transport
@@ -25,7 +26,7 @@ from fedcomposite.federation.coordinator.transport import Sites, SiteTransport, 
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.secure import encoding
 from fedcomposite.federation.secure.assembly import Assembly
-from fedcomposite.federation.shape import agree, misfits, skeleton, write
+from fedcomposite.federation.shape import agree, blank, misfits, write
 from fedcomposite.federation.site.policy import pair
 from fedcomposite.federation.wire import WireError
 from fedcomposite.privacy import SampleLevel
@@ -57,6 +58,8 @@ class Coordinator:
         Its name at the sites; the same when it is resumed.
     settings : Settings
         Policy and timeouts.
+    recipe : FittedRecipe, optional
+        How the sites' tables become features, where the experiment has a recipe; see :func:`~.inquiry.learn`.
     log, stop : callable
         Receives one line per event; tells whether to stop.
     """
@@ -70,11 +73,12 @@ class Coordinator:
         job: str,
         settings: Settings | None = None,
         *,
+        recipe: FittedRecipe | None = None,
         log: Callable[[str], None] = lambda line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.sites, self.config, self.job, self.settings = sites, config, job, settings or Settings()
-        self._log = log
+        self._log, self._recipe = log, recipe
         self.post = Delivery(grid, nodes, self.settings, log, stop)
         self.assembly = Assembly(self.post, job)
         self.sums: encoding.Moments | None = None
@@ -99,7 +103,7 @@ class Coordinator:
             self._log(f"this run is without {', '.join(absent)}")
         self.sites = [i.site for i in self.introductions]
         self.shape: Shape = agree(self.introductions)
-        self.problem: Problem = skeleton(self.config, self.shape)
+        self.problem: Problem = self.config.make_problem(replace(blank(self.shape), recipe=self._recipe))
         (spec,) = self.config.specs
         self.algorithm: AnyAlgorithm = self._method(spec)
         label = {"label": spec["label"]} if "label" in spec else {}
@@ -113,7 +117,8 @@ class Coordinator:
             )
         samples = [i.samples or 0 for i in self.introductions] if self.sums is None else []
         counted = [] if all(i.weight is None for i in self.introductions) else self._counted()
-        parties = Sites(self.job, self.sites, samples, write(self.config), self.shape, counted)
+        prepared = "" if self._recipe is None else self._recipe.text
+        parties = Sites(self.job, self.sites, samples, write(self.config), self.shape, counted, prepared)
         smooth = self.problem.smooth(self.config.dtype)
         start = smooth.start()
         privacy, aggregator = self.config.make_privacy(), self.config.make_aggregator()
@@ -140,6 +145,7 @@ class Coordinator:
                 "shape": self.shape.model_dump_json(),
                 "samples": repr(samples if self.sums is None else self.sums.samples),
                 **({"weights": repr(counted)} if counted else {}),
+                **({"recipe": prepared} if prepared else {}),
             },
             spending=None
             if privacy is None
@@ -149,12 +155,13 @@ class Coordinator:
     def _meet(self, policy: Policy) -> list[Introduction]:
         """The introductions of the sites that take part."""
         text = write(self.config)
+        recipe = "" if self._recipe is None else self._recipe.text
+        orders = {s: Order(job=self.job, site=s, config=text, recipe=recipe) for s in self.sites}
         if self.settings.secure:
             met, self.sums = secure_transport.introductions(
-                self.post, self.assembly, self.sites, text, self.job, policy, self._check_introduction
+                self.post, self.assembly, orders, policy, self._check_introduction
             )
             return [met[s] for s in self.sites if s in met]
-        orders = {s: Order(job=self.job, site=s, config=text) for s in self.sites}
         requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
         met = self.post.collect(requests, "introduction", self._check_introduction, policy)
         if policy == "skip":

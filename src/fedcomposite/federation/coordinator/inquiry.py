@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
-from fedcomposite.data.queries import Answer, Query, parse_answer
+from fedcomposite.data.queries import Answer, LevelCounts, Query, Schema, parse_answer
 from fedcomposite.data.steps import known
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator import secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
 from fedcomposite.federation.coordinator.transport import check_refusal
 from fedcomposite.federation.orders import Analysis, Introduction, Order, Question, Samples, Shape
+from fedcomposite.federation.secure import encoding
+from fedcomposite.federation.secure.assembly import Assembly
 from fedcomposite.federation.shape import agree, skeleton, write
 from fedcomposite.federation.site import analyses
 from fedcomposite.federation.site.policy import pair
@@ -29,24 +34,27 @@ from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import Request, Sums
 from fedcomposite.runtime.transports.silos import added
 
+T = TypeVar("T")
 _AT_ONCE = 100  # requests in one message: their names have to fit into its header
 
 
 class Inquiry:
     """One analysis across registered sites; every site takes part in every exchange.
 
-    See :class:`fedcomposite.runtime.transports.Parties`: an analysis asks through a driver on it.
+    See :class:`fedcomposite.runtime.transports.Parties`: an analysis asks through a driver on it. With
+    ``settings.secure`` it gets sums under masks: no site's own answer can be asked for, and of a query there is one
+    answer, that of all sites together. Names of columns and levels are told as they are.
 
     Parameters
     ----------
     grid, sites, nodes, job, settings, log, stop
-        As for :class:`fedcomposite.federation.coordinator.coordinator.Coordinator`.
+        As for :class:`fedcomposite.federation.coordinator.coordinator.Coordinator`; every analysis has a job of its
+        own, also one that is gone on with: sites do not go back in its exchanges.
     config : Config
         The experiment; its method is not looked at.
     """
 
     centre = None
-    by_site = True
 
     def __init__(
         self,
@@ -60,29 +68,59 @@ class Inquiry:
         log: Callable[[str], None] = lambda line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.names, self.config, self.job = list(sites), config.only({"name": "ProxNewton"}, config.seed), job
+        self.names, self.config, self.job = list(sites), config.only(dict(config.specs[0]), config.seed), job
         self.post = Delivery(grid, nodes, settings or Settings(), log, stop)
+        self.assembly = Assembly(self.post, job) if self.post.settings.secure else None
         self.ids = list(range(len(self.names)))
         self.exchanges, self.counter = 0, Counter()
         self.recipe: FittedRecipe | None = None
         self._shape: Shape | None = None
         self._text = write(self.config)
 
-    def _send(self, orders: Mapping[str, Order], vectors: bytes | None, check: Callable[[str, RecordDict], Any]) -> Any:
-        """One exchange: what the sites answered, in their order."""
-        more = {} if vectors is None else {"vectors": vectors}
-        requests = {s: wire.content(order=o.model_dump_json(), **more) for s, o in orders.items()}  # type: ignore[arg-type]
+    @property
+    def by_site(self) -> bool:
+        """Whether single sites' answers may be asked for."""
+        return self.assembly is None
 
-        def counted(site: str, content: RecordDict) -> Any:
+    def _send(
+        self, orders: Mapping[str, Order], vectors: bytes | None, check: Callable[[str, RecordDict], T]
+    ) -> list[T]:
+        """One exchange: what the sites answered, in their order."""
+        more: dict[str, Any] = {} if vectors is None else {"vectors": vectors}
+        requests = {s: wire.content(order=o.model_dump_json(), **more) for s, o in orders.items()}
+        self.counter.bytes_down += sum(wire.weight(r) for r in requests.values())
+        self.exchanges += 1
+        found = self.post.collect(requests, f"analysis-{self.exchanges}", self._counted(check), "wait")
+        return [found[s] for s in self.names]
+
+    def _counted(self, check: Callable[[str, RecordDict], T]) -> Callable[[str, RecordDict], T]:
+        def counted(site: str, content: RecordDict) -> T:
             check_refusal(content)
             made = check(site, content)
             self.counter.bytes_up += wire.weight(content)
             return made
 
-        self.counter.bytes_down += sum(wire.weight(r) for r in requests.values())
+        return counted
+
+    def _sum(
+        self,
+        assembled: Assembly,
+        orders: Mapping[str, Order],
+        vectors: bytes | None,
+        form: Mapping[str, wire.Form],
+        check: Callable[[str, RecordDict], T],
+    ) -> tuple[list[T], Vectors]:
+        """One exchange of which only the sum is known, and what the sites say beside it."""
         self.exchanges += 1
-        found = self.post.collect(requests, f"analysis-{self.exchanges}", counted, "wait")
-        return [found[s] for s in self.names]
+        size = sum(math.prod(one.shape) for one in form.values())
+        masked = encoding.forms(encoding.ANALYSIS, 0, 1 + size)
+        got = secure_transport.summed(
+            self.post, assembled, orders, encoding.ANALYSIS, masked, self._counted(check),
+            policy="wait", group=f"analysis-{self.exchanges}", vectors=vectors,
+        )  # fmt: skip
+        self.counter.bytes_down += sum(len(o.model_dump_json()) + len(vectors or b"") for o in orders.values())
+        with secure_transport.void():
+            return [got.said[s] for s in self.names], encoding.analysis_of(got.sum, len(self.names), form)
 
     def _orders(self, **fields: Any) -> dict[str, Order]:
         recipe = "" if self.recipe is None else self.recipe.text
@@ -91,35 +129,61 @@ class Inquiry:
             for i, site in enumerate(self.names)
         }
 
-    # -- tables -------------------------------------------------------------------------------------------------------
-
     def running(self) -> AbstractContextManager[None]:
         """Nothing is computed here."""
         return nullcontext()
 
     def ask(self, requests: Sequence[Request | Query]) -> list[Any]:
         """Sums over the sites, in their order; the list of their answers to a query, or to a request by site."""
+        if self.assembly is not None and any(isinstance(one, Request) and one.by_site for one in requests):
+            raise FederationError(
+                "answers by site: secure sums have none; run without --secure, where sites allow that"
+            )
         queries = [self._query(one) for one in requests if isinstance(one, Query)]
-        made = iter(self._each([one for one in requests if isinstance(one, Request)]))
+        made = iter(self._answers([one for one in requests if isinstance(one, Request)]))
         told = iter(queries)
-        return [next(told) if isinstance(one, Query) else _wanted(one, next(made)) for one in requests]
+        return [next(told) if isinstance(one, Query) else next(made) for one in requests]
+
+    # -- tables -------------------------------------------------------------------------------------------------------
 
     def _query(self, query: Query) -> list[Answer]:
-        """The sites' answers to a query."""
+        """The sites' answers to a query; where only sums are known, their sum alone, but names of each."""
         analysis = Analysis(number=self.exchanges + 1, queries=[query.model_dump_json()])
-        return list(self._send(self._orders(analysis=analysis), None, lambda site, content: _answer(content)))
+        orders = self._orders(analysis=analysis)
+        if self.assembly is None:
+            return self._send(orders, None, lambda site, content: _answer(content))
+        like = query.sums()
+        form = {key: wire.Form(value.shape, torch.float64) for key, value in like.items()}
+        names, sums = self._sum(self.assembly, orders, None, form, lambda site, content: _names(query, content))
+        if not like:
+            return [self._levels(query, names)] if isinstance(query, LevelCounts) else names
+        return [{key: sums[key].numpy().astype(value.dtype) for key, value in like.items()}]
+
+    def _levels(self, query: LevelCounts, names: Sequence[Answer]) -> Answer:
+        """The levels that some site tells of, and how many rows all sites together say have them."""
+        known = {name: sorted({str(one) for told in names for one in told[f"levels:{name}"]}) for name in query.columns}
+        [counts] = self._query(query.model_copy(update={"known": known}))
+        return {**{f"levels:{name}": np.array(levels, np.str_) for name, levels in known.items()}, **counts}
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
     def meet(self) -> Problem:
-        """Hear the sites' introductions; returns the problem without their samples, but with their names."""
-        met = self._send(self._orders(analysis=Analysis(number=self.exchanges + 1)), None, self._introduction)
+        """Have the sites introduce themselves: the problem without their samples, but with their names."""
+        orders = self._orders(analysis=Analysis(number=self.exchanges + 1))
+        if self.assembly is None:
+            met = self._send(orders, None, self._introduction)
+        else:
+            self.exchanges += 1
+            found, _ = secure_transport.introductions(
+                self.post, self.assembly, orders, "wait", self._counted(self._introduction)
+            )
+            met = [found[site] for site in self.names]
         self._shape = agree(met)
         problem = skeleton(self.config, self._shape)
         if not isinstance(problem.loss, Loss):
             raise ConfigError(f"[problem] {problem.loss}: analyses over sites are for linear models")
         silos = dataclasses.replace(problem.silos, recipe=self.recipe)
-        if any(one.weight is not None for one in met):  # intervals of weighted samples are other ones
+        if any(one.weighted for one in met):  # intervals of weighted samples are other ones
             silos = dataclasses.replace(silos, weights=torch.ones(len(silos.targets), dtype=torch.float64))
         return self.config.make_problem(silos)
 
@@ -131,32 +195,34 @@ class Inquiry:
             raise WireError(f"has labels {wire.clean(met.labels, 60)}; this loss is for -1 and 1, or 0 and 1")
         return met
 
-    def _each(self, requests: Sequence[Request]) -> list[list[Sums]]:
-        """The sites' answers to each request."""
-        made: list[list[Sums]] = []
+    def _answers(self, requests: Sequence[Request]) -> list[Sums | list[Sums]]:
+        """The sums over the sites, or their answers, to each request."""
+        made: list[Sums | list[Sums]] = []
         for start in range(0, len(requests), _AT_ONCE):
-            made += map(list, zip(*self._part(requests[start : start + _AT_ONCE]), strict=True))
+            made += self._part(requests[start : start + _AT_ONCE])
         return made
 
-    def _part(self, requests: Sequence[Request]) -> list[list[Sums]]:
+    def _part(self, requests: Sequence[Request]) -> list[Sums | list[Sums]]:
         if self._shape is None:
             raise FederationError("the sites have not been met")
         questions = [_question(one) for one in requests]
         vectors = {f"{i}.{k}": v.contiguous() for i, one in enumerate(requests) for k, v in one.arrays.items()}
         expected: dict[str, wire.Form] = {}
         for i, (question, one) in enumerate(zip(questions, requests, strict=True)):
-            expected |= analyses.answer_forms(question, dict(one.arrays), i)
+            expected |= analyses.answer_forms(question, dict(one.arrays), i, secure=self.assembly is not None)
         analysis = Analysis(number=self.exchanges + 1, questions=questions)
-        found = self._send(
-            self._orders(analysis=analysis, shape=self._shape),
-            wire.block(vectors),
-            lambda site, content: wire.unpack(content, expected),
-        )
-        return [[_sums(one, i) for i in range(len(requests))] for one in found]
+        orders, block = self._orders(analysis=analysis, shape=self._shape), wire.block(vectors)
+        if self.assembly is not None:
+            _, sums = self._sum(self.assembly, orders, block, expected, self._exchange)
+            return [_sums(sums, i) for i in range(len(requests))]
+        found = self._send(orders, block, lambda site, content: wire.unpack(content, expected))
+        each = [[_sums(one, i) for one in found] for i in range(len(requests))]
+        return [e if one.by_site else added(e) for one, e in zip(requests, each, strict=True)]
 
-
-def _wanted(request: Request, each: list[Sums]) -> Sums | list[Sums]:
-    return each if request.by_site else added(each)
+    def _exchange(self, site: str, content: RecordDict) -> None:
+        """Whether a masked answer is one to this exchange."""
+        if wire.numbers(content) != {"exchange": self.exchanges}:
+            raise WireError(f"does not answer exchange {self.exchanges}")
 
 
 def _question(request: Request) -> Question:
@@ -186,6 +252,25 @@ def _answer(content: RecordDict) -> Answer:
         return parse_answer(one)
     except (ValueError, TypeError, RecursionError, DataError):
         raise WireError("its answer to a query cannot be read") from None
+
+
+def _names(query: Query, content: RecordDict) -> Answer:
+    """The names in a site's answer to a query whose sums are masked."""
+    told, columns = _answer(content), query.columns if isinstance(query, LevelCounts) and query.known is None else []
+    wanted = {"columns", "kinds"} if isinstance(query, Schema) else {f"levels:{name}" for name in columns}
+    if told.keys() != wanted or any(v.dtype.kind != "U" for v in told.values()):
+        raise WireError("its answer to a query says more than names, or fewer")
+    if isinstance(query, Schema) and len(told["columns"]) != len(told["kinds"]):
+        raise WireError("its columns have not one kind each")
+    return told
+
+
+def target_of(data: Mapping[str, Any] | None, where: str) -> str:
+    """The column that an experiment's ``[data]`` names as the one to predict."""
+    target = (data or {}).get("target")
+    if not isinstance(target, str):
+        raise ConfigError(f"{where}: a recipe needs a target: the name of the column to predict")
+    return target
 
 
 def learn(driver: Driver, config: Config, target: str) -> FittedRecipe | None:

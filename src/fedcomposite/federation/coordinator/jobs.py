@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -19,13 +20,17 @@ from typing import Any, Literal
 from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict
 
+from fedcomposite.data import FittedRecipe
+from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import Journal, RunFolder
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings
+from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse
 from fedcomposite.files import write_atomic
+from fedcomposite.runtime import Driver
 from fedcomposite.runtime.history import Record, Run
 
 State = Literal["preparing", "running", "finished", "failed"]
@@ -121,7 +126,10 @@ def _conduct(
 
     settings = Settings(**job.settings)
     sites = _parties(federation, job, settings, diary)
-    coordinator = Coordinator(grid, sites, federation.nodes, config, job.name, settings, log=diary.log, stop=stop)
+    recipe = _recipe(grid, federation, job, folder, config, sites, settings, diary, stop)
+    coordinator = Coordinator(
+        grid, sites, federation.nodes, config, job.name, settings, recipe=recipe, log=diary.log, stop=stop
+    )
     coordinator.prepare(folder.checkpoint)
     resolved = coordinator.config
     if job.data is not None:
@@ -132,6 +140,37 @@ def _conduct(
     journal.close()
     folder.finish(run, coordinator.problem, resolved.labels[0])
     return run
+
+
+def _recipe(
+    grid: Grid,
+    federation: FederationFolder,
+    job: Job,
+    folder: RunFolder,
+    config: Config,
+    sites: list[str],
+    settings: Settings,
+    diary: _Diary,
+    stop: Callable[[], bool],
+) -> FittedRecipe | None:
+    """The learned recipe of an experiment that has one: that of the folder, or of what all sites answer now.
+
+    At the sites the learning is a job of its own: they do not go back in its exchanges, and a run that was stopped
+    before the recipe was there learns it again.
+    """
+    if config.recipe is None:
+        return None
+    kept = folder.path / "recipe.json"
+    if kept.is_file():
+        return FittedRecipe.read(kept)
+    name = f"{job.name}-{secrets.token_hex(4)}"
+    asking = Inquiry(grid, sites, federation.nodes, config, name, settings, log=diary.log, stop=stop)
+    driver = Driver(asking)
+    made = learn(driver, asking.config, target_of(job.data, "[data]"))
+    assert made is not None
+    made.write(kept)
+    diary.log(f"the recipe is learned from {len(sites)} sites, in {driver.exchanges} exchanges")
+    return made
 
 
 def _parties(federation: FederationFolder, job: Job, settings: Settings, diary: _Diary) -> list[str]:

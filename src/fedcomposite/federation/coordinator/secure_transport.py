@@ -7,9 +7,9 @@ a metric over the sites.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from flwr.app import RecordDict
@@ -30,6 +30,7 @@ from fedcomposite.runtime import messages
 from fedcomposite.runtime.protocol import Round
 from fedcomposite.runtime.transports import Gathered
 
+T = TypeVar("T")
 _TRIES = 20  # exchanges in a row that restarted sites may spoil
 
 
@@ -68,9 +69,8 @@ class SecureTransport(SiteTransport):
         everybody = request.model is not None or policy == "wait"
         asked_for = list(names) if everybody else [names[i] for i in who]
         purposes = ["train"] * bool(who) + ["evaluate"] * (request.model is not None)
-        epoch = self.assembly.epoch(
-            self.sites.config, asked_for, policy, [f"{request.round} {p}" for p in purposes], request.round
-        )
+        first = Order(job=self.sites.job, site="", config=self.sites.config, round=request.round)
+        epoch = self.assembly.epoch(first, asked_for, policy, [f"{request.round} {p}" for p in purposes])
         trainers = [names[i] for i in who if names[i] in epoch.parties]
         contents: dict[str, str] = {}
         requests, orders = {}, dict[str, Order]()
@@ -120,37 +120,63 @@ class SecureTransport(SiteTransport):
         return self._least
 
 
+class Summed(NamedTuple, Generic[T]):
+    """What has come of asking some sites for one sum."""
+
+    said: dict[str, T]
+    """What each of them says in plain text."""
+    sum: Numbers
+
+
+def summed(
+    post: Delivery,
+    assembled: Assembly,
+    orders: Mapping[str, Order],
+    purpose: str,
+    form: Mapping[str, Form],
+    read: Callable[[str, RecordDict], T],
+    *,
+    policy: Policy,
+    group: str,
+    content: str = "",
+    vectors: bytes | None = None,
+) -> Summed[T]:
+    """Ask sites for a sum of one purpose, until all who have to be in it are; ``read`` takes what is not masked."""
+    more: dict[str, Any] = {} if vectors is None else {"vectors": vectors}
+    for _ in range(_TRIES):
+        epoch = assembled.epoch(next(iter(orders.values())), list(orders), policy, [f"{group} {purpose}"])
+        asked = {s: orders[s].model_copy(update={"secure": epoch.order(s)}) for s in epoch.parties}
+        requests = {s: wire.content(order=o.model_dump_json(), **more) for s, o in asked.items()}
+
+        def check(site: str, content: RecordDict) -> Stale | tuple[T, Numbers]:
+            return assembly.answer(content, policy) or (
+                read(site, content), encoding.numbers_of(purpose, wire.unpack(content, form))
+            )  # fmt: skip
+
+        got = post.collect(requests, group, check, policy)
+        there = {s: a for s, a in got.items() if not isinstance(a, Stale)}
+        if len(there) < len(got):
+            assembled.forget()
+            post.log("a site has lost its keys; everybody is asked again, with fresh masks")
+            continue
+        what = Asked(epoch, next(iter(asked.values())), {purpose: (content, epoch.parties)})
+        sums = assembled.total(what, {s: {purpose: a[1]} for s, a in there.items()}, policy)
+        return Summed({s: a[0] for s, a in there.items()}, sums[purpose])
+    raise FederationError("sites were restarted again and again; go on when they are stable")
+
+
 def introductions(
     post: Delivery,
     assembled: Assembly,
-    sites: Sequence[str],
-    config: str,
-    job: str,
+    orders: Mapping[str, Order],
     policy: Policy,
     read: Callable[[str, RecordDict], Introduction],
 ) -> tuple[dict[str, Introduction], encoding.Moments]:
     """The sites' introductions, and the sums of the numbers that they leave out."""
     form = encoding.forms("introduce", 0, encoding.SCALARS["introduce"])
-    for _ in range(_TRIES):
-        epoch = assembled.epoch(config, sites, policy, ["introduce"])
-        orders = {s: Order(job=job, site=s, config=config, secure=epoch.order(s)) for s in epoch.parties}
-        requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
-
-        def check(site: str, content: RecordDict) -> Stale | tuple[Introduction, Numbers]:
-            return assembly.answer(content, policy) or (
-                read(site, content), encoding.numbers_of("introduce", wire.unpack(content, form))
-            )  # fmt: skip
-
-        got = post.collect(requests, "introduction", check, policy)
-        there = {s: a for s, a in got.items() if not isinstance(a, Stale)}
-        if len(there) < len(got):
-            assembled.forget()
-            continue
-        asked = Asked(epoch, next(iter(orders.values())), {"introduce": ("", epoch.parties)})
-        sums = assembled.total(asked, {s: {"introduce": a[1]} for s, a in there.items()}, policy)
-        with _void():
-            return {s: a[0] for s, a in there.items()}, encoding.moments(sums["introduce"], len(there))
-    raise FederationError("sites were restarted again and again; go on when they are stable")
+    met = summed(post, assembled, orders, "introduce", form, read, policy=policy, group="introduction")
+    with void():
+        return met.said, encoding.moments(met.sum, len(met.said))
 
 
 def _report(content: RecordDict, order: Order, expected: dict[str, dict[str, Form]]) -> dict[str, Numbers]:
@@ -175,7 +201,7 @@ class SecureExchange:
         """The weighted means of the sites' losses and gradients, and one row of counts."""
         carried, model = self._transport, self._request.model
         assert model is not None
-        with _void():
+        with void():
             loss, gradient, counts = encoding.evaluation_of(
                 self._sums["evaluate"], len(self._counted["evaluate"]), model, carried.widths()
             )
@@ -199,7 +225,7 @@ class SecureExchange:
         if "train" not in self._sums or message is None:
             raise FederationError(f"no site took part in round {request.round + 1}")
         who = self._counted["train"]
-        with _void():
+        with void():
             found = encoding.round_of(self._sums["train"], len(who), self._like, request.buffers)
         carried.counter.gradients += found.gradients
         each, rest = divmod(found.gradients, len(who))
@@ -218,7 +244,7 @@ def _within(counts: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _void() -> Iterator[None]:
+def void() -> Iterator[None]:
     """Sums whose masks do not cancel end the run; a wrong sum is never used."""
     try:
         yield

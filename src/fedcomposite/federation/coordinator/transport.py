@@ -60,6 +60,8 @@ class Sites:
     shape: Shape
     weights: Sequence[float] = ()
     """What the sites count, where that is not their samples."""
+    recipe: str = ""
+    """How their tables become features, as JSON."""
 
 
 class SiteTransport:
@@ -140,6 +142,7 @@ class SiteTransport:
             cohort=max(1, len(who)),
             train=train,
             evaluate=request.model is not None,
+            recipe=self.sites.recipe,
         )
         vectors: Vectors = {"buffers": request.buffers}
         if train and request.message is not None:

@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Policy
-from fedcomposite.federation.orders import Key, Order, Secure
+from fedcomposite.federation.orders import Analysis, Key, Order, Secure
 from fedcomposite.federation.secure import keys, masking, shamir
 from fedcomposite.federation.secure.masking import Mask, MaskError, Numbers
 from fedcomposite.federation.wire import WireError
@@ -70,12 +70,17 @@ class Assembly:
         self._post, self._job = post, job
         self._epoch: Epoch | None = None
 
-    def epoch(self, config: str, sites: Sequence[str], policy: Policy, use: Sequence[str], round: int = 0) -> Epoch:
-        """Keys with which some sums (``use``) can be asked for: those there are, unless they are spent."""
-        old, wanted = self._epoch, (config, sorted(sites), policy)
+    def epoch(self, order: Order, sites: Sequence[str], policy: Policy, use: Sequence[str]) -> Epoch:
+        """Keys with which some sums (``use``) can be asked for: those there are, unless they are spent.
+
+        ``order`` is any of those for the sums: keys are for its experiment, and for an analysis if it is one.
+        """
+        old, wanted = self._epoch, (order.config, sorted(sites), policy)
         lasting = old is not None and (old.config, old.parties, "wait") == wanted and not old.recover
         if old is None or not lasting or set(use) & old.used:
-            self._epoch = self._begin(Order(job=self._job, site="", config=config, round=round), sites, policy)
+            analysis = None if order.analysis is None else Analysis(number=order.analysis.number)
+            plain = Order(job=self._job, site="", config=order.config, round=order.round, analysis=analysis)
+            self._epoch = self._begin(plain, sites, policy)
         assert self._epoch is not None
         self._epoch.used |= set(use)
         return self._epoch

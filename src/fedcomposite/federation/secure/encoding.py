@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from fedcomposite.federation.orders import Introduction
-from fedcomposite.federation.secure.masking import MaskError, Numbers
+from fedcomposite.federation.secure.masking import WIDE, WIDEST, MaskError, Numbers
 from fedcomposite.federation.wire import Form, Vectors
 from fedcomposite.problems.measures import PARTS, Counts, Measures
 
 SCALARS = {"introduce": 9, "train": 4, "evaluate": 5}
 """Scalars of each kind of sum, beside counts."""
-Part = tuple[npt.NDArray[np.float64], list[float]]
+ANALYSIS = "analysis"
+"""The purpose of a sum of answers to an analysis."""
+Part = tuple[npt.NDArray[np.float64], npt.ArrayLike]
 """A vector and scalars."""
 
 
@@ -88,6 +90,11 @@ def of_evaluation(report: Mapping[str, float], vectors: Vectors, weight: float, 
     return _joined([vectors["gradient"]], 0.0 if bad else weight), scalars
 
 
+def of_analysis(told: Vectors) -> Part:
+    """The arrays of an answer, one after another; all of them have the long form."""
+    return np.zeros(0), np.concatenate([[1.0], *(v.numpy().reshape(-1) for v in told.values())])
+
+
 def widths(vectors: Mapping[str, Tensor | Form], measures: Measures) -> dict[str, int]:
     """How many counts each metric has, in a fixed order."""
     found = {k.split("/")[1]: v.shape[1] for k, v in vectors.items() if k.startswith("counts.train/")}
@@ -104,14 +111,19 @@ def forms(purpose: str, words: int, scalars: int) -> dict[str, Form]:
     """What they must look like."""
     return {
         f"{purpose}.words": Form((words,), torch.int64),
-        f"{purpose}.wide": Form((16 * scalars,), torch.uint8),
+        f"{purpose}.wide": Form((8 * width_of(purpose) * scalars,), torch.uint8),
     }
+
+
+def width_of(purpose: str) -> int:
+    """Words of the wide numbers of a sum."""
+    return WIDEST if purpose == ANALYSIS else WIDE
 
 
 def numbers_of(purpose: str, vectors: Vectors) -> Numbers:
     """Masked numbers that have arrived."""
     words = vectors[f"{purpose}.words"].numpy().view(np.uint64)
-    return Numbers(words, Numbers.read_wide(vectors[f"{purpose}.wide"].numpy().tobytes()))
+    return Numbers(words, Numbers.read_wide(vectors[f"{purpose}.wide"].numpy().tobytes(), width_of(purpose)))
 
 
 # -- the sum ----------------------------------------------------------------------------------------------------------
@@ -119,10 +131,19 @@ def numbers_of(purpose: str, vectors: Vectors) -> Numbers:
 
 def checked(total: Numbers, parties: int) -> list[float]:
     """The scalars of a sum that is open; an error if it is not."""
-    scalars = total.scalars()
+    scalars: list[float] = total.scalars().tolist()
     if scalars[0] != parties:
         raise MaskError("the masks of a secure sum do not cancel; it is thrown away")
     return scalars
+
+
+def analysis_of(total: Numbers, parties: int, like: Mapping[str, Form]) -> Vectors:
+    """The sums of an analysis, in the form of its answers."""
+    flat, at, found = torch.tensor(checked(total, parties)[1:], dtype=torch.float64), 0, {}
+    for name, form in like.items():
+        size = math.prod(form.shape)
+        found[name], at = flat[at : at + size].reshape(form.shape), at + size
+    return found
 
 
 def moments(total: Numbers, parties: int) -> Moments:

@@ -58,9 +58,14 @@ def context(order: Order, secure: Secure, bound: str, purpose: str, content: str
     """What a mask belongs to; two sums with different contexts have nothing to do with each other."""
     shape = "" if order.shape is None else order.shape.model_dump_json()
     return frame(
-        "sum", order.job, secure.epoch, bound, order.round, purpose, seal(order.config), shape, content,
-        secure.samples, *parties,
+        "sum", order.job, secure.epoch, bound, place(order), purpose, seal(order.config), shape, content,
+        seal(order.recipe), secure.samples, *parties,
     )  # fmt: skip
+
+
+def place(order: Order) -> int:
+    """The number of a sum within a job: of the round, or of the exchange of an analysis."""
+    return order.round if order.analysis is None else order.analysis.number
 
 
 def box_key(key: X25519PrivateKey, theirs: str, bound: str, sender: str, receiver: str) -> ChaCha20Poly1305:
@@ -200,8 +205,8 @@ class MaskKeys:
             return stale()
         if epoch.last is not None and epoch.last[0] == request:
             return epoch.last[1]
-        if epoch.used & {f"{order.round} {p}" for p in _purposes(order)} or (secure.recover and epoch.used):
-            raise RefusalError("the masks of this round were used for another answer")
+        if epoch.used & {f"{place(order)} {p}" for p in _purposes(order)} or (secure.recover and epoch.used):
+            raise RefusalError(_used(order))
         return None
 
     def check(self, order: Order, secure: Secure) -> None:
@@ -235,8 +240,8 @@ class MaskKeys:
     def conceal(self, order: Order, secure: Secure, purpose: str, content: str, numbers: Numbers) -> Numbers:
         """A site's numbers under the masks of one sum."""
         epoch, parties = self._epochs[secure.epoch], secure.trainers if purpose == "train" else secure.parties
-        if (mask := f"{order.round} {purpose}") in epoch.used:
-            raise RefusalError("the masks of this round were used for another answer")
+        if (mask := f"{place(order)} {purpose}") in epoch.used:
+            raise RefusalError(_used(order))
         epoch.used.add(mask)
         epoch.parties = secure.parties
         epoch.summed[purpose] = content, parties
@@ -296,7 +301,13 @@ def _about(order: Order, secure: Secure) -> tuple[str, str, bool]:
     return order.job, seal(order.config), secure.recover
 
 
+def _used(order: Order) -> str:
+    return f"the masks of this {'round' if order.analysis is None else 'exchange'} were used for another answer"
+
+
 def _purposes(order: Order) -> list[str]:
+    if order.analysis is not None and not order.analysis.introduces:
+        return ["analysis"]
     if order.shape is None:
         return ["introduce"]
     return ["train"] * order.train + ["evaluate"] * order.evaluate
@@ -312,4 +323,4 @@ def stale() -> RecordDict:
     return wire.content(secure=json.dumps({"stale": True}))
 
 
-__all__ = ["MaskError", "MaskKeys", "box_key", "bundle", "commitment", "context", "signed_words", "stale"]
+__all__ = ["MaskError", "MaskKeys", "box_key", "bundle", "commitment", "context", "place", "signed_words", "stale"]

@@ -10,9 +10,9 @@ from flwr.app import RecordDict
 from fedcomposite import files
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
-from fedcomposite.federation.orders import Introduction, Order, Secure, Shape
+from fedcomposite.federation.orders import Analysis, Introduction, Order, Secure, Shape
 from fedcomposite.federation.secure import encoding
-from fedcomposite.federation.secure.keys import MaskKeys, stale
+from fedcomposite.federation.secure.keys import MaskKeys, place, stale
 from fedcomposite.federation.secure.masking import Numbers, seal
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
@@ -29,6 +29,17 @@ class Worked(NamedTuple):
     measures: Measures
 
 
+class Told(NamedTuple):
+    """The answer to an analysis, as a site would tell it by itself: its minimum counts are kept."""
+
+    asked: str
+    """The digest of all that was asked."""
+    sums: Vectors
+    """Arrays that add up over sites, in 64-bit floats."""
+    names: str | None = None
+    """What is no sum, as JSON: names of columns and levels."""
+
+
 class Computing(Protocol):
     """A site, as far as it is needed here."""
 
@@ -37,6 +48,9 @@ class Computing(Protocol):
 
     def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
         """Carry out a round, an evaluation, or both."""
+
+    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+        """Answer queries about a table, or questions about samples."""
 
 
 class Sums:
@@ -61,9 +75,11 @@ class Sums:
         self._vault.check(order, secure)
         if not self._limits.changing_cohorts:
             self._ledger.hold(order.job, "parties", seal(*secure.parties))
-        if order.shape is None:
+        if order.analysis is not None and not order.analysis.introduces:
+            made = self._tell(order, secure, site.tell(order, order.analysis, config, request))
+        elif order.shape is None:
             if not secure.recover:
-                self._take_down(order, {"introduce": ("", secure.parties)})
+                self._take_down(order, {"introduce": (order.recipe, secure.parties)})
             made = self._introduce(order, secure, config, site)
         else:
             made = self._work(
@@ -83,11 +99,20 @@ class Sums:
     def _introduce(self, order: Order, secure: Secure, config: Config, site: Computing) -> RecordDict:
         """The introduction, without the numbers that are only told as sums."""
         whole = site.introduce(order, config)
-        if whole.weight is not None:
+        if whole.weight is not None and order.analysis is None:
             raise RefusalError("weights of samples are not told as secure sums; leave them out, or --secure")
-        hidden = whole.model_copy(update={"samples": None, "smoothness": None, "scale": None})
+        hidden = whole.model_copy(update={"samples": None, "smoothness": None, "scale": None, "weight": None})
         masked = self._masked(order, secure, {"introduce": encoding.of_introduction(whole)}, {"introduce": ""})
         return wire.content(introduction=hidden.model_dump_json(), vectors=masked)
+
+    def _tell(self, order: Order, secure: Secure, told: Told) -> RecordDict:
+        """The sums of an analysis under masks; names beside them."""
+        masked = self._masked(
+            order, secure, {encoding.ANALYSIS: encoding.of_analysis(told.sums)}, {encoding.ANALYSIS: told.asked}
+        )
+        if told.names is None:
+            return wire.content(report={"exchange": place(order)}, vectors=masked)
+        return wire.content(answers=told.names, vectors=masked)
 
     def _work(self, order: Order, secure: Secure, weight: float, done: Worked) -> RecordDict:
         contents = contents_of(done.given, order.train, order.evaluate)
@@ -102,7 +127,7 @@ class Sums:
     ) -> Vectors:
         """The numbers of some sums under their masks."""
         who = {k: secure.trainers if k == "train" else secure.parties for k in parts}
-        numbers = {k: Numbers.of(*part, len(who[k])) for k, part in parts.items()}
+        numbers = {k: Numbers.of(*part, len(who[k]), encoding.width_of(k)) for k, part in parts.items()}
         hidden = {k: self._vault.conceal(order, secure, k, contents[k], n) for k, n in numbers.items()}
         return {f"{k}.{name}": t for k, n in hidden.items() for name, t in encoding.tensors(n).items()}
 
@@ -123,13 +148,28 @@ def asked_of(order: Order, secure: Secure, asked: Mapping[str, str], given: Vect
     whose sum of what is told, which is known later where sites may go away.
     """
     shape = "" if order.shape is None else order.shape.model_dump_json()
-    place = {"train": (order.last, order.position, order.cohort), "evaluate": ()}
-    found = {f"content-{k}": seal(v, order.client, secure.samples, shape, *place[k]) for k, v in asked.items()}
+    own = order.client, secure.samples, shape, order.recipe
+    where = {"train": (order.last, order.position, order.cohort), "evaluate": ()}
+    found = {f"content-{k}": seal(v, *own, *where[k]) for k, v in asked.items()}
     if not secure.recover:
         who = {"train": secure.trainers, "evaluate": secure.parties}
         contents = contents_of(given, order.train, order.evaluate)
         found |= {f"sum-{k}": seal(content, *who[k]) for k, content in contents.items()}
     return found
+
+
+def asked_in(analysis: Analysis, given: Vectors) -> str:
+    """The digest of all that an exchange of an analysis asks: names, numbers, rows, parts and arrays."""
+    return seal("analysis", analysis.model_dump_json(), files.digest(given, {}))
+
+
+def taken_down(order: Order, content: str) -> dict[str, str]:
+    """What the ledger takes down of an exchange of an analysis; of plain ones only the work is counted."""
+    if order.secure is None:
+        return {}
+    shape = "" if order.shape is None else order.shape.model_dump_json()
+    own = seal(content, order.client, shape, order.recipe, order.config)
+    return {"content-analysis": own, "sum-analysis": seal(content, *order.secure.parties)}
 
 
 def contents_of(sent: Vectors, train: bool, evaluate: bool) -> dict[str, str]:

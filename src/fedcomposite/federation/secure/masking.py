@@ -2,7 +2,9 @@
 
 A number v of a vector becomes the integer round(v 2^40) modulo 2^64. The sum over the parties is exact as long as every
 party stays within 2^22 divided by their number, which each of them checks for itself; the rounding of a mean is at most
-2^-41, about 5e-13. Scalars (losses, counts) are round(v 2^64) modulo 2^128, within 2^62 divided by the parties.
+2^-41, about 5e-13. Scalars of a round (losses, counts) are round(v 2^64) modulo 2^128, within 2^62 divided by the
+parties. Numbers of an analysis are round(v 2^128) modulo 2^256, within 2^126 divided by the parties: squares of columns
+in any unit, from 1e-12 to 1e12, have all their digits.
 
 Two parties u < v have a seed in common, from their X25519 keys. u adds the stream that it gives, v subtracts it, so the
 sum of all parties is free of masks and every smaller sum is not. A stream belongs to one ``context``: job, round,
@@ -12,8 +14,7 @@ parties, experiment and what was broadcast. Streams are ChaCha20 under keys deri
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +25,22 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Words = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
 
-BITS, WIDE_BITS = 40, 64
-"""Binary digits behind the point, of vectors and of scalars."""
-REACH, WIDE_REACH = 2.0**22, 2.0**62
-"""Largest sum of the absolute values, of vectors' entries and of scalars."""
+BITS = 40
+"""Binary digits behind the point of a vector's entries."""
+REACH = 2.0**22
+"""Largest sum of the absolute values of vectors' entries."""
+WIDE, WIDEST = 2, 4
+"""Words of a scalar of a round, and of a number of an analysis; half of their bits are behind the point."""
 SEED = 32
 """Bytes of a seed."""
-_RING = 1 << 128
+_ONE = np.uint64(1)
+
+
+def reach(width: int) -> float:
+    """Largest sum of the absolute values of numbers of so many words."""
+    return 2.0 ** (32 * width - 2)
 
 
 class MaskError(ValueError):
@@ -54,50 +63,94 @@ def seal(*parts: str | bytes | int) -> str:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What one party brings to a sum, or the sum: a vector's words, and scalars."""
+    """What one party brings to a sum, or the sum: a vector's words, and wide numbers."""
 
     words: Words
-    wide: list[int]
+    wide: Words
+    """Integers of several words each, the lowest first, ``(numbers, words)``."""
 
     @classmethod
-    def of(cls, vector: npt.NDArray[np.float64], scalars: Sequence[float], parties: int) -> Numbers:
-        """Numbers as integers; one that is too large for a sum of so many parties is an error."""
+    def of(cls, vector: Floats, scalars: npt.ArrayLike, parties: int, width: int = WIDE) -> Numbers:
+        """Numbers as integers, scalars of ``width`` words; one too large for a sum of so many parties is an error."""
         # The errors do not say which number it was: they leave the site.
         if vector.size and not float(np.abs(vector).max()) <= REACH / parties:
             raise MaskError(f"an entry is beyond {REACH / parties:.3g}, the range of a secure sum of {parties} sites")
-        if not all(abs(v) <= WIDE_REACH / parties for v in scalars):
-            raise MaskError(
-                f"a number is beyond {WIDE_REACH / parties:.3g}, the range of a secure sum of {parties} sites"
-            )
+        wide, most = np.asarray(scalars, np.float64).reshape(-1), reach(width) / parties
+        if wide.size and not float(np.abs(wide).max()) <= most:
+            raise MaskError(f"a number is beyond {most:.3g}, the range of a secure sum of {parties} sites")
         words = np.rint(np.ldexp(vector, BITS)).astype(np.int64).view(np.uint64)
-        return cls(words, [round(math.ldexp(v, WIDE_BITS)) % _RING for v in scalars])
+        return cls(words, _integers(wide, width))
 
-    def vector(self) -> npt.NDArray[np.float64]:
+    def vector(self) -> Floats:
         """The words as numbers."""
         return np.ldexp(self.words.view(np.int64).astype(np.float64), -BITS)
 
-    def scalars(self) -> list[float]:
-        """The wide integers as numbers."""
-        signed = [w - _RING if w >= _RING >> 1 else w for w in self.wide]
-        return [math.ldexp(float(w), -WIDE_BITS) for w in signed]
+    def scalars(self) -> Floats:
+        """The wide integers as numbers, each rounded once."""
+        return _floats(self.wide)
 
     def wide_bytes(self) -> bytes:
-        """The wide integers, 16 bytes each."""
-        return b"".join(w.to_bytes(16, "little") for w in self.wide)
+        """The wide integers, 8 bytes a word."""
+        return self.wide.astype("<u8").tobytes()
 
     @staticmethod
-    def read_wide(raw: bytes) -> list[int]:
+    def read_wide(raw: bytes, width: int = WIDE) -> Words:
         """The wide integers in some bytes."""
-        return [int.from_bytes(raw[i : i + 16], "little") for i in range(0, len(raw), 16)]
+        return np.frombuffer(raw, "<u8").astype(np.uint64).reshape(-1, width)
+
+
+def _integers(values: Floats, width: int) -> Words:
+    """Rounded to integers of so many words, half of their bits behind the point; negative ones as two's complements."""
+    left = np.rint(np.ldexp(np.abs(values), 32 * width))
+    made = np.zeros((len(values), width), np.uint64)
+    for j in reversed(range(width)):  # all of this is exact: a float has 53 bits
+        part = np.floor(np.ldexp(left, -64 * j))
+        made[:, j] = part.astype(np.uint64)
+        left -= np.ldexp(part, 64 * j)
+    return np.where((values < 0)[:, None], _sum(~made, _unit(width)), made)
+
+
+def _floats(wide: Words) -> Floats:
+    """The floats closest to integers of several words, half of whose bits are behind the point."""
+    count, width = wide.shape
+    negative = (wide[:, -1] >> np.uint64(63)).astype(bool)
+    size = np.where(negative[:, None], _sum(~wide, _unit(width)), wide)
+    top = width - 1 - np.argmax((size != 0)[:, ::-1], axis=1) if count else np.zeros(0, np.int64)
+    place, below = np.arange(count), np.where(top > 0, top - 1, 0)
+    high, low = size[place, top], np.where(top > 0, size[place, below], np.uint64(0))
+    rest = ((size != 0) & (np.arange(width) < below[:, None])).any(1)
+    shift = np.maximum(64 - np.frexp(high.astype(np.float64))[1], 0).astype(np.uint64)  # zeros before the first one
+    lead = (high << shift) | ((low >> _ONE) >> (np.uint64(63) - np.minimum(shift, np.uint64(63))))
+    lead |= (((low << shift) != 0) | rest).astype(np.uint64)  # what is cut off decides between two floats only
+    found: Floats = np.ldexp(lead.astype(np.float64), 64 * top - shift.astype(np.int64) - 32 * width)
+    found[negative] *= -1
+    return found
+
+
+def _unit(width: int) -> Words:
+    """The integer 1."""
+    return np.array([[1] + [0] * (width - 1)], np.uint64)
+
+
+def _sum(a: Words, b: Words) -> Words:
+    """Sums of integers of several words, modulo the next power of two."""
+    made = a + b
+    carry = made[:, 0] < a[:, 0]
+    for j in range(1, made.shape[1]):
+        over = made[:, j] < a[:, j]
+        made[:, j] += carry
+        carry = over | (carry & (made[:, j] == 0))
+    return made
 
 
 def total(parts: Iterable[Numbers]) -> Numbers:
     """The sum."""
     found = list(parts)
-    words = found[0].words.copy()
+    words, wide = found[0].words.copy(), found[0].wide
     for one in found[1:]:
         words += one.words
-    return Numbers(words, [sum(column) % _RING for column in zip(*(p.wide for p in found), strict=True)])
+        wide = _sum(wide, one.wide)
+    return Numbers(words, wide)
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------
@@ -127,8 +180,9 @@ class Mask:
             np.add(to.words, words, out=to.words)
         else:
             np.subtract(to.words, words, out=to.words)
-        wide = Numbers.read_wide(_stream(derive(self.seed, self.context + b"wide"), 16 * len(to.wide)))
-        return Numbers(to.words, [(a + sign * b) % _RING for a, b in zip(to.wide, wide, strict=True)])
+        width = to.wide.shape[1]
+        wide = Numbers.read_wide(_stream(derive(self.seed, self.context + b"wide"), 8 * to.wide.size), width)
+        return Numbers(to.words, _sum(to.wide, wide if sign > 0 else _sum(~wide, _unit(width))))
 
 
 def side(me: str, other: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,18 +18,20 @@ import torch
 from flwr.app import RecordDict
 
 from fedcomposite.data import DataError, Recipe, Silos
-from fedcomposite.data.queries import RefusedQueryError, Rules, parse_query, write_answer
+from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, parse_query, write_answer
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Analysis, Order, Question, Shape
+from fedcomposite.federation.secure.keys import place
+from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.wire import Form, Vectors
-from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, silos_of
+from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, ranges_of, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site.site import Site
@@ -74,8 +77,8 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
     return {f"{place}.{key}": form for key, form in made.items()}
 
 
-def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, Form]:
-    """The vectors of its answer."""
+def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: bool = False) -> dict[str, Form]:
+    """The vectors of its answer, by itself or in a secure sum."""
     x = arrays.get("x", torch.zeros(0))
     d, k, bins = len(x), question.count, question.bins
     on = int(arrays["working"].sum()) if "working" in arrays else 0
@@ -83,7 +86,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int) -> dict[str, F
         "newton": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (on * (on + 1) // 2,)},
         "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2, 2, bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
-        "scores": {"counts": (2, k + 1, 5), "squares": (2,)},
+        "scores": {"squares": (2,), **({"ranges": (2, 2, k + 1, 7)} if secure else {"counts": (2, k + 1, 5)})},
         "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
         "rates": {"sums": (k, 4)},
     }
@@ -109,18 +112,25 @@ class Desk:
     def answer(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
         """Do what is asked, or refuse it."""
         site = self._site
-        check_allowed(site.limits, config)
-        if not analysis.queries and not analysis.questions:
-            return wire.content(introduction=site.introduce(order, config).model_dump_json())
         if analysis.queries:
-            made = answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config)
+            answers = answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config)
+            made = wire.content(answers=json.dumps([write_answer(one) for _, one in answers]))
         else:
-            made = self._questions(order, analysis, config, request)
+            told = self._questions(order, analysis, config, request)
+            made = wire.content(report={"questions": len(analysis.questions)}, vectors=told.sums)
         said = f"{asked(analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
         site._log(f"job {order.job}: exchange {analysis.number}: {said}")
         return made
 
-    def _questions(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
+    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+        """The same as sums that are to be masked, and names."""
+        site = self._site
+        site._log(f"job {order.job}: exchange {analysis.number}: {asked(analysis)}; in a secure sum")
+        if analysis.queries:
+            return divided(analysis, answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config))
+        return self._questions(order, analysis, config, request)
+
+    def _questions(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
         if order.shape is None:
             raise RefusalError("questions about samples need the agreed columns")
         silo = self._silo(order, order.shape, config)
@@ -130,7 +140,12 @@ class Desk:
             expected |= forms(question, i, d)
         given = wire.unpack(request, expected)
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
-        self._site.ledger.admit(order.job, 0, {}, **cost(requests))  # a refusal says something, too
+        content = asked_in(analysis, given)
+        self._site.ledger.admit(  # before anything is looked at: a refusal says something, too
+            order.job, place(order) if order.secure else 0, taken_down(order, content), **cost(requests)
+        )
+        for one in requests if order.secure is not None else []:
+            minimum_counts.check_summed(one)
         silo = self._newcomers(order, config, silo, requests)
         if self._looked_at is not silo and any(one.part != NEW for one in requests):
             minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
@@ -139,10 +154,12 @@ class Desk:
             minimum_counts.check_samples(self._site.limits, silo, one)
         vectors: Vectors = {}
         for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests)):
+            if order.secure is not None and requests[i].name == "scores":
+                sums["ranges"] = ranges_of(sums.pop("counts"))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")
-        return wire.content(report={"questions": len(requests)}, vectors=vectors)
+        return Told(content, vectors)
 
     def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
         key = order.config, shape, order.client, order.job
@@ -164,7 +181,8 @@ class Desk:
     def _newcomers(self, order: Order, config: Config, silo: Silo, requests: list[Request]) -> Silo:
         """The silo with new patients as a part, if a request is about them; they are scored here before any is told.
 
-        The part has those with a known outcome, if they are enough of each class to say something about.
+        The part has those with a known outcome, if they are enough of each class to say something about. In a secure
+        sum it is empty: one site alone might have such patients.
         """
         asked_for = [one for one in requests if one.part == NEW]
         if not asked_for:
@@ -182,7 +200,7 @@ class Desk:
         known = new.known
         X, y = torch.from_numpy(new.X[known]), torch.from_numpy(new.outcomes[known])
         told: Held = silo.X[:0], silo.b[:0], None
-        if minimum_counts.worth_telling(site.limits, silo.loss, y):
+        if order.secure is None and minimum_counts.worth_telling(site.limits, silo.loss, y):
             own = arrange(site.silos, shape.names)
             shifts = dict(own.held_margin_offsets)
             if new.offset is not None:
@@ -193,7 +211,8 @@ class Desk:
         made = dataclasses.replace(silo, parts={**silo.parts, NEW: told})
         if not all(minimum_counts.told_apart(site.limits, made.of_part(NEW), one.arrays["x"]) for one in asked_for):
             made = dataclasses.replace(silo, parts={**silo.parts, NEW: (silo.X[:0], silo.b[:0], None)})
-        few = "" if len(made.of_part(NEW).X) else "; too few with a known outcome for others to hear how good it is"
+        why = "too few with a known outcome" if order.secure is None else "no part of a secure sum"
+        few = "" if len(made.of_part(NEW).X) else f"; {why}, so others do not hear how good it is"
         site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
         return made
 
@@ -210,27 +229,54 @@ class Desk:
         return Request(q.name, arrays, numbers, rows, q.part)
 
 
-def check_allowed(limits: Limits, config: Config) -> None:
-    """Refuse where plain sums may not be told."""
-    if limits.secure == "required":
-        raise RefusalError('this site takes part in secure sums only (secure = "required"), which analyses are not')
-    if limits.epsilon is not None or config.privacy is not None:
-        raise RefusalError("analyses have no noise: they are not for sites with a privacy budget, nor with [privacy]")
+_EXACT = "analyses, learning a recipe among them, are sums without noise"
 
 
-def answered_queries(site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config) -> RecordDict:
+def check_allowed(limits: Limits, config: Config, order: Order) -> None:
+    """Refuse an analysis where exact sums may not be told, and one that is a round as well."""
+    if order.analysis is None:
+        return
+    if order.train or order.evaluate or (order.analysis.introduces and order.shape is not None):
+        raise RefusalError("an order for an analysis and for a round")
+    if limits.epsilon is not None:
+        raise RefusalError(
+            f"this site has a privacy budget (epsilon = {limits.epsilon:g}), and {_EXACT}: it takes part in "
+            "`federation run` with [privacy] only, on features that need no recipe"
+        )
+    if config.privacy is not None:
+        raise RefusalError(f"[privacy] is for the rounds of `federation run`; {_EXACT}: leave it out")
+
+
+def answered_queries(
+    site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config
+) -> list[tuple[Query, Answer]]:
     """Counts and sums of a table; each query is an evaluation in the ledger."""
     recipe = Recipe(**(config.recipe or {}))
     rules = Rules(min_count=site.limits.min_count)
-    site.ledger.admit(order.job, 0, {}, evaluations=len(analysis.queries))
+    number, taken = (place(order), taken_down(order, asked_in(analysis, {}))) if order.secure else (0, {})
+    site.ledger.admit(order.job, number, taken, evaluations=len(analysis.queries))
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
         for query in asked_for:
             minimum_counts.check_steps(site.limits, sheet, query, recipe)
-        said = [write_answer(tell(sheet, query, rules)) for query in asked_for]
+        return [(query, tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None
-    return wire.content(answers=json.dumps(said))
+
+
+def divided(analysis: Analysis, answers: Sequence[tuple[Query, Answer]]) -> Told:
+    """Answers to queries as sums, which are masked, and names, which are not."""
+    try:
+        forms = [query.sums() for query, _ in answers]
+    except RefusedQueryError as error:
+        raise RefusalError(str(error)) from None
+    sums = {
+        f"{i}.{key}": torch.from_numpy(told[key].astype(np.float64))
+        for i, (form, (_, told)) in enumerate(zip(forms, answers, strict=True))
+        for key in form
+    }
+    names = json.dumps([write_answer(query.names(told)) for query, told in answers])
+    return Told(asked_in(analysis, {}), sums, names)
 
 
 def cost(requests: list[Request]) -> dict[str, int]:

@@ -53,7 +53,7 @@ class Rule(BaseModel):
     secure: bool = True
     """Whether only secure sums are meant."""
     analyses: bool = False
-    """Whether describing, paths, cross-validation and the like are meant too; they are never secure sums."""
+    """Whether describing, paths, cross-validation and the like are meant too."""
 
     def fits(self, config: Config, order: Order, features: int, cost: Callable[[], float | None]) -> bool:
         """Whether an experiment is one of these; ``cost()`` is its epsilon."""
@@ -95,7 +95,7 @@ def digest(config: Config, secure: Secure | None = None, *, analysis: bool = Fal
         label = {"label": spec["label"]} if "label" in spec else {}
         spec = algorithms.spec(config.make_algorithm(spec, None)) | label
     over = ["plain"] if secure is None else ["changing"] if secure.recover else ["sums", *secure.parties]
-    over = ["analysis"] if analysis else over
+    over = ["analysis", *(over if secure is not None else [])] if analysis else over
     return seal("experiment", write(config.only(spec, config.seed)), *over)
 
 

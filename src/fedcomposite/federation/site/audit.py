@@ -173,10 +173,11 @@ def _asked(request: RecordDict) -> dict[str, Any]:
     except WireError:
         return {"what": "not an order"}
     phase = "" if order.secure is None else f", secure {order.secure.phase}"
-    what = "introduction" if order.shape is None and not phase.endswith(("keys", "shares", "open")) else "masks"
+    keys = phase.endswith(("keys", "shares", "open"))
+    what = "introduction" if order.shape is None and not keys else "masks"
     if order.train or order.evaluate:
         what = " and ".join(["round"] * order.train + ["evaluation"] * order.evaluate)
-    if order.analysis is not None:
+    if order.analysis is not None and not keys:
         what = f"analysis: {analyses.asked(order.analysis)}"
     found = {"job": order.job, "what": what + phase, "round": order.round + 1}
     found["experiment"] = hashlib.sha256(order.config.encode()).hexdigest()

@@ -23,6 +23,7 @@ from fedcomposite.privacy import Query, compose
 Kind = Literal["gradients", "evaluations"]
 _DAYS = 60  # after which an unused job is forgotten
 _SECURE = {"content": "a secure sum has one model", "sum": "a secure sum has one model and one set of parties"}
+_ALSO = {"introduce": " or another recipe"}
 
 
 def today() -> date:
@@ -79,12 +80,13 @@ class Ledger:
             seen = entry["seen"].setdefault(f"{what} {round}", [])
             if digest in seen:
                 continue
+            unit = "exchange" if what.endswith("-analysis") else "round"
             if round < entry["round"]:
-                raise RefusalError(f"job {job} has reached round {entry['round'] + 1}; this order is for {round + 1}")
+                raise RefusalError(f"job {job} has reached {unit} {entry['round'] + 1}; this order is for {round + 1}")
             if len(seen) == most:
                 why = _SECURE.get(what.partition("-")[0], f"models_per_round = {most}")
-                raise RefusalError(f"another model in round {round + 1}: {why}")
-
+                what = "question" if unit == "exchange" else "model"
+                raise RefusalError(f"another {what} in {unit} {round + 1}: {why}")
             seen.append(digest)
         entry |= {"round": max(round, entry["round"]), "used": book["day"]}
         entry["seen"] = {k: v for k, v in entry["seen"].items() if int(k.split()[1]) >= entry["round"] - 1}
@@ -102,13 +104,13 @@ class Ledger:
         return entry
 
     def hold(self, job: str, what: str, digest: str) -> None:
-        """Take down what must stay as it is for a whole job: the parties of its secure sums."""
+        """Take down what must stay as it is for a whole job: the parties of its secure sums, the recipe they are of."""
         book = self._open()
         held = self._entry(book, job).setdefault("held", {})
         if held.get(what) == digest:
             return
         if what in held:
-            raise RefusalError(f"job {job} began with other parties; start the job anew")
+            raise RefusalError(f"job {job} began with other parties{_ALSO.get(what, '')}; start the job anew")
         held[what] = digest
         book["jobs"][job]["used"] = book["day"]
         self._write(book)

@@ -22,7 +22,7 @@ from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
 from fedcomposite.federation.site import policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.problems.loss import Loss
-from fedcomposite.runtime.protocol import ALL, HIGHEST, RESIDUALS, Request, Silo, Sums, answer
+from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger
@@ -60,6 +60,14 @@ def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
     for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, width(silo)):
         if len(own.X) and not float(own.margins(x).abs().max()) <= limits.max_margin:
             raise RefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
+
+
+def check_summed(request: Request) -> None:
+    """Refuse what is only a few sites' sum, in an exchange where nobody may see these: of some sites, of a part."""
+    if request.rows.kind in ("site", "sites"):
+        raise RefusalError("a sum over some of the sites; secure sums are over all of them (take a number of folds)")
+    if request.part not in ("train", NEW):
+        raise RefusalError(f"a sum over {request.part} samples, which one site alone may have; not in secure sums")
 
 
 def _rising(edges: Tensor) -> bool:
@@ -182,7 +190,7 @@ def _tell_residuals(limits: Limits, silo: Silo, asked: Sequence[Request], answer
     first, sums = _first_of_all(answers, "sums"), _first_of_all(answers, "counts")
     answers[0]["counts"] = joined(sums, limits.min_count, _numbers(silo, asked))
     if not policy.allows("mae", limits.metrics):
-        first[RESIDUALS.index("absolute")] = 0.0
+        first[RESIDUALS.index("absolute")], first[RESIDUALS.index("kept")] = 0.0, first[RESIDUALS.index("weight")]
     if not policy.allows("r2", limits.metrics):
         for one in answers[0].values():
             one.zero_()

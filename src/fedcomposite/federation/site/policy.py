@@ -150,6 +150,12 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
             raise RefusalError("the numbers of this client, its place and its cohort do not fit together")
 
 
+def check_plain(limits: Limits) -> None:
+    """Refuse numbers of this site alone, where it takes part in secure sums only."""
+    if limits.secure == "required":
+        raise RefusalError('this site takes part in secure sums only (secure = "required"): run with --secure')
+
+
 def private(limits: Limits, config: Config) -> None:
     """Refuse an experiment without noise where there is a budget, and with noise what cannot be noised."""
     privacy = config.make_privacy()

@@ -22,13 +22,13 @@ from fedcomposite.data.sparse import SparseRows
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import claims
-from fedcomposite.federation.orders import Introduction, Order, Shape
+from fedcomposite.federation.orders import Analysis, Introduction, Order, Shape
 from fedcomposite.federation.secure.keys import MaskKeys
-from fedcomposite.federation.secure.masked_answers import Sums, Worked, asked_of
+from fedcomposite.federation.secure.masked_answers import Sums, Told, Worked, asked_of
 from fedcomposite.federation.secure.masking import MaskError
 from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
 from fedcomposite.federation.site import policy
-from fedcomposite.federation.site.analyses import Desk, check_prepared
+from fedcomposite.federation.site.analyses import Desk, check_allowed, check_prepared
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.budgeted_gradients import BudgetedGradients, margins_within
@@ -171,17 +171,17 @@ class Site:
         if self._parsed is None or self._parsed[0] != order.config:
             self._parsed = order.config, parse(policy.short(order.config), recipe=True)
         config = self._parsed[1]
+        check_allowed(self.limits, config, order)
         policy.permit(self.limits, config, order)
         check_prepared(self.silos, config)
         if self._approvals is not None:
             features = math.prod(self.silos.features.shape[1:])
             self._approvals.check(config, order, features, lambda: self._cost(order, config))
-        if order.analysis is not None:
-            return self._desk.answer(order, order.analysis, config, request)
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
-        if self.limits.secure == "required":
-            raise RefusalError('this site takes part in secure sums only (secure = "required"): run with --secure')
+        policy.check_plain(self.limits)
+        if order.analysis is not None and not order.analysis.introduces:
+            return self._desk.answer(order, order.analysis, config, request)
         if order.shape is None:
             return wire.content(introduction=self.introduce(order, config).model_dump_json())
         done = self.work(order, order.shape, config, request)
@@ -202,6 +202,10 @@ class Site:
         report, vectors = self._timed(order, job, given)
         return Worked(given, report, vectors, job.problem.measures)
 
+    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+        """Answer queries about the samples as a table, or questions about them."""
+        return self._desk.tell(order, analysis, config, request)
+
     # -- introduction -------------------------------------------------------------------------------------------------
 
     def introduce(self, order: Order, config: Config) -> Introduction:
@@ -219,6 +223,7 @@ class Site:
             version=__version__,
             samples=self.sizes["train"],
             weight=None if self.silos.weights is None else float(self.silos.weights.sum()),
+            weighted=self.silos.weights is not None,
             features=shape.features,
             dtype=shape.dtype,
             names=shape.names,
@@ -349,10 +354,10 @@ class Site:
 
     def _admit(self, order: Order, job: _Job, given: Vectors) -> None:
         """Take the order down in the ledger, before anything is computed."""
-        sent = {k: v for k, v in given.items() if k != "model"}
-        asked = {"train": files.digest(sent, {})[:16]} if order.train else {}
+        sent, by = {k: v for k, v in given.items() if k != "model"}, {"recipe": order.recipe} if order.recipe else {}
+        asked = {"train": files.digest(sent, by)[:16]} if order.train else {}
         if order.evaluate:
-            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, {})[:16]
+            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, by)[:16]
         if order.secure is not None:
             asked = asked_of(order, order.secure, asked, given)
         work = {"gradients": job.purse.expected} if order.train else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,13 @@ import pandas as pd
 from flwr.app import RecordDict
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
+from fedcomposite.data.queries import Answer, Query, write_answer
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
-from fedcomposite.federation.orders import Order
+from fedcomposite.federation.orders import Analysis, Order
 from fedcomposite.federation.secure.keys import MaskKeys
+from fedcomposite.federation.secure.masked_answers import Sums, Told
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import analyses, minimum_counts, policy
 from fedcomposite.federation.site.approval import Approvals
@@ -55,9 +58,10 @@ class TableSite(Site):
     ) -> None:
         self.newcomers = newcomers
         self.name, self.store, self.limits, self._log = name, store, limits or Limits(), log
-        self._source, self._classes, self._vault = source, classes, vault
+        self._source, self._classes, self._vault = source, classes, vault or MaskKeys(name, self.limits)
         self._approvals, self._audit = approvals, audit
         self.ledger = Ledger(store.folder, self.limits, source.digest)
+        self._sums = Sums(self._vault, self.ledger, self.limits, 0)
         self._read: tuple[str, Sheet] | None = None
         self._prepared: tuple[str, Site] | None = None
 
@@ -91,19 +95,33 @@ class TableSite(Site):
         if order.site != self.name:
             raise RefusalError(f"the order is for {order.site!r}")
         config = parse(policy.short(order.config), recipe=True)
-        if order.analysis is None or not order.analysis.queries:
+        keys = order.secure is not None and order.secure.phase in ("keys", "shares")
+        if not keys and (order.analysis is None or not order.analysis.queries):
             return self._features(order, config)._answer(request)
+        analyses.check_allowed(self.limits, config, order)
         policy.permit(self.limits, config, order)
-        analyses.check_allowed(self.limits, config)
-        sheet = self._table(config)
         if self._approvals is not None:
-            self._approvals.check(config, order, len(sheet.columns))
-        if sheet.rows < self.limits.min_samples:
-            raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
-        made = analyses.answered_queries(self, sheet, order, order.analysis, config)
+            self._approvals.check(config, order, len(self._table(config).columns))
+        if order.secure is not None:
+            return self._sums.answer(order, order.secure, config, request, self)
+        policy.check_plain(self.limits)
+        assert order.analysis is not None
+        answers = self._queries(order, order.analysis, config)
+        made = wire.content(answers=json.dumps([write_answer(one) for _, one in answers]))
         said = f"{analyses.asked(order.analysis)}; {wire.weight(made) / 1e3:.1f} kB sent"
         self._log(f"job {order.job}: exchange {order.analysis.number}: {said}")
         return made
+
+    def _queries(self, order: Order, analysis: Analysis, config: Config) -> list[tuple[Query, Answer]]:
+        sheet = self._table(config)
+        if sheet.rows < self.limits.min_samples:
+            raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
+        return analyses.answered_queries(self, sheet, order, analysis, config)
+
+    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+        """Answer queries about the table."""
+        self._log(f"job {order.job}: exchange {analysis.number}: {analyses.asked(analysis)}; in a secure sum")
+        return analyses.divided(analysis, self._queries(order, analysis, config))
 
     def _table(self, config: Config) -> Sheet:
         """The table with the names and units of an experiment."""
