@@ -21,8 +21,8 @@ from fedcomposite.runtime.protocol import ALL, HIGHEST, LOWEST, Rows, losses, ne
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
+from local_federation import LocalGrid, make_sites, opened
 from secure_sites import make_keys, make_site, secure_sites, secure_tables
-from test_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
