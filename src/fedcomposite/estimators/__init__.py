@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedcomposite.estimators.analysis import Analysis, analyse
 from fedcomposite.estimators.crossvalidate import CrossValidation, cross_validate, fold_of_samples
 from fedcomposite.estimators.errors import Errors
-from fedcomposite.estimators.inference import SeparationWarning, adjusted, bootstrap, confidence
+from fedcomposite.estimators.inference import SeparationWarning, UndeterminedWarning, adjusted, bootstrap, confidence
 from fedcomposite.estimators.paths import Path, path
 from fedcomposite.estimators.predicting import Scored, predict
 from fedcomposite.estimators.quality import Quality, Report, quality
@@ -51,6 +51,7 @@ __all__ = [
     "SeparationWarning",
     "Sites",
     "Stability",
+    "UndeterminedWarning",
     "adjusted",
     "analyse",
     "answer",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -79,6 +80,22 @@ class Local:
     def threads(self) -> int | None:
         """Threads that fit the largest silo and the server's matrices; None leaves the setting alone."""
         return process.fitting_threads(self._reach, torch.device("cpu")) if process.on_main_thread() else None
+
+    @property
+    def moved(self) -> bool:
+        """Whether silos have their features in other coordinates too, for centred requests."""
+        return self.silos[0].about is not None
+
+    @contextmanager
+    def turned(self, basis: Tensor) -> Iterator[None]:
+        """Meanwhile, answer centred requests in coordinates y where models are ``basis @ y``."""
+        kept = self.silos, self.centre
+        self.centre = None
+        self.silos = [replace(s, about=(s.X if s.about is None else s.about) @ basis) for s in self.silos]
+        try:
+            yield
+        finally:
+            self.silos, self.centre = kept
 
     def each(self, requests: Sequence[Request]) -> list[list[Sums]]:
         """Every silo's answers, one after another."""
