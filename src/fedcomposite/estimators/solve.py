@@ -32,7 +32,7 @@ from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, process, simulate
 from fedcomposite.runtime.callbacks import Callback, View
 from fedcomposite.runtime.certificate import certify
-from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.fit import check_given, precision_fault
 from fedcomposite.runtime.rounds import make_record
 from fedcomposite.runtime.wrapped import Counted
 
@@ -107,6 +107,8 @@ def solve(
     settled(problem.regularizer)
     deadline = deadline_of(seconds)
     if participation >= 1 and newton_fits(problem, kinks=True):
+        if fault := precision_fault(dtype, "ProxNewton"):
+            raise ValueError(fault)
         most = (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS) if rounds is None else rounds
         exact = dtype if problem.loss.smooth else torch.float64  # barriers are narrower than single precision
         run = _Newton(problem, exact, torch.device(device), on_record).solve(tolerance, most, deadline, x0)
