@@ -21,7 +21,7 @@ from fedcomposite._validation import Count, Natural, Positive, Probability, Zero
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.choice import Choice, choose, newton_fits
-from fedcomposite.estimators.newton import End, Fit, Plan, deadline_of, fit_any
+from fedcomposite.estimators.newton import End, Fit, Plan, deadline_of, feasible, fit_any
 from fedcomposite.estimators.scaling import rescale, worthwhile
 from fedcomposite.estimators.sites import check_range
 from fedcomposite.problems import Linear, Loss, Problem
@@ -85,8 +85,10 @@ def solve(
         Share of the clients that take part in a round.
     local_steps, batch_size
         Of a first-order method.
-    seed, dtype, device, x0, on_record
+    seed, dtype, device, on_record
         As in :func:`fedcomposite.simulate`.
+    x0 : Tensor or array, optional
+        Where to begin; Newton steps begin at zero instead where the objective is lower there, and ``message`` says so.
 
     Returns
     -------
@@ -151,12 +153,12 @@ class _Newton:
         self.clients = np.arange(len(problem.silos), dtype=np.uint64)
         self.weights = torch.from_numpy(problem.weights).to(device, dtype)
         self.history: list[Record] = []
-        self.x = smooth.start()
+        self.x, self.left = smooth.start(), False
         self.began, self.step = time.perf_counter(), problem.default_step()
 
     def solve(self, tolerance: float, rounds: int, deadline: float, x0: Any) -> Run:
         """The run of a fit."""
-        start = self.x if x0 is None else as_vector(x0).to(self.x)
+        start = self._start(x0)
         plan = Plan(tolerance=tolerance, rounds=rounds, centre=self.centre, deadline=deadline, watch=self._record)
         counted = copy.copy(self.problem)
         counted.regularizer = Counted(self.problem.regularizer, self.counter)
@@ -177,6 +179,20 @@ class _Newton:
         if stop.is_set():
             raise Interrupted(dataclasses.replace(run, status="interrupted", message="interrupted"))
         return run
+
+    def _start(self, x0: Any) -> Tensor:
+        """Where steps begin: the model that was given, unless the objective is lower without one.
+
+        Far out there is no curvature, or far too much, so that steps get nowhere, or seem to have no end.
+        """
+        if x0 is None:
+            return self.x
+        given, own = (feasible(x, self.problem.regularizer) for x in (as_vector(x0).to(self.x), self.x))
+        self.left = not self._objective(given) <= self._objective(own)
+        return own if self.left else given
+
+    def _objective(self, x: Tensor) -> float:
+        return float(self.smooth.evaluate(x).loss + self.problem.regularizer.value(x))
 
     def _answer(self, request: Request) -> Sums:
         """Means over the clients, as sums of weight 1."""
@@ -224,6 +240,7 @@ class _Newton:
             why = f"the model is linear; {problem.loss} has kinks, which a barrier takes away"
         rounds = self.history[-1]["round"]
         message = f"ProxNewton, since {why}: "
+        message += "began at zero, where the objective is lower than at x0; " if self.left else ""
         if end == "converged":
             message += f"{rounds} rounds, {certificate}"
         else:
