@@ -10,6 +10,7 @@ summary.json           status, message, versions
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -31,10 +32,9 @@ from fedcomposite.estimators.inference import confidence
 from fedcomposite.estimators.newton import Plan, deadline_of, fit
 from fedcomposite.estimators.paths import Path, Several, path
 from fedcomposite.estimators.quality import WIDEST, Quality, Report, is_regression, quality
-from fedcomposite.estimators.results import Result
 from fedcomposite.estimators.sites import Local, Sites, centre_of_sites, together
 from fedcomposite.estimators.solve import explained
-from fedcomposite.estimators.strengths import strength
+from fedcomposite.estimators.strengths import strength, varied
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
@@ -43,6 +43,7 @@ from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
 from fedcomposite.problems.requests import ALL, newton
 from fedcomposite.regularizers import Blocks, On
+from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate, certify
 from fedcomposite.runtime.fit import check_given
 
@@ -55,6 +56,7 @@ class Analysis(Result):
 
     kind: Kind
     problem: Problem
+    """The one whose solution the model is: with the strength that was chosen."""
     x: Tensor
     """The chosen model."""
     lam: float
@@ -276,6 +278,8 @@ def analyse(
         x, converged = made.x, made.converged
         reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
     if along is not None:
+        problem = copy.copy(problem)
+        problem.regularizer = varied(problem.regularizer, lam / strength(problem.regularizer))
         reason = "" if converged else f"{int((~along.converged).sum())} strengths of the path did not converge"
     chosen = "as given" if along is None else str(choice)
     return _measure(problem, kind, x, lam, chosen, reason, along, cv, sites)

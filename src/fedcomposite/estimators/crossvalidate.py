@@ -28,11 +28,11 @@ from fedcomposite.estimators.paths import (
     nearest,
 )
 from fedcomposite.estimators.refitting import refit
-from fedcomposite.estimators.results import Result, counted
 from fedcomposite.estimators.sites import Local, Sites, together
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import exact_auc
 from fedcomposite.problems.requests import Rows, Sums, folds_of, losses, silos_of
+from fedcomposite.results import Result, counted
 
 Score = Literal["deviance", "auc", "error"]
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from fedcomposite.estimators.curves import grouped, rate_slope
-from fedcomposite.estimators.results import Result
 from fedcomposite.estimators.sites import Sites
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Absolute, LeastSquares, Poisson, Quantile
 from fedcomposite.problems.requests import RESIDUALS, Rows, Sums, rates
+from fedcomposite.results import Result
 
 Floats = npt.NDArray[np.float64]
 

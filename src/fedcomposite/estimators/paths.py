@@ -17,13 +17,13 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.estimators.newton import Fit, Plan, deadline_of, fit, null, strong_rule
-from fedcomposite.estimators.results import Result, counted
 from fedcomposite.estimators.sites import Local, Sites, Task, centre_of_sites, together
 from fedcomposite.estimators.strengths import largest_factor, regularized, strength, varied
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.problems.requests import ALL, losses
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.results import Result, counted
 from fedcomposite.runtime.fit import check_given
 
 Floats = npt.NDArray[np.float64]

@@ -27,12 +27,12 @@ from fedcomposite.estimators.cells import Cells, Pair
 from fedcomposite.estimators.crossvalidate import CrossValidation
 from fedcomposite.estimators.curves import grouped, integrated_error
 from fedcomposite.estimators.errors import Errors, calibrated, margin_edges
-from fedcomposite.estimators.results import Result, counted
 from fedcomposite.estimators.sites import Local, Sites
 from fedcomposite.problems import Problem
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Logistic
 from fedcomposite.problems.requests import ALL, Request, Rows, Sums, residuals, scores
+from fedcomposite.results import Result, counted
 from fedcomposite.runtime.fit import check_given
 
 Floats = npt.NDArray[np.float64]

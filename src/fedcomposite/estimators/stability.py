@@ -25,12 +25,12 @@ from torch import Tensor
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.estimators.newton import Fit, Plan, fit
 from fedcomposite.estimators.paths import Several, Start, beginning, check_path, falling
-from fedcomposite.estimators.results import Result
 from fedcomposite.estimators.sites import Local, Sites, Task, together
 from fedcomposite.estimators.strengths import regularized, strength, varied
 from fedcomposite.problems import Problem
 from fedcomposite.problems.requests import Rows
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.results import Result
 
 
 @dataclass(frozen=True, repr=False)
