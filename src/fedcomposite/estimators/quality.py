@@ -155,7 +155,12 @@ class Quality(Result):
 
     @property
     def calibration_slope(self) -> float:
-        """The slope of a logistic regression of the outcome on the margin; 1 if calibrated."""
+        """The slope of a logistic regression of the outcome on the margin; 1 if calibrated.
+
+        The margin is all of it, what an offset adds among the rest: the slope is that of the probabilities that are
+        told. Of counts it is that of a'x beside the offset, which is an exposure there. Sites tell sums by bins of the
+        margin, in which a'x and the offset are no longer apart.
+        """
         return self._measured("calibration_slope")[0]
 
     @property
