@@ -294,7 +294,7 @@ def test_the_coordinator_refuses_in_the_sites_name(coordinator, report, data):
 @settings(THOUSAND, max_examples=400)
 @given(content=contents("introduction", json.loads("{}") | {
     "site": "b", "version": "1", "samples": 12, "features": [3], "dtype": "float64", "names": ["x", "y", "z"],
-    "labels": [0.0, 1.0], "smoothness": 0.5, "scale": 2.0,
+    "labels": [0.0, 1.0], "smoothness": 0.5, "scale": 2.0, "sample_smoothness": 4.0,
 }))  # fmt: skip
 def test_introductions_are_refused_with_one_kind_of_error(coordinator, content):
     try:
