@@ -294,9 +294,18 @@ class Wald:
 
 
 def wald(p: Pooled, robust: bool) -> Wald:
-    """Least squares or maximum likelihood in standard units, and its covariance there, taken back."""
+    """Least squares or maximum likelihood in standard units, and its covariance there, taken back.
+
+    Only samples with weight count. Everything is by singular values of the weighted design, so that directions are told
+    apart to 1e-12 of its size where a Hessian, which has their squares, would have lost them.
+    """
+    keep = p.o > 0
+    p = replace(p, X=p.X[keep], y=p.y[keep], o=p.o[keep], t=p.t[keep])
     Xs, m, s = standardised(p)
-    A = np.hstack([Xs, np.ones((len(Xs), 1))]) if p.bias else p.X / (s := np.sqrt((p.o[:, None] * p.X**2).sum(0)))
+    if not p.bias:
+        s = np.sqrt((p.o[:, None] * p.X**2).sum(0))
+        s = np.where(s > 0, s, 1.0)
+    A = np.hstack([Xs, np.ones((len(Xs), 1))]) if p.bias else p.X / s
     back = np.zeros((p.d + p.bias, A.shape[1]))
     back[: p.d, : p.d] = np.diag(1 / s)
     if p.bias:
@@ -305,8 +314,8 @@ def wald(p: Pooled, robust: bool) -> Wald:
     if p.loss == "poisson" and p.bias:
         theta[-1] = np.log((p.o * p.y).sum() / (p.o * np.exp(p.t)).sum())
     for _ in range(200):
-        g, H = _derivatives(p, A, theta)
-        move = np.linalg.pinv(H, rcond=1e-12, hermitian=True) @ g
+        root, g = _root(p, A, theta)
+        move = root @ g
         now = _mean(p, A, theta)
         step = 1.0
         while step > 1e-12 and _mean(p, A, theta - step * move) > now + 1e-15 * abs(now):
@@ -314,36 +323,43 @@ def wald(p: Pooled, robust: bool) -> Wald:
         theta = theta - step * move
         if abs(move).max() < 1e-13 * (1 + abs(theta).max()):
             break
-    g, H = _derivatives(p, A, theta)
-    M = np.linalg.pinv(H, rcond=1e-12, hermitian=True)
-    n = len(A)
+    root, _ = _root(p, A, theta)
+    n, rank = len(A), root.shape[1]
     z = A @ theta + p.t
     if robust:
-        each = p.o[:, None] * slopes(p, z[:, None]) * A
-        V = M @ (each.T @ each) @ M
-    elif p.loss == "least_squares":
-        rank = int(np.linalg.matrix_rank(A, tol=1e-9 * np.linalg.norm(A, 2)))
-        V = M * ((p.y - z) ** 2).sum() / (n - rank) / n
+        half = root @ (root.T @ (p.o[:, None] * slopes(p, z[:, None]) * A).T)
     else:
-        V = M / n
-    estimate, se = back @ theta, np.sqrt(np.maximum((back @ V @ back.T).diagonal(), 0))
+        half = root * np.sqrt((((p.y - z) ** 2).sum() / (n - rank) if p.loss == "least_squares" else 1.0) / n)
+    estimate, se = back @ theta, np.linalg.norm(back @ half, axis=1)
     _, sizes, Vt = scipy.linalg.svd(A, full_matrices=True)
-    null = Vt[(np.append(sizes, np.zeros(len(Vt) - len(sizes))) < 1e-9 * sizes[0])]
+    null = Vt[(np.append(sizes, np.zeros(len(Vt) - len(sizes))) < _NULL * sizes[0])]
     unknown = np.linalg.norm(back @ null.T, axis=1) > 1e-7 * np.linalg.norm(back, axis=1)
     return Wald(np.where(unknown, np.nan, estimate), np.where(unknown, np.nan, se))
 
 
-def _mean(p: Pooled, A: Array, theta: Array) -> float:
-    return float((p.o * losses(p, (A @ theta + p.t).astype(LONG)[:, None])).sum())
+_NULL = 1e-12
 
 
-def _derivatives(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
+def _root(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
+    """S with S S' the inverse of the Hessian on what it determines, and S' times the gradient."""
     z = A @ theta + p.t
     if p.loss == "least_squares":
         second = np.ones(len(z))
     else:
         second = np.exp(z) if p.loss == "poisson" else scipy.special.expit(z) * scipy.special.expit(-z)
-    return A.T @ (p.o * slopes(p, z[:, None])[:, 0]), (A * (p.o * second)[:, None]).T @ A
+    heavy = np.sqrt(p.o * second)
+    B = heavy[:, None] * A
+    scale = np.linalg.norm(B, axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    U, sizes, Vt = scipy.linalg.svd(B / scale, full_matrices=False)
+    kept = sizes > _NULL * sizes[0]
+    S = Vt.T / scale[:, None]
+    residual = p.o * slopes(p, z[:, None])[:, 0] / np.maximum(heavy, 1e-300)
+    return S[:, kept] / sizes[kept], U[:, kept].T @ residual
+
+
+def _mean(p: Pooled, A: Array, theta: Array) -> float:
+    return float((p.o * losses(p, (A @ theta + p.t).astype(LONG)[:, None])).sum())
 
 
 def convexified(p: Pooled, x: Array) -> Pooled:

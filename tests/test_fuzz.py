@@ -147,6 +147,24 @@ def test_intervals_of_least_squares_by_the_closed_form():
     assert np.isnan(twice.se).tolist() == [True, False, False, False, True, False]
 
 
+def test_the_reference_counts_samples_with_weight_alone_and_sees_directions_that_a_hessian_has_lost():
+    """A column that varies only without weight has no interval; one that others give to within 1e-8 has its own."""
+    p = pooled("least_squares", NOISY, Term("Zero"), X=np.hstack([X, np.ones((60, 1))]))
+    p.X[0, 4], p.o[0] = 0.0, 0.0
+    assert np.isnan(wald(p, robust=True).se).tolist() == [False] * 4 + [True, True]
+    e = RNG.normal(size=60)
+    near = wald(pooled("least_squares", NOISY, Term("Zero"), X=np.column_stack([X, X[:, 0] + 1e-8 * e])), robust=False)
+    plain = wald(pooled("least_squares", NOISY, Term("Zero"), X=np.column_stack([X, e])), robust=False)
+    np.testing.assert_allclose(near.se[[1, 2, 3, 5]], plain.se[[1, 2, 3, 5]], rtol=1e-5)
+    np.testing.assert_allclose(near.se[4], 1e8 * plain.se[4], rtol=1e-5)
+
+
+@pytest.mark.parametrize("number", [55, 925])
+def test_intervals_of_dependent_columns(number):
+    """One constant but for samples without weight, and one that others give to within 1e-9, which has an interval."""
+    assert fuzz.run(1, number).outcome == "ok"
+
+
 def test_the_command_counts_and_tells_by_its_status(capsys, monkeypatch):
     made = {0: ("ok", 0.0), 1: ("wrong", 0.5), 2: ("open", 1e-9)}
     monkeypatch.setattr(fuzz, "run", lambda seed, k: fuzz.Verdict(k, "solve", made[k][0], 0.1, made[k][1], "words"))

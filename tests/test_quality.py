@@ -216,3 +216,26 @@ def test_shares_beyond_a_margin_are_bounded_where_probabilities_are_1_to_roundin
             share = (z[:, None] >= at).mean(0)
             assert (low <= share + 1e-12).all()
             assert (share <= high + 1e-12).all()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_calibration_slope_with_an_offset_is_that_of_the_probabilities(exact):
+    """Of the whole margin for classes; of a'x beside the offset for counts, 1 where the model was made."""
+    g = np.random.default_rng(0)
+    X, t = g.normal(size=(400, 2)), 1.5 * g.normal(size=400)
+    z = X[:, 0] + 0.4 * t
+    for loss, y in (("logistic", g.random(400) < 1 / (1 + np.exp(-z))), ("poisson", g.poisson(np.exp(z)))):
+        silos = fc.Silos.from_arrays(
+            [(X[k::2], y[k::2].astype(float)) for k in (0, 1)], margin_offsets=[t[::2], t[1::2]]
+        )
+        problem = fc.Problem(silos, loss=loss, bias=True, weights="samples")
+        x = fc.solve(problem).solution
+        overall = fc.quality(problem, x, exact=exact).overall
+        if loss == "poisson":
+            assert overall.calibration_slope == pytest.approx(1.0, abs=1e-8)
+            continue
+        margin = X @ x[:2].numpy() + float(x[2]) + t
+        free = Logistic(C=np.inf, tol=1e-12, max_iter=1000).fit(margin[:, None], y)
+        off = max(1e-6, overall.calibration_slope_error)
+        assert overall.calibration_slope == pytest.approx(free.coef_[0, 0], abs=off)
+        assert free.coef_[0, 0] < 0.9

@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 import fedcomposite as fc
-from fedcomposite.analysis import Analysis, CrossValidation, Errors, Path, Quality, Report, Stability
-from fedcomposite.regularizers import L1
+from fedcomposite.analysis import Analysis, CrossValidation, Errors, Path, Quality, Report, Scored, Stability
+from fedcomposite.analysis.strengths import strength
+from fedcomposite.regularizers import L1, MCP, ElasticNet
 
 
 def problem(loss="logistic"):
@@ -18,18 +19,23 @@ def problem(loss="logistic"):
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     """One of each, for classes and for numbers."""
     one, other = problem(), problem("least_squares")
     path = fc.path(one, count=5, ratio=0.1)
     cv = fc.cross_validate(one, folds=3, count=5, ratio=0.1)
     report, errors = fc.quality(one, path.solutions[-1]), fc.quality(other, path.solutions[-1])
     made = [path, cv, fc.analyse(one, "cv", folds=3, count=5, ratio=0.1), report, report.overall, errors.overall]
-    made += [fc.stability(one, draws=4, errors=5.0, count=5), errors]
-    return made
+    made += [fc.stability(one, draws=4, errors=5.0, count=5), errors, fc.solve(one)]
+    place = tmp_path_factory.mktemp("scored")
+    made[2].save(place / "run")
+    X, y = one.silos.features.numpy(), one.silos.targets.numpy()
+    columns = dict(zip(one.coordinate_names, X.T, strict=False))
+    pd.DataFrame(columns | {"target": y}).to_csv(place / "new.csv", index=False)
+    return [*made, fc.predict(place / "run", place / "new.csv")]
 
 
-KINDS = [Path, CrossValidation, Analysis, Report, Quality, Errors, Stability, Report]
+KINDS = [Path, CrossValidation, Analysis, Report, Quality, Errors, Stability, Report, fc.Run, Scored]
 
 
 @pytest.mark.parametrize("place", range(len(KINDS)), ids=lambda i: KINDS[i].__name__)
@@ -51,7 +57,10 @@ def test_results_are_printed_in_a_line_and_shown_as_a_table(found, place):
 
 
 def test_the_main_tables_are_those_of_the_old_names(found):
-    path, cv, analysis, report, quality, errors, stable, _ = found
+    path, cv, analysis, report, quality, errors, stable, _, run, scored = found
+    pd.testing.assert_frame_equal(run.to_frame(), run.frame)
+    assert list(run.to_frame()["round"]) == list(range(run.rounds + 1))
+    assert scored.to_frame() is scored.table
     for one, table in ((path, path.table()), (cv, cv.scores), (report, report.table), (stable, stable.table)):
         pd.testing.assert_frame_equal(one.to_frame(), table)
     for one in (quality, errors):
@@ -63,7 +72,12 @@ def test_the_main_tables_are_those_of_the_old_names(found):
 
 
 def test_lines_have_the_numbers(found):
-    path, cv, analysis, report, quality, errors, stable, _ = found
+    path, cv, analysis, report, quality, errors, stable, _, run, scored = found
+    assert f"converged after {run.rounds} rounds" in repr(run)
+    assert "400 samples" in repr(scored)
+    assert "without outcomes" in repr(scored)
+    known = Scored(scored.table, pd.DataFrame([{"samples": 400, "auroc": 0.83751}]), "north")
+    assert repr(known) == "Scored(400 samples in the style of north: auroc 0.8375)"
     assert f"5 strengths from {path.lambdas[0]:.4g} to {path.lambdas[-1]:.4g}" in repr(path)
     assert f"0 to {path.nonzeros.max()} of 30 coefficients" in repr(path)
     assert f"lambda_min = {cv.lambda_min:.4g}, lambda_1se = {cv.lambda_1se:.4g}" in repr(cv)
@@ -94,3 +108,19 @@ def test_what_cannot_be_measured_is_printed_all_the_same(found):
     cv = found[1]
     empty = CrossValidation(**{**vars(cv), "mean": np.full_like(cv.mean, np.nan)})
     assert "lambda_min" not in repr(empty)
+
+
+@pytest.mark.parametrize("kind", ["path", "cv", "fit"])
+@pytest.mark.parametrize("h", [L1(1.0), MCP(0.5, 3.0), ElasticNet(0.2, 0.1)], ids=str)
+def test_the_problem_of_an_analysis_is_the_one_that_its_model_solves(kind, h):
+    """With the strength that was chosen; what was given stays as it is."""
+    given = problem()
+    given.regularizer = given._restricted(h)
+    before = str(given.regularizer)
+    made = fc.analyse(given, kind, **({} if kind == "fit" else {"count": 6, "ratio": 0.05}))
+    assert str(given.regularizer) == before
+    assert strength(made.problem.regularizer) == pytest.approx(made.lam)
+    assert made.problem.optimality(made.x) < 1e-6
+    if kind != "fit":
+        assert given.optimality(made.x) > 1e-3
+        assert made.problem is not given

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedcomposite as fc
-from fedcomposite.algorithms import REGISTRY, FedAvg, FedCanon, FedNMap, ProximalGradient, Scaffold, Zhang
+from fedcomposite.algorithms import REGISTRY, FedAvg, FedCanon, FedNMap, ProximalGradient, ProxNewton, Scaffold, Zhang
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, Box
 from fedcomposite.runtime import Record, Simulator, messages
@@ -272,6 +272,29 @@ def test_wrong_settings(uneven, settings, message):
 def test_missing_gpu_is_said(uneven):
     with pytest.raises(ValueError, match="sees no GPU"):
         fc.simulate(fc.Problem(uneven), FedAvg(1, 0.1), rounds=1, device="cuda")
+    with pytest.raises(ValueError, match=r"device = 'cuda', .*sees no GPU; use device = 'cpu'"):
+        fc.solve(fc.Problem(uneven), device="cuda")
+    with pytest.raises(ValueError, match=r"device = 'cuda:1'.*sees no GPU"):
+        fc.solve(fc.Problem(uneven), device=torch.device("cuda", 1), participation=0.5)
+
+
+def test_a_gpu_that_is_not_there_is_said(uneven, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"device = 'cuda:2'.* 2 GPUs"):
+        fc.solve(fc.Problem(uneven), device="cuda:2")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refused_where_linear_systems_are_solved_and_taken_elsewhere(uneven, dtype):
+    problem = fc.Problem(uneven)
+    for ask in (
+        lambda: fc.solve(problem, dtype=dtype),
+        lambda: fc.simulate(problem, ProxNewton(), rounds=1, dtype=dtype),
+    ):
+        with pytest.raises(ValueError, match=rf"dtype = {dtype}, but ProxNewton .*torch\.float64"):
+            ask()
+    assert fc.simulate(problem, FedAvg(1, 0.1), rounds=1, dtype=dtype).solution.dtype == dtype
 
 
 def test_prox_step_past_the_limit_is_refused(uneven):

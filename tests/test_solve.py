@@ -213,3 +213,22 @@ def test_tolerance_of_a_first_order_method_does_not_depend_on_the_unit_of_target
     run = fc.solve(problem, tolerance=1e-6, participation=0.99)
     assert run.status == "converged"
     assert float((run.solution - exact).abs().max() / exact.abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("far", [-1e4, -10.0, 30.0, 1e8])
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "hinge"])
+def test_a_start_far_out_does_not_matter(loss, far):
+    """Where the curvature vanishes, or overflows, steps would end nowhere, or say that there is no solution."""
+    g = np.random.default_rng(0)
+    X = g.normal(size=(200, 5))
+    y = (X[:, 0] + g.logistic(size=200) > 0).astype(float)
+    silos = fc.Silos.from_arrays([(X[:90], y[:90]), (X[90:], y[90:])])
+    problem = fc.Problem(silos, loss=loss, regularizer=reg.L1(0.01), bias=True, weights="samples")
+    usual, run = fc.solve(problem), fc.solve(problem, x0=far * torch.ones(6, dtype=torch.float64))
+    assert (usual.status, run.status) == ("converged", "converged")
+    assert "x0" in run.message
+    assert "x0" not in usual.message
+    torch.testing.assert_close(run.solution, usual.solution, rtol=1e-5, atol=1e-5)
+    near = fc.solve(problem, x0=usual.solution)
+    assert near.rounds <= 2 or loss == "hinge"
+    assert "x0" not in near.message

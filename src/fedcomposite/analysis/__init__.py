@@ -6,7 +6,7 @@ Classes with scikit-learn's conventions are loaded when they are asked for, sinc
 from typing import TYPE_CHECKING, Any
 
 from fedcomposite.analysis.cross_validation import CrossValidation, cross_validate, fold_of_samples
-from fedcomposite.analysis.inference import SeparationWarning, adjusted, bootstrap, confidence
+from fedcomposite.analysis.inference import SeparationWarning, UndeterminedWarning, adjusted, bootstrap, confidence
 from fedcomposite.analysis.paths import Path, path
 from fedcomposite.analysis.prediction import Scored, predict
 from fedcomposite.analysis.quality import Quality, Report, quality
@@ -50,6 +50,7 @@ __all__ = [
     "Scored",
     "SeparationWarning",
     "Stability",
+    "UndeterminedWarning",
     "adjusted",
     "analyse",
     "answer",

@@ -27,9 +27,9 @@ from fedcomposite.analysis.paths import (
     nearest,
 )
 from fedcomposite.analysis.refitting import refit
-from fedcomposite.analysis.results import Result, counted
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import exact_auc
+from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.protocol import Rows, Silo, Sums, folds_of, losses, silos_of
 from fedcomposite.runtime.transports.silos import SiloTransport

@@ -19,10 +19,17 @@ known to order 1/sqrt(n), so that the start is as near to the truth as the theor
 A maximum of the likelihood need not exist: where a category has no event, its coefficient grows without end. Newton
 steps then go on by about one unit of the logarithm of the odds each, while they are worth less and less of a standard
 error. That is how it is told; what grows is NaN, and a warning names it.
+
+Features whose mean is far from zero are taken about it, as in fits, since a Hessian would forget their deviation; the
+intercept is taken back at the end. In the same way a Hessian forgets what is left of a column beside all others, where
+that is below 3e-6 of its deviation: it has the square, 1e-11, and tells that to four digits. Silos at hand then answer
+in coordinates in which such directions are columns of their own, so that only rounding of the samples is lost.
+Sites of a federation are asked nothing else: there, what hangs on such directions is not determined.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Sequence
@@ -38,19 +45,23 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
-from fedcomposite.analysis.newton import Plan, fit
+from fedcomposite.analysis.newton import Plan, fit, moved
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic, Poisson
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Rows, information, newton
+from fedcomposite.runtime.transports.silos import SiloTransport
 
 Floats = npt.NDArray[np.float64]
 
 _SAMPLES_PER_COORDINATE = 5  # from which on the Hessian is inverted
 _ITERATIONS = 2000  # of nodewise regressions
-_RANK = 1e-11  # of a Hessian with unit diagonal: eigenvalues below are rounding
-_PART = 1e-6  # of a combination of coefficients along a lost direction, from which on it is lost
+_ROUNDING = 1e-15  # of the eigenvalues of a Hessian with unit diagonal, for each of them
+_SURE = 1e-11  # an eigenvalue that is known to four digits
+_PART = 1e-8  # of a combination of coefficients along a lost direction, from which on it is lost
+_CONSTANT = 1e-13  # of the size of columns: a deviation that is rounding
+_TURNS = 3  # changes of coordinates at most
 _ALIKE = 1e-8  # share of a column's variance that is rounding
 _STEPS = 40  # Newton steps at most
 _CLOSE = 1e-6  # standard errors: a step so short is the last
@@ -62,6 +73,10 @@ _SHARE = 0.1  # root of the share of a variance that lies along such directions
 
 class SeparationWarning(UserWarning):
     """A coefficient has no finite estimate: some samples are told apart without error, or have no events."""
+
+
+class UndeterminedWarning(UserWarning):
+    """A coefficient has no estimate: its column is constant, or other columns give it."""
 
 
 def confidence(
@@ -102,8 +117,9 @@ def confidence(
         of a column that was standardized. Where a recipe prepared the features also per unit of the column, a year or a
         mg/dL: ``unit_estimate``, ``unit_lower``, ``unit_upper``, ``unit_p``, and ``unit_odds_ratio`` or
         ``unit_rate_ratio`` with their bounds; the intercept is then that of columns at 0, with a p-value of its own.
-        What the samples do not determine (constant columns, columns that depend on others) is NaN, and so is what grows
-        without end, with a :class:`SeparationWarning`. Per unit, terms of splines and of products are NaN
+        What the samples do not determine (constant columns with the intercept, columns that others give up to rounding;
+        in a federation, to within 3e-6 of their deviation) is NaN, with an :class:`UndeterminedWarning`, and so is what
+        grows without end, with a :class:`SeparationWarning`. Per unit, terms of splines and of products are NaN
         (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one term is not a unit of the column.
     """
     check_given(confidence, locals())
@@ -114,23 +130,39 @@ def confidence(
     driver = driver_of(problem, driver)
     weighted = problem.weighting == "uniform" or problem.silos.weights is not None
     robust = weighted if robust is None else robust
-    look = _look(x, driver)
+    look = _look(moved(x, driver.centre, 1), driver)
     exact = look.samples >= _SAMPLES_PER_COORDINATE * len(x) if inverse == "auto" else inverse == "exact"
     found = (_maximum if exact else _refined)(problem, look, robust, driver)
-    if found.endless is not None:
-        grown = found.endless.touches(torch.eye(len(x), dtype=x.dtype)).tolist()
-        names = ", ".join(name for name, g in zip(problem.coordinate_names, grown, strict=True) if g)
-        warnings.warn(
-            f"no finite estimate of {names}: Newton steps reach no maximum of the likelihood, as where a category has "
-            "no event or outcomes can be told apart; leave such features out, or read the regularized coefficients",
-            SeparationWarning,
-            stacklevel=2,
-        )
+    _warn(problem, found)
     return _table(problem, x, found, level)
 
 
+def _warn(problem: Problem, found: _Found) -> None:
+    """Say which coefficients have no estimate, and why."""
+    _, lost, grown = found.rows(torch.eye(problem.dimension, dtype=torch.float64))
+
+    def named(mask: Tensor) -> str:
+        return ", ".join(name for name, m in zip(problem.coordinate_names, mask.tolist(), strict=True) if m)
+
+    if bool(grown.any()):
+        warnings.warn(
+            f"no finite estimate of {named(grown)}: Newton steps reach no maximum of the likelihood, as where a "
+            "category has no event or outcomes can be told apart; leave such features out, or read the regularized "
+            "coefficients",
+            SeparationWarning,
+            stacklevel=3,
+        )
+    if bool((lost & ~grown).any()):
+        warnings.warn(
+            f"no estimate of {named(lost & ~grown)}: columns are constant, or others give them, so that the samples do "
+            "not tell their coefficients apart; leave out what is redundant",
+            UndeterminedWarning,
+            stacklevel=3,
+        )
+
+
 class _Look(NamedTuple):
-    """What the sites say about a model: means over samples, and their number."""
+    """What the sites say about a model: means over samples, and their number; in coordinates about a centre."""
 
     x: Tensor
     loss: float
@@ -138,6 +170,7 @@ class _Look(NamedTuple):
     hessian: Tensor
     outer: Tensor | None  # covariance of the gradient, from the samples' own
     samples: float
+    centre: Tensor  # of every coordinate, zero for most
 
     @property
     def rounding(self) -> float:
@@ -146,32 +179,37 @@ class _Look(NamedTuple):
 
 
 def _look(x: Tensor, driver: Driver, outer: bool = False) -> _Look:
-    """Ask about a model, in one exchange."""
-    d = len(x)
+    """Ask about a model, in one exchange.
+
+    A column whose deviation from its centre is rounding is constant, and taken for zero there.
+    """
+    d, about = len(x), driver.centre
+    centred = isinstance(driver.transport, SiloTransport) and driver.transport.moved
     if outer:
-        [sums] = driver.ask([information(x)])
+        [sums] = driver.ask([information(x, centred=centred)])
         H = sums["hessian"]
     else:
-        [sums] = driver.ask([newton(x, torch.ones(d, dtype=torch.bool), ALL)])
+        [sums] = driver.ask([newton(x, torch.ones(d, dtype=torch.bool), ALL, centred=centred)])
         i, j = torch.triu_indices(d, d)
         H = x.new_empty(d, d)
         H[i, j] = H[j, i] = sums["hessian"]
     weight, _, count = sums["weight"].tolist()
-    covariance = sums["outer"] / weight**2 if outer else None
-    return _Look(x, float(sums["loss"]) / weight, sums["gradient"] / weight, H / weight, covariance, count)
+    centre = torch.zeros_like(x) if about is None else torch.cat([about, about.new_zeros(1)])
+    there = (centre == 0) | (H.diagonal() > H[-1, -1] * (_CONSTANT * centre).square())
+    H, gradient = H / weight * there * there.unsqueeze(1), sums["gradient"] / weight * there
+    covariance = sums["outer"] / weight**2 * there * there.unsqueeze(1) if outer else None
+    return _Look(x, float(sums["loss"]) / weight, gradient, H, covariance, count, centre)
 
 
 class _Lost(NamedTuple):
-    """Directions along which the samples do not tell models apart, and how a part along them is measured."""
+    """Directions along which the samples do not tell models apart, and what a part along them is compared with."""
 
     directions: Tensor  # (d, k)
-    metric: Tensor  # (d, d): v' metric^-1 v = 1 for each of them
-    tolerance: float
+    base: Tensor  # (d, m)
 
     def touches(self, rows: Tensor) -> Tensor:
         """Which linear combinations of coefficients have a part along one of them."""
-        part = (rows @ self.directions).square().sum(1)
-        return part > self.tolerance**2 * ((rows @ self.metric) * rows).sum(1)
+        return (rows @ self.directions).square().sum(1) > (rows @ self.base).square().sum(1)
 
 
 class _Found(NamedTuple):
@@ -180,27 +218,107 @@ class _Found(NamedTuple):
     estimate: Tensor
     covariance: Tensor
     lost: list[_Lost]
-    absent: Tensor  # mask of columns that are zero everywhere
+    turned: _Turned
     endless: _Lost | None = None  # what grows without end
 
+    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Linear combinations of coefficients as those of the estimate; which are undetermined, which have no end.
 
-def _inverse(H: Tensor) -> tuple[Tensor, _Lost]:
-    """A root S of the inverse of H, M = S S', on what H determines; and what it does not.
+        A column of zeros is not missed in others than its own.
+        """
+        absent, centre, basis, gone = self.turned
+        back = torch.eye(len(centre), dtype=centre.dtype)
+        back[-1] -= centre  # the intercept of columns as they are
+        R = rows @ back
+        unknown = absent | (R[:, absent & (centre != 0)] != 0).any(1)
+        R[:, absent] = 0.0
+        for lost in gone:
+            unknown |= lost.touches(R)
+        R = R @ basis
+        for lost in self.lost:
+            unknown |= lost.touches(R)
+        return R, unknown, torch.zeros_like(unknown) if self.endless is None else self.endless.touches(R)
 
-    Both are found with unit diagonals, so that units of columns do not matter. Columns of zeros are left out of both.
+
+class _Turned(NamedTuple):
+    """Coordinates in which no direction is too short for a Hessian, beside those of columns about their centre."""
+
+    absent: Tensor  # mask of columns that are constant, at zero if the centre is
+    centre: Tensor  # what columns are taken about
+    basis: Tensor  # (d, k), coefficients are this times coordinates
+    gone: list[_Lost]  # directions along which columns are all but zero
+
+
+def _as_they_are(look: _Look) -> _Turned:
+    """The coordinates of columns about their centre."""
+    return _Turned(look.hessian.diagonal() == 0, look.centre, torch.eye(len(look.x), dtype=look.x.dtype), [])
+
+
+def _turned(look: _Look, driver: Driver, until: contextlib.ExitStack) -> tuple[_Look, _Turned]:
+    """The same look in coordinates in which short directions are columns of their own, which the Hessian then tells.
+
+    Directions along which columns are no longer than their rounding are left out.
+    """
+    made, H = _as_they_are(look), look.hessian
+    size = H.diagonal() + H[-1, -1] * look.centre.square()  # of columns as they are, in units of the Hessian
+    for _ in range(_TURNS if isinstance(driver.transport, SiloTransport) else 0):
+        V, values, scale = _spectrum(look.hessian)
+        if float(values.min()) > _SURE:
+            break
+        sure = values > _SURE
+        length = torch.where(sure, values, 1.0).sqrt()
+        blur = 10 * _ROUNDING * float((size / look.hessian.diagonal())[scale > 0].max()) ** 0.5
+        base = made.basis @ (V[:, sure] * (blur / values[sure]).clamp(min=_PART))
+        y, turn = length * (V.T @ (scale**2 * look.x)), V / length
+        size = (turn.square() * size.unsqueeze(1)).sum(0)
+        until.enter_context(driver.transport.turned(turn))
+        look = _look(y, driver)
+        there = look.hessian.diagonal() > _CONSTANT**2 * size
+        gone = _Lost(made.basis @ turn[:, ~there], base)
+        made = made._replace(basis=made.basis @ turn[:, there], gone=[*made.gone, gone])
+        until.enter_context(driver.transport.turned(torch.eye(len(y), dtype=y.dtype)[:, there]))
+        part = look.hessian[there][:, there]
+        look = look._replace(x=y[there], gradient=look.gradient[there], hessian=part, centre=look.centre[there])
+        size = size[there]
+    return look, made
+
+
+def _spectrum(H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvectors V and values of H with unit diagonals, V in its own coordinates; and the roots of its diagonal.
+
+    Columns of zeros are left out.
     """
     there = (H.diagonal() > 0).nonzero().squeeze(1)
-    scale = H.diagonal()[there].sqrt()
-    values, vectors = torch.linalg.eigh(H[there][:, there] / scale / scale.unsqueeze(1))
-    kept, padded = values > _RANK, H.new_zeros(len(H), len(there))
-    padded[there] = vectors / scale.unsqueeze(1)
-    metric = torch.zeros_like(H)
-    metric[there, there] = 1 / scale**2
-    return padded[:, kept] / values[kept].sqrt(), _Lost(padded[:, ~kept], metric, _PART)
+    scale = H.diagonal().sqrt()
+    values, vectors = torch.linalg.eigh(H[there][:, there] / scale[there] / scale[there].unsqueeze(1))
+    V = H.new_zeros(len(H), len(there))
+    V[there] = vectors / scale[there].unsqueeze(1)
+    return V, values, scale
+
+
+def _inverse(H: Tensor) -> tuple[Tensor, list[_Lost]]:
+    """A root S of the inverse of H, M = S S', on what H determines; and what it does not.
+
+    All are found with unit diagonals, so that units of columns do not matter. Columns of zeros are left out. Lost is
+    what has a part along a direction whose eigenvalue is rounding, beyond the rounding of the direction itself; and
+    what has most of its variance along directions whose eigenvalues are hardly known.
+    """
+    V, values, _ = _spectrum(H)
+    kept = values > 10 * len(values) * _ROUNDING
+    null, V, values = V[:, ~kept], V[:, kept], values[kept]
+    S = V / values.sqrt()
+    return S, [_Lost(null, V * (10 * _ROUNDING / values).clamp(min=_PART)), _Lost(math.sqrt(_SURE) * V / values, S)]
 
 
 def _maximum(problem: Problem, look: _Look, robust: bool, driver: Driver) -> _Found:
-    """The maximum of the likelihood, by Newton steps that are cut where the loss would not fall."""
+    """The maximum of the likelihood."""
+    with contextlib.ExitStack() as until:
+        look, turned = _turned(look, driver, until)
+        return _climbed(problem, look, robust, driver)._replace(turned=turned)
+
+
+def _climbed(problem: Problem, look: _Look, robust: bool, driver: Driver) -> _Found:
+    """The maximum, by Newton steps that are cut where the loss would not fall."""
     before, slow, steep, close = math.inf, 0, look.hessian, False
     S, null = _inverse(look.hessian)
     for _ in range(_STEPS):
@@ -227,7 +345,7 @@ def _maximum(problem: Problem, look: _Look, robust: bool, driver: Driver) -> _Fo
         S = _root(look.hessian, S)
     M = S @ S.T
     J = look.outer if look.outer is not None else look.hessian * spread / look.samples
-    return _Found(estimate, M @ J @ M, [null], look.hessian.diagonal() == 0, endless)
+    return _Found(estimate, M @ J @ M, null, _as_they_are(look), endless)
 
 
 def _root(H: Tensor, S: Tensor) -> Tensor:
@@ -241,7 +359,7 @@ def _receding(S: Tensor, H: Tensor) -> tuple[Tensor, _Lost]:
     """The directions along which the curvature has vanished since it had the inverse S S'; a root on the others."""
     values, vectors = torch.linalg.eigh(S.T @ H @ S)
     stays = values > _VANISHED
-    lost = _Lost(S @ vectors[:, ~stays], S @ S.T, _SHARE)
+    lost = _Lost(S @ vectors[:, ~stays], _SHARE * S)
     return S @ (vectors[:, stays] / values[stays].sqrt()), lost
 
 
@@ -266,7 +384,7 @@ def _refined(problem: Problem, look: _Look, robust: bool, driver: Driver) -> _Fo
     M = nodewise(look.hessian, look.samples, bias)
     lost = [_dependent(look.hessian, M)]
     if look.samples > len(x):
-        lost.append(_inverse(look.hessian)[1])
+        lost += _inverse(look.hessian)[1]
     estimate = x - M @ look.gradient
     J = look.hessian * _dispersion(problem, look, _rank(look)) / look.samples
     clear = (x != 0) & (estimate.abs() > math.sqrt(2 * math.log(max(len(x), 2))) * (M @ J @ M.T).diagonal().sqrt())
@@ -279,7 +397,7 @@ def _refined(problem: Problem, look: _Look, robust: bool, driver: Driver) -> _Fo
         look = _look(look.x, driver, outer=True)
     M = nodewise(look.hessian, look.samples, bias)
     J = look.hessian * _dispersion(problem, look, _rank(look)) / look.samples if look.outer is None else look.outer
-    return _Found(look.x - M @ look.gradient, M @ J @ M.T, lost, look.hessian.diagonal() == 0)
+    return _Found(look.x - M @ look.gradient, M @ J @ M.T, lost, _as_they_are(look))
 
 
 def _rank(look: _Look) -> int:
@@ -304,11 +422,11 @@ def _dependent(H: Tensor, M: Tensor) -> _Lost:
     C = H / scale / scale.unsqueeze(1)
     lost = torch.zeros(len(H), dtype=torch.bool)
     for j in (H.diagonal() > 0).nonzero().squeeze(1).tolist():
-        near = (M[j] != 0) | (C[j].abs() > 1 - _PART)
+        near = (M[j] != 0) | (C[j].abs() > 1 - 100 * _ALIKE)
         near[j] = False
         at = near.nonzero().squeeze(1)
         lost[j] = float((_inverse(C[at][:, at])[0].T @ C[at, j]).square().sum()) > 1 - _ALIKE
-    return _Lost(torch.eye(len(H), dtype=H.dtype)[:, lost] / scale.unsqueeze(1), (1 / scale**2).diag(), _PART)
+    return _Lost(torch.eye(len(H), dtype=H.dtype)[:, lost] / scale.unsqueeze(1), _PART * (1 / scale).diag())
 
 
 def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float = 1.0) -> Tensor:
@@ -316,10 +434,10 @@ def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float =
 
     Row j is (1, -gamma_j) / tau_j^2 with gamma_j = argmin gamma'H gamma/2 - H_j'gamma + lambda |gamma|_1 on coordinates
     of unit scale, lambda = sqrt(2 log d / samples), as in van de Geer et al. (2014), section 2.1.1. The intercept, if
-    it is the last coordinate, is not regularized in the others' regressions.
+    it is the last coordinate, is not regularized in the others' regressions. Columns of zeros are left out.
     """
-    d = len(H)
-    scale = H.diagonal().clamp(min=torch.finfo(H.dtype).tiny).sqrt()
+    d, there = len(H), H.diagonal() > 0
+    scale = torch.where(there, H.diagonal(), 1.0).sqrt()
     C = H / scale / scale.unsqueeze(1)
     lam = torch.full((d, 1), factor * math.sqrt(2 * math.log(max(d, 2)) / samples), dtype=H.dtype)
     if free_last:
@@ -339,7 +457,7 @@ def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float =
         Y = moved if restart else moved + (momentum - 1) / following * (moved - G)
         G, momentum = moved, 1.0 if restart else following
     tau = (C.diagonal() - (C * G).sum(0)).clamp(min=1e-12)  # C_jj - C_j'gamma_j
-    rows = (torch.eye(d, dtype=H.dtype) - G.T) / tau.unsqueeze(1)
+    rows = (there.diag().to(H.dtype) - G.T) / tau.unsqueeze(1)
     return rows / scale / scale.unsqueeze(1)
 
 
@@ -357,13 +475,9 @@ def _table(problem: Problem, x: Tensor, found: _Found, level: float) -> pd.DataF
 def _intervals(problem: Problem, rows: Floats, found: _Found, level: float) -> dict[str, Floats]:
     """Estimates, intervals and p-values of linear combinations of the coefficients; row j is about coordinate j."""
     half = float(scipy.special.ndtri((1 + level) / 2))
-    R = torch.from_numpy(rows.copy())
-    R[:, found.absent] = 0.0
-    unknown = found.absent.clone()
-    for lost in (*found.lost, *([] if found.endless is None else [found.endless])):
-        unknown |= lost.touches(R)
+    R, lost, endless = found.rows(torch.from_numpy(rows))
     center, variance = (R @ found.estimate).numpy(), ((R @ found.covariance) * R).sum(1).clamp(min=0).numpy()
-    center[unknown.numpy()] = math.nan
+    center[(lost | endless).numpy()] = math.nan
     se = np.where(np.isnan(center), math.nan, np.sqrt(variance))
     columns = {"estimate": np.where(np.isnan(se), math.nan, center), "se": se}
     columns |= {"lower": center - half * se, "upper": center + half * se, "z": center / np.where(se > 0, se, math.nan)}

@@ -138,7 +138,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
     h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at))
     method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
-    state = method.init(_feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
+    state = method.init(feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
     seen, asked, scale, look_again, resisted = known, 0, plan.scale, 0, 0
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
@@ -202,7 +202,7 @@ def _asked(x: Tensor, working: Tensor, plan: Plan, width: float = 0.0) -> Reques
     return newton(x, working, plan.rows, width, plan.centre is not None)
 
 
-def _feasible(x: Tensor, h: Regularizer) -> Tensor:
+def feasible(x: Tensor, h: Regularizer) -> Tensor:
     """A start in the domain of h: a constraint may leave out zero."""
     if bool(torch.isfinite(h.value(x))):
         return x
@@ -335,7 +335,7 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     show it: barriers lie below the loss. That is no proof, but it does not hang on how features are scaled.
     """
     h, none = _Called(problem.regularizer, len(start)), torch.zeros_like(start, dtype=torch.bool)
-    x, asked, below, shown, best = _feasible(start, h), 1, -math.inf, -math.inf, None
+    x, asked, below, shown, best = feasible(start, h), 1, -math.inf, -math.inf, None
     known = dual_known(problem)
     plan.watch(x, 0)
     [sums] = yield [_asked(x, none, plan)]

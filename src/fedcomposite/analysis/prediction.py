@@ -26,14 +26,15 @@ from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import Logistic, Multinomial, Poisson, get_loss
 from fedcomposite.problems.metrics import AUC, Accuracy, BalancedAccuracy, Brier, LogLoss
 from fedcomposite.problems.predictions import beside, predicted
+from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import NEW, residuals, scores
 
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Scored:
+@dataclass(frozen=True, repr=False)
+class Scored(Result):
     """A file with its predictions."""
 
     table: pd.DataFrame
@@ -43,6 +44,18 @@ class Scored:
     """How good they are, if the file has the target; one row."""
     site: str | None = None
     """Whose names, units and style were taken."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The file with its predictions."""
+        return self.table
+
+    def _line(self) -> str:
+        said = counted(len(self.table), "sample") + (f" in the style of {self.site}" if self.site else "")
+        if self.measures is None:
+            return f"{said}, without outcomes"
+        told = self.measures.iloc[0].dropna()
+        shown = [f"{name} {value:.4g}" for name, value in told.items() if name != "samples"][:4]
+        return f"{said}: {', '.join(shown)}"
 
 
 def predict(

@@ -26,11 +26,11 @@ from fedcomposite.analysis.calibration_bounds import Calibration
 from fedcomposite.analysis.cross_validation import CrossValidation
 from fedcomposite.analysis.curves import grouped, integrated_error
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
-from fedcomposite.analysis.results import Result, counted
 from fedcomposite.analysis.score_bins import Cells, Pair
 from fedcomposite.problems import Problem
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Logistic
+from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, residuals, scores
@@ -164,7 +164,12 @@ class Quality(Result):
 
     @property
     def calibration_slope(self) -> float:
-        """The slope of a logistic regression of the outcome on the margin; 1 if calibrated."""
+        """The slope of a logistic regression of the outcome on the margin; 1 if calibrated.
+
+        The margin is all of it, what an offset adds among the rest: the slope is that of the probabilities that are
+        told. Of counts it is that of a'x beside the offset, which is an exposure there. Sites tell sums by bins of the
+        margin, in which a'x and the offset are no longer apart.
+        """
         return self._measured("calibration_slope")[0]
 
     @property

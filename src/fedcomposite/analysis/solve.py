@@ -17,7 +17,7 @@ from fedcomposite import theory
 from fedcomposite._validation import Count, Natural, Positive, Probability, ZeroOrMore, as_vector
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.algorithms.base import Empty
-from fedcomposite.analysis.newton import End, Fit, Plan, fit_any
+from fedcomposite.analysis.newton import End, Fit, Plan, feasible, fit_any
 from fedcomposite.analysis.scaling import rescale, worthwhile
 from fedcomposite.choice import Choice, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
@@ -26,7 +26,7 @@ from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, 
 from fedcomposite.runtime.callbacks import Callback, View
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.driver import Deadline, Driver, deadline
-from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.fit import check_given, precision_fault
 from fedcomposite.runtime.records import make_record
 from fedcomposite.runtime.transports.silos import check_range
 from fedcomposite.runtime.transports.stacked_sums import StackedSums
@@ -81,8 +81,10 @@ def solve(
         Share of the clients that take part in a round.
     local_steps, batch_size
         Of a first-order method.
-    seed, dtype, device, x0, on_record
+    seed, dtype, device, on_record
         As in :func:`fedcomposite.simulate`.
+    x0 : Tensor or array, optional
+        Where to begin; Newton steps begin at zero instead where the objective is lower there, and ``message`` says so.
 
     Returns
     -------
@@ -103,6 +105,8 @@ def solve(
     settled(problem.regularizer)
     ends = deadline(seconds)
     if participation >= 1 and newton_fits(problem, kinks=True):
+        if fault := precision_fault(dtype, "ProxNewton"):
+            raise ValueError(fault)
         most = (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS) if rounds is None else rounds
         exact = dtype if problem.loss.smooth else torch.float64  # barriers are narrower than single precision
         run = _Newton(problem, exact, torch.device(device), on_record).solve(tolerance, most, ends, x0)
@@ -140,12 +144,12 @@ class _Newton:
         self.parties = StackedSums(problem, dtype, device)
         self.smooth, self.counter = self.parties.smooth, self.parties.counter
         self.history: list[Record] = []
-        self.x = self.smooth.start()
+        self.x, self.left = self.smooth.start(), False
         self.began, self.step = time.perf_counter(), problem.default_step()
 
     def solve(self, tolerance: float, rounds: int, deadline: Deadline, x0: Any) -> Run:
         """The run of a fit."""
-        start = self.x if x0 is None else as_vector(x0).to(self.x)
+        start = self._start(x0)
         plan = Plan(
             tolerance=tolerance, rounds=rounds, centre=self.parties.centre, deadline=deadline, watch=self._record
         )
@@ -162,6 +166,20 @@ class _Newton:
             run = dataclasses.replace(self._run(None, tolerance), status="interrupted", message="interrupted")
             raise Interrupted(run) from None
         return self._run(made, tolerance)
+
+    def _start(self, x0: Any) -> Tensor:
+        """Where steps begin: the model that was given, unless the objective is lower without one.
+
+        Far out there is no curvature, or far too much, so that steps get nowhere, or seem to have no end.
+        """
+        if x0 is None:
+            return self.x
+        given, own = (feasible(x, self.problem.regularizer) for x in (as_vector(x0).to(self.x), self.x))
+        self.left = not self._objective(given) <= self._objective(own)
+        return own if self.left else given
+
+    def _objective(self, x: Tensor) -> float:
+        return float(self.smooth.evaluate(x).loss + self.problem.regularizer.value(x))
 
     def _record(self, x: Tensor, rounds: int) -> None:
         self.x = x
@@ -184,6 +202,7 @@ class _Newton:
             why = f"the model is linear; {problem.loss} has kinks, which a barrier takes away"
         rounds = self.history[-1]["round"]
         message = f"ProxNewton, since {why}: "
+        message += "began at zero, where the objective is lower than at x0; " if self.left else ""
         if end == "converged":
             message += f"{rounds} rounds, {certificate}"
         else:

@@ -10,6 +10,7 @@ summary.json           status, message, versions
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -31,9 +32,8 @@ from fedcomposite.analysis.newton import Plan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
-from fedcomposite.analysis.results import Result
 from fedcomposite.analysis.solve import explained
-from fedcomposite.analysis.strengths import strength
+from fedcomposite.analysis.strengths import strength, varied
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
@@ -41,6 +41,7 @@ from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
 from fedcomposite.regularizers import Blocks, On
+from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate, certify
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
@@ -55,6 +56,7 @@ class Analysis(Result):
 
     kind: Kind
     problem: Problem
+    """The one whose solution the model is: with the strength that was chosen."""
     x: Tensor
     """The chosen model."""
     lam: float
@@ -279,6 +281,8 @@ def analyse(
         x, converged = made.x, made.converged
         reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
     if along is not None:
+        problem = copy.copy(problem)
+        problem.regularizer = varied(problem.regularizer, lam / strength(problem.regularizer))
         reason = "" if converged else f"{int((~along.converged).sum())} strengths of the path did not converge"
     chosen = "as given" if along is None else str(choice)
     return _measure(problem, kind, x, lam, chosen, reason, along, cv, driver)

@@ -22,6 +22,7 @@ from fedcomposite.experiments import ConfigError, FolderLock
 from fedcomposite.files import write_atomic
 from fedcomposite.papers.base import NOT_JUDGED, NOT_RUN, Claim, Paper, digest_of, load
 from fedcomposite.papers.study import Say, Study
+from fedcomposite.runtime.fit import device_fault
 
 _NAN = re.compile(r"\bnan\b", re.IGNORECASE)
 
@@ -104,8 +105,8 @@ def check(
     state = read_state(out / name)
     if partial or (state.get("complete") and state.get("experiment") == digest_of(content)):
         return
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device = {device!r}, but this torch sees no GPU; use device = 'cpu'")
+    if fault := device_fault(device):
+        raise ConfigError(fault)
     for one in paper.datasets(content):
         _found(one)
 

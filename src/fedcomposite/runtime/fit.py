@@ -56,12 +56,25 @@ def _dtype_fault(dtype: object) -> str:
     return f"dtype = {dtype!r}, must be torch.float64 or torch.float32"
 
 
-def _device_fault(device: object) -> str:
+def device_fault(device: object) -> str:
+    """What is wrong with a device, if anything: it is none, or it is not there."""
     try:
-        torch.device(device)  # type: ignore[call-overload]
+        made = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError):
         return f"device = {device!r}, must be 'cpu', 'cuda' or 'cuda:1'"
-    return ""
+    if made.type != "cuda":
+        return ""
+    if not torch.cuda.is_available():
+        return f"device = '{made}', but this torch sees no GPU; use device = 'cpu'"
+    count = torch.cuda.device_count()
+    return f"device = '{made}', but there are {count} GPUs, from 'cuda:0' on" if (made.index or 0) >= count else ""
+
+
+def precision_fault(dtype: torch.dtype, name: str) -> str:
+    """Why a method that solves linear systems does not take a dtype, if so."""
+    if dtype.itemsize > 2:
+        return ""
+    return f"dtype = {dtype}, but {name} solves linear systems, which takes torch.float64 or torch.float32"
 
 
 def _callbacks_fault(callbacks: object) -> str:
@@ -74,7 +87,7 @@ _OWN_WORDS: dict[str, Callable[[Any], str]] = {
     "problem": _problem_fault,
     "algorithm": _algorithm_fault,
     "dtype": _dtype_fault,
-    "device": _device_fault,
+    "device": device_fault,
     "callbacks": _callbacks_fault,
 }
 
@@ -99,6 +112,7 @@ def check_fit(
     cohorts: Cohorts,
     *,
     clip_norm: float | None = None,
+    dtype: torch.dtype = torch.float64,
     stacklevel: int = 2,
 ) -> None:
     """Refuse what the method cannot do, and name methods that can."""
@@ -116,6 +130,8 @@ def check_fit(
     check_rules(algorithm, problem.regularizer)
     if clip_norm is not None and info.second_order:
         raise ValueError(f"{name} solves with gradients and Hessians as they are; leave clip_norm out")
+    if info.second_order and (fault := precision_fault(dtype, name)):
+        raise ValueError(fault)
     if cohorts.replace and len(algorithm.at(0).init(torch.zeros(problem.dimension), problem.regularizer.during(0))[1]):
         raise ValueError(
             f"{name} keeps state at its clients, so a client must not be drawn twice in a round; use replace=False"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pandas as pd
 from torch import Tensor
 
+from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Best(NamedTuple):
     buffers: Tensor
 
 
-@dataclass
-class Run:
+@dataclass(repr=False)
+class Run(Result):
     """The result of :func:`fedcomposite.simulate`."""
 
     solution: Tensor
@@ -80,21 +81,25 @@ class Run:
     """The server's state."""
     clients: Any
     """The clients' states, a tuple of ``(n, ...)`` tensors; a :class:`ClientStates` store where they are very large."""
-    solutions: Tensor | None = field(default=None, repr=False)
+    solutions: Tensor | None = None
     """With ``keep_solutions=True``: the model before the first and after each round, ``(rounds + 1, d)``."""
-    buffers: Tensor | None = field(default=None, repr=False)
+    buffers: Tensor | None = None
     """A network's running statistics after the last round, flat; empty for most models."""
-    identity: dict[str, str] = field(default_factory=dict, repr=False)
+    identity: dict[str, str] = field(default_factory=dict)
     """What determines the run's numbers, as a checkpoint keeps it; empty without one."""
-    certificate: Certificate | None = field(default=None, repr=False)
+    certificate: Certificate | None = None
     """How good the solution is, as far as it is known: from :func:`fedcomposite.solve`."""
 
-    best: Best | None = field(default=None, repr=False)
+    best: Best | None = None
     """The best model by a recorded number, with the callback ``BestModel``."""
 
     @property
     def frame(self) -> pd.DataFrame:
         """The history as a table."""
+        return self.to_frame()
+
+    def to_frame(self) -> pd.DataFrame:
+        """The history: one row per evaluated round."""
         return pd.DataFrame(self.history)
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -103,9 +108,9 @@ class Run:
 
         return draw_histories({"run": [self.history]}, path)
 
-    def __repr__(self) -> str:
+    def _line(self) -> str:
         last = self.history[-1]
         return (
-            f"Run({self.status} after {self.rounds} rounds: objective {last['objective']:.6g}, "
-            f"stationarity {last['stationarity']:.2e}, {last['nonzeros']} of {len(self.solution)} nonzero)"
+            f"{self.status} after {self.rounds} rounds: objective {last['objective']:.6g}, "
+            f"stationarity {last['stationarity']:.2e}, {last['nonzeros']} of {len(self.solution)} nonzero"
         )

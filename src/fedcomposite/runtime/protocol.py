@@ -392,9 +392,12 @@ def _histogram(z: Tensor, labels: Tensor, weights: Tensor, bins: int) -> Tensor:
     return made.view(2, bins)
 
 
-def information(x: Tensor, rows: Rows = ALL) -> Request:
-    """Ask for the whole Hessian at x and the sum of the samples' outer products of gradients."""
-    return Request("information", {"x": x}, {}, rows)
+def information(x: Tensor, rows: Rows = ALL, centred: bool = False) -> Request:
+    """Ask for the whole Hessian at x and the sum of the samples' outer products of gradients.
+
+    ``centred`` as for :func:`newton`.
+    """
+    return Request("information", {"x": x}, {"centred": 1.0} if centred else {}, rows)
 
 
 def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:

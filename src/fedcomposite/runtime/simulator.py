@@ -23,7 +23,7 @@ from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
 from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
-from fedcomposite.runtime.fit import check_fit, check_given, model_fault
+from fedcomposite.runtime.fit import check_fit, check_given, device_fault, model_fault
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import Identity, identify
 from fedcomposite.runtime.program import Mode
@@ -71,12 +71,12 @@ class Simulator(Rounds):
     ) -> None:
         if backend not in ("stacked", "loop"):
             raise ValueError(f"backend = {backend!r}, must be 'stacked' or 'loop'")
-        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device = 'cuda', but this torch sees no GPU; use device = 'cpu'")
+        if fault := device_fault(device):
+            raise ValueError(fault)
         self.problem, self.batches, self.backend = problem, batches, backend
         dtype = problem.dtype if dtype is None else dtype
         cohorts = Cohorts(len(problem.silos), participation, replace, seed)
-        check_fit(algorithm, problem, cohorts, clip_norm=batches.clip_norm, stacklevel=3)
+        check_fit(algorithm, problem, cohorts, clip_norm=batches.clip_norm, dtype=dtype, stacklevel=3)
         shared: dict[str, Any] = {
             "batches": batches, "dtype": dtype, "device": torch.device(device), "cohort": cohorts.size,
             "replace": replace, "state_dir": state_dir, "memory_limit": memory_limit, "group": group,

@@ -62,6 +62,22 @@ class SiloTransport:
         with process.threads(process.fitting_threads(self._reach, torch.device("cpu")) if main else None):
             yield
 
+    @property
+    def moved(self) -> bool:
+        """Whether silos have their features in other coordinates too, for centred requests."""
+        return self.silos[0].about is not None
+
+    @contextmanager
+    def turned(self, basis: Tensor) -> Iterator[None]:
+        """Meanwhile, answer centred requests in coordinates y where models are ``basis @ y``."""
+        kept = self.silos, self.centre
+        self.centre = None
+        self.silos = [replace(s, about=(s.X if s.about is None else s.about) @ basis) for s in self.silos]
+        try:
+            yield
+        finally:
+            self.silos, self.centre = kept
+
     def ask(self, requests: Sequence[Request]) -> list[Any]:
         """The sums over silos, in their order; for a request by site the list of them."""
         with self.running():
