@@ -1,6 +1,5 @@
 """The adapter between methods and Flower, in one process: sites behind a local Grid, compared with the simulator."""
 
-import dataclasses
 import io
 import itertools
 import json
@@ -19,7 +18,7 @@ import tomli_w
 import torch
 
 import fedcomposite as fc
-from fedcomposite import algorithms, theory
+from fedcomposite import algorithms
 from fedcomposite.choice import choose
 from fedcomposite.data import Silos
 from fedcomposite.experiments import Config, RunFolder
@@ -245,32 +244,6 @@ def test_steps_and_stationarity_from_the_sites_constants(silos, tmp_path):
         constants.append(0.25 * np.linalg.norm(X, 2) ** 2 / len(X))
     assert math.isclose(one.algorithm.step, 0.5 / max(constants), rel_tol=1e-6)  # in each local step
     assert math.isclose(run.history[0]["stationarity_step"], 1 / np.mean(constants), rel_tol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["FedNMap", "Scaffold", "FedCanon"])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_steps_on_minibatches_are_those_of_a_simulation(silos, tmp_path, name, weights):
-    """Few samples at a time are less smooth than all: both take theory's constant of batches.
-
-    A site rounds that of its roughest sample up to a power of two, which is nothing where it is one.
-    """
-    norms = silos.features.double().norm(dim=1)
-    for k, largest in enumerate((8.0, 10.0)):  # roots of 2^6 and of what is no power of two
-        X = silos.features.double() * (largest / norms.max())
-        even = dataclasses.replace(silos, features=X)
-        spec = {"name": name, "steps": "auto"}
-        text = tomli_w.dumps(
-            {"algorithm": spec, "run": {"rounds": 1, "batch_size": 2}, "problem": {"weights": weights}}
-        )
-        one, _ = federate(LocalGrid(make_sites(even, tmp_path / f"{k}")), text)
-        c = theory.constants(fc.Problem(even, loss="logistic", weights=weights), batch=2)
-        assert c.of_batches > 1.5 * c.L  # what a federation took before
-        assert c.L_sample == pytest.approx(largest**2 / 4)
-        if k:
-            c = dataclasses.replace(c, L_sample=32.0)
-        want = theory.choose(algorithms.lookup(name), "auto", c, {})
-        got, want = dataclasses.asdict(one.algorithm), dataclasses.asdict(want)
-        assert got == pytest.approx(want, rel=1e-9)
 
 
 def test_columns_are_matched_by_name(silos, nmap, tmp_path):
@@ -720,8 +693,7 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
         if kind == "introduction":
             met = Introduction.read(wire.text(answer, "introduction"))
             allowed = {"site", "version", "samples", "features", "dtype", "names", "labels", "smoothness", "scale"}
-            assert set(met.model_dump()) == allowed | {"weight", "honest", "sample_smoothness"}
-            assert met.sample_smoothness is None  # nor without minibatches
+            assert set(met.model_dump()) == allowed | {"weight", "honest"}
             assert met.weight is None  # nothing more than before where samples have no weights
             assert met.honest is None  # nor where nothing is noised
             assert met.labels == [-1.0, 1.0] or met.labels in ([-1.0], [1.0])

@@ -304,7 +304,7 @@ test_the_coordinator_refuses_a_thousand_times = thousand(test_the_coordinator_re
 
 INTRODUCTIONS = contents("introduction", json.loads("{}") | {
     "site": "b", "version": "1", "samples": 12, "features": [3], "dtype": "float64", "names": ["x", "y", "z"],
-    "labels": [0.0, 1.0], "smoothness": 0.5, "scale": 2.0, "sample_smoothness": 4.0,
+    "labels": [0.0, 1.0], "smoothness": 0.5, "scale": 2.0,
 })  # fmt: skip
 
 

@@ -137,20 +137,6 @@ def test_constants_of_all_sites_come_as_sums(silos, tmp_path):
         assert found == pytest.approx((3, 1 / (2 * L), 3 / (2 * L)), rel=1e-9)  # half of 1/L for each local step
 
 
-def test_the_roughest_samples_come_as_a_sum_too(silos, tmp_path):
-    """For steps on minibatches: no site's own number is told."""
-    run = {"rounds": 1, "batch_size": 4}
-    text = tomli_w.dumps({"algorithm": {"name": "FedNMap", "local_steps": 3, "steps": "auto"}, "run": run})
-    one, _ = federate(LocalGrid(secure_sites(silos, tmp_path / "secure")), text, SECURE)
-    other, _ = federate(LocalGrid(make_sites(silos, tmp_path / "plain")), text)
-    assert all(i.sample_smoothness is None for i in one.introductions)
-    each = [i.sample_smoothness for i in other.introductions]
-    assert one.sums.sample_smoothness == pytest.approx(sum(each))
-    largest = [float(X.norm(dim=1).max()) ** 2 / 4 for X, _ in map(silos.__getitem__, range(4))]
-    assert all(a <= b < 2 * a for a, b in zip(largest, each, strict=True))
-    assert one.algorithm.step < other.algorithm.step
-
-
 def test_divergence_is_said_by_a_count(silos, tmp_path):
     """A loss that leaves the finite range cannot be summed; that it did is."""
     text = tomli_w.dumps({"problem": {"loss": "poisson"}}) + write(

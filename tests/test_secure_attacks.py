@@ -170,7 +170,6 @@ def test_no_unmasked_number_crosses(settings, silos, tmp_path, monkeypatch):
                 assert told["samples"] is None
                 assert told["scale"] is None
                 assert told["smoothness"] is None
-                assert told["sample_smoothness"] is None
             else:
                 assert kind == "secure"
 

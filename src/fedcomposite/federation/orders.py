@@ -168,9 +168,6 @@ class Introduction(_Data):
     labels: Labels = []
     smoothness: Constant | None = None
     """Smoothness constant of the site's loss; left out where it has none."""
-    sample_smoothness: Constant | None = None
-    """The largest one of a single sample's loss, rounded up to a power of two: for steps on minibatches, and only where
-    a run has some."""
     honest: int | None = Field(default=None, ge=1, le=2**31)
     """How many parties of a secure sum the site assumes to be honest, where noise is shared."""
     scale: Constant | None = None

@@ -196,13 +196,6 @@ class Coordinator:
         n = len(self.sites)
         return smoothness if len(smoothness) == n else [], scale if len(scale) == n else []
 
-    def _of_samples(self) -> float | None:
-        """The largest smoothness of a sample's loss, as sites round it up; of sums an upper bound."""
-        if self.sums is not None:
-            return self.sums.sample_smoothness
-        found = [i.sample_smoothness for i in self.introductions]
-        return None if None in found else max(v for v in found if v is not None)
-
     def _method(self, spec: dict[str, Any]) -> AnyAlgorithm:
         """The method; steps, or the method itself, may be chosen by the largest constants of the sites."""
         steps = spec.get("steps")
@@ -247,7 +240,6 @@ class Coordinator:
         weights = self._counted() if by_samples else [1.0] * n
         return theory.Constants(
             L=max(smoothness) if smoothness else None,
-            L_sample=self._of_samples(),
             scale=max(scale),
             rho=self.problem.regularizer.rho,
             n=n,

@@ -20,7 +20,7 @@ from fedcomposite.federation.secure.masking import WIDE, WIDEST, MaskError, Numb
 from fedcomposite.federation.wire import Form, Vectors
 from fedcomposite.problems.measures import PARTS, Counts, Measures
 
-SCALARS = {"introduce": 12, "train": 4, "evaluate": 5}
+SCALARS = {"introduce": 9, "train": 4, "evaluate": 5}
 """Scalars of each kind of sum, beside counts."""
 ANALYSIS = "analysis"
 """The purpose of a sum of answers to an analysis."""
@@ -36,7 +36,6 @@ class Moments(NamedTuple):
     weighted_smoothness: float | None  # by samples
     scale: float | None
     weighted_scale: float | None
-    sample_smoothness: float | None
 
     def mean_constant(self, sites: int, weighting: str) -> float:
         """The weighted mean of the sites' smoothness constants."""
@@ -61,7 +60,7 @@ def of_introduction(said: Introduction) -> Part:
     """Samples and constants."""
     samples = float(said.samples or 0)
     values = [samples]
-    for constant in (said.smoothness, said.scale, said.sample_smoothness):
+    for constant in (said.smoothness, said.scale):
         known = constant is not None and math.isfinite(constant)
         value = constant if known and constant is not None else 0.0
         values += [float(known), value, samples * value]
@@ -150,16 +149,11 @@ def analysis_of(total: Numbers, parties: int, like: Mapping[str, Form]) -> Vecto
 def moments(total: Numbers, parties: int) -> Moments:
     """What the introductions come to; constants that some site has not are left out."""
     _, _, samples, *rest = checked(total, parties)
-    (known, L, wL), (there, scale, wscale), (told, largest, _) = rest[:3], rest[3:6], rest[6:]
-    smooth, scaled = known == parties, there == parties
+    (known, L, wL), (there, scale, wscale) = rest[:3], rest[3:]
     return Moments(
-        samples=int(samples),
-        smoothness=L if smooth else None,
-        weighted_smoothness=wL if smooth else None,
-        scale=scale if scaled else None,
-        weighted_scale=wscale if scaled else None,
-        sample_smoothness=largest if told == parties else None,
-    )
+        int(samples), *((L, wL) if known == parties else (None, None)),
+        *((scale, wscale) if there == parties else (None, None)),
+    )  # fmt: skip
 
 
 class Round(NamedTuple):

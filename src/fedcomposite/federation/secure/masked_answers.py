@@ -101,9 +101,7 @@ class Sums:
         whole = site.introduce(order, config)
         if whole.weight is not None and order.analysis is None:
             raise RefusalError("weights of samples are not told as secure sums; leave them out, or --secure")
-        hidden = whole.model_copy(
-            update=dict.fromkeys(("samples", "smoothness", "sample_smoothness", "scale", "weight"))
-        )
+        hidden = whole.model_copy(update=dict.fromkeys(("samples", "smoothness", "scale", "weight")))
         masked = self._masked(order, secure, {"introduce": encoding.of_introduction(whole)}, {"introduce": ""})
         return wire.content(introduction=hidden.model_dump_json(), vectors=masked)
 

@@ -218,10 +218,6 @@ class Site:
         privacy = level(config)
         scale = smooth.scale() if isinstance(smooth, Linear) and privacy is None else None
         curvature = problem.loss.curvature if isinstance(problem.loss, Loss) else math.inf
-        known = scale is not None and math.isfinite(curvature)
-        of_one = None
-        if known and config.run.batch_size is not None and isinstance(smooth, Linear):
-            of_one = _rounded_up(curvature * smooth.scale("samples"))
         return Introduction(
             site=self.name,
             version=__version__,
@@ -232,8 +228,7 @@ class Site:
             dtype=shape.dtype,
             names=shape.names,
             labels=labels,
-            smoothness=curvature * scale if scale is not None and known else None,
-            sample_smoothness=of_one,
+            smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
             scale=scale,
             honest=None if privacy is None else self.limits.honest_parties,
         )
@@ -412,8 +407,3 @@ class Site:
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
         counts = {f"counts.{k}": v for k, v in seen.counts.items() if messages.all_finite(v)}
         return {"gradient": gradient, **counts}
-
-
-def _rounded_up(value: float) -> float:
-    """The next power of two, but for rounding: a coarse number tells little of the one sample that it hangs on."""
-    return 2.0 ** math.ceil(math.log2(value) - 1e-9) if value > 0 else 0.0
