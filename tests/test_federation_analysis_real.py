@@ -1,10 +1,12 @@
 """Analyses over TLS: four hospitals' files as people have them, a process each, compared with files at hand."""
 
 import json
+import tomllib
 
 import numpy as np
 import pandas as pd
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 import fedcomposite as fc
@@ -110,3 +112,34 @@ def test_a_description_over_tls(hospitals):
     assert "thing(s) to look at" in command(federation_app, "describe", fed, experiment)
     rows = json.loads(command(federation_app, "describe", fed, experiment, "--json"))
     assert {r["site"] for r in rows} == {"north", "south", "east", "west"}
+
+
+def test_in_secure_sums_over_tls(hospitals):
+    """The numbers of files at hand, one row of quality and of each feature, a report, scores that stay; and a run."""
+    folder, fed, experiment = hospitals
+    options = ["--folds", 3, "--count", 6, "--ratio", 0.1]
+    said = command(federation_app, "cv", fed, experiment, *options, "--secure", "--out", folder / "sums")
+    assert "secure sums" in said
+    command(app, "cv", experiment, *options, "--out", folder / "plain")
+    ours, theirs = read(folder / "plain"), read(folder / "sums")
+    for key in ("model", "lambda", "intervals", "cv"):
+        compare(theirs[key], ours[key])
+    compare(json.loads((folder / "sums" / "recipe.json").read_text()), ours_recipe(folder / "plain"))
+    assert list(theirs["quality"]) == ["all"]
+    assert theirs["quality"]["all"]["brier"] == pytest.approx(ours["quality"]["all"]["brier"], rel=1e-9)
+    assert {row["site"] for row in theirs["description"]} == {"all"}
+    command(app, "report", folder / "sums")
+    assert "secure sums" in (folder / "sums" / "report.html").read_text()
+    assert "do not tell how good" in command(federation_app, "predict", fed, folder / "sums", "--secure")
+    assert not (folder / "sums" / "at-sites.csv").exists()
+    method = {"name": "FedNMap", "local_steps": 2, "step": 0.05, "server_step": 1.0, "gamma": 0.1}
+    content = {k: v for k, v in tomllib.loads(experiment.read_text()).items() if k in ("data", "problem", "recipe")}
+    rounds = {**content, "algorithm": method, "run": {"rounds": 3}}
+    (folder / "rounds.toml").write_text(tomli_w.dumps(rounds))
+    command(federation_app, "run", fed, folder / "rounds.toml", "--secure", "--out", folder / "rounds")
+    compare(json.loads((folder / "rounds" / "recipe.json").read_text()), ours_recipe(folder / "plain"))
+    assert (folder / "rounds" / "coefficients.csv").is_file()
+
+
+def ours_recipe(folder):
+    return json.loads((folder / "recipe.json").read_text())

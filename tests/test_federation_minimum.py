@@ -20,12 +20,13 @@ from analyst import PLAIN, inquiry, question, same
 from local_federation import LocalGrid, make_sites, opened
 
 from fedcomposite.federation.coordinator.delivery import FederationError
-from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import Newcomers
 from fedcomposite.federation.site.table_site import Source, TableSite
+from fedcomposite.runtime import Driver
 
 DEFAULT = {"min_count": 5, "min_samples": 10, "min_class": 5}
 
@@ -78,7 +79,7 @@ def test_the_outcomes_of_a_few_are_no_sum_of_margins(rare, tmp_path):
         site.newcomers = Newcomers(Source(site.name, path), tmp_path / f"scored-{i}", "sick")
     asking, _ = inquiry(sites)
     there = asking.meet()
-    assert len(predict_at_sites(there, alone["x"], asking)) == (4 if rare == 5 else 3)
+    assert len(predict_at_sites(there, alone["x"], Driver(asking))) == (4 if rare == 5 else 3)
     assert len(pd.read_csv(tmp_path / "scored-0" / "job.csv")) == 60
 
 
@@ -117,7 +118,7 @@ def test_bins_are_joined_by_patients_and_not_by_their_weight(tmp_path):
     models = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64)
     asking, _ = inquiry(make_sites(silos, tmp_path / "b", opened(**DEFAULT)))
     asking.meet()
-    [sums], *_ = asking.each([Request("losses", {"models": models}, {"bins": 512})])
+    [sums], *_ = Driver(asking).each([Request("losses", {"models": models}, {"bins": 512})])
     assert float(sums["histogram"][sums["histogram"] > 0].min()) >= 500
 
 
@@ -201,27 +202,27 @@ def tables(tmp_path):
 def test_a_table_counts_no_value_that_is_called_missing(tables):
     """Gaps are counted exactly, so nobody but the site may say what a gap is."""
     with pytest.raises(FederationError, match="not those of a recipe"):
-        tables()(Gaps(columns=["age"], steps=[Local(missing={"age": [97.0]})]))
+        tables().ask([Gaps(columns=["age"], steps=[Local(missing={"age": [97.0]})])])
 
 
 def test_a_logarithm_that_fails_finds_no_least_value(tables):
     """It is the experiment that says what is added before a logarithm."""
     asking = tables()
-    asking(Moments(columns=["log(c + 1)"], steps=[Log(offsets={"c": 1.0})]))
+    asking.ask([Moments(columns=["log(c + 1)"], steps=[Log(offsets={"c": 1.0})])])[0]
     with pytest.raises(FederationError, match="logarithms"):
-        asking(Moments(columns=["log(age + -20)"], steps=[Log(offsets={"age": -20.0})]))
+        asking.ask([Moments(columns=["log(age + -20)"], steps=[Log(offsets={"age": -20.0})])])[0]
 
 
 def test_two_sums_that_differ_by_one_row(tables):
     """The rows without a target are as many as the minimum, or they are in all sums."""
     whole, less = Moments(columns=["age"]), Moments(columns=["age"], steps=[Complete(columns=["sick"])])
     asking = tables(min_count=1)
-    found = [asking(query)[0]["sum"][0] for query in (whole, less)]
+    found = [asking.ask([query])[0][0]["sum"][0] for query in (whole, less)]
     assert found[0] - found[1] == 97.0  # the patient
     asking = tables(min_count=5)
-    asking(whole)
+    asking.ask([whole])[0]
     with pytest.raises(FederationError, match="min_count = 5 rows have no value in 'sick'"):
-        asking(less)
+        asking.ask([less])[0]
 
 
 def test_no_powers_of_a_column(tables):
@@ -229,10 +230,10 @@ def test_no_powers_of_a_column(tables):
     steps = [Standardize(mean={"age": 20.0}, sd={"age": 1.0}), Interact(pairs=[("age", "age")])]
     more = Interact(pairs=[("age:age", "age:age")])
     asking = tables()
-    asking(Schema(steps=[Absent(columns=["age"]), steps[1]]))
+    asking.ask([Schema(steps=[Absent(columns=["age"]), steps[1]])])[0]
     for wrong in (steps, [steps[1], more]):
         with pytest.raises(FederationError, match="not those of a recipe"):
-            asking(Moments(columns=["age"], steps=wrong))
+            asking.ask([Moments(columns=["age"], steps=wrong)])[0]
 
 
 @pytest.fixture
@@ -268,11 +269,11 @@ def test_one_patient_among_filled_gaps(gappy):
         "product": Moments(columns=["marker:marker"], steps=[with_marker, Interact(pairs=[("marker", "marker")])]),
         "kind": LevelCounts(columns=["kind"], steps=[kinds]),
     }
-    found = {name: gappy(min_count=1)(query)[0] for name, query in asked.items()}
+    found = {name: gappy(min_count=1).ask([query])[0][0] for name, query in asked.items()}
     assert found["age"]["low:age"].tolist() == found["age"]["high:age"].tolist() == [51, 51, 60]  # 8 gaps, 1 patient
     assert found["marker"]["sum"][0] == 8 * 7 + 1
     assert dict(zip(found["kind"]["levels:kind"], found["kind"]["counts:kind"], strict=True))["rare"] == 8 + 1
-    found = {name: gappy(min_count=5)(query)[0] for name, query in asked.items()}
+    found = {name: gappy(min_count=5).ask([query])[0][0] for name, query in asked.items()}
     assert (found["age"]["high:age"] - found["age"]["low:age"])[1] >= 5 + 8
     assert found["marker"]["withheld"][0] == found["product"]["withheld"][0] == 1
     assert "rare" not in found["kind"]["levels:kind"]
@@ -283,9 +284,11 @@ def test_one_patient_among_filled_gaps(gappy):
 def test_levels_that_are_only_filled_in_are_told(gappy):
     """A level of its own for gaps is nobody's."""
     asking = gappy(min_count=5)
-    [found, *_] = asking(LevelCounts(columns=["kind"], steps=[Impute(values={"kind": "unknown"})]))
+    [found, *_] = asking.ask([LevelCounts(columns=["kind"], steps=[Impute(values={"kind": "unknown"})])])[0]
     assert "unknown" in found["levels:kind"]
-    [found, *_] = asking(Moments(columns=["new"], steps=[Absent(columns=["new"]), Impute(values={"new": 3.0})]))
+    [found, *_] = asking.ask([Moments(columns=["new"], steps=[Absent(columns=["new"]), Impute(values={"new": 3.0})])])[
+        0
+    ]
     assert found["sum"][0] == 180.0
 
 
@@ -296,9 +299,9 @@ def test_one_patient_among_filled_gaps_is_no_row_of_the_hessian(gappy):
 
     def ask(recipe, **limits):
         asking = gappy(recipe, **limits)
-        asking.learn("sick")
+        asking.recipe = learn(Driver(asking), asking.config, "sick")
         asking.meet()
-        return asking.each([information])[0][0]["hessian"]
+        return Driver(asking).each([information])[0][0]["hessian"]
 
     assert float(ask(recipe, min_count=1)[0, 1]) * 4 == pytest.approx(8 * 7 + 1)  # the patient
     with pytest.raises(
@@ -314,7 +317,7 @@ def test_a_shift_finds_no_largest_value(gappy):
     shifts = Standardize(mean={"age": 96.5}, sd={"age": 1.0})
     for steps in ([shifts], [Interact(pairs=[("age", "marker")])], [Spline(knots={"age": [20.0, 40.0, 60.0]})]):
         with pytest.raises(FederationError, match="before they are shifted"):
-            asking(Below(edges={"age": [-1.0, 0.0, 1.0]}, steps=steps))
+            asking.ask([Below(edges={"age": [-1.0, 0.0, 1.0]}, steps=steps)])[0]
 
 
 def test_recipes_make_what_is_rare_constant():

@@ -15,6 +15,8 @@ import fedcomposite as fc
 from fedcomposite.analysis.score_bins import Cells
 from fedcomposite.data import Recipe
 from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.data.queries import LevelCounts, Moments
+from fedcomposite.data.steps import Absent
 from fedcomposite.experiments import Config, RunFolder
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import ALL, HIGHEST, LOWEST, Rows, losses, newton, ranges_of, scores
@@ -428,13 +430,13 @@ def test_levels_and_columns_below_the_minimum_are_not_told(tmp_path):
         pd.DataFrame({"kind": kinds, "y": [i % 2 for i in range(len(kinds))]}).to_csv(files[name], index=False)
     content = {**tomllib.loads(PLAIN), "recipe": {"one_hot": ["kind"], "rare": 5}}
     asking, grid = ask_of(secure_tables(files, tmp_path / "s", opened(min_count=5)), tomli_w.dumps(content))
-    found = Driver(asking).ask([inquiries.LevelCounts(columns=["kind"])])[0][0]
+    found = Driver(asking).ask([LevelCounts(columns=["kind"])])[0][0]
     levels = dict(zip(found["levels:kind"].tolist(), found["counts:kind"].tolist(), strict=True))
     plain = [
         TableSite(n, StateStore(tmp_path / "p" / n), opened(min_count=5), source=Source(n, p)) for n, p in files.items()
     ]
-    told = ask_of(plain, tomli_w.dumps(content), None)[0].ask([inquiries.LevelCounts(columns=["kind"])])[0]
-    both = inquiries.LevelCounts(columns=["kind"]).combine(told)
+    told = ask_of(plain, tomli_w.dumps(content), None)[0].ask([LevelCounts(columns=["kind"])])[0]
+    both = LevelCounts(columns=["kind"]).combine(told)
     assert levels == dict(zip(both["levels:kind"].tolist(), both["counts:kind"].tolist(), strict=True))
     assert levels["z"] == 9
     assert found["rest:kind"].tolist() == both["rest:kind"].tolist()
@@ -442,6 +444,26 @@ def test_levels_and_columns_below_the_minimum_are_not_told(tmp_path):
         wire.text(answer, "answers") for site, _, answer in grid.log if site == "a" and wire.kind(answer) == "answers"
     ]
     assert not any('"z"' in one or "z\\" in one for one in names)
+
+
+def test_what_a_column_of_one_site_gives_away(tmp_path):
+    """Its sums are of that site's rows alone, as plain ones are; what keeps them from being of few is its min_count."""
+    generator, files, extra = np.random.default_rng(0), {}, {}
+    for name, gaps in (("a", 30), ("b", 37), ("c", 40)):
+        files[name] = tmp_path / f"{name}.csv"
+        frame = pd.DataFrame({"age": generator.normal(size=40), "y": generator.integers(0, 2, 40)})
+        if gaps < 40:
+            own = generator.normal(size=40)
+            own[:gaps] = np.nan
+            frame["own " + name] = extra[name] = own
+        frame.to_csv(files[name], index=False)
+    text = tomli_w.dumps({**tomllib.loads(PLAIN), "recipe": {"absent": "missing"}})
+    asking, _ = ask_of(secure_tables(files, tmp_path / "s", opened(min_count=5)), text)
+    names = ["own a", "own b"]
+    query = Moments(columns=names, steps=[Absent(columns=names)])
+    [[found]] = Driver(asking).ask([query])
+    assert found["sum"][0] == pytest.approx(np.nansum(extra["a"]), rel=1e-12)
+    assert (found["sum"][1], found["n"][1], found["withheld"][1]) == (0.0, 0, 1)  # three values
 
 
 def test_a_site_alone_is_refused_where_sums_are_required_and_needs_secure(silos, tmp_path):

@@ -30,6 +30,7 @@ from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.enrolment import open_site
 from fedcomposite.federation.site.site import Site
+from fedcomposite.runtime import Driver
 from fedcomposite.testing import small_problem
 
 TEXT = write(method("FedNMap"), L1, rounds=3)
@@ -128,7 +129,7 @@ def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, 
         grid = LocalGrid(sites_of(silos, tmp_path / place, Approval(required=True, allow=[Rule(**rule)]), key))
         asking = Inquiry(grid, list(silos.names), grid.nodes, parse(text, recipe=True), "job")
         x = torch.zeros(asking.meet().dimension, dtype=torch.float64)
-        return asking.each([Request("newton", {"x": x, "working": x.bool()})])
+        return Driver(asking).each([Request("newton", {"x": x, "working": x.bool()})])
 
     with pytest.raises(FederationError, match=f"a: refuses: experiment {asked[:16]} waits for approval"):
         ask(runs, "runs")
