@@ -217,8 +217,11 @@ def test_one_unit_of_a_layer_stays():
     assert reasons(made)["0"] == (1, "it is the last one of its layer")
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([2, 3, 4, 8]), st.floats(0.2, 1.0))
+SIZES = {"seed": st.integers(0, 10**6), "multiple": st.sampled_from([2, 3, 4, 8]), "share": st.floats(0.2, 1.0)}
+
+
+@settings(max_examples=8, deadline=None)
+@given(**SIZES)
 def test_sizes_are_multiples_as_far_as_there_are_units(seed, multiple, share):
     """Also behind a flattening, where a channel counts once for each of its pixels, and in residual connections."""
     network = nn.Sequential(
@@ -233,6 +236,13 @@ def test_sizes_are_multiples_as_far_as_there_are_units(seed, multiple, share):
             assert size % multiple == 0 or size == whole[name][axis]
             assert sizes(plain)[name][axis] <= size
     assert made.pruned_parameters >= plain.pruned_parameters
+
+
+test_sizes_of_more_networks_are_multiples = pytest.mark.slow(
+    settings(max_examples=40, deadline=None)(
+        given(**SIZES)(test_sizes_are_multiples_as_far_as_there_are_units.hypothesis.inner_test)
+    )
+)
 
 
 def test_as_few_units_as_possible_fill_a_size():

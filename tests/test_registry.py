@@ -156,10 +156,6 @@ def test_names_of_another_package_in_a_configuration(tmp_path):
     assert "ServerMomentum on Silos(4 clients, 5 samples each, 4 features)" in done.stdout
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert (written["algorithm"]["name"], written["data"]["patients"]) == ("ServerMomentum", 20)
-    listed = command("-m", "fedcomposite", "list", "algorithms", path=[folder])
-    assert listed.returncode == 0, listed.stderr
-    assert "(hospital 1.2)" in " ".join(listed.stdout.split())
-    assert "the algorithm 'Gone' of hospital 1.2 cannot be used: ModuleNotFoundError" in listed.stderr
 
 
 def test_nothing_is_imported_before_it_is_named(hospital):
@@ -188,6 +184,12 @@ def test_every_kind(hospital):
     assert type(problem.smooth().loss).__name__ == "Halved"
     assert type(config.make_algorithm(config.specs[0], problem)).__name__ == "ServerMomentum"
     assert "title = {Server momentum for composite problems}" in fc.algorithms.cite("ServerMomentum")
+
+
+def test_names_of_another_package_are_listed(hospital, cli):
+    listed = cli("list", "algorithms", check=0)
+    assert "(hospital 1.2)" in " ".join(listed.out.split())
+    assert "the algorithm 'Gone' of hospital 1.2 cannot be used: ModuleNotFoundError" in listed.err
 
 
 def test_a_method_of_another_package_is_under_contract(hospital):
@@ -298,7 +300,7 @@ def dropped(tmp_path_factory):
 
 
 def test_a_method_in_one_file(dropped):
-    """Found, configurable, under contract and no trouble for the tables, without regenerating anything."""
+    """Found and configurable, without regenerating anything."""
     (dropped / "probe.py").write_text(
         "import fedcomposite as fc\n"
         "from fedcomposite.experiments import Config\n"
@@ -312,8 +314,14 @@ def test_a_method_in_one_file(dropped):
     environment = {**os.environ, "PYTHONPATH": str(dropped / "src")}
     done = subprocess.run([sys.executable, "probe.py"], capture_output=True, text=True, env=environment, cwd=dropped)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_method_in_one_file_is_under_contract(dropped):
+    """And no trouble for the tables."""
+    environment = {**os.environ, "PYTHONPATH": str(dropped / "src")}
     tests = [str(ROOT / "tests" / name) for name in ("test_contract.py", "test_docs.py")]
-    chosen = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", "ServerMomentum or tables"]
+    chosen = ["-q", "-p", "no:cacheprovider", "-k", "ServerMomentum or tables"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *tests, *chosen], capture_output=True, text=True, env=environment, cwd=ROOT
     )

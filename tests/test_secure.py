@@ -66,13 +66,13 @@ def test_equals_the_simulator(name, weights, tmp_path):
     partial = algorithm.partial and algorithm.exchanges == 1
     cases = [(1.0, SECURE)] + [(0.5, SECURE)] * algorithm.partial + [(1.0, SKIP)] * partial
     for case, (share, settings) in enumerate(cases):
-        text = write(algorithm, regularizer_of(algorithm), participation=share, batch_size=4, rounds=3)
+        text = write(algorithm, regularizer_of(algorithm), participation=share, batch_size=4, rounds=2)
         text = tomli_w.dumps({"problem": {"weights": weights}}) + text
         limits = opened(min_parties=2, changing_cohorts=case > 0)
         grid = LocalGrid(secure_sites(problem.silos, tmp_path / str(case), limits))
         _, run = federate(grid, text, settings)
         want = simulate(
-            problem, algorithm, rounds=3, batch_size=4, participation=share, stationarity_step=0.1, backend="loop"
+            problem, algorithm, rounds=2, batch_size=4, participation=share, stationarity_step=0.1, backend="loop"
         )
         torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-9)
         for a, b in zip(run.history, want.history, strict=True):

@@ -52,8 +52,8 @@ def test_every_module_trains_by_the_rule_without_a_warning(name, device):
         if name == "own" and device == "cpu":
             warnings.simplefilter("ignore", fc.LoopWarning)
         with full_precision():  # TF32 is another number of bits
-            found = fit(problem_of(name), device, torch.float32, rounds=12, method=SMALL)
-    plain = fit(problem_of(name, gradients="loop"), dtype=torch.float32, rounds=12, method=SMALL)
+            found = fit(problem_of(name), device, torch.float32, rounds=6, method=SMALL)
+    plain = fit(problem_of(name, gradients="loop"), dtype=torch.float32, rounds=6, method=SMALL)
     assert found.history[-1].loss < found.history[0].loss
     torch.testing.assert_close(found.solution.cpu(), plain.solution, rtol=0, atol=5e-5)
 
