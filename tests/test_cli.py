@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from fedcomposite.cli.data import whereabouts
 from fedcomposite.experiments import Config, ConfigError, RunFolder, execute
-from fedcomposite.experiments.config import shipped
+from fedcomposite.experiments.toml import shipped
 
 # These steps are practical ones; that the command says so is tested once, in a process of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:.*leaves its proven range")

@@ -17,6 +17,7 @@ from local_federation import LocalGrid, federate, make_sites
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.site import Site
+from fedcomposite.regularizers.base import StepError
 
 
 @pytest.fixture
@@ -104,3 +105,14 @@ def test_auto_steps_of_a_federation_are_the_simulators_under_sample_weights(prob
     one, _ = federate(LocalGrid(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
     assert one.algorithm.step == pytest.approx(want.step, rel=1e-6)
     assert want.step < here.make_algorithm(here.specs[0], fc.Problem(problem.silos)).step
+
+
+def test_a_step_past_one_over_rho_is_refused_when_the_sites_are_met(problem, tmp_path):
+    """By the check of every run; it used to end the federation's first round."""
+    grid = LocalGrid(make_sites(problem.silos, tmp_path))
+    method = algorithms.FedDR(eta=10.0, alpha=1.0, inner_steps=2, inner_step=0.1)
+    config = parse(experiment(method, {"name": "SCAD", "lam": 0.01, "a": 3.0}))
+    names = [site.name for site in grid.sites.values()]
+    coordinator = Coordinator(grid, names, grid.nodes, config, "j")
+    with pytest.raises(StepError, match="1/rho"):
+        coordinator.prepare()

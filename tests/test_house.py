@@ -1,6 +1,10 @@
 """The rooms of the house: imports point down, and a function fits a screen."""
 
 import ast
+import functools
+import importlib
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -84,6 +88,28 @@ def test_a_function_fits_a_screen(file):
             told = said.end_lineno - said.lineno + 1 if ast.get_docstring(node) is not None else 0
             lines = node.end_lineno - node.lineno + 1 - told
             assert lines <= 60, f"{node.name} has {lines} lines"
+
+
+def test_methods_are_documented_where_they_are_first_named():
+    """A method or property that overrides a documented one needs no docstring; any other public one has its own."""
+    bare = []
+    for found in pkgutil.walk_packages(fedcomposite.__path__, "fedcomposite."):
+        if found.name.endswith("__main__"):
+            continue
+        try:
+            module = importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("fedcomposite"):
+                raise
+            continue  # an extra that is not installed
+        own = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == found.name]
+        for cls in (c for c in own if not c.__name__.startswith("_") and not getattr(c, "_is_protocol", False)):
+            for name, thing in vars(cls).items():
+                code = isinstance(thing, property | functools.cached_property) or inspect.isroutine(thing)
+                said = any(vars(base)[name].__doc__ for base in cls.__mro__ if name in vars(base))
+                if code and not said and not name.startswith("_") and getattr(thing, "__name__", name) == name:
+                    bare.append(f"{found.name}.{cls.__qualname__}.{name}")
+    assert bare == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(HOME)))

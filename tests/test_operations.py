@@ -1,6 +1,7 @@
 """Keeping a federation going: certificates that end, units, containers, metrics, the live page, logs, proxies."""
 
 import ast
+import asyncio
 import configparser
 import contextlib
 import html.parser
@@ -12,6 +13,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import tomllib
 from datetime import UTC, datetime, timedelta
@@ -338,6 +340,19 @@ def test_metrics_are_prometheus_text(watched):
     odd = {"sites": [{"site": EVIL, "state": "online", "silent": None}], "certificates": {},
            "job": {"state": EVIL, "last": {"objective": float("inf")}}}  # fmt: skip
     assert parse_metrics(monitor.metrics(odd))["fedcomposite_objective"] == float("inf")
+
+
+def test_without_prometheus_client_the_monitor_says_how_it_is_installed(watched, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [(b"host", b"localhost:1")]}
+    asyncio.run(monitor.Monitor(*watched)(scope, None, send))
+    assert sent[0]["status"] == 501
+    assert b"fedcomposite[flower]" in sent[1]["body"]
 
 
 def test_a_snapshot_of_what_is_there(watched):

@@ -1,6 +1,8 @@
 """Many clients: states that cost nothing until they are used, files in place of memory, rounds that do not see n."""
 
 import dataclasses
+import hashlib
+import json
 import os
 import re
 import runpy
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedcomposite as fc
+from fedcomposite import files
 from fedcomposite.algorithms import REGISTRY, TAMUNA, FedAvg, FedNMap, Scaffold, Zhang
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.problems import Batches
@@ -412,8 +415,7 @@ def test_every_dtype_survives_a_checkpoint(tmp_path):
         b: torch.Tensor
         c: torch.Tensor
 
-    kinds = [*states._CODES]
-    for dtype in kinds:
+    for dtype in files.DTYPES.values():
         first = Kinds(torch.zeros(2, dtype=dtype), torch.ones(1, 3, dtype=dtype), torch.zeros(0, dtype=dtype))
         store, other = (ClientStates(first, 5, folder=tmp_path, limit=0) for _ in range(2))
         new = Kinds(*(torch.randint(0, 2, (2, *t.shape)).to(dtype) for t in first))
@@ -430,6 +432,43 @@ def test_every_dtype_survives_a_checkpoint(tmp_path):
         for a, b in zip(store.everyone(), other.everyone(), strict=True):
             assert a.dtype == b.dtype == dtype
             assert torch.equal(a, b)
+
+
+def test_states_and_checkpoints_of_the_last_version_are_read(tmp_path):
+    """Byte by byte as 0.2 wrote them: spaces in the states' header, the digest filled in afterwards."""
+
+    class State(NamedTuple):
+        c: torch.Tensor
+
+    def written(header, body, **spelling):
+        text = json.dumps(header, **spelling).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text + body
+
+    rows, values = np.array([1, 3]), np.array([[1.5, 2.5], [3.5, 4.5]], np.float32)
+    header = {
+        "__metadata__": {"digest": "0" * 64},
+        "rows": {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]},
+        "clients.c": {"dtype": "F32", "shape": [2, 2], "data_offsets": [16, 32]},
+    }
+    whole = written(header, rows.tobytes() + values.tobytes())
+    digest = hashlib.sha256(whole).hexdigest()
+    (tmp_path / "c.name.1-of-1.clients").write_bytes(whole.replace(b"0" * 64, digest.encode(), 1))
+    head = {"clients.files": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}
+    (tmp_path / "c").write_bytes(written(head, np.array([1]).tobytes(), separators=(",", ":")))
+    store = ClientStates(State(torch.zeros(2)), 5)
+    store.load(tmp_path / "c", "name")
+    assert store.everyone().c.tolist() == [[0, 0], [1.5, 2.5], [0, 0], [3.5, 4.5], [0, 0]]
+
+    metadata = {"fedcomposite": "checkpoint 2", "identity": json.dumps({"method": "m"})}
+    made = hashlib.sha256()
+    for part in sorted(metadata.items()):
+        made.update(repr(part).encode())
+    made.update(repr(("server.x", "torch.float32", (2,))).encode() + values[0].tobytes())
+    head = {"__metadata__": {**metadata, "digest": made.hexdigest()}}
+    head["server.x"] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    (tmp_path / "c").write_bytes(written(head, values[0].tobytes(), separators=(",", ":")))
+    assert checkpoint.identity_of(tmp_path / "c") == {"method": "m"}
 
 
 # -- the benchmark --------------------------------------------------------------------------------------------------

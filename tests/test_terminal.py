@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from fedcomposite.cli import console, lists
 from fedcomposite.cli.main import app
-from fedcomposite.experiments.config import locate
+from fedcomposite.experiments.toml import locate
 from fedcomposite.runtime.callbacks.progress import make_bar, room_beside, short, summary
 
 WIDTHS = (60, 80, 120)

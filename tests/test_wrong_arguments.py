@@ -432,3 +432,8 @@ def test_theory_and_metrics(problem, call, says):
 def test_pictures_make_their_folder(tmp_path):
     SILOS.plot(tmp_path / "new" / "silos.png")
     assert (tmp_path / "new" / "silos.png").is_file()
+
+
+def test_an_array_in_place_of_a_word_is_refused_in_our_words():
+    """NumPy's own error was about the truth value of an array."""
+    refused(lambda: fc.algorithms.FedMLS(schedule=np.array(["a", "b"])), "schedule", "one of")

@@ -43,13 +43,11 @@ def suggest(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
-def _limits(metadata: Iterable[Any]) -> list[tuple[str, float]]:
-    return [
-        (attr, float(getattr(c, attr)))
-        for c in metadata
-        for attr in _SYMBOLS
-        if isinstance(c, at.Gt | at.Ge | at.Lt | at.Le) and type(c).__name__.casefold() == attr
-    ]
+@functools.cache
+def _limits(hint: Any) -> list[tuple[str, float]]:
+    """The limits of a type as the names of operators and numbers."""
+    limits = {type(limit).__name__.casefold(): limit for limit in typing.get_args(hint)[1:]}
+    return [(name, float(getattr(limit, name))) for name, limit in limits.items() if name in _SYMBOLS]
 
 
 def describe(hint: Any) -> str:
@@ -58,7 +56,7 @@ def describe(hint: Any) -> str:
         return "none"
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        limits = " and ".join(f"{_SYMBOLS[a]} {v:g}" for a, v in _limits(args[1:]))
+        limits = " and ".join(f"{_SYMBOLS[a]} {v:g}" for a, v in _limits(hint))
         return f"{describe(args[0])} {limits}".strip()
     if origin is Literal:
         return "one of " + ", ".join(map(repr, args)) if len(args) > 1 else repr(args[0])
@@ -86,9 +84,9 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
         ok, value = _accept(args[0], value)
         if not ok:
             return False, value
-        return math.isfinite(value) and all(getattr(operator, a)(value, v) for a, v in _limits(args[1:])), value
+        return math.isfinite(value) and all(getattr(operator, a)(value, v) for a, v in _limits(hint)), value
     if origin is Literal:
-        return any(value == a and type(value) is type(a) for a in args), value
+        return any(type(value) is type(a) and value == a for a in args), value
     if origin in (typing.Union, types.UnionType):
         for option in args:
             ok, converted = _accept(option, value)
@@ -158,12 +156,12 @@ def wrong_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> l
 
 def wrong_names(cls: type[Any], fields: Iterable[str]) -> list[str]:
     """A line for every name that is no field of a dataclass."""
-    known = [f.name for f in dataclasses.fields(cls) if f.init]
-    return [
-        f"{cls.__name__} has no field {given!r}{suggest(given, known)} (its fields: {', '.join(known)})"
-        for given in fields
-        if given not in known
-    ]
+    return _unknown(cls.__name__, "field", fields, [f.name for f in dataclasses.fields(cls) if f.init])
+
+
+def _unknown(what: str, kind: str, names: Iterable[str], known: Collection[str]) -> list[str]:
+    listed = f"(its {kind}s: {', '.join(known) or 'none'})"
+    return [f"{what} has no {kind} {n!r}{suggest(n, known)} {listed}" for n in names if n not in known]
 
 
 def check_fields(cls: type[Any], fields: Mapping[str, Any]) -> None:
@@ -180,19 +178,12 @@ def check_call(
     Returns the options in normal form, ready for the call. ``what`` names the function in messages; NumPy scalars count
     as numbers.
     """
-    hints = typing.get_type_hints(function, include_extras=True)
+    hints = _hints(function)
     known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    checked, faults = {}, []
-    for name, value in options.items():
-        if name not in known:
-            listed = ", ".join(known) or "none"
-            faults.append(f"{what} has no option {name!r}{suggest(name, known)} (its options: {listed})")
-            continue
-        ok, checked[name] = _accept(hints[name], value)
-        if not ok:
-            faults.append(f"{what}: {name} = {value!r}, must be {describe(hints[name])}")
+    given = {name: value for name, value in options.items() if name in known}
+    faults = [*_unknown(what, "option", options, known), *(f"{what}: {line}" for line in _wrong(hints, given))]
     refuse([*faults, *lacking(what, {n: hints[n] for n, p in known.items() if p.default is p.empty}, options)], error)
-    return checked
+    return {name: _accept(hints[name], value)[1] for name, value in given.items()}
 
 
 def lacking(what: str, needed: Mapping[str, Any], given: Iterable[str]) -> list[str]:

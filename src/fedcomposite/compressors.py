@@ -49,11 +49,9 @@ class Identity(Compressor):
     """C(x) = x: no compression."""
 
     def kept(self, size: int) -> int:
-        """All."""
         return size
 
     def compress(self, x: Tensor, uniform: Uniform) -> tuple[Tensor, Tensor]:
-        """The vector itself."""
         return x, torch.empty((*x.shape[:-1], 0), dtype=torch.int32, device=x.device)
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-_CODES = {
-    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+DTYPES = {
+    "I64": torch.int64, "F64": torch.float64, "F32": torch.float32, "I32": torch.int32, "BF16": torch.bfloat16,
+    "F16": torch.float16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_RANK = {dtype: i for i, dtype in enumerate(_CODES)}  # in a file the types with large items come first
+"""What safetensors calls them; in a file the types with large items come first."""
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -27,40 +30,36 @@ def write_atomic(path: Path, data: bytes) -> None:
 
     What killed writers of this file left behind is removed.
     """
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the place of the one at ``path`` when it is whole and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = scratch_name(path)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
-    remove_scratch(path)
+    _remove_scratch(path)
 
 
-@contextmanager
-def one_at_a_time(what: str) -> Iterator[None]:
+def one_at_a_time(what: str) -> AbstractContextManager[Any]:
     """Wait until no other process of this user is at ``what``, any name that they share, then keep them waiting.
 
     The lock is the kernel's, on a file in the system's temporary folder, and ends with its process.
     """
     name = f"fedcomposite-{os.getuid()}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
-    file = os.open(Path(tempfile.gettempdir(), name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
+    return FileLock(Path(tempfile.gettempdir(), name), mode=0o600)
 
 
-def scratch_name(path: Path) -> Path:
-    """Where this process writes a file before it gets its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def remove_scratch(path: Path) -> None:
+def _remove_scratch(path: Path) -> None:
     """Remove the unfinished copies of a file whose writers are gone."""
     start = f".{path.name}."
     for old in path.parent.glob(f"{start}*.tmp"):
@@ -90,16 +89,42 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
     The numbers are copied once, where the library does it three times.
     """
     whole = {k: v.detach().cpu().contiguous().reshape(-1) for k, v in tensors.items()}
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    names, at = sorted(whole, key=lambda k: (_RANK[whole[k].dtype], k)), 0
-    for name in names:
-        size, shape = whole[name].nbytes, list(tensors[name].shape)
-        header[name] = {"dtype": _CODES[whole[name].dtype], "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header, separators=(",", ":")).encode()
+    rank = list(_CODES).index
+    names = sorted(whole, key=lambda k: (rank(whole[k].dtype), k))
+    start = header({name: (tensors[name].dtype, tensors[name].shape) for name in names}, metadata)
+    return b"".join([start, *(_raw(whole[name]) for name in names)])
+
+
+def header(forms: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The beginning of a safetensors file, whose tensors follow in this order."""
+    said: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in forms.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        said[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(said, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    blocks = [_raw(whole[name]) for name in names]
-    return b"".join([len(text).to_bytes(8, "little"), text, *blocks])
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_header(file: IO[bytes], most: int) -> tuple[bytes, dict[str, Any]]:
+    """The beginning of a safetensors file, and what it says in at most so many bytes; ValueError if it is none."""
+    start = file.read(8)
+    size = int.from_bytes(start, "little")
+    text = file.read(size) if size <= most else b""
+    said = json.loads(text) if len(start) == 8 and len(text) == size else None
+    if not isinstance(said, dict):
+        raise ValueError("not the beginning of a safetensors file")
+    return start + text, said
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file; OSError if it is not there, or damaged."""
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            return {k: file.get_tensor(k) for k in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

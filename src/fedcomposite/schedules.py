@@ -77,7 +77,6 @@ class Constant(Schedule):
     value: Positive
 
     def formula(self, round: int) -> float:
-        """As said."""
         return self.value
 
 
@@ -93,7 +92,6 @@ class Power(Schedule):
     offset: Positive = 1.0
 
     def formula(self, round: int) -> float:
-        """Begins at ``start``."""
         return self.start * math.pow(self.offset / (round + self.offset), self.power)
 
 
@@ -105,7 +103,6 @@ class InverseSqrt(Schedule):
     offset: Positive = 1.0
 
     def formula(self, round: int) -> float:
-        """Never zero."""
         return self.start / math.sqrt(round + self.offset)
 
 
@@ -117,7 +114,6 @@ class Inverse(Schedule):
     offset: Positive = 1.0
 
     def formula(self, round: int) -> float:
-        """Never zero."""
         return self.start / (round + self.offset)
 
 
@@ -139,7 +135,6 @@ class Cosine(Schedule):
             raise ValueError(f"Cosine: warmup = {self.warmup}, must be below rounds = {self.rounds}")
 
     def formula(self, round: int) -> float:
-        """Line, cosine, constant."""
         if round < self.warmup:
             return self.start * (round + 1) / (self.warmup + 1)
         if round == self.warmup:
@@ -204,7 +199,6 @@ class Ramp(Schedule):
     delay: Whole = 0
 
     def formula(self, round: int) -> float:
-        """Start, ramp, end."""
         if round <= self.delay:
             return self.start
         left = 1 - (round - self.delay) / self.rounds

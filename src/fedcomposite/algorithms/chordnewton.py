@@ -128,5 +128,4 @@ class ChordNewton(Algorithm[Server, Empty, Message, Reply]):
         return Server(found, H[i, j], torch.zeros_like(server.wanted))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The model."""
         return server.x

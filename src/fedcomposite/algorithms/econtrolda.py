@@ -102,7 +102,6 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
         return Server(x0, zero, x0, zero, x0.new_zeros(2)), Client(zero, zero, x0.new_zeros(1))
 
     def broadcast(self, server: Server) -> Message:
-        """Send the model."""
         return Message(server.x)
 
     def local_round(self, message: Message, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
@@ -147,7 +146,6 @@ class EControlDA(Algorithm[Server, Client, Message, Reply]):
         )  # fmt: skip
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x
 
 

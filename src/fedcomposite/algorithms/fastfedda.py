@@ -76,7 +76,6 @@ class FastFedDA(Algorithm[Server, Empty, Server, Reply]):
         return cls(local_steps=local_steps, mu=L / 100, gamma=1 / step)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
-        """Start at x0."""
         if 2 * h.rho > self.mu:
             raise ValueError(
                 f"FastFedDA needs a convex h, but {h} is only weakly convex (rho = {h.rho:g}): its prox step grows to "

@@ -83,7 +83,6 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
         return Server(x0, x0), Client(x0, torch.zeros_like(x0))
 
     def broadcast(self, server: Server) -> Message:
-        """Send the model."""
         return Message(server.x_bar)
 
     def local_round(self, message: Message, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
@@ -101,5 +100,4 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
         return Server(x_tilde, h.prox(x_tilde, self.eta))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x_bar

@@ -67,12 +67,10 @@ class FedAvg(Algorithm[Server, Empty, Model, Reply]):
     server_optimizer: Optimizer | None = None
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
-        """Start at x0."""
         optimizer = self.server_optimizer
         return Server(x0, *(nothing(x0) if optimizer is None else optimizer.init(x0))), Empty()
 
     def broadcast(self, server: Server) -> Model:
-        """Send the model."""
         return Model(server.x)
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
@@ -93,5 +91,4 @@ class FedAvg(Algorithm[Server, Empty, Model, Reply]):
         return Server(x, *moments)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

@@ -76,5 +76,4 @@ class FedAvgM(Algorithm[Server, Empty, Server, Reply]):
         return Server(server.x + self.server_step * reply.dx, -reply.dx / (self.step * self.local_steps))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

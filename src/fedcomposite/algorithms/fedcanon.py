@@ -75,7 +75,6 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
 
     @property
     def partial(self) -> bool:
-        """As chosen."""
         return self.partial_participation
 
     @classmethod
@@ -115,5 +114,4 @@ class FedCanon(Algorithm[Server, Client, Server, Reply]):
         return Server(h.prox(server.z - self.server_step * direction, self.server_step), everybody)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.z

@@ -98,5 +98,4 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
         return Server(server.w + reply.dw + drift, server.c + share * reply.dc, drift)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.w

@@ -82,11 +82,9 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
         return cls(eta=eta, alpha=1.0, inner_steps=local_steps, inner_step=1 / (L + 1 / eta))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
-        """Everything starts at x0."""
         return Server(x0, x0), Client(x0, x0)
 
     def broadcast(self, server: Server) -> Message:
-        """Send the model."""
         return Message(server.x_bar)
 
     def local_round(self, message: Message, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
@@ -103,5 +101,4 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
         return Server(x_tilde, h.prox(x_tilde, self.eta))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x_bar

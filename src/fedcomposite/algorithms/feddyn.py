@@ -77,7 +77,6 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
         return Server(x0, torch.zeros_like(x0)), Client(torch.zeros_like(x0))
 
     def broadcast(self, server: Server) -> Message:
-        """Send the model."""
         return Message(server.x)
 
     def local_round(self, message: Message, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
@@ -94,5 +93,4 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
         return Server(server.x + reply.dx - linear / self.alpha, linear)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

@@ -83,14 +83,12 @@ class FedMid(Algorithm[Server, Empty, Model, Reply]):
             )
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
-        """Start at x0."""
         if self.server_optimizer is None:
             return Server(x0, *nothing(x0)), Empty()
         self.server_optimizer.check(h, len(x0))
         return Server(x0, *self.server_optimizer.init(x0)), Empty()
 
     def broadcast(self, server: Server) -> Model:
-        """Send the model."""
         return Model(server.x)
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
@@ -115,5 +113,4 @@ class FedMid(Algorithm[Server, Empty, Model, Reply]):
         return Server(h.prox(before, step), *moments)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

@@ -124,7 +124,6 @@ class FedMLS(Algorithm[Server, Client, Message, Reply]):
         return Server(x, y, z, server.k + 1)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x
 
 

@@ -80,7 +80,6 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
 
     @property
     def partial(self) -> bool:
-        """As chosen."""
         return self.partial_participation
 
     @property

@@ -116,11 +116,9 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         return cls(eta, 1 / (L + 1 / eta), inner_steps, gradient_tolerance(epsilon, eta, L))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Empty]:
-        """Start at x0."""
         return Model(x0), Empty()
 
     def broadcast(self, server: Model) -> Model:
-        """Send the model."""
         return server
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
@@ -137,5 +135,4 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         return Model(server.x + reply.dx)
 
     def solution(self, server: Model, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

@@ -67,11 +67,9 @@ class FedSplit(Algorithm[Model, Client, Model, Reply]):
         return cls(eta=2 * round_step(L, rho), inner_steps=local_steps, inner_step=round_step(L, rho))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Client]:
-        """Everyone starts at x0."""
         return Model(x0), Client(x0)
 
     def broadcast(self, server: Model) -> Model:
-        """Send the model."""
         return server
 
     def local_round(self, message: Model, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:

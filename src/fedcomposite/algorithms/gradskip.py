@@ -115,7 +115,6 @@ class GradSkip(Algorithm[Server, Client, Message, Reply]):
         return torch.tensor(self.q, dtype=torch.float64, device=grad.position.device)[grad.position]
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
-        """Average."""
         return Server(server.x + reply.dx, server.round + 1)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:

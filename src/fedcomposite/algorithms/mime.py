@@ -89,5 +89,4 @@ class Mime(Algorithm[Server, Empty, Server, Reply]):
         return Server(x + reply.dx, momentum, 1 - phase)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

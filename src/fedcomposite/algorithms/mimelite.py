@@ -77,5 +77,4 @@ class MimeLite(Algorithm[Server, Empty, Server, Reply]):
         return Server(server.x + reply.dx, (1 - self.beta) * reply.gradient + self.beta * server.momentum)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

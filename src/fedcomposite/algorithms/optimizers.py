@@ -74,7 +74,6 @@ class Momentum(Optimizer):
     beta: Decay = 0.9
 
     def init(self, x: Tensor) -> Moments:
-        """Nothing yet."""
         return Moments(torch.zeros_like(x), x[:0], x.new_zeros(1))
 
     def move(self, moments: Moments, gradient: Tensor) -> tuple[Tensor, Tensor | float, Moments]:
@@ -97,7 +96,6 @@ class Adam(Optimizer):
     epsilon: Positive = 1e-8
 
     def init(self, x: Tensor) -> Moments:
-        """Zero."""
         return Moments(torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(1))
 
     def move(self, moments: Moments, gradient: Tensor) -> tuple[Tensor, Tensor | float, Moments]:

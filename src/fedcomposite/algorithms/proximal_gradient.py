@@ -54,11 +54,9 @@ class ProximalGradient(Algorithm[Model, Empty, Model, Reply]):
         return cls(step=2 * round_step(L, 2 * rho))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Empty]:
-        """Start at x0."""
         return Model(x0), Empty()
 
     def broadcast(self, server: Model) -> Model:
-        """Send the model."""
         return server
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
@@ -70,5 +68,4 @@ class ProximalGradient(Algorithm[Model, Empty, Model, Reply]):
         return Model(h.prox(server.x - self.step * reply.gradient, self.step))
 
     def solution(self, server: Model, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

@@ -121,5 +121,4 @@ class ProxScaffnew(Algorithm[Server, Client, Message, Reply]):
         return Server(h.prox(server.x + reply.dv, self.scale), server.round + 1)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

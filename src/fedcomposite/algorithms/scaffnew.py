@@ -117,5 +117,4 @@ class Scaffnew(Algorithm[Server, Client, Message, Reply]):
         return Server(server.x + reply.dx, server.round + 1)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

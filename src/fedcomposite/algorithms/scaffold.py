@@ -87,5 +87,4 @@ class Scaffold(Algorithm[Server, Client, Server, Reply]):
         return Server(server.x + self.server_step * reply.dx, server.c + share * reply.dc)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

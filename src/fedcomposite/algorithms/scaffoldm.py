@@ -95,5 +95,4 @@ class ScaffoldM(Algorithm[Server, Client, Server, Reply]):
         return Server(server.x - self.server_step * reach * momentum, momentum, server.c + share * reply.dc)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

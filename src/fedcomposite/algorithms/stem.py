@@ -84,5 +84,4 @@ class STEM(Algorithm[Server, Empty, Server, Reply]):
         return Server(server.x + reply.dx, server.direction + reply.dv, torch.full_like(server.step, self.step))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

@@ -141,5 +141,4 @@ class TAMUNA(Algorithm[Server, Client, Server, Reply]):
         return Server(x if bool(exchange % 2) else x + reply.values, exchange + 1)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The global model."""
         return server.x

@@ -77,7 +77,6 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
 
     @property
     def partial(self) -> bool:
-        """As chosen."""
         return self.partial_participation
 
     @property

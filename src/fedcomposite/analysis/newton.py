@@ -193,7 +193,6 @@ class _Called(Wrapped):
         self.calls, self._coupled = 0, torch.unique(h.coupling(dimension)).numel() < dimension
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """The prox of h."""
         self.calls += self._coupled
         return self.h.prox(v, step, out)
 

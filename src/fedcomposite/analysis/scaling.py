@@ -44,7 +44,6 @@ class Rescaling(Callback):
         return None if x0 is None else torch.as_tensor(x0, dtype=torch.float64).cpu() / self.factors
 
     def begin(self, view: View) -> None:
-        """Forget earlier runs."""
         self._seen.clear()
 
     def __call__(self, view: View) -> None:

@@ -345,7 +345,6 @@ class _Patience(Callback):
         return self._deadline.passed
 
     def begin(self, view: View) -> None:
-        """Forget earlier runs."""
         self._best, self._since = math.inf, 0
 
     def __call__(self, view: View) -> None:

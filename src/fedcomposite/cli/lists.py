@@ -12,7 +12,7 @@ import typer
 from fedcomposite import aggregators, algorithms, callbacks, data, models, problems, regularizers
 from fedcomposite.cli.console import AsJson, err, first_sentence, show_frame
 from fedcomposite.cli.papers import paper_table
-from fedcomposite.experiments.config import shipped
+from fedcomposite.experiments.toml import shipped
 from fedcomposite.registry import OURS, Registry
 from fedcomposite.testing import Traffic, measure_traffic
 

@@ -12,10 +12,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich import filesize
 from rich.markup import escape
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from fedcomposite import files
 from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, results, rows, written
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder, StoreError, Sweep, comparison, runner
 from fedcomposite.experiments.store import coefficients
@@ -212,9 +211,9 @@ def _check_kept(source: Path, kept: Path, best: bool) -> None:
 def _vectors(kept: Path, problem: Problem) -> tuple[Tensor, Tensor | None]:
     """The parameters and buffers in a model's file."""
     try:
-        tensors = load_file(kept)
+        tensors = files.read(kept)[0]
         x = tensors["x"]
-    except (OSError, SafetensorError, KeyError) as error:
+    except (OSError, KeyError) as error:
         raise StoreError(f"{kept}: not a readable model ({error})") from None
     if x.shape != (problem.dimension,):
         raise StoreError(f"{kept}: x has shape {tuple(x.shape)}, expected ({problem.dimension},)")

@@ -51,7 +51,6 @@ class Crop(Augmentation):
 
     @property
     def draws(self) -> int:
-        """Down and right."""
         return 2
 
     def __call__(self, inputs: Tensor, words: Tensor) -> Tensor:
@@ -72,7 +71,6 @@ class Flip(Augmentation):
 
     @property
     def draws(self) -> int:
-        """A coin."""
         return 1
 
     def __call__(self, inputs: Tensor, words: Tensor) -> Tensor:
@@ -89,7 +87,6 @@ class Chain(Augmentation):
 
     @property
     def draws(self) -> int:
-        """Those of all parts."""
         return sum(part.draws for part in self.parts)
 
     def __call__(self, inputs: Tensor, words: Tensor) -> Tensor:

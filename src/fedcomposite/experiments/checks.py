@@ -1,24 +1,216 @@
-"""What a run would refuse, found out before anything is written."""
+"""What an experiment would refuse: all that shows without its data at once, the rest before anything is written."""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedcomposite._validation import UserError
+from fedcomposite import data, models
+from fedcomposite._validation import UserError, check_call, suggest
 from fedcomposite.algorithms import AnyAlgorithm
-from fedcomposite.experiments.toml import ConfigError
+from fedcomposite.choice import AUTO
+from fedcomposite.data import Recipe
+from fedcomposite.data.sheets import read_sheets
+from fedcomposite.data.svmlight import is_svmlight
+from fedcomposite.experiments.toml import ConfigError, file_tables, name_in
 from fedcomposite.problems import Problem
+from fedcomposite.problems.losses import get_loss
+from fedcomposite.problems.metrics import METRICS
+from fedcomposite.problems.network.options import MODEL_LOSSES
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import Cohorts, simulate
 from fedcomposite.runtime.callbacks import AnyCallback, BestModel, Callback, EarlyStopping, View
-from fedcomposite.runtime.records import rehearse
+from fedcomposite.runtime.fit import check_rules, check_steps
+
+if TYPE_CHECKING:
+    from fedcomposite.experiments.config import Config
+
+
+def mistakes(config: Config) -> list[ConfigError]:
+    """What is wrong with the names and values of each section."""
+    checks: list[Callable[[], Any]] = [config.make_regularizer]
+    checks += [functools.partial(config.make_algorithm, spec, None) for spec in config.specs]
+    checks += [functools.partial(check, config) for check in (_labels, _seeds, _data, _partition, _problem, _model)]
+    checks += [functools.partial(config.make_callbacks, Path()), config.make_privacy, config.make_aggregator]
+    return [error for check in checks if (error := _refusal(check)) is not None]
+
+
+def conflicts(config: Config) -> list[ConfigError]:
+    """Methods that cannot take the regularizer, where both can be made; the rest shows with the data."""
+    if _refusal(config.make_regularizer) is not None:
+        return []
+    checks = [functools.partial(_conflict, config, spec) for spec in config.specs if spec.get("name") != AUTO]
+    return [error for check in checks if (error := _refusal(check)) is not None]
+
+
+def missing_files(content: Mapping[str, Any]) -> list[str]:
+    """A line for every file of ``[data]`` that is not there. Only for experiments of whoever owns this machine."""
+    tables = file_tables(content.get("data"))
+    named = [f for table in tables for f in (*table["files"], table.get("test")) if isinstance(f, str)]
+    return [f"[data] {file}: no such file" for file in dict.fromkeys(named) if not Path(file).exists()]
+
+
+def _refusal(check: Callable[[], Any]) -> ConfigError | None:
+    try:
+        check()
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _conflict(config: Config, spec: Mapping[str, Any]) -> None:
+    """Try the method's rules on a model of one coordinate; what a larger one would need is not a conflict."""
+    h = config.make_regularizer()
+    try:
+        algorithm = config.make_algorithm(spec, None)
+    except ConfigError:
+        return  # told already
+    label = spec.get("label", type(algorithm).__name__)
+    try:
+        check_rules(algorithm, h)
+    except ValueError as error:
+        raise ConfigError(f"{label}: {error}") from None
+    try:
+        if "steps" not in spec:
+            check_steps(algorithm, h, Cohorts(1))
+    except StepError as error:
+        raise ConfigError(f"{label}: {error}") from None
+    except Exception:  # groups and names that need all coordinates: the run's own check will tell
+        return
+
+
+def _labels(config: Config) -> None:
+    wrong = [s["label"] for s in config.specs if "label" in s and not str(s["label"]).strip()]
+    wrong += [s["label"] for s in config.specs if not isinstance(s.get("label", ""), str)]
+    if wrong:
+        raise ConfigError("\n".join(f"[algorithm] label = {label!r}, must be a string" for label in wrong))
+
+
+def _seeds(config: Config) -> None:
+    if len(set(config.seeds)) < len(config.seeds):
+        raise ConfigError(f"seeds = {config.seeds}: a seed is there twice")
+
+
+def _data(config: Config) -> None:
+    """Refuse unknown names and options before anything is read."""
+    section = config.data
+    if config.recipe is not None:
+        _recipe(section, config.recipe)
+        return
+    files = section.get("files")
+    if ("name" in section) == (files is not None):
+        raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
+    if files is None:
+        try:
+            loader = data.DATASETS[name_in(section)]
+            if options := {k: v for k, v in section.items() if k not in ("name", "class_weights")}:
+                check_call(section["name"], loader, options)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ConfigError.at("[data]", error) from None
+    elif "target" not in section and not is_svmlight([Path(str(file)) for file in files]):
+        raise ConfigError("[data] files need a target: the name of the column to predict")
+
+
+def _recipe(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+    """Refuse what can be seen to be wrong before anything is read."""
+    name, files = source.get("name"), source.get("files")
+    found: list[str] = []
+    if (name is None) == (files is None):
+        found.append("[data] needs either a name (of a data set) or files (one .csv or .parquet per client)")
+    if name is not None and name not in data.FRAMES:
+        found.append(
+            f"[recipe] {name!r} has no tables to prepare{suggest(str(name), data.FRAMES)} "
+            f"(there are: {', '.join(data.FRAMES)}; or give files)"
+        )
+    if not isinstance(source.get("target"), str):
+        found.append("[data] a recipe needs a target: the name of the column to predict")
+    test, seed = source.get("test", 0.5), source.get("seed", 0)
+    if isinstance(test, bool) or not (isinstance(test, str) or (isinstance(test, int | float) and 0 < test < 1)):
+        found.append(f"[data] test = {test}, must be a file, or a share of every site's rows between 0 and 1")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        found.append(f"[data] seed = {seed}, must be a whole number from 0 on")
+    options = {key: value for key, value in source.items() if key not in ("name", "files", "target", "test", "seed")}
+    for role in ("weight", "offset"):
+        if role in options:
+            del options[role]
+            found.append(
+                f"[data] {role} does not go with a [recipe], which is learned from plain counts; "
+                f"prepare the files yourself, or leave {role} out"
+            )
+    try:
+        check_call("[data] with a recipe", read_sheets, options)
+    except ValueError as error:
+        found.append(str(error))
+    try:
+        Recipe(**recipe)
+    except (TypeError, ValueError) as error:
+        found += [f"[recipe] {line.removeprefix('recipe: ')}" for line in str(error).splitlines()]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def _partition(config: Config) -> None:
+    if config.partition is None:
+        return
+    given = {k: v for k, v in config.partition.items() if k != "name"}
+    shared = ("clients", "seed", "minimum")
+    found: list[str] = []
+    try:
+        name = name_in(config.partition)
+        rule = data.PARTITIONERS[name]
+    except ValueError as error:
+        rule, name = None, str(config.partition.get("name", "?"))
+        found.append(str(error))
+    every = {k: v for k, v in given.items() if k in shared}
+    for function, options in ((data.partition, every), (rule, {k: v for k, v in given.items() if k not in shared})):
+        try:
+            if function is not None:
+                check_call(f"partition {name!r}", function, options)
+        except ValueError as error:
+            found.append(str(error))
+    if found:
+        raise ConfigError.at("[partition]", "\n".join(found))
+
+
+def _problem(config: Config) -> None:
+    """Refuse losses and metrics that nobody knows."""
+    section, found = config.problem, []
+    try:
+        if config.model is None and section.loss is not None:
+            get_loss(section.loss, section.loss_options)
+        elif section.loss is not None and section.loss not in MODEL_LOSSES:
+            near, known = suggest(section.loss, MODEL_LOSSES), ", ".join(MODEL_LOSSES)
+            found.append(f"loss = {section.loss!r} is not for a model{near} (known: {known})")
+    except (TypeError, ValueError) as error:
+        found.append(str(error))
+    for name in section.metrics:
+        try:
+            METRICS[name]
+        except ValueError as error:
+            found.append(str(error))
+    if found:
+        raise ConfigError.at("[problem]", "\n".join(found))
+
+
+def _model(config: Config) -> None:
+    """Refuse names and options that make no network, before any data are read."""
+    if config.model is None:
+        return
+    name, options = config.model.name, config.model.options
+    try:
+        with torch.device("meta"):  # nothing is allocated or drawn
+            models.build(name, "mnist", **options)
+    except ValueError as error:
+        raise ConfigError(f"[model] {error}") from None
+    except (TypeError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"[model] options = {options} do not fit {name!r}: {reason}") from None
 
 
 class _Accepted(BaseException):
@@ -50,24 +242,9 @@ def check_run(
             warnings.simplefilter("ignore")  # the run itself will say it
             with contextlib.suppress(_Accepted):
                 simulate(problem, algorithm, **quiet, callbacks=watchers, progress=False)
-            _try_rules(problem, algorithm, settings["participation"])
-    except StepError as error:
-        raise ConfigError(str(error)) from error
-    except UserError:
-        raise
+            clients = Cohorts(len(problem.silos), settings["participation"])
+            check_steps(algorithm, problem.regularizer, clients, problem.dimension)
     except ValueError as error:
+        if isinstance(error, UserError) and not isinstance(error, StepError):
+            raise
         raise ConfigError(str(error)) from error
-
-
-def _try_rules(problem: Problem, algorithm: AnyAlgorithm, participation: float) -> None:
-    """One step of the method by one client at zero, for the steps at which it asks for the prox of h."""
-    h = problem.regularizer
-    if not 0 < h.rho < math.inf:
-        return  # any step will do
-    cohorts = Cohorts(len(problem.silos), participation)
-    algorithm = algorithm.at(0)
-    server, client = algorithm.init(torch.zeros(problem.dimension, dtype=torch.float64), h)
-    for _ in range(algorithm.exchanges):
-        reply, client = rehearse(algorithm, algorithm.broadcast(server), client, h, cohorts.size)
-        server = algorithm.aggregate(server, algorithm.decode(reply), cohorts.size / cohorts.clients, h)
-    algorithm.solution(server, h)

@@ -8,21 +8,21 @@ import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
 from fedcomposite.choice import AUTO, check_auto, choose
-from fedcomposite.data import Silos
-from fedcomposite.experiments import grids, preparation, toml
-from fedcomposite.experiments.mistakes import conflicts, missing_files, mistakes
-from fedcomposite.experiments.sections import ModelSection, ProblemSection, RunSection, Section, Seed, TrialsSection
-from fedcomposite.experiments.toml import ConfigError, locate, name_in, shipped
+from fedcomposite.data import Recipe, Silos
+from fedcomposite.experiments import grids, toml
+from fedcomposite.experiments.checks import conflicts, missing_files, mistakes
+from fedcomposite.experiments.toml import ConfigError as ConfigError
+from fedcomposite.experiments.toml import name_in
 from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Problem
@@ -31,16 +31,75 @@ from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
 from fedcomposite.schedules import Schedule
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "ModelSection",
-    "ProblemSection",
-    "RunSection",
-    "TrialsSection",
-    "locate",
-    "shipped",
-]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A table: nothing that is not named here, and no value of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ProblemSection(Section):
+    """``[problem]``: the loss and how clients are weighted."""
+
+    loss: str | None = None
+    loss_options: dict[str, Any] = {}
+    bias: bool = False
+    weights: Literal["uniform", "samples"] = "uniform"
+    metrics: list[str] = []
+
+
+class ModelSection(Section):
+    """``[model]``: a network of :mod:`fedcomposite.models` instead of a linear model, and how it is evaluated."""
+
+    name: str
+    """One of ``fedcomposite list models``."""
+    options: dict[str, Any] = {}
+    """The model's own."""
+    seed: int | None = None
+    """Of the first parameters; the experiment's if left out."""
+    gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
+    chunk: int | None = Field(default=None, ge=1)
+    precision: Literal["full", "bf16"] = "full"
+    evaluation_samples: int = Field(default=2000, ge=0)
+    """Training samples used for loss, gradient and accuracy, and the most test samples; 0 takes all."""
+
+
+class RunSection(Section):
+    """``[run]``: the settings of :func:`fedcomposite.simulate`."""
+
+    rounds: int = Field(ge=0)
+    batch_size: int | None = Field(default=None, ge=1)
+    sampling: Literal["replacement", "epoch"] = "replacement"
+    clip_norm: float | None = Field(default=None, gt=0)
+    participation: float = Field(default=1.0, gt=0, le=1)
+    replace: bool = False
+    """Whether cohorts are drawn with replacement."""
+    dtype: Literal["float32", "float64"] | None = None
+    """float64 for linear models and float32 for networks if left out."""
+    device: str = "cpu"
+    """``"cpu"``, ``"cuda"`` or ``"cuda:1"``."""
+    evaluate_every: int = Field(default=1, ge=1)
+    tolerance: float | None = Field(default=None, gt=0)
+    stationarity_step: float | None = Field(default=None, gt=0)
+    backend: Literal["stacked", "loop"] = "stacked"
+    mode: Literal["auto", "eager", "record", "compile"] = "auto"
+    checkpoint_every: int = Field(default=50, ge=0)
+    """Rounds between checkpoints; 0 writes one at the end and at Ctrl-C."""
+    aggregator: dict[str, Any] | None = None
+    """A robust mean of :mod:`fedcomposite.aggregators`: its name and fields."""
+
+
+class TrialsSection(Section):
+    """``[trials]``: how values are chosen for the fields that say ``{tune = [...]}``."""
+
+    seed: Seed = 1000
+    """The seed they are chosen with, none of those that are reported."""
+    criterion: str = "objective"
+    """What the last record is judged by: the lowest wins, of accuracies the highest."""
+    rounds: int | None = Field(default=None, ge=1)
+    """Rounds of a trial; as many as a run has if left out."""
 
 
 class Config(Section):
@@ -230,7 +289,8 @@ class Config(Section):
         options = {k: v for k, v in self.data.items() if k not in ("name", "files", "class_weights")}
         try:
             if self.recipe is not None:
-                silos = preparation.prepare(self.data, self.recipe)
+                tables = data.frames(self.data["name"]) if "name" in self.data else self.data["files"]
+                silos = Recipe(**self.recipe).prepare(tables, **options)
             elif "files" in self.data:
                 silos = Silos.from_files(self.data["files"], **options)
             else:

@@ -1,24 +1,22 @@
 """One process per folder.
 
-The lock is the kernel's (``flock``) on the file ``.lock`` in the folder. It ends with the process that holds it, no
-matter how: what a killed process leaves behind is an unlocked file, which the next one takes over. There is no process
-number to be guessed about, which another process, container or boot may have been given meanwhile; what the file says
-is for people only. It is removed when the lock is released.
+The lock is the kernel's (``flock``, by :mod:`filelock`) on the file ``.lock`` in the folder. It ends with the process
+that holds it, no matter how: what a killed process leaves behind is an unlocked file, which the next one takes over.
+What the file says is for people only. It is removed when the lock is released.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
-import threading
 import warnings
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import Self
+
+from filelock import FileLock, Timeout
 
 from fedcomposite._validation import UserError
 
@@ -55,83 +53,50 @@ class FolderLock:
     False
     """
 
-    _held: ClassVar[dict[Path, tuple[int, int]]] = {}  # folder: the thread that has it, and how many times
-    _guard: ClassVar[threading.Lock] = threading.Lock()
-
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._key = Path(os.path.realpath(self.folder))
         self._made: list[Path] = []
-        self._file: int | None = None
+        self._lock = FileLock(
+            Path(os.path.realpath(self.folder), NAME),
+            timeout=0.1,  # a second try, for a file that its last holder has just removed
+            is_singleton=True,  # so that a thread's second lock on a folder is its first one
+            fallback_to_soft=False,  # a file alone would outlive a killed process
+            on_acquired=_sign,
+        )
 
     def __enter__(self) -> Self:
-        me = threading.get_ident()
-        with self._guard:
-            owner, times = self._held.get(self._key, (me, 0))
-            if owner != me:
-                raise LockedError(f"{self.folder}: in use by another thread of this process")
-            self._held[self._key] = owner, times + 1
-        if times:
-            return self
+        self._made = _make(self.folder)
         try:
-            self._made = _make(self.folder)
-            self._file = self._acquire()
-        except BaseException:
-            self._leave()
-            raise
+            self._lock.acquire()
+        except Timeout:
+            who = _holder(Path(self._lock.lock_file))
+            self._tidy()
+            raise LockedError(f"{self.folder}: in use by {who}") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+                self._tidy()
+                raise
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            warnings.warn(
+                f"{self.folder}: this file system has no locks; see to it that no other process uses the folder",
+                LockWarning,
+                stacklevel=3,
+            )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave()
+    def __exit__(self, *error: object) -> None:
+        if self._lock.lock_counter == 1:
+            Path(self._lock.lock_file).unlink(missing_ok=True)  # while it is still locked: it is ours
+        self._lock.release()
+        self._tidy()
 
-    def _leave(self) -> None:
-        with self._guard:
-            owner, times = self._held.pop(self._key)
-            if times > 1:
-                self._held[self._key] = owner, times - 1
-                return
-        if self._file is not None:
-            (self.folder / NAME).unlink(missing_ok=True)  # while it is still locked: it is ours
-            os.close(self._file)
-            self._file = None
-        for path in reversed(self._made):
+    def _tidy(self) -> None:
+        """Remove the folders that were made, from the inmost to the first that something is in."""
+        while self._made:
             try:
-                path.rmdir()
-            except OSError:  # something is in it
-                break
-        self._made = []
-
-    def _acquire(self) -> int | None:
-        """The open, locked file."""
-        path = self.folder / NAME
-        while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = _holder(file)
-                os.close(file)
-                raise LockedError(f"{self.folder}: in use by {holder}; wait for it, or use another folder") from None
-            except OSError as error:
-                os.close(file)
-                path.unlink(missing_ok=True)
-                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
-                    raise
-                warnings.warn(
-                    f"{self.folder}: this file system has no locks; see to it that no other process uses the folder",
-                    LockWarning,
-                    stacklevel=4,
-                )
-                return None
-            if _same(file, path):
-                break
-            os.close(file)  # its last holder has just removed it
-        words = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
-        os.ftruncate(file, 0)
-        os.write(file, (json.dumps(words) + "\n").encode())
-        return file
+                self._made.pop().rmdir()
+            except OSError:
+                self._made.clear()
 
 
 def _make(folder: Path) -> list[Path]:
@@ -146,19 +111,19 @@ def _make(folder: Path) -> list[Path]:
     return missing[::-1]
 
 
-def _same(file: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
-    try:
-        here, there = os.fstat(file), path.stat()
-    except FileNotFoundError:
-        return False
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+def _sign(file: int) -> None:
+    """Say in the locked file who has it."""
+    words = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+    os.ftruncate(file, 0)
+    os.write(file, (json.dumps(words) + "\n").encode())
 
 
-def _holder(file: int) -> str:
+def _holder(path: Path) -> str:
     """Who has the lock, as it says itself."""
     try:
-        words = json.loads(os.pread(file, 4096, 0))
-        return f"process {words['pid']} on {words['host']} since {words['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "another process"
+        words = json.loads(path.read_bytes())
+        if (words["pid"], words["host"]) == (os.getpid(), socket.gethostname()):
+            return "another thread of this process"
+        return f"process {words['pid']} on {words['host']} since {words['since']}; wait for it, or use another folder"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process; wait for it, or use another folder"

@@ -29,15 +29,15 @@ from typing import Any
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
 
+from fedcomposite import files
 from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import Silos
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.experiments.locks import NAME as LOCK
 from fedcomposite.exporting import original_scale
-from fedcomposite.files import pack, write_atomic
+from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.history import Record, Run
 
@@ -224,7 +224,7 @@ class RunFolder:
                 tensors["buffers"] = buffers
         if problem.silos.recipe is not None:
             metadata["recipe"] = problem.silos.recipe.text
-        write_atomic(self.path / name, pack(tensors, metadata))
+        write_atomic(self.path / name, files.pack(tensors, metadata))
 
     def stand_in(self) -> Silos | None:
         """Drawn samples that look like the run's: what it takes to make its model again, wherever its data are.
@@ -233,9 +233,8 @@ class RunFolder:
         """
         file = self.path / "model.safetensors"
         try:
-            with safe_open(file, "pt") as kept:
-                said = (kept.metadata() or {}).get("samples")
-        except (OSError, SafetensorError) as error:
+            said = files.read(file)[1].get("samples")
+        except OSError as error:
             raise StoreError(f"{file}: not a readable model ({error})") from None
         if said is None:
             return None

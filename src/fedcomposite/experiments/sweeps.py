@@ -12,8 +12,8 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedcomposite.experiments import grids, toml
+from fedcomposite.experiments.checks import missing_files
 from fedcomposite.experiments.config import Config, ConfigError, TrialsSection
-from fedcomposite.experiments.mistakes import missing_files
 from fedcomposite.experiments.store import RunFolder, folder_names
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import multiprocessing
 import os
-import queue
 import signal
+import threading
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import torch
 
 from fedcomposite._validation import UserError
 from fedcomposite.experiments import runner
@@ -21,9 +26,7 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.runner import Watch
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.problems import Problem
-from fedcomposite.runtime import Interrupted
 
-_LOOK = 1.0  # seconds between looks at whether the processes are alive
 _KEPT = 4  # problems that a process keeps for its next run
 
 
@@ -59,7 +62,7 @@ def carry_out(
                     warnings.simplefilter("ignore")  # the summaries say it
                 runner.execute(task.config, task.folder, problem_of(task.config), watch, draw=draw)
         return
-    _Pool(min(jobs, len(todo))).carry_out(todo, begin, draw)
+    _side_by_side(todo, min(jobs, len(todo)), begin, draw)
 
 
 def problem_of(config: Config) -> Problem:
@@ -75,98 +78,93 @@ def _problem(sections: str, written: tuple[tuple[int, int], ...]) -> Problem:
     return Config.model_validate({**json.loads(sections), "run": {"rounds": 0}}).make_problem()
 
 
-class _Pool:
-    """Processes that take runs from a queue until it is empty."""
+class _Worker:
+    """A process with one thread for one run at a time: should it be killed, it is known with which."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy the locks of this process's threads
-        self.waiting: Any = context.Queue()
-        self.done: Any = context.Queue()
-        self.processes: list[BaseProcess] = [
-            context.Process(target=_work, args=(self.waiting, self.done), daemon=True) for _ in range(jobs)
-        ]
+        self.pool = ProcessPoolExecutor(1, mp_context=context)
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            self.pool.submit(os.putenv, name, "1")  # before it imports what reads them
+        self._pid = self.pool.submit(_ready)
 
-    def carry_out(self, tasks: list[Task], begin: Callable[[str, int], Watch | None] | None, draw: bool) -> None:
-        for number, task in enumerate(tasks):
-            self.waiting.put((number, task.config.text, str(task.folder.path), draw))
-        for _ in self.processes:
-            self.waiting.put(None)
-        _start(self.processes)
-        failed: list[str] = []
-        left = len(tasks)
-        try:
-            while left:
-                number, problem = self._next()
-                left -= 1
-                task = tasks[number]
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(BrokenProcessPool, ProcessLookupError):  # it is gone
+            os.kill(self._pid.result(), number)
+
+
+def _side_by_side(tasks: list[Task], jobs: int, begin: Callable[[str, int], Watch | None] | None, draw: bool) -> None:
+    """Do the runs in processes; all that failed are told when the others are done."""
+    failed: list[str] = []
+    waiting = tasks[::-1]
+    idle, running = [_Worker() for _ in range(jobs)], dict[Future[str | None], tuple[Task, _Worker]]()
+    try:
+        while waiting or running:
+            while waiting and idle:
+                task, worker = waiting.pop(), idle.pop()
+                running[worker.pool.submit(_work, task.config.text, task.folder.path, draw)] = task, worker
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                task, worker = running.pop(done)
+                try:
+                    problem = done.result()
+                except BrokenProcessPool:
+                    problem = "its process was killed (for memory?); the same command goes on from the checkpoints, "
+                    problem += "fewer jobs take less memory"
+                    worker = _Worker()
+                idle.append(worker)
                 if problem is not None:
                     failed.append(f"{task.label}, seed {task.seed}: {problem}")
                 elif begin is not None and (watch := begin(task.label, task.seed)) is not None:
                     watch(task.folder.history()[-1])
-        except BaseException:
-            self._end(stop=True)
-            raise
-        self._end()
-        if failed:
-            raise FailedRunsError(f"{len(failed)} of {len(tasks)} runs failed\n" + "\n".join(failed))
-
-    def _next(self) -> tuple[int, str | None]:
-        """The number of the next run that ended, and what went wrong with it, if anything."""
-        while True:
-            try:
-                found: tuple[int, str | None] = self.done.get(timeout=_LOOK)
-                return found
-            except queue.Empty:
-                dead = [p for p in self.processes if p.exitcode not in (None, 0)]
-                if dead:
-                    raise FailedRunsError(
-                        f"a process ended with exit code {dead[0].exitcode} (killed for memory?); "
-                        "the same command goes on from the checkpoints, fewer jobs take less memory"
-                    ) from None
-
-    def _end(self, stop: bool = False) -> None:
-        """Wait for the processes; to ``stop``, each comes to the end of its round and completes its folder."""
-        for process in self.processes:
-            if stop and process.is_alive() and process.pid is not None:
-                os.kill(process.pid, signal.SIGINT)
-        for process in self.processes:
-            process.join(timeout=60)
-            if process.is_alive():
-                process.terminate()
-        self.waiting.cancel_join_thread()
-
-
-def _start(processes: list[BaseProcess]) -> None:
-    """Start them with one thread each, which torch decides when it is imported."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        for process in processes:
-            process.start()
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _end([worker for _, worker in running.values()], idle)
+    if failed:
+        raise FailedRunsError(f"{len(failed)} of {len(tasks)} runs failed\n" + "\n".join(failed))
 
 
-def _work(waiting: Any, done: Any) -> None:
-    """Take runs until there are none left."""
-    warnings.simplefilter("ignore")  # the summaries say it
+def _end(busy: list[_Worker], idle: list[_Worker]) -> None:
+    """Have the busy ones come to the end of their rounds and complete their folders; a second Ctrl-C ends them now."""
     try:
-        for number, text, path, draw in iter(waiting.get, None):
-            problem = None
-            try:
-                config = Config.check(tomllib.loads(text))
-                runner.execute(config, RunFolder(Path(path)), problem_of(config), draw=draw)
-            except Interrupted:
-                return
-            except UserError as error:
-                problem = str(error)
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-            done.put((number, problem))
+        for worker in busy:
+            worker.signal(signal.SIGINT)
+        for worker in [*busy, *idle]:
+            worker.pool.shutdown()
     except KeyboardInterrupt:
-        return
+        for worker in busy:
+            worker.signal(signal.SIGTERM)
+        raise
+
+
+_stop = threading.Event()  # in a process that does runs: whether it was told to stop
+
+
+def _ready() -> int:
+    """In a new process: the terminal's Ctrl-C is for its parent, which tells it to stop, and with which it ends."""
+
+    def end_with(parent: BaseProcess) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # the summaries say it
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, lambda *_: _stop.set())
+    threading.Thread(target=end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    return os.getpid()
+
+
+def _work(text: str, path: Path, draw: bool) -> str | None:
+    """Do a run; returns what went wrong, if anything."""
+    waiting = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        if _stop.is_set():
+            return "interrupted"
+        config = Config.check(tomllib.loads(text))
+        runner.execute(config, RunFolder(path), problem_of(config), draw=draw)
+    except (UserError, KeyboardInterrupt) as error:
+        return str(error) or "interrupted"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        signal.signal(signal.SIGINT, waiting)
+    return None

@@ -19,16 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from safetensors.torch import load_file
 from scipy import sparse
 from torch import Tensor
 
+from fedcomposite import files
 from fedcomposite._validation import Count, as_vector, suggest
 from fedcomposite.data.sparse import dense as dense_rows
 from fedcomposite.exporting.errors import ExportError, rounding
 from fedcomposite.exporting.onnx import write_onnx
 from fedcomposite.exporting.pruning import Pruned, fit, prune
-from fedcomposite.files import pack
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run
 from fedcomposite.runtime.fit import check_given
@@ -254,8 +253,8 @@ def _torch(state: State, x: Tensor, problem: Problem, path: Path, samples: Tenso
 
 
 def _safetensors(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Read:
-    path.write_bytes(pack(state))
-    return _read(load_file(path), x, problem, samples)
+    path.write_bytes(files.pack(state))
+    return _read(files.read(path)[0], x, problem, samples)
 
 
 def _csr(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Read:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
-from safetensors.torch import load_file
 from torch import Tensor
 
-from fedcomposite import data
+from fedcomposite import data, files
 from fedcomposite.data.sparse import dense
 from fedcomposite.experiments import runner
 from fedcomposite.experiments.config import Config
@@ -114,5 +113,5 @@ def compare_with_simulation(folder: Path, config: Path, run: RunFolder) -> float
     alone = RunFolder(folder / "simulated")
     alone.create()
     simulated = runner.execute(Config.read(config), alone)
-    x: Tensor = load_file(str(run.path / "model.safetensors"))["x"]
+    x: Tensor = files.read(run.path / "model.safetensors")[0]["x"]
     return float((x - simulated.solution).abs().max())

@@ -8,6 +8,7 @@ of an array by a request of its own, so one record makes a round several times f
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Mapping
@@ -34,14 +35,6 @@ DTYPES = {
     "int64": torch.int64,
     "uint8": torch.uint8,
     "bool": torch.bool,
-}
-_CODES = {
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
 }
 _HEADER = 1 << 16  # more than the names of any method's vectors need
 _WHOLE = 2**53  # integers up to this are exact as floating-point numbers
@@ -193,13 +186,10 @@ def unpack(message: RecordDict, expected: Mapping[str, Form]) -> Vectors:
 
 def _declared(block: bytes) -> dict[str, Form]:
     """The forms that a block of safetensors declares in its header."""
-    size = int.from_bytes(block[:8], "little")
-    if len(block) < 8 or size > min(_HEADER, len(block) - 8):
-        raise WireError("the vectors cannot be decoded")
     try:
-        header = json.loads(block[8 : 8 + size])
+        header = files.read_header(io.BytesIO(block), _HEADER)[1]
         return {
-            str(k): Form(tuple(_extent(n) for n in v["shape"]), _CODES[v["dtype"]])
+            str(k): Form(tuple(_extent(n) for n in v["shape"]), files.DTYPES[v["dtype"]])
             for k, v in header.items()
             if k != "__metadata__"
         }

@@ -55,7 +55,6 @@ class SqueezeExcite(nn.Module):
         self.fc2 = nn.Conv2d(squeezed, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rescaled channels."""
         scale = self.fc2(nn.functional.relu(self.fc1(x.mean((2, 3), keepdim=True))))
         return x * nn.functional.hardsigmoid(scale)
 
@@ -75,7 +74,6 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
         inner: Tensor = self.block(x)
         return x + inner if self.shortcut else inner
 
@@ -106,6 +104,5 @@ class MobileNetV3Small(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores."""
         scores: Tensor = self.classifier(self.features(images(x, self.shape)).mean((2, 3)))
         return scores

@@ -58,7 +58,6 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores."""
         x = self.maxpool(relu(self.bn1(self.conv1(images(x, self.shape)))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         scores: Tensor = self.fc(x.mean((2, 3)))

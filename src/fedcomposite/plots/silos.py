@@ -19,12 +19,12 @@ class Holdings(Protocol):
     """What is drawn of silos."""
 
     @property
-    def sizes(self) -> Any: ...  # noqa: D102
+    def sizes(self) -> Any: ...
     @property
-    def classes(self) -> Any: ...  # noqa: D102
+    def classes(self) -> Any: ...
     @property
-    def names(self) -> Sequence[str]: ...  # noqa: D102
-    def summary(self) -> Any: ...  # noqa: D102
+    def names(self) -> Sequence[str]: ...
+    def summary(self) -> Any: ...
 
 
 def draw_silos(silos: Holdings, path: str | Path | None = None) -> Figure:

@@ -145,7 +145,6 @@ class Linear(Smooth):
         return None if found is None else float(self.sample_weights @ found)
 
     def start(self) -> Tensor:
-        """Zero."""
         return torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
 
     def coordinate_names(self, features: tuple[str, ...]) -> tuple[str, ...]:

@@ -45,7 +45,6 @@ class _Regression(Loss):
     """Any real targets."""
 
     def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
-        """Take any real targets."""
         return targets.double()
 
 

@@ -29,11 +29,9 @@ class MeanLoss(Metric):
     larger_is_better = False
 
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
-        """Sum and samples."""
         return per_client([outputs, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """The mean."""
         return counts[..., 0] / counts[..., 1]
 
 

@@ -133,7 +133,6 @@ class Accuracy(Metric):
     fits = CLASSIFIERS
 
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
-        """Hits and samples."""
         hits = predicted(outputs) == targets
         if targets.ndim > 1:
             there = (targets >= 0).flatten(1)
@@ -141,7 +140,6 @@ class Accuracy(Metric):
         return per_client([hits, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """Hits per sample."""
         return counts[..., 0] / counts[..., 1]
 
 
@@ -258,7 +256,6 @@ class LogLoss(Metric):
     larger_is_better = False
 
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
-        """Sum and samples."""
         z = outputs.double()
         if z.ndim == 1:
             losses = -logsigmoid(torch.where(targets > 0, z, -z))
@@ -267,7 +264,6 @@ class LogLoss(Metric):
         return per_client([losses, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """The mean."""
         return counts[..., 0] / counts[..., 1]
 
 
@@ -282,14 +278,12 @@ class Brier(Metric):
     larger_is_better = False
 
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
-        """Sum and samples."""
         p = probabilities(outputs)
         squares = (p - _indicators(targets, outputs).double()).square().sum(-1)
         squares = squares / 2 if p.shape[-1] == 2 else squares
         return per_client([squares, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """The mean."""
         return counts[..., 0] / counts[..., 1]
 
 
@@ -370,12 +364,10 @@ class MAE(Metric):
     larger_is_better = False
 
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
-        """Sum and samples."""
         errors = (outputs.double() - targets.double()).abs()
         return per_client([errors, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """The mean."""
         return counts[..., 0] / counts[..., 1]
 
 

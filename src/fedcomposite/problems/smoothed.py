@@ -43,7 +43,6 @@ class Smoothed(Loss):
         object.__setattr__(self, "curvature", 1 / self.width)
 
     def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
-        """As the loss does."""
         return self.loss.prepare(silos, targets)
 
     def value(self, z: Tensor, b: Tensor) -> Tensor:
@@ -63,7 +62,6 @@ class Smoothed(Loss):
         return jump.square() / self.width / (root * (root + 2))
 
     def response(self, z: Tensor) -> Tensor:
-        """As the loss."""
         return self.loss.response(z)
 
     def _maximiser(self, z: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -225,7 +225,6 @@ class Blocks(Regularizer):
         return max(part.rho for part in self.parts)
 
     def value(self, x: Tensor) -> Tensor:
-        """Sum of the terms."""
         return torch.stack([part.value(x) for part in self.parts]).sum(0)
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
@@ -266,7 +265,6 @@ class Blocks(Regularizer):
         return labels
 
     def acts_on(self, dimension: int) -> Tensor:
-        """Those of the terms."""
         return torch.stack([part.acts_on(dimension) for part in self._placed()]).any(0)
 
     def resolve(self, layout: Layout) -> Blocks:
@@ -331,19 +329,15 @@ class Named(Regularizer):
         return replace(self, h=self.h.scaled(kappa))
 
     def value(self, x: Tensor) -> Tensor:
-        """Refused until resolved."""
         self.refuse()
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
-        """Refused until resolved."""
         self.refuse()
 
     def subgradient(self, x: Tensor) -> Tensor:
-        """Refused until resolved."""
         self.refuse()
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Refused until resolved."""
         self.refuse()
 
     def refuse(self) -> NoReturn:

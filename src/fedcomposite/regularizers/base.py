@@ -262,5 +262,4 @@ class Separable(Boxed):
         return 1
 
     def coupling(self, dimension: int) -> Tensor:
-        """Every coordinate by itself."""
         return torch.arange(dimension)

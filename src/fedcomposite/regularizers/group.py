@@ -72,7 +72,6 @@ class Grouped(Regularizer):
         """The shortest vector from the subdifferential of phi to ``-gradient``, on each group of a part."""
 
     def value(self, x: Tensor) -> Tensor:
-        """Sum over the groups."""
         parts = [self._value(part, weight) for part, weight in self._parts(x)]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 

@@ -51,11 +51,9 @@ class Stretched(Boxed):
         return replace(self, h=self.h.scaled(kappa))
 
     def coupling(self, dimension: int) -> Tensor:
-        """Every coordinate by itself."""
         return torch.arange(dimension)
 
     def acts_on(self, dimension: int) -> Tensor:
-        """Those of h."""
         return self.h.acts_on(dimension)
 
     def _factors(self, like: Tensor) -> Tensor:

@@ -43,7 +43,6 @@ class Support(Indicator, Boxed):
         return torch.where(outside, wide, -wide), torch.where(outside, -wide, wide)
 
     def coupling(self, dimension: int) -> Tensor:
-        """Every coordinate by itself."""
         return torch.arange(dimension)
 
     def _mask(self, like: Tensor) -> Tensor:

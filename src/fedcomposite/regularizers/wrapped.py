@@ -27,19 +27,15 @@ class Wrapped(Regularizer):
         return self.h.rho
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
-        """That of h."""
         return self.h.formula(v, step)
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        """The prox of h."""
         return self.h.prox(v, step, out)
 
     def value(self, x: Tensor) -> Tensor:
-        """h(x)."""
         return self.h.value(x)
 
     def subgradient(self, x: Tensor) -> Tensor:
-        """A subgradient of h."""
         return self.h.subgradient(x)
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
@@ -47,11 +43,9 @@ class Wrapped(Regularizer):
         return self.h.optimality(x, gradient)
 
     def coupling(self, dimension: int) -> Tensor:
-        """The parts of h."""
         return self.h.coupling(dimension)
 
     def acts_on(self, dimension: int) -> Tensor:
-        """Those of h."""
         return self.h.acts_on(dimension)
 
     def scaled(self, kappa: float) -> Regularizer:

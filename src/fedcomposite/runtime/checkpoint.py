@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedcomposite import files
@@ -84,10 +83,8 @@ def verify(path: Path, identity: Identity) -> tuple[dict[str, Tensor], dict[str,
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a checkpoint that is not damaged."""
     try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors: dict[str, Tensor] = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        tensors, metadata = files.read(path)
+    except OSError as error:
         raise CheckpointError(f"{path}: not a readable checkpoint ({error})") from None
     if not metadata.get("fedcomposite", "").startswith("checkpoint"):
         raise CheckpointError(f"{path}: a safetensors file, but not a fedcomposite checkpoint")

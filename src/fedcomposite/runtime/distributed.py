@@ -49,7 +49,7 @@ class Alone:
     rank, size = 0, 1
 
     def span(self, n: int) -> Span:
-        """All clients."""
+        """The clients that this process has: all of them."""
         return Span(0, n)
 
     def share(self, problem: Problem, dtype: torch.dtype, device: torch.device) -> Smooth:
@@ -67,15 +67,15 @@ class Alone:
         return seen
 
     def totals(self, counter: Counter, device: torch.device) -> Counter:
-        """Its own."""
+        """What the run has cost so far, as this process counts."""
         return dataclasses.replace(counter)
 
     def agree(self, stop: bool, device: torch.device) -> bool:
-        """Its own will."""
+        """Whether to stop: as this process wants."""
         return stop
 
     def wait(self) -> None:
-        """For nobody."""
+        """Return at once: there is no other process."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Ramped, Regularizer, Zero
 from fedcomposite.runtime.cohorts import Cohorts
+from fedcomposite.runtime.records import rehearse
 
 
 class NonSmoothWarning(UserWarning):
@@ -144,6 +146,18 @@ def check_fit(
             NonSmoothWarning,
             stacklevel=stacklevel + 1,
         )
+
+
+def check_steps(algorithm: AnyAlgorithm, h: Regularizer, cohorts: Cohorts, dimension: int = 1) -> None:
+    """Refuse steps past 1/rho, for which h has no prox: the first round is tried at zero, by a client without data."""
+    if not 0 < h.rho < math.inf:
+        return  # any step will do
+    rules, now = algorithm.at(0), h.during(0)
+    server, client = rules.init(torch.zeros(dimension, dtype=torch.float64), now)
+    for _ in range(rules.exchanges):
+        reply, client = rehearse(rules, rules.broadcast(server), client, now, cohorts.size)
+        server = rules.aggregate(server, rules.decode(reply), cohorts.size / cohorts.clients, now)
+    rules.solution(server, now)
 
 
 def check_rules(algorithm: AnyAlgorithm, h: Regularizer) -> None:

@@ -17,7 +17,7 @@ replaces the former one, and only then are the files of the former one removed: 
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 import math
 import os
 import shutil
@@ -31,17 +31,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedcomposite.files import scratch_name
+from fedcomposite import files
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.checkpoint import CheckpointError
 
 _SMALL = 1 << 27  # bytes of all rows up to which they are handed out as tensors and saved in the checkpoint itself
 _BLOCK = 1 << 24  # bytes that are read or written at a time
 _UNKNOWN = b"0" * 64  # in place of a digest, while it is computed
-_CODES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
 class Beside(NamedTuple):
@@ -209,43 +205,23 @@ class ClientStates:
         """
         if not self._initial or (self.small and part[1] == 1):
             return self.everyone()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        final = _beside(path, name, part)
-        scratch = scratch_name(final)
-        try:
-            with scratch.open("wb") as file:
-                header, digest = next(pieces := self._pieces(first)), hashlib.sha256()
-                file.write(header)
-                digest.update(header)
-                for piece in pieces:
-                    file.write(piece)
-                    digest.update(piece)
-                file.seek(header.index(_UNKNOWN))
-                file.write(digest.hexdigest().encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch, final)
-        finally:
-            scratch.unlink(missing_ok=True)
-        return Beside(torch.tensor([part[1]]))
-
-    def _pieces(self, first: int) -> Iterator[Any]:
-        """A safetensors file of the rows that were written, a block at a time."""
         if self._rows is None:
             which = np.arange(0)
         else:
             which = np.arange(self.n) if self._complete else np.flatnonzero(self._touched)
-        header: dict[str, Any] = {"__metadata__": {"digest": _UNKNOWN.decode()}}
-        end = 0
-        keys = ("rows", *(f"clients.{k}" for k in self._initial._fields))
-        for key, t in zip(keys, (torch.tensor(0), *self._initial), strict=True):
-            begin, end = end, end + len(which) * t.nbytes
-            shape = [len(which), *t.shape]
-            header[key] = {"dtype": _CODES[t.dtype], "shape": shape, "data_offsets": [begin, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        yield len(text).to_bytes(8, "little") + text
-        yield (which + first).astype(np.int64).tobytes()
+        forms = {f"clients.{k}": (t.dtype, (len(which), *t.shape)) for k, t in self._initial._asdict().items()}
+        header = files.header({"rows": (torch.int64, which.shape), **forms}, {"digest": _UNKNOWN.decode()})
+        with files.replacing(_beside(path, name, part)) as file:
+            digest = hashlib.sha256()
+            for piece in itertools.chain([header, (which + first).astype(np.int64).tobytes()], self._blocks(which)):
+                file.write(piece)
+                digest.update(piece)
+            file.seek(header.index(_UNKNOWN))
+            file.write(digest.hexdigest().encode())
+        return Beside(torch.tensor([part[1]]))
+
+    def _blocks(self, which: Any) -> Iterator[Any]:
+        """The bytes of some rows, a block at a time."""
         for t in self._rows or ():
             per = max(1, _BLOCK // max(1, t[0].nbytes))
             for a in range(0, len(which), per):
@@ -261,9 +237,9 @@ class ClientStates:
                 mine = slice(first, first + self.n)
                 self.put(None, self._like(lambda k, t: file.get_slice(f"clients.{k}")[mine].to(t.device)))
                 return
-            files = int(file.get_tensor("clients.files"))
-        for part in range(files):
-            where = _beside(path, name, (part, files))
+            count = int(file.get_tensor("clients.files"))
+        for part in range(count):
+            where = _beside(path, name, (part, count))
             try:
                 _verify(where)
                 with safe_open(str(where), framework="pt", device="cpu") as file:
@@ -292,15 +268,12 @@ def _beside(path: Path, name: str, part: tuple[int, int]) -> Path:
 def _verify(path: Path) -> None:
     """Refuse a file whose content does not match its digest."""
     with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > path.stat().st_size:
-            raise SafetensorError("it is damaged")
-        text = file.read(size)
         try:
-            said = str(json.loads(text)["__metadata__"]["digest"]).encode()
+            header, content = files.read_header(file, path.stat().st_size)
+            said = str(content["__metadata__"]["digest"]).encode()
         except (ValueError, KeyError, TypeError):
             raise SafetensorError("it is damaged") from None
-        found = hashlib.sha256(size.to_bytes(8, "little") + text.replace(said, _UNKNOWN, 1))
+        found = hashlib.sha256(header.replace(said, _UNKNOWN, 1))
         while block := file.read(_BLOCK):
             found.update(block)
     if found.hexdigest().encode() != said:

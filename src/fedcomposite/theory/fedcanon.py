@@ -73,7 +73,6 @@ class FedCanon1(_FedCanon):
         return float(method.server_step)
 
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
-        """As stated."""
         gap, drift, B = c.need("gap", "drift", "B")
         alpha = float(method.server_step)
         rest = (50 / method.local_steps + 1 / 8) * c.noise + B**2
@@ -105,7 +104,6 @@ class FedCanon2(_FedCanon):
         return super().violations(method, c) if c.mu else [*curved(c), *everyone(c)]
 
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
-        """As stated."""
         gap, drift, B = c.need("gap", "drift", "B")
         mu, alpha = positive_mu(self, c), float(method.server_step)
         rest = ((25 / method.local_steps + 1 / 16) * c.noise + B**2 / 2) / mu

@@ -75,7 +75,6 @@ class Zhang35(_General):
         return float(method.round_step)
 
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
-        """As stated."""
         L, B = c.need("L", "B")
         s = float(method.round_step)
         rest = 20 * c.noise / (c.n * method.local_steps) + 187 * (L * s * B / method.server_step) ** 2
@@ -98,7 +97,6 @@ class Zhang36(_General):
         return [*super().violations(method, c), *curved(c)]
 
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
-        """As stated."""
         L, B = c.need("L", "B")
         mu, s = positive_mu(self, c), float(method.round_step)
         rest = 18 * c.noise / (mu * c.n * method.local_steps) + 168 * (L * s * B / method.server_step) ** 2 / mu
@@ -135,7 +133,6 @@ class Zhang38(_Zhang):
         return found
 
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
-        """As stated."""
         B, distance, drift = c.need("B", "distance", "drift")
         mu, s = positive_mu(self, c), float(method.round_step)
         start = distance**2 + (s / method.server_step) ** 2 * drift

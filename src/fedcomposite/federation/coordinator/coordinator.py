@@ -32,10 +32,11 @@ from fedcomposite.federation.wire import WireError
 from fedcomposite.privacy import SampleLevel
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
-from fedcomposite.runtime import Cohorts, Plan, Rounds, check_fit
+from fedcomposite.runtime import Cohorts, Plan, Rounds
 from fedcomposite.runtime.callbacks import Callback, OnRecord
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.checkpoint import identity_of
+from fedcomposite.runtime.fit import check_fit, check_steps
 from fedcomposite.runtime.history import Record, Run
 from fedcomposite.runtime.protection import Spending, check_aggregator, check_shares
 from fedcomposite.runtime.transports import StoppedError
@@ -111,6 +112,7 @@ class Coordinator:
         run, n = self.config.run, len(self.sites)
         cohorts = Cohorts(n, run.participation, seed=self.config.seed)
         check_fit(self.algorithm, self.problem, cohorts, clip_norm=self.config.run.clip_norm)
+        check_steps(self.algorithm, self.problem.regularizer, cohorts, self.problem.dimension)
         if self.settings.policy == "skip" and not (self.algorithm.partial and self.algorithm.exchanges == 1):
             raise FederationError(
                 f"{type(self.algorithm).__name__} needs every site in every round, so the policy must be 'wait'"

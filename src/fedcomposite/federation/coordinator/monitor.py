@@ -92,44 +92,31 @@ def _alive(pid: Any) -> bool:
 
 
 def metrics(seen: dict[str, Any]) -> str:
-    """The same in Prometheus's text format."""
-    job, last = seen["job"], seen["job"].get("last", {})
-    families: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
-        ("up", "gauge", "Whether the service runs.", [("", 1)]),
-        ("site_online", "gauge", "Whether a site is connected.",
-         [(_label("site", s["site"]), int(s["state"] == "online")) for s in seen["sites"]]),
-        ("site_silent_seconds", "gauge", "Seconds since a site was heard.",
-         [(_label("site", s["site"]), s["silent"]) for s in seen["sites"]]),
-        ("certificate_days", "gauge", "Days until a certificate expires.",
-         [(_label("of", k), v) for k, v in seen["certificates"].items()]),
-        ("job_state", "gauge", "What the newest job is doing.", [(_label("state", job["state"]), 1)] if job else []),
-        ("round", "gauge", "Rounds of the newest job that are done.", [("", job.get("round"))]),
-        ("rounds", "gauge", "Rounds that it has in all.", [("", job.get("rounds"))]),
-        ("objective", "gauge", "Its objective.", [("", last.get("objective"))]),
-        ("epsilon", "gauge", "What it has cost of a privacy budget.", [("", last.get("epsilon"))]),
-        ("missing_seconds", "gauge", "For how long it has waited for a site.",
-         [(_label("site", k), v) for k, v in (job.get("missing") or {}).items()]),
-        ("sent_bytes", "gauge", "Bytes of its vectors.",
-         [(_label("way", w), last.get(f"bytes_{w}")) for w in ("up", "down")]),
-    ]  # fmt: skip
-    lines = []
-    for name, kind, help_text, samples in families:
-        there = [(label, v) for label, v in samples if isinstance(v, int | float)]
+    """The same in Prometheus's text format; what is not known has no line."""
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+    job, last, registry = seen["job"], seen["job"].get("last", {}), CollectorRegistry()
+
+    def gauge(name: str, told: str, values: dict[str, Any], label: str | None = None) -> None:
+        there = {k: v for k, v in values.items() if isinstance(v, int | float)}
         if there:
-            lines += [f"# HELP fedcomposite_{name} {help_text}", f"# TYPE fedcomposite_{name} {kind}"]
-            lines += [f"fedcomposite_{name}{label} {_number(v)}" for label, v in there]
-    return "\n".join(lines) + "\n"
+            family = Gauge(f"fedcomposite_{name}", told, [label] if label else [], registry=registry)
+            for key, value in there.items():
+                (family.labels(key) if label else family).set(value)
 
-
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value)
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def _label(name: str, value: object) -> str:
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'{{{name}="{escaped}"}}'
+    sites = seen["sites"]
+    gauge("up", "Whether the service runs.", {"": 1})
+    gauge("site_online", "Whether a site is connected.", {s["site"]: s["state"] == "online" for s in sites}, "site")
+    gauge("site_silent_seconds", "Seconds since a site was heard.", {s["site"]: s["silent"] for s in sites}, "site")
+    gauge("certificate_days", "Days until a certificate expires.", seen["certificates"], "of")
+    gauge("job_state", "What the newest job is doing.", {job["state"]: 1} if job else {}, "state")
+    gauge("round", "Rounds of the newest job that are done.", {"": job.get("round")})
+    gauge("rounds", "Rounds that it has in all.", {"": job.get("rounds")})
+    gauge("objective", "Its objective.", {"": last.get("objective")})
+    gauge("epsilon", "What it has cost of a privacy budget.", {"": last.get("epsilon")})
+    gauge("missing_seconds", "For how long it has waited for a site.", job.get("missing") or {}, "site")
+    gauge("sent_bytes", "Bytes of its vectors.", {way: last.get(f"bytes_{way}") for way in ("up", "down")}, "way")
+    return generate_latest(registry).decode()
 
 
 class Monitor:
@@ -149,7 +136,10 @@ class Monitor:
         elif scope["path"] == "/health":
             kind, body = "application/json", '{"status": "ok"}\n'
         elif scope["path"] == "/metrics":
-            kind, body = "text/plain; version=0.0.4; charset=utf-8", metrics(self._seen())
+            try:
+                kind, body = "text/plain; version=0.0.4; charset=utf-8", metrics(self._seen())
+            except ModuleNotFoundError:
+                status, body = 501, "metrics need prometheus_client: pip install 'fedcomposite[flower]'\n"
         elif scope["path"] == "/status.json":
             kind, body = "application/json", json.dumps(_plain(self._seen()))
         elif scope["path"] == "/":

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import RecordDict
-from safetensors import safe_open
 from torch import Tensor
 
+from fedcomposite import files
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.federation import wire
@@ -231,8 +231,7 @@ class SiteTransport:
 
     def load(self, path: Path, name: str) -> None:
         """Take up where each site was."""
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            self.last = file.get_tensor("clients.last").tolist()
+        self.last = files.read(path)[0]["clients.last"].tolist()
 
     @property
     def states(self) -> Seen:

@@ -14,10 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
-from fedcomposite.files import pack, write_atomic
+from fedcomposite import files
 
 _JOB = re.compile("[0-9a-z-]{1,64}")
 
@@ -52,7 +49,7 @@ class StateStore:
         fresh = not path.parent.is_dir()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         metadata = {"fedcomposite": "state 1", "job": job, "round": str(round)}
-        write_atomic(path, pack(state._asdict(), metadata))
+        files.write_atomic(path, files.pack(state._asdict(), metadata))
         for other in path.parent.glob("*.safetensors"):
             if int(other.stem) not in (round, before):
                 other.unlink(missing_ok=True)
@@ -75,10 +72,8 @@ class StateStore:
         if not like:
             return like
         try:
-            with safe_open(str(path), framework="pt", device="cpu") as file:
-                metadata = file.metadata() or {}
-                tensors: dict[str, Tensor] = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError):
+            tensors, metadata = files.read(path)
+        except OSError:
             raise LostStateError(
                 f"the state after round {round + 1} of job {job} is not here; start the job anew"
             ) from None

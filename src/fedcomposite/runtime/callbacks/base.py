@@ -113,7 +113,6 @@ class _Function(Callback):
         self._function = function
 
     def __call__(self, view: View) -> None:
-        """Call it."""
         self._function(view)
 
 
@@ -124,12 +123,10 @@ class OnRecord(Callback):
         self._function = function
 
     def begin(self, view: View) -> None:
-        """Tell the past."""
         for old in view.history:
             self._function(old)
 
     def __call__(self, view: View) -> None:
-        """Tell the newest record."""
         self._function(view.record)
 
 

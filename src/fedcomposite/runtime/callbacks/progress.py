@@ -63,7 +63,6 @@ class Progress(Callback):
         self._label = label
 
     def begin(self, view: View) -> None:
-        """Show the line."""
         from rich.console import Console  # short runs in a script need not wait for it
 
         console = Console(stderr=True)
@@ -73,9 +72,7 @@ class Progress(Callback):
         self._bar.start()
 
     def __call__(self, view: View) -> None:
-        """Move it."""
         self._bar.update(self._task, completed=view.round, seen=summary(view.record, self._room))
 
     def end(self, view: View) -> None:
-        """Take it away."""
         self._bar.stop()

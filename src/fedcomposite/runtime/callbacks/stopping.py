@@ -64,7 +64,6 @@ class BestModel(Callback):
             )
 
     def __call__(self, view: View) -> None:
-        """Judge the newest record."""
         record = view.record
         value, best = _loss("BestModel", record, self.metric, self.mode), view.best
         if best is not None and best.metric != self.metric:
@@ -124,7 +123,6 @@ class EarlyStopping(Callback):
             self._judge(view)
 
     def __call__(self, view: View) -> None:
-        """Judge the newest record."""
         self._take(view.record)
         self._judge(view)
 

@@ -47,12 +47,10 @@ class _Tracker(Callback):
             self._log(self._run, _numbers(old), int(old["round"]))
 
     def __call__(self, view: View) -> None:
-        """Log the newest record."""
         record = view.record
         self._log(self._run, _numbers(record), int(record["round"]))
 
     def end(self, view: View) -> None:
-        """Close."""
         if (run := self.__dict__.pop("_run", None)) is not None:
             self._close(run)
 

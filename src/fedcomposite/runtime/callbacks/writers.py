@@ -33,7 +33,6 @@ class JsonLines(Callback):
         write_atomic(Path(self.path), "".join(map(self._line, view.history)).encode())
 
     def __call__(self, view: View) -> None:
-        """Append the newest record."""
         _append(Path(self.path), self._line(view.record))
 
     @staticmethod
@@ -57,7 +56,6 @@ class Csv(Callback):
         write_atomic(Path(self.path), text.encode())
 
     def __call__(self, view: View) -> None:
-        """Append the newest record."""
         history = view.history
         _append(Path(self.path), self._rows(history[-1:], history[0], header=len(history) == 1))
 

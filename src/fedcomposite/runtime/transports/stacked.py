@@ -123,7 +123,6 @@ class Stacked(LocalTransport):
 
     @property
     def remark(self) -> str:
-        """How long recording took."""
         if not self._programs:
             return ""
         done = "compiled" if self.mode == "compile" else "recorded"
