@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedcomposite.data.cells import EXACT, Column, column_faults
+from fedcomposite.data.cells import Column, column_faults, series_column
 from fedcomposite.data.faults import DataError, Fault, refuse
 
 
@@ -61,56 +59,6 @@ def checked_columns(frame: pd.DataFrame | pd.Series[Any], what: str) -> list[Col
     """The columns of a table, read one by one; all that is wrong with them is refused."""
     several = isinstance(frame, pd.DataFrame)
     columns = [frame.iloc[:, j] for j in range(frame.shape[1])] if isinstance(frame, pd.DataFrame) else [frame]
-    read = [series_column(c, str(c.name) if several else "") for c in columns]
-    refuse([fault for j, c in enumerate(read) for fault in column_faults(c, what, j, ())])
+    read = [series_column(c, str(c.name) if several else "", position=j) for j, c in enumerate(columns)]
+    refuse([fault for c in read for fault in column_faults(c, what, ())])
     return read
-
-
-def series_column(series: pd.Series[Any], name: str, missing: Sequence[str] = ()) -> Column:
-    """A column of any type as numbers, with a record of what is none."""
-    column = Column(name, missing, ".")
-    kind = series.dtype.kind if isinstance(series.dtype, np.dtype) else "O"
-    if kind in "fb":
-        values = series.to_numpy(np.float64)
-        for row in np.flatnonzero(np.isnan(values)):
-            column.note("missing", int(row), "NaN")
-        for row in np.flatnonzero(np.isinf(values)):
-            column.note("infinite", int(row), str(values[row]))
-    elif kind in "iu":
-        whole = series.to_numpy()
-        values = whole.astype(np.float64)
-        for row in np.flatnonzero(np.abs(values) >= EXACT):
-            if int(values[row]) != int(whole[row]):
-                column.note("inexact", int(row), str(whole[row]))
-    else:
-        cells = series.astype(object).where(series.notna(), None).to_numpy(object)
-        values = np.array([_number(cell, column, row) for row, cell in enumerate(cells)], np.float64)
-    for marker in column.numeric:
-        for row in np.flatnonzero(values == marker):
-            column.note("missing", int(row), str(marker))
-    column.extend(values)
-    return column
-
-
-def _number(cell: Any, column: Column, row: int) -> float:
-    """An object as a float; a string is text even if it spells a number."""
-    if cell is None or (isinstance(cell, str) and cell.strip().casefold() in column.markers):
-        column.note("missing", row, str(cell))
-    elif isinstance(cell, numbers.Integral | np.bool_):
-        whole = int(cell)
-        if abs(whole) <= EXACT:
-            return float(whole)
-        if abs(whole) >= 2**1024:
-            column.note("large", row, "")
-        elif int(float(whole)) != whole:
-            column.note("inexact", row, str(whole))
-        else:
-            return float(whole)
-    elif isinstance(cell, numbers.Real | Decimal):
-        value = float(cell)
-        if not np.isnan(value) and not np.isinf(value):
-            return value
-        column.note("infinite", row, str(cell))
-    else:
-        column.note("text", row, str(cell))
-    return np.nan

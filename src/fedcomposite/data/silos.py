@@ -19,14 +19,14 @@ from torch import Tensor
 from fedcomposite._validation import Count, check_call
 from fedcomposite.data import saved
 from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
+from fedcomposite.data.client_files import read_all
 from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
 from fedcomposite.data.gather import check_parts, gather, per_sample, pooled
-from fedcomposite.data.reading import labels_of, listed
 from fedcomposite.data.reshaping import chosen, split, standardized, weighted
+from fedcomposite.data.sheets import labels_of, listed
 from fedcomposite.data.sparse import Features, dense
 from fedcomposite.data.summaries import heterogeneity, summary
-from fedcomposite.data.svmlight import read_all
 from fedcomposite.data.wanted import MARKERS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from fedcomposite import data, models
 from fedcomposite._validation import check_call, suggest
 from fedcomposite.choice import AUTO
-from fedcomposite.data.svmlight import is_svmlight
+from fedcomposite.data.client_files import is_svmlight
 from fedcomposite.experiments import preparation
 from fedcomposite.experiments.toml import ConfigError, file_tables, name_in
 from fedcomposite.problems.losses import get_loss
