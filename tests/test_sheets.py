@@ -9,7 +9,7 @@ import torch
 from sklearn.impute import SimpleImputer
 
 import fedcomposite as fc
-from fedcomposite.cli.tables import page
+from fedcomposite.cli.described import page
 from fedcomposite.data.cells import level
 from fedcomposite.data.faults import DataWarning
 from fedcomposite.data.messy import CHOLESTEROL, clean_consortium

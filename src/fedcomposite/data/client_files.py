@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from fedcomposite._validation import suggest
 from fedcomposite.data.faults import DataError, Fault, refuse, stop
-from fedcomposite.data.sheets import Sheet, kind_of, read_sheet, some
-from fedcomposite.data.wanted import MARKERS, Wanted, wanted
+from fedcomposite.data.sheets import MARKERS, Sheet, Wanted, kind_of, read_sheet, some, wanted
 
 SVMLIGHT = (".svm", ".svmlight", ".libsvm")
 
