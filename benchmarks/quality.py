@@ -35,7 +35,7 @@ from fedcomposite.federation.site import minimum_counts
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import Request, Silo
-from fedcomposite.runtime.transports.silos import SiloTransport, added
+from fedcomposite.runtime.transports.silo_answers import SiloTransport, added
 
 Floats = npt.NDArray[np.float64]
 

@@ -292,10 +292,10 @@ def test_progress_is_shown_on_a_terminal_only(problem, capsys, monkeypatch):
 
 def test_the_process_is_left_alone_off_the_main_thread_or_when_asked(problem, monkeypatch):
     """No signal handler, no thread setting, no malloc setting."""
-    from fedcomposite.runtime import memory, process
+    from fedcomposite.runtime import malloc, process
 
     used = []
-    for module, name in ((process, "threads"), (process, "interrupts"), (memory, "kept")):
+    for module, name in ((process, "threads"), (process, "interrupts"), (malloc, "kept")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
     fc.simulate(problem, Zhang(2, 0.5), rounds=2)

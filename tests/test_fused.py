@@ -10,7 +10,7 @@ from fedcomposite.algorithms import REGISTRY, FedNMap, Zhang
 from fedcomposite.problems import Batches
 from fedcomposite.regularizers import L1, MCP, Blocks, GroupLasso
 from fedcomposite.runtime import Simulator, messages
-from fedcomposite.runtime.program.fused import Fused
+from fedcomposite.runtime.program.fused_rounds import Fused
 from fedcomposite.testing import small_problem
 
 CLIENTS, DIMENSION = 3, 6

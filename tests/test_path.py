@@ -15,8 +15,8 @@ from fedcomposite import regularizers as reg
 from fedcomposite.analysis import Driver, Request, Rows, answer, fold_of_samples
 from fedcomposite.runtime.protocol import ALL, losses
 from fedcomposite.runtime.transports import SiloTransport
-from fedcomposite.runtime.transports import silos as transport
-from fedcomposite.runtime.transports.silos import silos_of
+from fedcomposite.runtime.transports import silo_answers as transport
+from fedcomposite.runtime.transports.silo_answers import silos_of
 
 
 def silos(loss="logistic", sizes=(60, 35, 45), features=6, seed=0):

@@ -9,11 +9,12 @@ import torch
 from sklearn.impute import SimpleImputer
 
 import fedcomposite as fc
-from fedcomposite.cli.tables import page
+from fedcomposite.cli.described import page
+from fedcomposite.data.cells import level
 from fedcomposite.data.faults import DataWarning
 from fedcomposite.data.messy import CHOLESTEROL, clean_consortium
 from fedcomposite.data.queries import Rules
-from fedcomposite.data.sheets import level, read_sheets, sheet_of
+from fedcomposite.data.sheets import read_sheets, sheet_of
 from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, coefficients
 from fedcomposite.experiments.toml import parse
@@ -276,6 +277,15 @@ def test_tables_of_pandas():
     np.testing.assert_array_equal(found["c"], [1, np.nan, 3])
     with pytest.raises(fc.DataError, match="infinite"):
         sheet_of(pd.DataFrame({"a": [1.0, np.inf]}), "s")
+
+
+def test_whole_numbers_that_a_float_would_change_stay_texts(tmp_path):
+    """Identifiers of 17 digits, in a table of pandas as in a file."""
+    frame = pd.DataFrame({"id": [2**53 + 1, 7], "a": [1, 2]})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for found in (sheet_of(frame, "s"), read_sheets(tmp_path / "a.csv")[0]):
+        assert found["id"].tolist() == ["9007199254740993", "7"]
+        assert found["a"].tolist() == [1, 2]
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fedcomposite.algorithms import FedNMap, Zhang
 from fedcomposite.data import DataError
 from fedcomposite.data.sparse import SparseRows
 from fedcomposite.problems import LOSSES
-from fedcomposite.problems import sparse as products
+from fedcomposite.problems import sparse_products as products
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS:UserWarning")  # torch calls its layouts beta
 

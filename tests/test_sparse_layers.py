@@ -6,7 +6,7 @@ from torch import nn
 
 import fedcomposite as fc
 from fedcomposite.exporting import CSRLinear, ExportError, sparse_layers
-from fedcomposite.exporting.sparse import unsuited
+from fedcomposite.exporting.sparse_layers import unsuited
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

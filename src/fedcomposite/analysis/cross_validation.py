@@ -32,7 +32,7 @@ from fedcomposite.problems.metrics import exact_auc
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.protocol import Rows, Silo, Sums, folds_of, losses, silos_of
-from fedcomposite.runtime.transports.silos import SiloTransport
+from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 Score = Literal["deviance", "auc", "error"]
 

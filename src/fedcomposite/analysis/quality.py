@@ -28,13 +28,12 @@ from fedcomposite.analysis.curves import grouped, integrated_error
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
 from fedcomposite.analysis.score_bins import Cells, Pair
 from fedcomposite.problems import Problem
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import Logistic
+from fedcomposite.problems.losses import Logistic, Loss
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, residuals, scores
-from fedcomposite.runtime.transports.silos import SiloTransport
+from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 Floats = npt.NDArray[np.float64]
 

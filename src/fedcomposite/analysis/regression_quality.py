@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.analysis.curves import grouped, rate_slope
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import Absolute, LeastSquares, Poisson, Quantile
+from fedcomposite.problems.losses import Absolute, LeastSquares, Loss, Poisson, Quantile
 from fedcomposite.results import Result
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import RESIDUALS, Rows, Sums, rates

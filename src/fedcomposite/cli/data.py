@@ -26,11 +26,11 @@ from fedcomposite.cli.console import (
     show_frame,
     written,
 )
+from fedcomposite.cli.described import show_tables
 from fedcomposite.cli.runs import Overrides, check_picture
-from fedcomposite.cli.tables import show_tables
+from fedcomposite.data import OWN
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import SHIPPED, File, cache_folder
-from fedcomposite.data.own import NAMES as OWN
 from fedcomposite.experiments import Config, ConfigError
 
 data_app = typer.Typer(

@@ -46,11 +46,11 @@ from fedcomposite.cli.console import (
     rows,
     written,
 )
+from fedcomposite.cli.described import page
 from fedcomposite.cli.federation_jobs import require_service, say
-from fedcomposite.cli.tables import page
 from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
-from fedcomposite.data.looks import Look
+from fedcomposite.data.flags import Look
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load

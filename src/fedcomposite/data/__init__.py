@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedcomposite._validation import check_call, suggest
-from fedcomposite.data import embedded, images, own, tables
+from fedcomposite.data import images, tabular
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.describing import describe
 from fedcomposite.data.fetch import Progress, fetch
@@ -40,25 +40,44 @@ __all__ = [
     "synthetic",
 ]
 
+
+def _mapped(*, folder: str, in_memory: bool = False, verify: bool = False) -> Silos:
+    """Silos that ``silos.save(folder)`` wrote; features stay in their files unless ``in_memory``."""
+    silos = Silos.open(folder, verify=verify)
+    return silos.dense() if in_memory else silos
+
+
+def _image_folders(
+    *,
+    folders: tuple[str, ...],
+    test: str | None = None,
+    size: tuple[int, ...] | None = None,
+    channels: int | None = None,
+) -> Silos:
+    """PNG and JPEG images as bytes: a folder per client, with a folder per class in it."""
+    options: dict[str, Any] = {"test": test, "size": size, "channels": channels}
+    return Silos.from_folders(folders, **options)
+
+
 DATASETS: Registry[Callable[..., Silos]] = Registry(
     "data set",
     {
         "synthetic": synthetic,
-        "breast_cancer": embedded.breast_cancer,
-        "diabetes": embedded.diabetes,
-        "digits": embedded.digits,
-        "wine": embedded.wine,
-        "wisconsin": tables.wisconsin,
-        "heart_disease": tables.heart_disease,
-        "ilea_schools": tables.ilea_schools,
-        "a9a": tables.a9a,
-        "w8a": tables.w8a,
-        "mushrooms": tables.mushrooms,
+        "breast_cancer": tabular.breast_cancer,
+        "diabetes": tabular.diabetes,
+        "digits": tabular.digits,
+        "wine": tabular.wine,
+        "wisconsin": tabular.wisconsin,
+        "heart_disease": tabular.heart_disease,
+        "ilea_schools": tabular.ilea_schools,
+        "a9a": tabular.a9a,
+        "w8a": tabular.w8a,
+        "mushrooms": tabular.mushrooms,
         "mnist": images.mnist,
         "fashion_mnist": images.fashion_mnist,
         "cifar10": images.cifar10,
-        "mapped": own.mapped,
-        "image_folders": own.image_folders,
+        "mapped": _mapped,
+        "image_folders": _image_folders,
     },
     group="fedcomposite.datasets",
     accept=callable_only,
@@ -66,7 +85,10 @@ DATASETS: Registry[Callable[..., Silos]] = Registry(
 """Functions that return silos; their keyword-only parameters, with annotations, are the options."""
 
 
-FRAMES: dict[str, Callable[[], dict[str, pd.DataFrame]]] = {"heart_disease": tables.heart_frames}
+OWN = ("mapped", "image_folders")
+"""Names of data sets that are folders of one's own."""
+
+FRAMES: dict[str, Callable[[], dict[str, pd.DataFrame]]] = {"heart_disease": tabular.heart_frames}
 """Data sets that also come as tables with gaps, for a recipe."""
 
 

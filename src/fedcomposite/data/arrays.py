@@ -1,10 +1,13 @@
-"""Arrays as tensors: what is not a plain number, or would change on the way, is refused."""
+"""What is given in memory for each client, arrays, tables or sparse matrices, as tensors.
+
+What is not a plain number, or would change on the way, is refused.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +17,9 @@ from scipy import sparse
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedcomposite.data.cells import EXACT, Column, shown
-from fedcomposite.data.faults import DataError
-from fedcomposite.data.frames import check_rows, frame_values
+from fedcomposite.data.cells import EXACT, Column, column_faults, series_column, shown
+from fedcomposite.data.faults import DataError, Fault, refuse, refuse_all
+from fedcomposite.data.sparse import Features, SparseRows, is_sparse, joined, sparse_rows
 
 ArrayLike = Tensor | npt.ArrayLike
 Array = npt.NDArray[Any]
@@ -200,3 +203,151 @@ def check_weights(weights: Tensor, offsets: Sequence[int], names: Sequence[str])
         own = weights[a:b]
         if not bool((own >= 0).all() & torch.isfinite(own).all()) or not float(own.sum()) > 0:
             raise DataError(f"{names[i]}: weights must be finite, >= 0 and not all 0")
+
+
+def names_of(frame: pd.DataFrame, what: str) -> list[str]:
+    """The names of a table's columns, each of which may occur once."""
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"{what}: a {type(frame).__name__} is no table; give a DataFrame")
+    names = [str(c) for c in frame.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    refuse([Fault(what, f"two columns are called {name!r}", "rename or drop one", name, 2) for name in twice])
+    return names
+
+
+def aligned(frame: pd.DataFrame, names: Sequence[str], what: str) -> pd.DataFrame:
+    """A table with its columns in the order of ``names``."""
+    own = names_of(frame, what)
+    differ = sorted(set(own) ^ set(names))
+    if differ:
+        listed = ", ".join(differ[:10])
+        raise DataError(f"{what}: columns differ from the first client's: {listed}; rename them or leave them out")
+    return frame.iloc[:, [own.index(name) for name in names]]
+
+
+def check_rows(X: pd.DataFrame, y: pd.Series[Any], what: str) -> None:
+    """Refuse targets that are among the features, or whose rows have the features' labels in another order."""
+    if y.name is not None and y.name in X.columns and y.equals(X[y.name]):
+        raise DataError(f"{what}: the targets are also the column {str(y.name)!r} of the features; drop it there")
+    if len(X) == len(y) and not X.index.equals(y.index) and set(X.index) == set(y.index):
+        raise DataError(
+            f"{what}: features and targets have the same row labels in another order; "
+            "align them with y.loc[X.index], or drop the labels with reset_index(drop=True)"
+        )
+
+
+def frame_values(frame: pd.DataFrame | pd.Series[Any], what: str) -> npt.NDArray[Any]:
+    """The numbers of a table or a column: of numeric types as pandas joins them, otherwise as float64."""
+    several = isinstance(frame, pd.DataFrame)
+    types = frame.dtypes if isinstance(frame, pd.DataFrame) else [frame.dtype]
+    kinds = {t.kind if isinstance(t, np.dtype) else "O" for t in types}
+    if len(kinds) < 2 and kinds <= set("biufc"):
+        return frame.to_numpy()
+    read = checked_columns(frame, what)
+    return np.stack([c.values for c in read], axis=1) if several else read[0].values
+
+
+def checked_columns(frame: pd.DataFrame | pd.Series[Any], what: str) -> list[Column]:
+    """The columns of a table, read one by one; all that is wrong with them is refused."""
+    several = isinstance(frame, pd.DataFrame)
+    columns = [frame.iloc[:, j] for j in range(frame.shape[1])] if isinstance(frame, pd.DataFrame) else [frame]
+    read = [series_column(c, str(c.name) if several else "", position=j) for j, c in enumerate(columns)]
+    refuse([fault for c in read for fault in column_faults(c, what, ())])
+    return read
+
+
+class Gathered(NamedTuple):
+    """Features and targets of everyone, each of one type, and the names of the columns where tables have some."""
+
+    features: list[Features]
+    targets: list[Tensor]
+    columns: tuple[str, ...]
+
+
+def gather(given: Sequence[tuple[str, Any]]) -> Gathered:
+    """The pairs (X, y) of named parties; columns of tables are put into the order of the first.
+
+    What is wrong with any of them is told in one error.
+    """
+    found: dict[int, tuple[Features, Tensor]] = {}
+    order: list[str] | None = None
+    wrong: list[DataError] = []
+    pairs = [pair(one, who) for who, one in given]
+    for i, (who, _) in enumerate(given):
+        X, y = pairs[i]
+        try:
+            if isinstance(X, pd.DataFrame):
+                order = names_of(X, who) if order is None else order
+                X = aligned(X, order, who)
+            found[i] = _checked(X, y, who, found.get(0))
+        except DataError as error:
+            wrong.append(error)
+    refuse_all(wrong)
+    parts = list(found.values())
+    labels = [who for who, _ in given]
+    plain = [X for X, _ in parts if isinstance(X, Tensor)]
+    features: list[Features] = [X for X, _ in parts]
+    if plain:
+        features = list(common_type(plain, labels))
+    return Gathered(features, common_type([y for _, y in parts], labels), tuple(order or ()))
+
+
+def pooled(features: Sequence[Features]) -> Features:
+    """Everyone's samples, one party after another, in memory of their own."""
+    compressed = [X for X in features if isinstance(X, SparseRows)]
+    return joined(compressed) if compressed else torch.cat([X for X in features if isinstance(X, Tensor)])
+
+
+def _checked(X: Any, y: Any, who: str, before: tuple[Features, Tensor] | None) -> tuple[Features, Tensor]:
+    features: Features
+    first = None if before is None else before[0]
+    features = sparse_rows(X, f"{who}, features") if is_sparse(X) else as_tensor(X, f"{who}, features")
+    targets = as_tensor(y, f"{who}, targets", torch.int64)
+    if features.ndim < 2:
+        raise DataError(f"{who}: features have shape {tuple(features.shape)}, expected (samples, features)")
+    if targets.ndim == 0 or len(targets) != len(features) or targets.shape[1:] == (1,):
+        raise DataError(
+            f"{who}: targets have shape {tuple(targets.shape)}, expected ({len(features)},) to match the features"
+        )
+    if before is not None and targets.shape[1:] != before[1].shape[1:]:
+        raise DataError(
+            f"{who} has targets of shape {tuple(targets.shape[1:])}, the first client {tuple(before[1].shape[1:])}; "
+            "all must have as many for each sample"
+        )
+    if len(features) == 0:
+        raise DataError(f"{who} is an empty silo: it has no samples; leave it out or give it data")
+    if 0 in features.shape:
+        raise DataError(f"{who} has no features: their shape is {tuple(features.shape)}; keep at least one")
+    if first is not None and features.shape[1:] != first.shape[1:]:
+        raise DataError(
+            f"{who} has samples of shape {tuple(features.shape[1:])}, the first client {tuple(first.shape[1:])}; "
+            "all must have the same features in the same order"
+        )
+    if first is not None and isinstance(first, SparseRows) != isinstance(features, SparseRows):
+        kinds = ("sparse", "dense") if isinstance(features, SparseRows) else ("dense", "sparse")
+        raise DataError(f"{who} has {kinds[0]} features, the first client {kinds[1]} ones; give all of them alike")
+    if isinstance(features, Tensor):
+        check_finite(features, f"{who}, features")
+    check_finite(targets, f"{who}, targets")
+    return features, targets
+
+
+def check_parts(given: Any, there: Sequence[str]) -> None:
+    """Refuse offsets of held-out samples that are not there."""
+    strange = sorted(map(str, set(given) - set(there))) if isinstance(given, Mapping) else [repr(given)]
+    if strange:
+        raise DataError(
+            f"held_margin_offsets: {', '.join(strange)}; give {{'test': ...}} for the parts that are held out"
+        )
+
+
+def per_sample(option: str, given: Iterable[ArrayLike], sizes: Sequence[int]) -> Tensor:
+    """A number for every sample, from an array per client."""
+    if not isinstance(given, Iterable):
+        raise DataError(f"{option} = {given!r:.60}, must be an array per client, as long as its targets")
+    each = [as_tensor(w, f"{option} of client {i}").double() for i, w in enumerate(given)]
+    if [tuple(w.shape) for w in each] != [(size,) for size in sizes]:
+        raise DataError(
+            f"{option}: give an array per client, as long as its targets; got {len(each)} for {len(sizes)} clients"
+        )
+    return torch.cat(each)

@@ -1,4 +1,4 @@
-"""Text as numbers: one column of a table, read piece by piece, with a record of every cell that is not a number.
+"""One column of a table, read piece by piece: its numbers, a record of every cell that is none, and what that means.
 
 What counts as a number is what this module says, not what some parser accepts: ``1.5``, ``-2e-3``, and ``1,5`` where
 the comma is the decimal mark, with spaces around them. Underscores, thousands separators, hexadecimal numbers and other
@@ -8,15 +8,21 @@ digits than 0 to 9 are text.
 from __future__ import annotations
 
 import contextlib
+import numbers
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from fedcomposite.data.faults import Fault
 
+Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
 MISSING = frozenset(("", "?", "-", "--", ".", "na", "n/a", "#n/a", "#na", "<na>", "nan", "null", "none"))
@@ -53,11 +59,18 @@ class Found:
     rows: list[int] = field(default_factory=list)
     count: int = 0
 
-    def add(self, row: int) -> None:
-        """Count a cell."""
-        self.count += 1
-        if len(self.rows) < _FIRST:
-            self.rows.append(row)
+
+def level(value: float | str) -> str:
+    """A category's name: 1 and 1.0 are the same, whether they are written as numbers or as text."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = float(text)
+        except ValueError:
+            return text
+        if not np.isfinite(value) or "_" in text:
+            return text
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
 class Column:
@@ -73,10 +86,24 @@ class Column:
         The decimal mark; None accepts a comma for the time being, see :func:`decimal_faults`.
     thousands : str, optional
         What stands between groups of three digits, where that was said; a space is also a narrow or a hard one.
+    texts : bool
+        Whether the column may be one of texts, or have gaps; otherwise it has to be one of numbers.
+    position : int
+        Its place in the table, for messages.
     """
 
-    def __init__(self, name: str, missing: Sequence[str], decimal: str | None, thousands: str | None = None) -> None:
-        self.name, self.decimal, self.length = name, decimal, 0
+    def __init__(
+        self,
+        name: str,
+        missing: Sequence[str],
+        decimal: str | None,
+        thousands: str | None = None,
+        *,
+        texts: bool = False,
+        position: int = 0,
+    ) -> None:
+        self.name, self.decimal, self.position, self.length = name, decimal, position, 0
+        self.texts, self.cells = texts, list[str]()
         self._grouped = None if thousands is None else re.compile(_GROUPS.format(_MARKS.get(thousands, thousands)))
         self.label = f"column {name!r}" if name else "the array"
         self.markers = MISSING | {marker.strip().casefold() for marker in missing}
@@ -88,6 +115,8 @@ class Column:
 
     def add(self, cells: Sequence[str]) -> None:
         """Take the next cells."""
+        if self.texts:
+            self.cells += [cell.strip() for cell in cells]
         joined = "".join(cells)
         values = None
         plain = self._grouped is None and joined.isascii() and not joined.encode().translate(None, _PLAIN)
@@ -109,11 +138,14 @@ class Column:
     @property
     def values(self) -> Floats:
         """The numbers; NaN where there is none."""
-        return np.concatenate(self._parts) if self._parts else np.empty(0)
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate([np.empty(0), *self._parts])
 
-    def note(self, kind: str, row: int, sample: str) -> None:
-        """Record a cell that is not an ordinary number."""
-        self.found.setdefault(kind, Found(sample)).add(row)
+    def note(self, kind: str, rows: Sequence[int], sample: str) -> None:
+        """Record cells that are not ordinary numbers."""
+        if len(rows):
+            found = self.found.setdefault(kind, Found(sample))
+            found.count += len(rows)
+            found.rows += rows[: _FIRST - len(found.rows)]
 
     def _cell(self, text: str, row: int) -> float:
         if self._grouped is not None and (found := self._grouped.fullmatch(text)) is not None:
@@ -124,30 +156,98 @@ class Column:
                 self.dot = text
             return float(text)
         if _COMMA.fullmatch(text) and self.decimal != ".":
-            self.note("comma", row, text)
+            self.note("comma", [row], text)
             self.grouped_only = self.grouped_only and _GROUPED.fullmatch(text) is not None
             return float(text.replace(",", "."))
         if folded in self.markers:
-            self.note("missing", row, text)
+            self.note("missing", [row], text)
             return np.nan
         if folded in _WORDS:
-            self.note("word", row, text)
+            self.note("word", [row], text)
             return _WORDS[folded]
-        self.note("infinite" if folded.lstrip("+-") in ("inf", "infinity") else "text", row, text)
+        self.note("infinite" if folded.lstrip("+-") in ("inf", "infinity") else "text", [row], text)
         return np.nan
 
     def _check(self, values: Floats, cells: Sequence[str]) -> None:
         """Numbers that mark absence, are out of range or lose digits."""
         for marker in self.numeric:
-            for i in np.flatnonzero(values == marker).tolist():
-                self.note("missing", self.length + i, cells[i])
+            self.note("missing", (self.length + np.flatnonzero(values == marker)).tolist(), str(marker))
         with np.errstate(invalid="ignore"):
             large = np.flatnonzero(np.abs(values) >= EXACT).tolist()
         for i in large:
             if np.isinf(values[i]):
-                self.note("large", self.length + i, cells[i])
+                self.note("large", [self.length + i], cells[i])
             elif cells[i].strip().lstrip("+-").isdigit() and int(cells[i]) != int(values[i]):
-                self.note("inexact", self.length + i, cells[i])
+                self.note("inexact", [self.length + i], cells[i])
+
+    def settled(self, source: str, lines: Sequence[int], text: bool, faults: list[Fault]) -> Array:
+        """Numbers or texts; what is neither is a fault, as is a column of both unless it was said to be ``text``."""
+        values, count = self.values, Counter({kind: found.count for kind, found in self.found.items()})
+        if self.texts and self.numeric:
+            values = np.where(np.isin(values, self.numeric), np.nan, values)
+        spelled = count["text"] + count["infinite"] if self.cells else 0
+        if not self.texts or not (text or spelled or count["inexact"]):
+            faults += column_faults(self, source, lines)
+            return values
+        if spelled and not text and self.length > spelled + count["missing"] + count["word"]:
+            faults.append(_mixed(self, source, lines))
+        cells = self.cells or ["" if np.isnan(v) else level(v) for v in values]
+        gone = [cell.casefold() in self.markers for cell in cells]
+        named = [None if a else _named(c, v, text) for c, v, a in zip(cells, values, gone, strict=True)]
+        return np.array(named, object)
+
+
+def _named(cell: str, value: float, category: bool) -> str:
+    """A cell as a level; of a category, numbers and truth values are written alike everywhere."""
+    if not category or np.isnan(value):
+        return cell
+    return cell.casefold() if cell.casefold() in _WORDS else level(value)
+
+
+def series_column(
+    series: pd.Series[Any], name: str, missing: Sequence[str] = (), *, texts: bool = False, position: int = 0
+) -> Column:
+    """A column of pandas as numbers, with a record of what is none.
+
+    With ``texts`` it may be one of texts, and those that spell numbers are numbers, as in a file.
+    """
+    column = Column(name, missing, ".", texts=texts, position=position)
+    kind = series.dtype.kind if isinstance(series.dtype, np.dtype) else "O"
+    values = series.to_numpy(np.float64) if kind in "biuf" else np.empty(0)
+    lost = np.flatnonzero(np.abs(values) >= EXACT).tolist() if kind in "iu" else []
+    lost = [row for row in lost if int(values[row]) != int(series.iloc[row])]
+    if kind not in "biuf" or (texts and lost):
+        cells = series.astype(object).where(series.notna(), None).to_numpy(object)
+        if texts:
+            column.add(["" if cell is None else str(cell) for cell in cells])
+            return column
+        values = np.array([_number(cell, column, row) for row, cell in enumerate(cells)], np.float64)
+    else:
+        column.note("missing", np.flatnonzero(np.isnan(values)).tolist(), "NaN")
+        column.note("infinite", np.flatnonzero(np.isinf(values)).tolist(), "inf")
+        column.note("inexact", lost, "")
+    for marker in column.numeric:
+        column.note("missing", np.flatnonzero(values == marker).tolist(), str(marker))
+    column.extend(values)
+    return column
+
+
+def _number(cell: Any, column: Column, row: int) -> float:
+    """An object as a float; a string is text even if it spells a number."""
+    kind = "text"
+    if cell is None or (isinstance(cell, str) and cell.strip().casefold() in column.markers):
+        kind = "missing"
+    elif isinstance(cell, numbers.Integral | np.bool_):
+        whole = int(cell)
+        if abs(whole) < 2**1024 and int(float(whole)) == whole:
+            return float(whole)
+        kind = "large" if abs(whole) >= 2**1024 else "inexact"
+    elif isinstance(cell, numbers.Real | Decimal):
+        if np.isfinite(value := float(cell)):
+            return value
+        kind = "infinite"
+    column.note(kind, [row], "" if kind == "large" else str(cell))  # Python refuses to write huge numbers
+    return np.nan
 
 
 def decimal_faults(columns: Sequence[Column], source: str) -> list[Fault]:
@@ -180,26 +280,34 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 30 else text[:27] + "...")
 
 
-def column_faults(
-    column: Column, source: str, position: int, lines: Sequence[int], *, gaps: bool = False
-) -> list[Fault]:
-    """What is wrong with a column; ``lines`` are the lines of the file where the rows start, if it has lines.
+def _place(found: Found, lines: Sequence[int]) -> tuple[tuple[int, ...], str]:
+    """The first lines of some cells, if the file has lines, and how a message names them."""
+    at = tuple(lines[row] for row in found.rows) if lines else ()
+    more = ", ..." if found.count > len(at) else ""
+    return at, f" (line{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}{more})" if at else ""
 
-    With ``gaps`` missing values are not.
-    """
+
+def _mixed(column: Column, source: str, lines: Sequence[int]) -> Fault:
+    found = column.found.get("text") or column.found["infinite"]
+    at, where = _place(found, lines)
+    what = f"{column.label} mixes numbers with {found.count} text(s), such as {shown(found.sample)}{where}"
+    remedy = "put the texts in `missing`, the column in `one_hot` or `drop`, or mend them"
+    return Fault(source, what, remedy, column.name, found.count, at)
+
+
+def column_faults(column: Column, source: str, lines: Sequence[int]) -> list[Fault]:
+    """What is wrong with a column of numbers; ``lines`` are those of the file where the rows start, if it has lines."""
     out = []
 
     def fault(kind: str, what: str, remedy: str, place: str = "data row {}") -> None:
         found = column.found[kind]
-        at = tuple(lines[row] for row in found.rows) if lines else ()
-        more = ", ..." if found.count > len(at) else ""
-        where = f" (line{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}{more})" if at else ""
+        at, where = _place(found, lines)
         place = place.format(found.rows[0])
         out.append(Fault(source, f"{what}, the first in {place}{where}", remedy, column.name or None, found.count, at))
 
     name = column.label
     count = {kind: found.count for kind, found in column.found.items()}
-    if "missing" in count and not gaps:
+    if "missing" in count and not column.texts:
         remedy = "impute or drop them before the run"
         fault("missing", f"{name} has {count['missing']} missing value(s)", remedy)
     if "text" in count:
@@ -210,7 +318,7 @@ def column_faults(
         fault("text", what, remedy)
     if "infinite" in count:
         what = f"{name}: {count['infinite']} value(s) are NaN or infinite"
-        fault("infinite", what, "impute or drop them before the run", f"row {{}}, column {position}")
+        fault("infinite", what, "impute or drop them before the run", f"row {{}}, column {column.position}")
     if "large" in count:
         fault("large", f"{name}: {count['large']} number(s) beyond 1.8e308, the largest float64", "rescale the column")
     if "inexact" in count:

@@ -16,9 +16,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite.data.arrays import texts
+from fedcomposite.data.arrays import checked_columns, names_of, texts
 from fedcomposite.data.faults import DataError, Fault, paths_of, refuse
-from fedcomposite.data.frames import checked_columns, names_of
 from fedcomposite.data.items import Items, as_array, chosen_columns, items
 from fedcomposite.data.pictures import Channels, ImageFolder, check_size, class_names, folder_faults
 from fedcomposite.data.saved import ArrayFile, new_folder, write_index

@@ -14,8 +14,7 @@ import pandas as pd
 
 from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError
-from fedcomposite.data.flags import flags_of
-from fedcomposite.data.looks import SHARES, Look
+from fedcomposite.data.flags import SHARES, Look, flags_of
 from fedcomposite.data.queries import GRID, Answer, Ask, Below, Gaps, LevelCounts, Moments, Query, Rules, Schema, Sites
 from fedcomposite.data.recipe import Given, Recipe
 from fedcomposite.data.steps import Absent, AnyStep, known

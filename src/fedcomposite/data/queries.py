@@ -43,9 +43,10 @@ from pydantic import (
     model_validator,
 )
 
+from fedcomposite.data.cells import level
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.repeats import of_identifier, of_rows
-from fedcomposite.data.sheets import Sheet, level
+from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.steps import AnyStep, prepared
 
 Answer = dict[str, npt.NDArray[Any]]

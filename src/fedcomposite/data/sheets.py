@@ -1,34 +1,129 @@
 """Sheets: tables as people have them, before preparation, with columns of numbers or of texts and with gaps.
 
+The one reader of tables, for experiments and for the sites of a federation: of ``.csv`` and ``.parquet`` files and of
+pandas. A file is read by name: columns are renamed (``columns``) and left out (``drop``). Nothing is guessed: what can
+be read in two ways is a fault, and all faults of all files are reported in one error.
+
 A sheet never leaves its site. What may leave it are answers to the queries of :mod:`fedcomposite.data.queries`.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from fedcomposite._validation import check_call, suggest
-from fedcomposite.data.cells import Column, column_faults, decimal_faults, grouped_by_commas, shown
-from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse, stop
-from fedcomposite.data.frames import names_of
-from fedcomposite.data.reading import csv_columns, kind_of, labels_of, listed, parquet_frame
-from fedcomposite.data.wanted import MARKERS, Wanted, wanted
+from fedcomposite.data import delimited
+from fedcomposite.data.cells import EXACT, Column, decimal_faults, grouped_by_commas, level, series_column
+from fedcomposite.data.faults import DataError, DataWarning, Fault, paths_of, refuse, stop
 
 Array = npt.NDArray[Any]
 Kind = Literal["number", "text", "date", "empty"]
 
+KINDS = (".csv", ".parquet", ".npz")
+MARKERS = ("?",)
+THOUSANDS = (".", ",", " ", "'")
+_CHUNK = 10_000  # rows that are text at the same time
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}( .*)?", re.ASCII)
 _UNNAMED = re.compile(r"Unnamed: \d+")
 _FALLBACK = "cp1252"  # what spreadsheets of western Europe write, latin-1 and a little more
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of :meth:`fedcomposite.Silos.from_files`."""
+
+    target: str
+    drop: tuple[str, ...] = ()
+    missing: tuple[str, ...] = MARKERS
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Common name = name in the file."""
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+    thousands: str | None = None
+    weight: str | None = None
+    """The column that says what each sample counts."""
+    offset: str | None = None
+    """The column that is added to each sample's margin."""
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns that are no features, by what they are."""
+        found = {"target": self.target, "weight": self.weight, "offset": self.offset}
+        return {role: name for role, name in found.items() if name}
+
+    @property
+    def own_target(self) -> str:
+        """The target's name in a file that needs renaming."""
+        return self.columns.get(self.target, self.target)
+
+
+def wanted(*, target: Any, drop: Any, missing: Any, columns: Any, **style: str | None) -> Wanted:
+    """The options of a caller or a configuration; all that do not fit are named in one error."""
+    wrong: list[str] = []
+    if not isinstance(target, str):
+        wrong.append(f"target = {target!r} must be the name of a column")
+    made = Wanted(
+        str(target).strip(),
+        _names("drop", drop, wrong),
+        _names("missing", missing, wrong),
+        _pairs(columns, wrong),
+        **style,
+    )
+    own = list(made.columns.values())
+    wrong += [f"drop = {name!r} is the target" for name in made.drop if name in (made.target, made.own_target)]
+    for role, name in made.roles.items():
+        if role != "target" and not isinstance(name, str):
+            wrong.append(f"{role} = {name!r} must be the name of a column")
+        elif role != "target" and name in made.drop:
+            wrong.append(f"drop = {name!r} is the {role}")
+    if len(set(map(str, made.roles.values()))) < len(made.roles):
+        wrong.append("target, weight and offset must be different columns")
+    wrong += [f"column {name!r} is both in columns and in drop" for name in own if name in made.drop]
+    wrong += [f"columns gives {name!r} several names" for name in sorted({n for n in own if own.count(n) > 1})]
+    mark = made.separator
+    if made.decimal not in (None, ".", ","):
+        wrong.append(f"decimal = {made.decimal!r} must be '.' or ','")
+    if mark is not None and (len(mark) != 1 or mark in '"\r\n'):
+        wrong.append(f"separator = {mark!r} must be one character")
+    elif made.thousands is not None and (made.thousands not in THOUSANDS or made.thousands == made.decimal):
+        wrong.append(
+            f"thousands = {made.thousands!r} must be one of {', '.join(map(repr, THOUSANDS))}, not the decimal"
+        )
+    elif mark is not None and mark == made.decimal:
+        wrong.append(f"separator and decimal are both {mark!r}")
+    if wrong:
+        raise DataError("; ".join(wrong))
+    return made
+
+
+def _names(option: str, given: Any, wrong: list[str]) -> tuple[str, ...]:
+    """A list of names; a string is one name, not its letters."""
+    many = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if not all(isinstance(name, str) for name in many):
+        wrong.append(f"{option} = {given!r} must be a name or a list of names")
+        return ()
+    return tuple(name.strip() for name in many)
+
+
+def _pairs(given: Any, wrong: list[str]) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for pair in given.items() for name in pair):
+        wrong.append(f"columns = {given!r} must map common names to names in the files")
+        return {}
+    return {common.strip(): own.strip() for common, own in given.items()}
 
 
 @dataclass(frozen=True)
@@ -107,61 +202,241 @@ class Sheet:
         return out
 
 
-def level(value: float | str) -> str:
-    """A category's name: 1 and 1.0 are the same, whether they are written as numbers or as text."""
-    if isinstance(value, str):
-        text = value.strip()
-        try:
-            value = float(text)
-        except ValueError:
-            return text
-        if not np.isfinite(value) or "_" in text:
-            return text
-    return str(int(value)) if value == int(value) else repr(float(value))
+def listed(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """The paths; a single one is one file, and one that is given twice is warned about."""
+    found = paths_of(paths, "file")
+    for path, times in Counter(path.resolve() for path in found).items():
+        if times > 1:
+            message = f"{path}: the same file is given {times} times, so its samples count {times} times"
+            warnings.warn(message, DataWarning, stacklevel=3)
+    return found
 
 
-def _named(cell: str, value: float, category: bool) -> str:
-    """A cell as a level; of a category, numbers and truth values are written alike everywhere."""
-    if not category or np.isnan(value):
-        return cell
-    return cell.casefold() if cell.casefold() in ("true", "false") else level(value)
+def labels_of(files: Sequence[Path]) -> list[str]:
+    """A name for each client: that of its file, or of its folder where files have the same name; no two alike."""
+    places = [path.resolve() for path in files]
+    for made in (
+        [p.stem for p in files],
+        [p.parent.name for p in places],
+        [f"{p.parent.name}-{p.stem}" for p in places],
+    ):
+        if len(set(made)) == len(made) and all(made):
+            return made
+    return [f"{path.stem} {i}" for i, path in enumerate(files, start=1)]
 
 
-class _Cells(Column):
-    """A column that keeps its texts, for the case that they are no numbers."""
+def kind_of(paths: Sequence[Path]) -> str:
+    """What the names of the files say they are: all of one kind."""
+    kinds = sorted({path.suffix.casefold() for path in paths})
+    for path in paths:
+        if path.suffix.casefold() not in KINDS:
+            raise stop(str(path), "not a .csv, .parquet, .npz or .svm file", "save it as one of these")
+    if len(kinds) != 1:
+        raise DataError(f"files must be all .parquet, all .csv or all .npz, these are {', '.join(kinds) or 'none'}")
+    return kinds[0]
 
-    def __init__(self, name: str, missing: Sequence[str], decimal: str | None, thousands: str | None = None) -> None:
-        super().__init__(name, missing, decimal, thousands)
-        self.cells: list[str] = []
 
-    def add(self, cells: Sequence[str]) -> None:
-        self.cells += [cell.strip() for cell in cells]
-        super().add(cells)
+def some(names: Sequence[str]) -> str:
+    """Names for a message, the first twenty of many."""
+    return ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
 
-    def settled(self, source: str, position: int, lines: Sequence[int], text: bool, faults: list[Fault]) -> Array:
-        """Numbers or texts; a column of both is a fault, unless it was said to be ``text``."""
-        values, count = self.values, {kind: found.count for kind, found in self.found.items()}
-        values = np.where(np.isin(values, self.numeric), np.nan, values) if self.numeric else values
-        others = {kind: count.get(kind, 0) for kind in ("text", "infinite", "inexact", "word")}
-        texts = others["text"] + others["infinite"]
-        if text or texts or others["inexact"]:
-            cells = self.cells or ["" if np.isnan(v) else level(v) for v in values]
-            gone = [cell.casefold() in self.markers for cell in cells]
-            numbers = len(cells) - sum(gone) - texts - others["word"]
-            if texts and numbers and not text:
-                faults.append(self._mixed(source, lines, texts))
-            named = [None if a else _named(c, v, text) for c, v, a in zip(cells, values, gone, strict=True)]
-            return np.array(named, object)
-        faults += column_faults(self, source, position, lines, gaps=True)
-        return values
 
-    def _mixed(self, source: str, lines: Sequence[int], texts: int) -> Fault:
-        found = self.found.get("text") or self.found["infinite"]
-        at = tuple(lines[row] for row in found.rows) if lines else ()
-        where = f" (line{'s' if len(at) > 1 else ''} {', '.join(map(str, at))})" if at else ""
-        what = f"{self.label} mixes numbers with {texts} text(s), such as {shown(found.sample)}{where}"
-        remedy = "put the texts in `missing`, the column in `one_hot` or `drop`, or mend them"
-        return Fault(source, what, remedy, self.name, texts, at)
+def _select(
+    names: Sequence[str], source: str, options: Wanted, faults: list[Fault], *, named: bool = True
+) -> dict[int, str]:
+    """The places of the columns to read, and their common names; all but the first must have one if ``named``."""
+    common = {own: name for name, own in options.columns.items()}
+    kept = {i: common.get(name, name) for i, name in enumerate(names) if name not in options.drop}
+    for name, times in Counter(kept.values()).items():
+        if times > 1:
+            after = " after renaming" if name in options.columns else ""
+            what = f"{'two' if times == 2 else times} columns are called {name!r}{after}"
+            faults.append(Fault(source, what, "rename or drop one", name, times))
+    for position, name in list(kept.items())[1:]:
+        if named and _UNNAMED.fullmatch(name):
+            what = f"column number {position + 1} has no name"
+            faults.append(Fault(source, what, f"name it in the header{_or_drop(name, options)}", name))
+    absent = {role: name for role, name in options.roles.items() if name not in kept.values()}
+    for role, name in absent.items():
+        what = f"no column {name!r}{suggest(name, names)} (it has: {some(names)})"
+        remedy = "name the column to predict" if role == "target" else f"name the column of the {role}s"
+        faults.append(Fault(source, what, remedy, name))
+    if options.roles and not absent and len(kept) == len(options.roles):
+        faults.append(_without_features(source))
+    return kept
+
+
+def _or_drop(name: str, options: Wanted) -> str:
+    return f" or drop it as {name!r}" if options.target else ""
+
+
+def _without_features(source: str) -> Fault:
+    return Fault(source, "no features left beside the target", "keep at least one column")
+
+
+class _Columns(NamedTuple):
+    """What a file holds, before anything is made of it."""
+
+    header: list[str]
+    columns: list[Column]
+    lines: list[int]
+    """Where the rows start; none for a plain file, or one that has no lines."""
+
+
+def _csv(path: Path, options: Wanted, numbers: bool, faults: list[Fault]) -> _Columns:
+    """The columns of a file of text; where only numbers are wanted, nobody may guess an encoding or a mark."""
+    source = str(path)
+    try:
+        text = delimited.decode(path.read_bytes(), source, options.encoding, None if numbers else _FALLBACK)
+    except OSError as error:
+        raise stop(source, f"not a readable CSV file ({error.strerror})", "check its permissions") from None
+    found: list[Fault] = []
+    made = _csv_columns(text, source, options, numbers, found)
+    if not numbers and options.thousands is None and (name := grouped_by_commas(made.columns)) is not None:
+        sample = next(c for c in made.columns if c.name == name).found["comma"].sample
+        message = f"{source}: {sample!r} in column {name!r} is read as thousands, as the file has decimal points"
+        warnings.warn(f"{message}; say thousands = ',', or decimal = ',' if that is wrong", DataWarning, stacklevel=5)
+        found = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # they were given
+            made = _csv_columns(text, source, replace(options, thousands=","), numbers, found)
+    faults += found
+    return made
+
+
+def _csv_columns(text: str, source: str, options: Wanted, numbers: bool, faults: list[Fault]) -> _Columns:
+    mark = options.separator or delimited.separator(text, source)
+    rows = delimited.rows(text, mark, source)
+    _, header = next(rows)
+    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
+    if empty := [i for i, name in enumerate(header) if not name.strip()]:
+        rows = iter(held := list(rows))
+        empty = [i for i in empty if i > 0 and not any(cell.strip() for _, row in held for cell in row[i : i + 1])]
+    if empty:
+        message = f"{source}: {len(empty)} column(s) have neither a name nor values, so they are left out"
+        warnings.warn(message, DataWarning, stacklevel=6)
+        options = replace(options, drop=(*options.drop, *(names[i] for i in empty)))
+    before = len(faults)
+    unclear = mark == ";" and options.decimal is None and options.thousands is None
+    if unclear and (sample := delimited.thousands(text)) is not None:
+        what = f"the decimal mark is unclear: {sample!r} may be a thousand or a fraction"
+        faults.append(Fault(source, what, "say decimal = ',' or '.'"))
+    kept = _select(names, source, options, faults)
+    style = options.missing, options.decimal, options.thousands
+    columns = [Column(name, *style, texts=not numbers, position=position) for position, name in kept.items()]
+    if len(faults) == before and options.thousands is None and _take_plain(text, mark, header, columns):
+        return _Columns(names, columns, [])
+    lines: list[int] = []
+    odd: dict[str, list[tuple[int, int]]] = {"longer": [], "shorter": []}
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+        good = [(line, row) for line, row in chunk if len(row) == len(names)]
+        if len(good) < len(chunk):
+            for line, row in chunk:
+                if len(row) != len(names):
+                    odd["longer" if len(row) > len(names) else "shorter"].append((line, len(row)))
+        if good:
+            lines += [line for line, _ in good]
+            cells = list(zip(*(row for _, row in good), strict=True))
+            for column in columns:
+                column.add(cells[column.position])
+    faults += [_odd_rows(source, word, found, len(names)) for word, found in odd.items() if found]
+    if not lines and not any(odd.values()):
+        faults.append(Fault(source, "an empty silo: it has no rows below the header", "leave it out or give it data"))
+    return _Columns(names, columns, lines)
+
+
+def _take_plain(text: str, mark: str, header: list[str], columns: Sequence[Column]) -> bool:
+    """Whether a file is so plain that its columns could be taken as they are."""
+    if columns[0].decimal == ",":
+        return False
+    values = delimited.plain_numbers(text, mark, header, [column.position for column in columns])
+    markers = columns[0].numeric
+    if values is None or not bool((np.abs(values) < EXACT).all()) or bool(np.isin(values, markers).any()):
+        return False
+    for j, column in enumerate(columns):
+        column.extend(values[:, j])
+    return True
+
+
+def _odd_rows(source: str, word: str, found: Sequence[tuple[int, int]], width: int) -> Fault:
+    at = tuple(line for line, _ in found[:3])
+    place = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}{', ...' if len(found) > len(at) else ''}"
+    what = f"{len(found)} row(s) are {word} than the header, {found[0][1]} instead of {width} fields ({place})"
+    remedy = "name every column, and quote cells that hold the separator" if word == "longer" else "complete them"
+    return Fault(source, what, remedy, count=len(found), lines=at)
+
+
+def _parquet_frame(path: Path, options: Wanted) -> pd.DataFrame:
+    """The table of a ``.parquet`` file."""
+    source = str(path)
+    for option in ("separator", "decimal", "encoding", "thousands"):
+        if getattr(options, option) is not None:
+            raise stop(source, f".parquet files take no option {option!r}", "leave it out")
+    try:
+        frame = pd.read_parquet(path)
+    except ImportError:
+        remedy = "pip install 'fedcomposite[parquet]', or save a .csv"
+        raise stop(source, "reading parquet needs pyarrow", remedy) from None
+    except Exception as error:  # pyarrow's errors have no common class
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise stop(source, f"not a readable .parquet file ({reason})", "save it again") from None
+    return frame.set_axis([str(name).strip() or f"Unnamed: {i}" for i, name in enumerate(frame.columns)], axis=1)
+
+
+def _frame(frame: pd.DataFrame, source: str, options: Wanted, numbers: bool, faults: list[Fault]) -> _Columns:
+    """The columns of a table of pandas."""
+    names = [str(name) for name in frame.columns]
+    kept = _select(names, source, options, faults, named=numbers)
+    if len(frame) == 0:
+        faults.append(Fault(source, "an empty silo: it has no rows", "leave it out or give it data"))
+    made = [series_column(frame.iloc[:, i], n, options.missing, texts=not numbers, position=i) for i, n in kept.items()]
+    return _Columns(names, made, [])
+
+
+def read_sheet(
+    path: Path,
+    label: str,
+    options: Wanted,
+    faults: list[Fault],
+    *,
+    kind: str,
+    text: Iterable[str] = (),
+    numbers: bool = False,
+) -> tuple[list[str], Sheet]:
+    """The header of a file and its table, all that is wrong with it put to ``faults``.
+
+    With ``numbers`` every cell must be one; otherwise there may be gaps, and columns of texts.
+    """
+    source = str(path)
+    if not path.is_file():
+        raise stop(source, "no such file", "check the path")
+    if kind == ".parquet":
+        found = _frame(_parquet_frame(path, options), source, options, numbers, faults)
+    else:
+        found = _csv(path, options, numbers, faults)
+    return found.header, _sheet(label, source, found, options, text, faults)
+
+
+def _sheet(
+    label: str, source: str, found: _Columns, options: Wanted, text: Iterable[str], faults: list[Fault]
+) -> Sheet:
+    """The columns as a sheet; one without a name that numbers the rows is left out."""
+    columns = list(found.columns)
+    if columns and columns[0].position == 0 and _UNNAMED.fullmatch(columns[0].name):
+        index = columns.pop(0)
+        rows = np.arange(index.length)
+        if not index.found and any(np.array_equal(index.values, rows + first) for first in (0, 1)):
+            message = f"{source}: the first column has no name and numbers the rows, so it is left out"
+            warnings.warn(message, DataWarning, stacklevel=5)
+        else:
+            what = "the first column has no name and does not number the rows"
+            faults.append(Fault(source, what, f"name it in the header{_or_drop(index.name, options)}", index.name))
+        if options.roles and len(columns) == len(options.roles):
+            faults.append(_without_features(source))
+    faults += decimal_faults(columns, source)
+    chosen = frozenset(text)
+    made = {c.name: c.settled(source, found.lines, c.name in chosen, faults) for c in columns}
+    return Sheet(label, made, found.columns[0].length if found.columns else 0)
 
 
 def read_sheets(
@@ -208,91 +483,20 @@ def read_sheets(
         own = style | {**(styles or {}).get(label, {})}
         options = wanted(target="", drop=(), missing=missing, columns=None, **own)
         try:
-            if not path.is_file():
-                raise stop(str(path), "no such file", "check the path")
-            read = _csv if kind == ".csv" else _parquet
-            sheets.append(read(path, label, options, frozenset(text), faults))
+            sheets.append(read_sheet(path, label, options, faults, kind=kind, text=text)[1])
         except DataError as error:
             faults += error.faults
     refuse(faults)
     return sheets
 
 
-def _csv(path: Path, label: str, options: Wanted, text: frozenset[str], faults: list[Fault]) -> Sheet:
-    source = str(path)
-    first: list[Fault] = []
-    _, columns, kept, lines = csv_columns(path, options, first, _Cells, _FALLBACK)
-    if options.thousands is None and (name := grouped_by_commas(columns)) is not None:
-        sample = next(c for c in columns if c.name == name).found["comma"].sample
-        message = f"{source}: {sample!r} in column {name!r} is read as thousands, as the file has decimal points"
-        warnings.warn(f"{message}; say thousands = ',', or decimal = ',' if that is wrong", DataWarning, stacklevel=5)
-        first = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataWarning)  # they were given
-            _, columns, kept, lines = csv_columns(path, replace(options, thousands=","), first, _Cells, _FALLBACK)
-    faults += first
-    return _sheet(label, source, columns, [k.position for k in kept], lines, text, faults)
-
-
-def _parquet(path: Path, label: str, options: Wanted, text: frozenset[str], faults: list[Fault]) -> Sheet:
-    return sheet_of(parquet_frame(path, options), label, text=text, missing=options.missing, source=str(path))
-
-
-def _sheet(
-    label: str,
-    source: str,
-    columns: Sequence[Column],
-    positions: Sequence[int],
-    lines: Sequence[int],
-    text: Iterable[str],
-    faults: list[Fault],
-) -> Sheet:
-    """The columns as a sheet; one without a name that numbers the rows is left out."""
-    if columns and _UNNAMED.fullmatch(columns[0].name):
-        rows = np.arange(columns[0].length)
-        if np.array_equal(columns[0].values, rows) or np.array_equal(columns[0].values, rows + 1):
-            message = f"{source}: the first column has no name and numbers the rows, so it is left out"
-            warnings.warn(message, DataWarning, stacklevel=5)
-            columns, positions = columns[1:], positions[1:]
-        else:
-            what = "the first column has no name and does not number the rows"
-            faults.append(Fault(source, what, "name it in the header", columns[0].name))
-    faults += decimal_faults(columns, source)
-    made = {
-        c.name: c.settled(source, position, lines, c.name in set(text), faults)
-        for c, position in zip(columns, positions, strict=True)
-        if isinstance(c, _Cells)
-    }
-    return Sheet(label, made, columns[0].length if columns else 0)
-
-
-def sheet_of(
-    frame: pd.DataFrame,
-    label: str,
-    *,
-    text: Iterable[str] = (),
-    missing: Sequence[str] = MARKERS,
-    source: str | None = None,
-) -> Sheet:
+def sheet_of(frame: pd.DataFrame, label: str, *, text: Iterable[str] = ()) -> Sheet:
     """A table of pandas as a sheet: texts that spell numbers are numbers, as they are in a file."""
-    where = source or label
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"{label}: a {type(frame).__name__} is no table; give a DataFrame")
     faults: list[Fault] = []
-    columns: list[Column] = []
-    for j, name in enumerate(names_of(frame, where)):
-        series = frame.iloc[:, j]
-        column = _Cells(name, missing, ".")
-        if isinstance(series.dtype, np.dtype) and series.dtype.kind in "biuf":
-            values = series.to_numpy(np.float64)
-            if unbounded := int(np.isinf(values).sum()):
-                what = f"column {name!r}: {unbounded} value(s) are infinite"
-                faults.append(Fault(where, what, "mend or drop them", name, unbounded))
-            column.extend(values)
-        else:
-            column.add(["" if absent else str(v) for v, absent in zip(series, series.isna(), strict=True)])
-        columns.append(column)
-    if len(frame) == 0:
-        faults.append(Fault(where, "an empty silo: it has no rows", "leave it out or give it data"))
-    made = _sheet(label, where, columns, range(len(columns)), (), text, faults)
+    found = _frame(frame, label, Wanted(""), False, faults)
+    made = _sheet(label, label, found, Wanted(""), text, faults)
     refuse(faults)
     return made
 

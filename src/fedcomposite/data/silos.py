@@ -16,18 +16,27 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fedcomposite import rng
 from fedcomposite._validation import Count, check_call
 from fedcomposite.data import saved
-from fedcomposite.data.arrays import ArrayLike, as_tensor, check_offsets, check_weights, clients, texts
+from fedcomposite.data.arrays import (
+    ArrayLike,
+    as_tensor,
+    check_offsets,
+    check_parts,
+    check_weights,
+    clients,
+    gather,
+    per_sample,
+    pooled,
+    texts,
+)
+from fedcomposite.data.cells import spread_of
+from fedcomposite.data.client_files import read_all
 from fedcomposite.data.datasets import from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
-from fedcomposite.data.gather import check_parts, gather, per_sample, pooled
-from fedcomposite.data.reading import labels_of, listed
-from fedcomposite.data.reshaping import chosen, split, standardized, weighted
-from fedcomposite.data.sparse import Features, dense
-from fedcomposite.data.summaries import heterogeneity, summary
-from fedcomposite.data.svmlight import read_all
-from fedcomposite.data.wanted import MARKERS
+from fedcomposite.data.sheets import MARKERS, labels_of, listed
+from fedcomposite.data.sparse import Features, SparseRows, dense, tensors_only
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -327,7 +336,17 @@ class Silos:
 
     def summary(self) -> pd.DataFrame:
         """One row per client: its size and, for classification, how many samples it has of each class."""
-        return summary(self)
+        frame = pd.DataFrame({"client": self.names, "samples": self.sizes})
+        if (classes := self.classes) is not None:
+            counts = np.zeros((len(self), len(classes)), np.int64)
+            owner = np.repeat(np.arange(len(self)), self.sizes)
+            np.add.at(counts, (owner, np.searchsorted(classes, self.targets.numpy())), 1)
+            for j, label in enumerate(classes):
+                frame[f"class {label:g}"] = counts[:, j]
+        else:
+            frame["target mean"] = [float(self[i][1].double().mean()) for i in range(len(self))]
+            frame["target sd"] = [float(self[i][1].double().std(correction=0)) for i in range(len(self))]
+        return frame
 
     def heterogeneity(self) -> dict[str, float]:
         """Numbers that say how different the clients are.
@@ -336,7 +355,15 @@ class Silos:
         between a client's class frequencies and everyone's (0: alike, towards 1: disjoint); ``single_class`` the
         share of clients that hold one class only.
         """
-        return heterogeneity(self)
+        sizes = self.sizes
+        out = {"size_ratio": float(sizes.max() / sizes.min())}
+        if (classes := self.classes) is not None and len(classes) > 1:
+            counts = self.summary()[[f"class {c:g}" for c in classes]].to_numpy(float)
+            shares = counts / counts.sum(1, keepdims=True)
+            overall = counts.sum(0) / counts.sum()
+            out["label_skew"] = float(np.abs(shares - overall).sum(1).mean() / 2)
+            out["single_class"] = float((counts.max(1) == counts.sum(1)).mean())
+        return out
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw the class counts (or sizes) per client as stacked bars; write a picture when ``path`` is given."""
@@ -361,7 +388,7 @@ class Silos:
         """
         kinds = set() if isinstance(groups, str) else {np.ndim(g) for g in groups}
         if kinds == {0}:
-            return chosen(self, cast("Sequence[int | str]", groups), names)
+            return self._chosen(cast("Sequence[int | str]", groups), names)
         if kinds != {1}:
             raise DataError(f"subset: {groups!r:.60}, must be a list of clients, or of arrays of row numbers")
         dealt = [np.sort(np.asarray(g)) for g in groups]
@@ -379,6 +406,36 @@ class Silos:
             margin_offsets=None if self.margin_offsets is None else self.margin_offsets[rows],
         )
 
+    def _chosen(self, clients: Sequence[int | str], names: Sequence[str]) -> Silos:
+        """Some clients with their samples, names and numbers; of held-out samples those that are known to be theirs."""
+        whole = [isinstance(c, int | np.integer) and not isinstance(c, bool) and 0 <= c < len(self) for c in clients]
+        strange = [c for c, there in zip(clients, whole, strict=True) if not there and c not in self.names]
+        if strange:
+            raise DataError(
+                f"subset: no client {strange[0]!r}; these are {', '.join(self.names[:9])}{', ...' * (len(self) > 9)}, "
+                f"or 0 to {len(self) - 1}"
+            )
+        places = [self.names.index(c) if isinstance(c, str) else int(c) for c in clients]
+        if len(set(places)) < len(places):
+            raise DataError(f"subset: client {self.names[max(places, key=places.count)]!r} is given twice")
+        kept = self.subset(
+            [np.arange(*self.offsets[i : i + 2]) for i in places], names or [self.names[i] for i in places]
+        )
+        parts: dict[str, Any] = {}
+        owners, shifts = {}, dict(self.held_margin_offsets)
+        for part, owner in self.held_by.items():
+            X, y = self.held_out[part]
+            mine = np.flatnonzero(np.isin(owner.numpy(), places))
+            parts[part] = (X[mine], y[mine]) if len(mine) else None
+            owners[part] = torch.tensor([places.index(i) for i in owner[mine].tolist()], dtype=torch.int64)
+            if part in shifts:
+                shifts[part] = shifts[part][mine]
+            if not len(mine):
+                del owners[part]
+                shifts.pop(part, None)
+        ids = tuple(self.ids[i] for i in places)
+        return replace(kept, **parts, ids=ids, held_by=owners, held_margin_offsets=shifts)
+
     def dense(self) -> Silos:
         """The same samples as tensors, where they are sparse or in a file."""
         held: dict[str, Any] = {part: (dense(X), y) for part, (X, y) in self.held_out.items()}
@@ -392,7 +449,20 @@ class Silos:
         weights : "balanced" or mapping
             A number per label; or samples / (classes * samples of the class) over all silos, as in scikit-learn.
         """
-        return weighted(self, weights)
+        labels, at, counts = torch.unique(self.targets, return_inverse=True, return_counts=True)
+        if self.classes is None:
+            raise DataError("class_weighted: the targets are not classes")
+        if weights == "balanced":
+            each = len(self.targets) / (len(labels) * counts.double())
+        elif isinstance(weights, Mapping) and {float(v) for v in labels} <= {float(v) for v in weights}:
+            given = {float(k): float(v) for k, v in weights.items()}
+            each = torch.tensor([given[float(v)] for v in labels], dtype=torch.float64)
+        else:
+            shown = ", ".join(f"{float(v):g}" for v in labels[:10])
+            raise DataError(
+                f"class_weighted: weights = {weights!r:.60}, must be 'balanced' or have a number for each of {shown}"
+            )
+        return replace(self, weights=each[at] * (1.0 if self.weights is None else self.weights))
 
     def split(self, test: float = 0.2, seed: int = 0, validation: float = 0.0, *, stratify: bool = False) -> Silos:
         """Hold out shares of every client's samples (at least one stays) as pooled test and validation data.
@@ -400,7 +470,50 @@ class Silos:
         ``stratify=True`` gives each part a client's labels in the shares that they have there; which samples those are
         is then a function of the seed, the client and its labels alone.
         """
-        return split(self, {"test": test, "validation": validation}, seed, stratify)
+        shares: dict[HeldOut, float] = {"test": test, "validation": validation}
+        wrong = [
+            f"{part} = {share!r}" for part, share in shares.items() if not isinstance(share, int | float | np.number)
+        ]
+        wrong += [] if isinstance(seed, int | np.integer) and seed >= 0 else [f"seed = {seed!r}"]
+        if wrong:
+            raise DataError(
+                f"split: {', '.join(wrong)}; shares must be numbers between 0 and 1, a seed an integer >= 0"
+            )
+        if sum(shares.values()) >= 1:
+            raise DataError(
+                f"split: {' and '.join(f'{k} = {v}' for k, v in shares.items() if v)} leave nothing to train on"
+            )
+        for part, share in shares.items():
+            if not (0 < share < 1 or (share == 0 and sum(shares.values()) > 0)):
+                raise DataError(f"split: {part} = {share}, must be between 0 and 1")
+            if share > 0 and part in self.held_out:
+                raise DataError(f"split: these self have {part} data already")
+        generator = np.random.default_rng(seed)
+        keep: list[npt.NDArray[np.int64]] = []
+        out: dict[HeldOut, list[npt.NDArray[np.int64]]] = {part: [] for part, share in shares.items() if share > 0}
+        for i in range(len(self)):
+            mine = slice(self.offsets[i], self.offsets[i + 1])
+            order = stratified(self.targets[mine].numpy(), seed, self.ids[i]) if stratify else None
+            rows = self.offsets[i] + (generator.permutation(int(self.sizes[i])) if order is None else order)
+            size = len(rows)
+            for part, held in out.items():
+                cut = min(len(rows) - 1, round(shares[part] * size))
+                held.append(rows[:cut])
+                rows = rows[cut:]
+            keep.append(rows)
+        parts: dict[str, Any] = {}
+        owners, shifts = dict(self.held_by), dict(self.held_margin_offsets)
+        for part, held in out.items():
+            chosen = np.sort(np.concatenate(held))
+            if len(chosen) == 0:
+                most = self.sizes.max()
+                raise DataError(f"split: {part} = {shares[part]} of self with at most {most} samples holds out none")
+            owners[part] = torch.from_numpy(np.searchsorted(self.offsets, chosen, side="right") - 1)
+            parts[part] = self.features[chosen], self.targets[chosen]
+            if self.margin_offsets is not None:
+                shifts[part] = self.margin_offsets[chosen]
+        kept = self.subset(keep, self.names)
+        return replace(kept, **parts, ids=self.ids, held_by=owners, held_margin_offsets=shifts)
 
     def standardize(self) -> Silos:
         """(x - mean) / sd of each feature over the pooled training samples; held-out data are scaled alike.
@@ -408,4 +521,34 @@ class Silos:
         A feature that is constant in training is left as it is. Sparse samples stay sparse: their means are subtracted
         where they are multiplied.
         """
-        return standardized(self)
+        held: dict[str, Any]
+        if isinstance(own := self.features, SparseRows):
+            held = {k: (v.standardized(own), b) for k, (v, b) in self.held_out.items() if isinstance(v, SparseRows)}
+            return replace(self, features=own.standardized(own), **held)
+        X = tensors_only(own, "standardize").double()
+        mean, sd = X.mean(0), X.std(0, correction=0)
+        varies = torch.from_numpy(spread_of(mean.numpy(), sd.numpy()) > 0)
+        mean, sd = torch.where(varies, mean, 0.0), torch.where(varies, sd, 1.0)
+        held = {k: ((dense(v).double() - mean) / sd, b) for k, (v, b) in self.held_out.items()}
+        return replace(self, features=(X - mean) / sd, **held)
+
+
+def stratified(labels: npt.NDArray[Any], seed: int, client: int) -> npt.NDArray[np.int64]:
+    """The rows of one client, at random, so that any first part of them has every label in its share, within one.
+
+    Of a label with m rows the j-th, in a random order, comes at (j + u) / m with one u for the label.
+
+    Examples
+    --------
+    >>> order = stratified(np.array([0] * 6 + [1] * 3), seed=0, client=0)
+    >>> [int((order[:3] < 6).sum()), int((order[:6] < 6).sum())]
+    [2, 4]
+    """
+    kinds, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    keys = rng.words(seed, rng.Use.SPLIT, np.uint64(client), 0, np.uint64(0), len(labels))
+    shifts = rng.words(seed, rng.Use.SPLIT, np.uint64(client), 1, np.uint64(0), len(kinds)) / 2.0**32
+    at = np.empty(len(labels))
+    for kind, count in enumerate(counts.tolist()):
+        mine = np.flatnonzero(which == kind)
+        at[mine[np.argsort(keys[mine], kind="stable")]] = (np.arange(count) + shifts[kind]) / count
+    return np.lexsort((keys, at))

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from fedcomposite._validation import suggest
+from fedcomposite.data.cells import level
 from fedcomposite.data.faults import DataError
-from fedcomposite.data.sheets import level
 from fedcomposite.data.steps import Local, Unit
 
 METHODS = ("mean", "median", "most_frequent")

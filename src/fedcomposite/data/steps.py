@@ -14,8 +14,9 @@ import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedcomposite._validation import suggest
+from fedcomposite.data.cells import level
 from fedcomposite.data.faults import DataError, Fault, refuse
-from fedcomposite.data.sheets import Sheet, level
+from fedcomposite.data.sheets import Sheet
 
 Floats = npt.NDArray[np.float64]
 OTHER = "(other)"

@@ -3,7 +3,7 @@
 from fedcomposite.exporting.errors import ExportError, PruneError, rounding
 from fedcomposite.exporting.planning import Kept, Layer
 from fedcomposite.exporting.pruning import Pruned, fit, prune
-from fedcomposite.exporting.sparse import Converted, CSRLinear, sparse_layers
+from fedcomposite.exporting.sparse_layers import Converted, CSRLinear, sparse_layers
 from fedcomposite.exporting.writing import Exported, Format, export, original_scale, read_csr
 
 __all__ = [

@@ -21,7 +21,7 @@ from fedcomposite.experiments.grids import FILLER
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES, clean
 from fedcomposite.problems import OneClassWarning, Problem
-from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Loss
 
 _NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
 _SCALE = 1e12  # how much larger than the others' a site's scale may be

@@ -4,11 +4,9 @@ This room imports nothing of the package: it draws what it is given, records as 
 """
 
 from fedcomposite.plots.canvas import check_kind
-from fedcomposite.plots.charts import Scatter, draw_bars, draw_scatter
-from fedcomposite.plots.histories import draw_histories
+from fedcomposite.plots.charts import Scatter, draw_bars, draw_scatter, draw_silos
 from fedcomposite.plots.looks import Look, looks
-from fedcomposite.plots.panels import AXES, Axis, Band, Panel, Width, draw_panels
-from fedcomposite.plots.silos import draw_silos
+from fedcomposite.plots.panels import AXES, Axis, Band, Panel, Width, draw_histories, draw_panels
 
 __all__ = [
     "AXES", "Axis", "Band", "Look", "Panel", "Scatter", "Width", "check_kind", "draw_bars", "draw_histories",

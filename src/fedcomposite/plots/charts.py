@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fedcomposite.plots.panels import WIDTHS, Width
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 Bars = Mapping[str, Mapping[str, tuple[float, float]]]
 """For each group the value and the spread of each series; a nan is left out."""
@@ -120,3 +121,38 @@ def dress(axes: Any, x: str, y: str, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+class Holdings(Protocol):
+    """What is drawn of silos."""
+
+    @property
+    def sizes(self) -> Any: ...
+    @property
+    def classes(self) -> Any: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+    def summary(self) -> Any: ...
+
+
+def draw_silos(silos: Holdings, path: str | Path | None = None) -> Figure:
+    """Class counts per client as stacked bars (sizes only, for regression)."""
+    n, classes = len(silos.sizes), silos.classes
+    figure, (axes,) = make(min(16, max(6, 0.28 * n + 2)), 4, 1)
+    at = np.arange(n)
+    if classes is None:
+        axes.bar(at, silos.sizes, color=COLORS[0])
+    else:
+        table = silos.summary()
+        bottom = np.zeros(n)
+        for j, label in enumerate(classes):
+            counts = table[f"class {label:g}"].to_numpy(float)
+            axes.bar(at, counts, bottom=bottom, color=COLORS[j % len(COLORS)], label=f"{label:g}", width=0.85)
+            bottom += counts
+        axes.legend(title="class", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, n - 0.3))
+    axes.set_title(str(silos), pad=12)
+    if n <= 12:
+        axes.set_xticks(at, silos.names, rotation=30, ha="right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return finish(figure, path)

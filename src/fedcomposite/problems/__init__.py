@@ -1,13 +1,11 @@
 """Problems: losses and models over silos, with stacked gradient oracles."""
 
 from fedcomposite.problems.base import Batches, ClientGradients, Counter, Evaluation, Smooth
-from fedcomposite.problems.kinds import LinearProblem, NetworkProblem
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import LOSSES
+from fedcomposite.problems.losses import LOSSES, Loss
 from fedcomposite.problems.measures import Counts, Measures, summarise
 from fedcomposite.problems.metrics import METRICS, Metric
-from fedcomposite.problems.problem import OneClassWarning, Problem, prox_gradient_norm
+from fedcomposite.problems.problem import LinearProblem, NetworkProblem, OneClassWarning, Problem, prox_gradient_norm
 
 __all__ = [
     "LOSSES",

@@ -16,12 +16,10 @@ from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import Features, SparseRows, tensors_only
 from fedcomposite.problems.base import Evaluation, Smooth
-from fedcomposite.problems.curvature import hessians
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import Multinomial
+from fedcomposite.problems.losses import Loss, Multinomial
 from fedcomposite.problems.measures import MeanLoss, Measures, Part, Rows
-from fedcomposite.problems.products import combine, margins, transposed
-from fedcomposite.problems.sparse import Design, Stack
+from fedcomposite.problems.products import combine, hessians, margins, transposed
+from fedcomposite.problems.sparse_products import Design, Stack
 from fedcomposite.problems.spectrum import largest_eigenvalues
 
 

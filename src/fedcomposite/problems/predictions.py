@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import Logistic, Multinomial
+from fedcomposite.problems.losses import Logistic, Loss, Multinomial
 
 Columns = dict[str, npt.NDArray[Any]]
 

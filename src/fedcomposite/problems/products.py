@@ -6,7 +6,7 @@ summed together, in chunks of clients whose temporaries stay in cache. The rule 
 a timing, so that a resumed run repeats every bit. ``benchmarks/simulator.py`` measures it.
 
 Models with C outputs have a matrix per client in place of the vectors w_i and r_i; there ``torch.bmm`` is fast. Sparse
-samples have products of their own, :mod:`fedcomposite.problems.sparse`.
+samples have products of their own, :mod:`fedcomposite.problems.sparse_products`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedcomposite.problems.sparse import Design, Stack
+from fedcomposite.problems.sparse_products import Design, Stack
 
 _LARGE = 1 << 14  # elements of one silo from which a matrix-vector product of its own pays
 _CHUNK = 1 << 17  # elements of a temporary
@@ -66,3 +66,33 @@ def combine(X: Tensor | Stack, r: Tensor) -> Tensor:
 def transposed(X: Tensor | Design, r: Tensor) -> Tensor:
     """X' r for the pooled samples."""
     return X.combine(r) if isinstance(X, Design) else X.t() @ r
+
+
+_CHUNK = 1 << 22  # elements of the selected columns that are worked on at a time
+
+
+def hessians(X: Tensor | Stack, second: Tensor, weight: Tensor, at: Tensor, outputs: int) -> Tensor:
+    """``(n, k, k)``: the Hessians of n clients on the k coordinates ``at``.
+
+    ``X`` is ``(n, m, features)``, ``second`` ``(n, m)`` or ``(n, m, C, C)``, ``weight`` holds 1/m_i on client i's
+    samples.
+    """
+    if isinstance(X, Stack):
+        return X.hessians(second, weight, at, outputs)
+    n, m = X.shape[:2]
+    k = len(at)
+    feature, output = at // outputs, at % outputs
+    out = X.new_empty(n, k, k)
+    per = max(1, _CHUNK // max(1, m * k))
+    for a in range(0, n, per):
+        c = slice(a, a + per)
+        Z = X[c] if outputs == 1 and k == X.shape[2] else X[c].index_select(2, feature)
+        bent = second[c] * weight[c].view(*weight[c].shape[:2], *(1,) * (second.ndim - 2))
+        if outputs == 1:
+            torch.bmm(Z.transpose(1, 2), Z * bent.unsqueeze(2), out=out[c])
+            continue
+        for one in range(outputs):
+            rows = (output == one).nonzero().squeeze(1)
+            right = Z * bent[:, :, one].index_select(2, output)
+            out[c, rows] = torch.bmm(Z.index_select(2, rows).transpose(1, 2), right)
+    return out

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Positive
 from fedcomposite.data.silos import Silos
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import Absolute, Hinge, Quantile
+from fedcomposite.problems.losses import Absolute, Hinge, Loss, Quantile
 
 KINKED = (Hinge, Absolute, Quantile)
 """Losses that are two straight lines which meet where the margin equals the target."""

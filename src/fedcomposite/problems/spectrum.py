@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedcomposite.problems.sparse import Stack
+from fedcomposite.problems.sparse_products import Stack
 
 _SMALL = 512  # features or samples up to which a matrix of that size is formed
 _CHUNK = 1 << 24  # elements of a temporary

@@ -14,7 +14,7 @@ from fedcomposite.problems import Batches, Counter, Evaluation, Smooth
 from fedcomposite.problems.base import Local
 from fedcomposite.problems.private import gradients
 from fedcomposite.regularizers import Regularizer
-from fedcomposite.runtime.wrapped import Counted
+from fedcomposite.runtime.counted import Counted
 
 
 class Outcome(NamedTuple):

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedcomposite.data.silos import Silos
 from fedcomposite.problems import Counter, Evaluation, Problem, Smooth
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Loss
 from fedcomposite.problems.network import Network, spread
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.messages import mean_buffers

@@ -21,7 +21,7 @@ from fedcomposite.runtime import process
 from fedcomposite.runtime.answers import AnswerLog
 from fedcomposite.runtime.protocol import Request, Sums, Task
 from fedcomposite.runtime.transports.base import Parties, Transport
-from fedcomposite.runtime.transports.silos import SiloTransport
+from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 T = TypeVar("T")
 

@@ -30,10 +30,10 @@ from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.algorithms.proxnewton import Message
 from fedcomposite.data.sparse import tensors_only
-from fedcomposite.problems.curvature import hessians
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Loss
 from fedcomposite.problems.problem import Problem
+from fedcomposite.problems.products import hessians
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.regularizers import Zero
 

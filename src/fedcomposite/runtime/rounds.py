@@ -27,6 +27,7 @@ from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.callbacks.base import AnyCallback, View, attach
 from fedcomposite.runtime.cohorts import Cohorts
+from fedcomposite.runtime.counted import Counted
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.history import Best, Record, Run, Status
 from fedcomposite.runtime.identity import Identity
@@ -34,7 +35,6 @@ from fedcomposite.runtime.protection import Spending
 from fedcomposite.runtime.protocol import Round, Task
 from fedcomposite.runtime.records import ending, grew, make_record, verdict
 from fedcomposite.runtime.transports.base import Exchange, Gathered, MethodTransport, StoppedError
-from fedcomposite.runtime.wrapped import Counted
 
 
 @dataclass

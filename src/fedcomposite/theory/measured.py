@@ -13,7 +13,7 @@ from fedcomposite._validation import Count, Probability, as_vector, refuse, wron
 from fedcomposite.algorithms.base import amplification
 from fedcomposite.problems import Linear, Problem
 from fedcomposite.problems.losses import LeastSquares
-from fedcomposite.problems.sparse import Design
+from fedcomposite.problems.sparse_products import Design
 from fedcomposite.regularizers import L1, MCP, SCAD, On, Regularizer, Zero
 
 

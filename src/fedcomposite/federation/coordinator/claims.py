@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.wire import Vectors, WireError, clean
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import LOSSES, Poisson
+from fedcomposite.problems.losses import LOSSES, Loss, Poisson
 from fedcomposite.problems.network import ModelLoss
 
 _MOST = 2.0**40  # samples that a site may have

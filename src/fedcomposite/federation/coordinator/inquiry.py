@@ -32,7 +32,7 @@ from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Counter, Loss, Problem
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import Request, Sums
-from fedcomposite.runtime.transports.silos import added
+from fedcomposite.runtime.transports.silo_answers import added
 
 T = TypeVar("T")
 _AT_ONCE = 100  # requests in one message: their names have to fit into its header

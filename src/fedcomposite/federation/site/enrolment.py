@@ -11,9 +11,9 @@ import torch
 
 from fedcomposite._validation import suggest
 from fedcomposite.data import Silos
+from fedcomposite.data.client_files import is_svmlight
 from fedcomposite.data.sparse import Features, tensors_only
 from fedcomposite.data.steps import Local, Unit
-from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.folders import FolderError, SiteFolder, check_names
 from fedcomposite.federation.secure.keys import MaskKeys

@@ -21,7 +21,7 @@ from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
 from fedcomposite.federation.site import policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Loss
 from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096

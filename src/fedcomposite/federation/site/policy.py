@@ -19,8 +19,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.shape import blank
 from fedcomposite.privacy import SampleLevel
-from fedcomposite.problems.loss import Loss
-from fedcomposite.problems.losses import LOSSES, LeastSquares, Multinomial, get_loss
+from fedcomposite.problems.losses import LOSSES, LeastSquares, Loss, Multinomial, get_loss
 from fedcomposite.problems.metrics import METRICS
 from fedcomposite.registry import fold
 

@@ -41,7 +41,7 @@ from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.privacy import Query, SampleLevel, System
 from fedcomposite.problems import Batches, Counter, Problem, private
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Loss
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.client import Client

@@ -22,7 +22,7 @@ from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.spec import each_name
 from fedcomposite.data.steps import Local, unknown
 from fedcomposite.files import write_atomic
-from fedcomposite.problems.loss import Loss
+from fedcomposite.problems.losses import Loss
 from fedcomposite.problems.predictions import beside, predicted
 
 Floats = npt.NDArray[np.float64]

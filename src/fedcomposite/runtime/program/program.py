@@ -32,9 +32,9 @@ from fedcomposite.problems import Batches, Counter, Smooth
 from fedcomposite.problems.base import FULL, Local, UnsuitableError
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.runtime import messages
-from fedcomposite.runtime.program.fused import Fused
+from fedcomposite.runtime.counted import Counted
+from fedcomposite.runtime.program.fused_rounds import Fused
 from fedcomposite.runtime.program.prox import CompiledProx
-from fedcomposite.runtime.wrapped import Counted
 
 _SECOND = "second-order methods change the size of their replies from round to round"
 

@@ -98,7 +98,7 @@ class Stack:
         return (out + float(shift @ shift)).clamp_min_(0)
 
     def hessians(self, second: Tensor, weight: Tensor, at: Tensor, outputs: int) -> Tensor:
-        """``(n, k, k)``: see :func:`fedcomposite.problems.curvature.hessians`."""
+        """``(n, k, k)``: see :func:`fedcomposite.problems.products.hessians`."""
         n, m, _ = self.shape
         feature, output = (at // outputs).numpy(), (at % outputs).numpy()
         bent = second * weight.view(n, m, *(1,) * (second.ndim - 2))
