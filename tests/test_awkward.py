@@ -175,7 +175,7 @@ def test_solve_and_the_estimator_give_the_same_answer():
     rng = np.random.default_rng(0)
     X, sites = rng.normal(size=(300, 6)), rng.integers(0, 4, 300)
     y = (X[:, 0] + rng.normal(size=300) > 0).astype(int)
-    model = fc.LogisticRegression(0.02).fit(X, y, sites=sites)
+    model = fc.LogisticRegression(0.02, regularizer="l1").fit(X, y, sites=sites)
     silos = fc.Silos.from_arrays([(X[sites == k], y[sites == k]) for k in range(4)])
     run = fc.solve(model.problem(silos))
     np.testing.assert_allclose(run.solution.numpy(), model.solution_, atol=1e-12)

@@ -8,7 +8,8 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import Lasso, PoissonRegressor, QuantileRegressor
+from sklearn.linear_model import Lasso, PoissonRegressor, QuantileRegressor, Ridge
+from sklearn.linear_model import LinearRegression as LeastSquares
 from sklearn.linear_model import LogisticRegression as Logistic
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -52,7 +53,7 @@ def test_the_problem_of_a_model_is_the_one_that_was_solved(h, factors):
     """With the strength that cross-validation chose: the model is stationary there, and the objective is its own."""
     X, y, sites = data()
     silos = fc.Silos.from_arrays([(X[sites == k], y[sites == k]) for k in range(3)])
-    options = {"regularizer": h, "penalty_factors": factors, "count": 15, "folds": 3}
+    options = {"regularizer": h or "l1", "penalty_factors": factors, "count": 15, "folds": 3}
     model = fc.LinearRegression("cv", **options)
     with pytest.raises(NotFittedError):
         model.problem(silos)
@@ -71,11 +72,41 @@ def test_the_problem_of_a_model_is_the_one_that_was_solved(h, factors):
         np.testing.assert_allclose(fc.solve(problem).solution.numpy()[:-1], pooled.coef_, atol=1e-6)
 
 
+def test_nothing_is_regularized_unless_asked():
+    """``LinearRegression()`` is least squares, ``LogisticRegression()`` the maximum of the likelihood."""
+    X, y, sites = data()
+    plain, pooled = fc.LinearRegression().fit(X, y, sites=sites), LeastSquares().fit(X, y)
+    np.testing.assert_allclose(plain.coef_, pooled.coef_, atol=1e-9)
+    assert plain.intercept_ == pytest.approx(pooled.intercept_)
+    assert plain.lam_ == 0
+    labels = (y > 1).astype(int)
+    logistic = fc.LogisticRegression().fit(X, labels, sites=sites)
+    likely = Logistic(C=np.inf, tol=1e-10, max_iter=1000).fit(X, labels)
+    np.testing.assert_allclose(logistic.coef_, likely.coef_, atol=1e-5)
+    for name in ("HuberRegression", "LinearSVC", "MultinomialRegression", "PoissonRegression", "QuantileRegression"):
+        assert getattr(fc, name)().regularizer is None
+
+
+def test_regularizers_by_name():
+    X, y, sites = data()
+    ridge = fc.LinearRegression(0.3, regularizer="l2").fit(X, y, sites=sites)
+    np.testing.assert_allclose(ridge.coef_, Ridge(alpha=0.3 * len(y), tol=1e-12).fit(X, y).coef_, atol=1e-8)
+    lasso = fc.LinearRegression(0.3, regularizer="l1").fit(X, y, sites=sites)
+    np.testing.assert_allclose(lasso.coef_, Lasso(alpha=0.3, tol=1e-12).fit(X, y).coef_, atol=1e-8)
+    with pytest.warns(DeprecationWarning, match="regularizer='l1'"):  # as in 0.2
+        old = fc.LinearRegression(0.3).fit(X, y, sites=sites)
+    np.testing.assert_array_equal(old.coef_, lasso.coef_)
+    with pytest.raises(ValueError, match=r"'l1' has no strength: give lam=0.1, or lam='cv'"):
+        fc.LinearRegression(regularizer="l1").fit(X, y)
+
+
 def test_sites_change_nothing_but_the_exchange():
     X, y, sites = data()
-    one = fc.LinearRegression(0.1).fit(X, y)
-    many = fc.LinearRegression(0.1).fit(X, y, sites=sites)
-    by_silos = fc.LinearRegression(0.1).fit(fc.Silos.from_arrays([(X[sites == k], y[sites == k]) for k in range(3)]))
+    one = fc.LinearRegression(0.1, regularizer="l1").fit(X, y)
+    many = fc.LinearRegression(0.1, regularizer="l1").fit(X, y, sites=sites)
+    by_silos = fc.LinearRegression(0.1, regularizer="l1").fit(
+        fc.Silos.from_arrays([(X[sites == k], y[sites == k]) for k in range(3)])
+    )
     reference = Lasso(alpha=0.1, tol=1e-12).fit(X, y)
     for model in (one, many, by_silos):
         np.testing.assert_allclose(model.coef_, reference.coef_, atol=1e-8)
@@ -88,7 +119,7 @@ def test_logistic_regression_with_names_and_texts():
     X, y, sites = data()
     labels = np.where(y > 1, "sick", "well")
     table = pd.DataFrame(X, columns=list("abcde"))
-    model = fc.LogisticRegression(0.02, unpenalised=["c"]).fit(table, labels, sites=sites)
+    model = fc.LogisticRegression(0.02, regularizer="l1", unpenalised=["c"]).fit(table, labels, sites=sites)
     assert model.coef_[0, 2] != 0
     assert list(model.classes_) == ["sick", "well"]
     assert list(model.feature_names_in_) == list("abcde")
@@ -106,12 +137,14 @@ def test_logistic_regression_with_names_and_texts():
 def test_penalty_factors():
     X, y, sites = data()
     factors = np.array([1.0, 2.0, 0.0, 0.5, 1.0])
-    model = fc.LinearRegression(0.1, penalty_factors=factors).fit(X, y, sites=sites)
+    model = fc.LinearRegression(0.1, regularizer="l1", penalty_factors=factors).fit(X, y, sites=sites)
     other = fc.LinearRegression(regularizer=reg.L1(0.1, weights=tuple(factors))).fit(X, y)
     np.testing.assert_allclose(model.coef_, other.coef_, atol=1e-9)
     assert model.lam_ == pytest.approx(0.1)
-    chosen = fc.LinearRegression("cv", penalty_factors=factors, folds=3, count=10).fit(X, y, sites=sites)
-    again = fc.LinearRegression(chosen.lam_, penalty_factors=factors).fit(X, y)
+    chosen = fc.LinearRegression("cv", regularizer="l1", penalty_factors=factors, folds=3, count=10).fit(
+        X, y, sites=sites
+    )
+    again = fc.LinearRegression(chosen.lam_, regularizer="l1", penalty_factors=factors).fit(X, y)
     np.testing.assert_allclose(chosen.coef_, again.coef_, atol=1e-6)
 
 
@@ -145,7 +178,7 @@ def test_poisson_regression():
 
 def test_quantile_regression():
     X, y, sites = data()
-    model = fc.QuantileRegression(0.02, quantile=0.3).fit(X, y, sites=sites)
+    model = fc.QuantileRegression(0.02, regularizer="l1", quantile=0.3).fit(X, y, sites=sites)
     reference = QuantileRegressor(alpha=0.02, quantile=0.3).fit(X, y)
     np.testing.assert_allclose(model.coef_, reference.coef_, atol=1e-4)
     assert model.intercept_ == pytest.approx(reference.intercept_, abs=1e-4)
@@ -168,12 +201,12 @@ def test_support_vectors(loss):
 def test_the_strength_chosen_by_cross_validation():
     X, y, sites = data()
     labels = y > 1
-    model = fc.LogisticRegression("cv", folds=4, count=12, choice="1se").fit(X, labels, sites=sites)
+    model = fc.LogisticRegression("cv", regularizer="l1", folds=4, count=12, choice="1se").fit(X, labels, sites=sites)
     assert model.lam_ == model.lambda_1se_ >= model.lambda_min_
     assert model.cv_scores_["lambda"].shape == (12,)
-    fixed = fc.LogisticRegression(model.lam_).fit(X, labels)
+    fixed = fc.LogisticRegression(model.lam_, regularizer="l1").fit(X, labels)
     np.testing.assert_allclose(model.coef_, fixed.coef_, atol=1e-6)
-    piped = make_pipeline(StandardScaler(), fc.LogisticRegression(0.01)).fit(X, labels)
+    piped = make_pipeline(StandardScaler(), fc.LogisticRegression(0.01, regularizer="l1")).fit(X, labels)
     assert piped.score(X, labels) > 0.7
 
 

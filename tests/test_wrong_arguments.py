@@ -170,7 +170,7 @@ PATHS = [
     ({"count": 2.5}, "count = 2.5, must be an integer >= 2"),
     ({"ratio": 2}, "ratio = 2, must be a number > 0 and < 1"),
     ({"ratio": "a"}, "ratio = 'a', must be a number > 0 and < 1"),
-    ({"sites": SILOS}, "must be Sites or none"),
+    ({"driver": SILOS}, "must be Driver or none"),
 ]
 LAMBDAS = [[1, 2], [-1], [NAN], ["a"], "a", 3, [], [[2, 1]], [float("inf"), 1], [2, 1, 1]]
 
@@ -305,7 +305,9 @@ ESTIMATORS = {
         ({"unpenalised": None}, "unpenalised = None, must be a list of features"),
         ({"unpenalised": ["agee"]}, "there is no feature 'agee'"),
         ({"fit_intercept": "yes"}, "fit_intercept = 'yes', must be true or false"),
-        ({"regularizer": "l1"}, "regularizer = 'l1', must be a Regularizer"),
+        ({"regularizer": "l3"}, "regularizer = 'l3', must be 'l1', 'l2', a Regularizer"),
+        ({"regularizer": "l1"}, "regularizer = 'l1' has no strength: give lam=0.1, or lam='cv'"),
+        ({"regularizer": 3}, "regularizer = 3, must be a Regularizer"),
         ({"regularizer": L1(0.0), "lam": 0.5}, "has strength 0"),
         ({"folds": 0}, "folds = 0, must be 'sites' or an integer >= 2"),
         ({"choice": "x"}, "choice = 'x', must be one of 'min', '1se', 'aic', 'bic', 'ebic'"),
@@ -323,22 +325,25 @@ def test_options_of_estimators(name, options, says):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_data_of_estimators(name):
     kind, y = getattr(fc, name), ESTIMATORS[name]
-    refused(lambda: kind(0.1).fit(FRAME.assign(bp="high"), y), "X: 'bp' has text; code it first")
-    refused(lambda: kind(0.1).fit(SILOS, y), "leave y and the others out")
+    refused(lambda: kind(0.1, regularizer="l1").fit(FRAME.assign(bp="high"), y), "X: 'bp' has text; code it first")
+    refused(lambda: kind(0.1, regularizer="l1").fit(SILOS, y), "leave y and the others out")
     large = X.copy()
     large[2, 1] = 1e100  # its square is no problem, but those of its squares are
-    refused(lambda: kind(0.1).fit(large, y), "row 2, column 1 has 1e+100", "other units")
+    refused(lambda: kind(0.1, regularizer="l1").fit(large, y), "row 2, column 1 has 1e+100", "other units")
     huge = fc.Problem(fc.Silos.from_arrays([(X, Y), (large, Y)]), regularizer=L1(0.1))
     for fit in (fc.solve, fc.path, fc.cross_validate):
         refused(lambda fit=fit: fit(huge), "client 1, features: row 2, column 1 has 1e+100")
     if not hasattr(kind, "decision_function") and name != "MultinomialRegression":
-        refused(lambda: kind(0.1).fit(X, np.array(["a"] * 24)), f"y has np.str_('a') in it; {name} needs numbers")
-    model = kind(0.1).fit(X, y)
+        refused(
+            lambda: kind(0.1, regularizer="l1").fit(X, np.array(["a"] * 24)),
+            f"y has np.str_('a') in it; {name} needs numbers",
+        )
+    model = kind(0.1, regularizer="l1").fit(X, y)
     refused(lambda: model.problem("a"), "silos = 'a', must be Silos")
     refused(lambda: model.problem(fc.Silos.from_arrays([(X[:, :2], y)])), "silos have 2 features, the model 3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # age, left alone, separates these few classes
-        one, two = (kind(0.1, unpenalised=which).fit(FRAME, y) for which in ("age", [0]))
+        one, two = (kind(0.1, regularizer="l1", unpenalised=which).fit(FRAME, y) for which in ("age", [0]))
     assert np.array_equal(one.coef_, two.coef_)
 
 

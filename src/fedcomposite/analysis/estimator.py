@@ -23,7 +23,7 @@ from fedcomposite.analysis.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
 from fedcomposite.analysis.strengths import strength, varied, varies
 from fedcomposite.data import Silos
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.regularizers import L1, Blocks, Regularizer
+from fedcomposite.regularizers import L1, Blocks, L2Squared, Regularizer
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 Choice = Literal["min", "1se", "aic", "bic", "ebic"] | Positive
 
 _TOLD_BY_PROBLEM = ("regularizer", "weights")
-_LAM = 0.01  # of the l1 term that is taken where nothing is said
+_NAMED: dict[str, Regularizer] = {"l1": L1(1.0), "l2": L2Squared(1.0)}
 
 
 class LinearModel(BaseEstimator):  # type: ignore[misc]
@@ -41,9 +41,11 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
     ----------
     lam : float or "cv", optional
         The strength of the regularizer; ``"cv"`` chooses it by cross-validation. Left out, it is the regularizer's
-        own, or 0.01.
-    regularizer : Regularizer, optional
-        Any convex or weakly convex term h; ``L1`` if left out. It does not act on intercepts.
+        own.
+    regularizer : {"l1", "l2"} or Regularizer, optional
+        The term h, which does not act on intercepts: ``"l1"`` is lam times the sum of absolute values (the lasso),
+        ``"l2"`` is lam times half the sum of squares (ridge); or any convex or weakly convex term. None if left out:
+        the loss alone is minimised.
     penalty_factors : sequence of float, optional
         What each feature's term is multiplied by, for terms that act on each coordinate by itself; 0 leaves a feature
         alone.
@@ -83,7 +85,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         self,
         lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
-        regularizer: Regularizer | None = None,
+        regularizer: Literal["l1", "l2"] | Regularizer | None = None,
         penalty_factors: Sequence[float] | None = None,
         unpenalised: Sequence[int | str] = (),
         fit_intercept: bool = True,
@@ -145,6 +147,13 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         """
         options = {name: value for name, value in self.get_params(False).items() if name not in _TOLD_BY_PROBLEM}
         check_given(LinearModel.__init__, options)
+        if self.regularizer is None and self.lam not in (None, 0):
+            warnings.warn(
+                f"{type(self).__name__}: lam = {self.lam!r} is the strength of no regularizer; say regularizer='l1', "
+                "which this version still takes",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         if isinstance(X, Silos):
             if not (y is None and sites is None and sample_weight is None):
                 raise ValueError("fit: silos have targets, sites and weights of their own; leave y and the others out")
@@ -210,9 +219,9 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _penalty(self, p: int, outputs: int, names: Sequence[str], given: float | str | None) -> Regularizer | None:
         """The term h for these features, with the strength that is given; its own where that is None or ``"cv"``."""
-        base = L1(1.0) if self.regularizer is None else self.regularizer
-        if given is None and self.regularizer is None:
-            given = _LAM
+        base = self._term(given)
+        if base is None:
+            return None
         if given is not None and not isinstance(given, str):
             if given == 0:
                 return None
@@ -229,6 +238,22 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         if len(np.unique(factors[factors > 0])) > 1 and len(torch.unique(base.coupling(p))) < p:
             raise ValueError(f"penalty_factors are for terms on each coordinate by itself; {base} couples them")
         return Blocks.of(*(varied(base, float(f)).on((whole == f).tolist()) for f in np.unique(whole[whole > 0])))
+
+    def _term(self, given: float | str | None) -> Regularizer | None:
+        """The term h before its strength is set."""
+        match self.regularizer:
+            case None:
+                return None if given in (None, 0) else L1(1.0)  # as it was before a term had to be named
+            case str(name):
+                if name not in _NAMED:
+                    known = ", ".join(map(repr, _NAMED))
+                    raise ValueError(
+                        f"regularizer = {name!r:.60}, must be {known}, a Regularizer such as L1(0.1), or none"
+                    )
+                if given is None:
+                    raise ValueError(f"regularizer = {name!r} has no strength: give lam=0.1, or lam='cv'")
+                return _NAMED[name]
+        return self.regularizer
 
     def _factors(self, p: int, names: Sequence[str]) -> npt.NDArray[np.float64]:
         try:
