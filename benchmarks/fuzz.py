@@ -136,7 +136,7 @@ def _estimated(case: Case) -> Answer:
     if term.name == "Zero":
         options["lam"] = 0.0
     elif weights is not None and case.classes == 1 and case.unpenalised:
-        options |= {"lam": term["lam"], "regularizer": "l1", "penalty_factors": list(weights)}
+        options |= {"lam": term["lam"], "regularizer": "l1", "penalty_factor": list(weights)}
     else:
         options["regularizer"] = term.build()
     model = _ESTIMATORS[case.loss](**options)

@@ -297,13 +297,13 @@ ESTIMATORS = {
         ({"lam": [1]}, "lam = [1], must be a number >= 0 or 'cv' or none"),
         ({"lam": -1}, "lam = -1, must be a number >= 0 or 'cv' or none"),
         ({"lam": float("inf")}, "lam = inf, must be a number >= 0"),
-        ({"penalty_factors": "abc"}, "penalty_factors: give 3 numbers >= 0, one per feature"),
-        ({"penalty_factors": {"age": 1}}, "penalty_factors: give 3 numbers >= 0, one per feature"),
-        ({"unpenalised": [7]}, "unpenalised: 7 is none of the numbers of features, 0 to 2"),
-        ({"unpenalised": [1.5]}, "unpenalised: 1.5 is none of the numbers"),
-        ({"unpenalised": 3}, "unpenalised = 3, must be a list of features"),
-        ({"unpenalised": None}, "unpenalised = None, must be a list of features"),
-        ({"unpenalised": ["agee"]}, "there is no feature 'agee'"),
+        ({"penalty_factor": "abc"}, "penalty_factor: give 3 numbers >= 0, one per feature"),
+        ({"penalty_factor": [1, 2, -1]}, "penalty_factor: give 3 numbers >= 0, one per feature"),
+        ({"penalty_factor": {"age": -1}}, "penalty_factor: 'age' = -1, must be a number >= 0"),
+        ({"penalty_factor": {"age": "a"}}, "penalty_factor: 'age' = 'a', must be a number >= 0"),
+        ({"penalty_factor": {7: 0}}, "penalty_factor: 7 is none of the numbers of features, 0 to 2"),
+        ({"penalty_factor": {1.5: 0}}, "there is no feature 1.5"),
+        ({"penalty_factor": {"agee": 0}}, "there is no feature 'agee'; did you mean 'age'?"),
         ({"fit_intercept": "yes"}, "fit_intercept = 'yes', must be true or false"),
         ({"regularizer": "l3"}, "regularizer = 'l3', must be 'l1', 'l2', a Regularizer"),
         ({"regularizer": "l1"}, "regularizer = 'l1' has no strength: give lam=0.1, or lam='cv'"),
@@ -343,7 +343,9 @@ def test_data_of_estimators(name):
     refused(lambda: model.problem(fc.Silos.from_arrays([(X[:, :2], y)])), "silos have 2 features, the model 3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # age, left alone, separates these few classes
-        one, two = (kind(0.1, regularizer="l1", unpenalised=which).fit(FRAME, y) for which in ("age", [0]))
+        one, two = (
+            kind(0.1, regularizer="l1", penalty_factor=which).fit(FRAME, y) for which in ({"age": 0}, [0, 1, 1])
+        )
     assert np.array_equal(one.coef_, two.coef_)
 
 

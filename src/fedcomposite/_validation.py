@@ -16,8 +16,9 @@ import math
 import operator
 import types
 import typing
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import annotated_types as at
 import numpy as np
@@ -32,6 +33,8 @@ Count = Annotated[int, at.Ge(1)]
 Natural = Annotated[int, at.Ge(0)]
 Inside = Annotated[float, at.Gt(0), at.Lt(1)]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
@@ -200,6 +203,30 @@ def lacking(what: str, needed: Mapping[str, Any], given: Iterable[str]) -> list[
     meant = "".join(suggest(name, needed) for name in given if name not in needed)
     missing = [name for name in needed if name not in given and repr(name) not in meant]
     return [f"{what} needs " + ", ".join(f"{name} ({describe(needed[name])})" for name in missing)] if missing else []
+
+
+def renamed(**names: str | tuple[str, Callable[[Any], Any]]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function take arguments by the names that they had in the last version, with a warning that says the new.
+
+    A value is taken as it is, or made into the new one by a function: ``renamed(weights=("pooled", is_pooled))``.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def made(*args: _P.args, **given: _P.kwargs) -> _R:
+            for old in [name for name in names if name in given]:
+                now = names[old]
+                new, convert = (now, None) if isinstance(now, str) else now
+                if new in given:
+                    raise TypeError(f"{old} is now {new}; give {new} alone")
+                warnings.warn(f"{old} is now {new}; the old name goes with the next version", DeprecationWarning, 2)
+                value = given.pop(old)
+                given[new] = value if convert is None else convert(value)
+            return function(*args, **given)
+
+        return made
+
+    return decorate
 
 
 def as_vector(x: Any, name: str = "x") -> torch.Tensor:

@@ -18,10 +18,11 @@ from torch import Tensor
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.analysis.newton import Fit, Plan, fit, null, strong_rule
 from fedcomposite.analysis.results import Result, counted
-from fedcomposite.analysis.strengths import largest_factor, regularized, strength, varied
+from fedcomposite.analysis.strengths import largest_factor, regularized, strength
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.regularizers.factors import varied
 from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Task, losses
