@@ -12,7 +12,7 @@ import fedcomposite
 HOME = Path(fedcomposite.__file__).parent
 FILES = sorted(HOME.rglob("*.py"))
 FLOORS = [  # from the ground up; rooms of one floor may use each other only where a line says so
-    ["_version", "_faults", "_validation", "fields", "rng", "files", "plots"],
+    ["_version", "_faults", "_validation", "fields", "rng", "files", "plots", "results"],
     ["registry", "schedules"],
     ["regularizers", "compressors", "data", "aggregators", "privacy"],
     ["models", "algorithms"],

@@ -152,7 +152,7 @@ ANALYSES = {
     "confidence": lambda problem: fc.confidence(problem, torch.zeros(3)),
     "bootstrap": lambda problem: fc.bootstrap(problem, torch.zeros(3)),
     "quality": lambda problem: fc.quality(problem, torch.zeros(3)),
-    "export": lambda problem: fc.export(torch.zeros(3), problem, "nowhere/x.pt"),
+    "export": lambda problem: fc.export(problem, torch.zeros(3), "nowhere/x.pt"),
     "constants": fc.theory.constants,
 }
 
@@ -238,19 +238,18 @@ def test_models_that_are_none(problem, name, model, says):
 
 def test_models_of_other_kinds(problem):
     run = fc.solve(problem)
-    for name in ("confidence", "bootstrap", "quality"):
-        refused(lambda name=name: getattr(fc, name)(problem, run), "must be a vector of numbers; give its solution")
     with pytest.warns(SeparationWarning):  # the sign of the first feature is the label
         tables = [fc.confidence(problem, x) for x in (run.solution, run.solution.numpy())]
     pd.testing.assert_frame_equal(*tables)
     assert torch.equal(fc.refit(problem, run.solution.numpy()), fc.refit(problem, run))
-    refused(lambda: problem.objective(run), "x = Run(", "give its solution")
+    assert problem.objective(run) == problem.objective(run.solution)
+    refused(lambda: problem.objective(problem), "x = Problem(", "must be a vector of numbers")
     refused(lambda: problem.objective("a"), "x = 'a', must be a vector of numbers")
     refused(lambda: problem.predict(run.solution, X[:, :2]), "features have shape (24, 2)", "3 features")
     refused(lambda: problem.predict(run.solution, "a"), "features")
-    refused(lambda: fc.export(torch.zeros(2), problem, "x.pt"), "shape (2,)")
-    refused(lambda: fc.export("a", problem, "x.pt"), "run = 'a', must be a vector of numbers")
-    refused(lambda: fc.export(run, problem, 3), "path = 3, must be a string or Path")
+    refused(lambda: fc.export(problem, torch.zeros(2), "x.pt"), "shape (2,)")
+    refused(lambda: fc.export(problem, "a", "x.pt"), "x = 'a', must be a vector of numbers")
+    refused(lambda: fc.export(problem, run, 3), "path = 3, must be a string or Path")
     refused(lambda: fc.refit(problem, run, FedMid(2, 0.1)), "refit needs rounds (an integer >= 0)")
     refused(lambda: fc.refit(problem, run, FedMid(2, 0.1), round=3), "no option 'round'; did you mean 'rounds'?")
 

@@ -229,13 +229,32 @@ def renamed(**names: str | tuple[str, Callable[[Any], Any]]) -> Callable[[Callab
     return decorate
 
 
+def as_model(x: Any) -> Any:
+    """The vector of whatever holds a model; what holds none is given back as it is.
+
+    That is ``solution`` of a run or of a run's best model, ``solution()`` of a path or a cross-validation with its
+    usual choice, ``solution_`` of a fitted estimator.
+    """
+    for name in ("solution", "solution_"):
+        if (found := getattr(x, name, None)) is not None:
+            return found() if callable(found) else found
+    return x
+
+
+def buffers_of(x: Any) -> torch.Tensor | None:
+    """The running statistics that a run keeps beside its model; None where there are none."""
+    found = getattr(x, "buffers", None)
+    return found if isinstance(found, torch.Tensor) and found.numel() else None
+
+
 def as_vector(x: Any, name: str = "x") -> torch.Tensor:
-    """A tensor or an array in its own floating-point type; everything else in float64."""
+    """A model as a vector: a tensor or an array in its own floating-point type, everything else in float64."""
+    x = as_model(x)
     try:
         point = torch.as_tensor(x, dtype=None if isinstance(x, torch.Tensor | np.ndarray) else torch.float64)
     except (TypeError, ValueError, RuntimeError):
         point = torch.zeros(0, dtype=torch.complex64)
     if point.is_complex():
-        hint = "; give its solution" if hasattr(x, "solution") else ""
-        raise ValueError(f"{name} = {x!r:.60}, must be a vector of numbers{hint}")
+        hint = "; fit it first" if hasattr(x, "fit") else ""
+        raise ValueError(f"{name} = {x!r:.60}, must be a vector of numbers, or a run or estimator that has one{hint}")
     return point if point.is_floating_point() else point.double()

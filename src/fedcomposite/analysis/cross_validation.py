@@ -24,12 +24,11 @@ from fedcomposite.analysis.paths import (
     check_path,
     collected,
     falling,
-    nearest,
 )
 from fedcomposite.analysis.refitting import refit
-from fedcomposite.analysis.results import Result, counted
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import exact_auc
+from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.protocol import Rows, Silo, Sums, folds_of, losses, silos_of
 from fedcomposite.runtime.transports.silos import SiloTransport
@@ -116,13 +115,11 @@ class CrossValidation(Result):
 
     def index(self, choice: str | float = "min") -> int:
         """The place of a choice: ``"min"``, ``"1se"``, ``"aic"``, ``"bic"``, ``"ebic"`` or a strength."""
-        if choice in ("aic", "bic", "ebic"):
-            return int(np.argmin(getattr(self.path, str(choice))))
-        if isinstance(choice, str):
-            if choice not in ("min", "1se"):
-                raise ValueError(f"choice = {choice!r}, must be 'min', '1se', 'aic', 'bic', 'ebic' or a number")
+        if choice in ("min", "1se"):
             return self.index_min if choice == "min" else self.index_1se
-        return nearest(self.lambdas, choice)
+        if isinstance(choice, str) and choice not in ("aic", "bic", "ebic"):
+            raise ValueError(f"choice = {choice!r}, must be 'min', '1se', 'aic', 'bic', 'ebic' or a number")
+        return self.path.index(choice)
 
     def solution(self, choice: str | float = "min") -> Tensor:
         """The model of a choice, on all samples."""

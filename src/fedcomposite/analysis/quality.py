@@ -26,11 +26,11 @@ from fedcomposite.analysis.calibration_bounds import Calibration
 from fedcomposite.analysis.cross_validation import CrossValidation
 from fedcomposite.analysis.curves import grouped, integrated_error
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
-from fedcomposite.analysis.results import Result, counted
 from fedcomposite.analysis.score_bins import Cells, Pair
 from fedcomposite.problems import Problem
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Logistic
+from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, residuals, scores
@@ -351,8 +351,9 @@ def quality(
     problem : Problem
         With the loss ``"logistic"`` or that of a regression; for new data, one with the new silos and the same
         features.
-    x : Tensor, array or CrossValidation
-        The model. Of a cross-validation every sample is scored by the model of its fold, which has not seen it.
+    x : Tensor, array, Run, estimator or CrossValidation
+        The model, or what has one. Of a cross-validation every sample is scored by the model of its fold, which has
+        not seen it.
     part : {"train", "validation", "test"}
         Whose samples.
     choice : str or float

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedcomposite.analysis.curves import grouped, rate_slope
-from fedcomposite.analysis.results import Result
 from fedcomposite.problems.loss import Loss
 from fedcomposite.problems.losses import Absolute, LeastSquares, Poisson, Quantile
+from fedcomposite.results import Result
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import RESIDUALS, Rows, Sums, rates
 

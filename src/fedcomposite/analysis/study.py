@@ -31,7 +31,6 @@ from fedcomposite.analysis.newton import Plan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
-from fedcomposite.analysis.results import Result
 from fedcomposite.analysis.solve import explained
 from fedcomposite.analysis.strengths import strength
 from fedcomposite.experiments.locks import FolderLock
@@ -41,6 +40,7 @@ from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
 from fedcomposite.regularizers import Blocks, On
+from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate, certify
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
@@ -76,6 +76,11 @@ class Analysis(Result):
     exchanges: int
     bytes_up: int
     bytes_down: int
+
+    @property
+    def solution(self) -> Tensor:
+        """:attr:`x`, by the name that a run has for it."""
+        return self.x
 
     @property
     def converged(self) -> bool:
@@ -163,7 +168,7 @@ class Analysis(Result):
         text = json.dumps(plain(content), indent=1, allow_nan=False)
         write_atomic(folder.path / "analysis.json", text.encode())
         folder.keep_model(self.problem, self.x)
-        status = "converged" if self.converged else "not converged"
+        status = "converged" if self.converged else "not_converged"
         folder.conclude({"status": status, "message": self.message, "label": self.kind, "rounds": self.exchanges})
 
 
@@ -262,7 +267,7 @@ def analyse(
         place = cv.index(choice)
     elif kind == "path":
         along, choice = path(problem, **options), choice or "bic"
-        place = int(np.argmin(getattr(along, str(choice))))
+        place = along.index(choice)
     if along is not None:
         x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())
     else:

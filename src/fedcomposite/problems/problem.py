@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedcomposite._validation import as_vector, suggest
+from fedcomposite._validation import as_vector, buffers_of, suggest
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import Features
@@ -262,12 +262,12 @@ class Problem:
         return self._placed[place]
 
     def _at(self, x: Any, buffers: Any = None) -> tuple[Tensor, Smooth]:
-        """The point x, and the smooth part in its dtype with these buffers, or those before the first round."""
+        """The point x, and the smooth part in its dtype with these buffers, or a run's own, or those before it."""
         point = as_vector(x)
         if point.shape != (self.dimension,):
             raise ValueError(f"x has shape {tuple(point.shape)}, expected ({self.dimension},)")
         smooth = self.smooth(point.dtype, point.device)
-        own = smooth.buffers()
+        own, buffers = smooth.buffers(), buffers_of(x) if buffers is None else buffers
         given = own if buffers is None else torch.as_tensor(buffers).to(point)
         if given.shape != own.shape:
             raise ValueError(f"buffers have shape {tuple(given.shape)}, expected {tuple(own.shape)}: take run.buffers")
@@ -282,10 +282,10 @@ class Problem:
 
         Parameters
         ----------
-        x : array
-            The model, ``(d,)``; a list is read in float64.
+        x : array, Run or estimator
+            The model, ``(d,)``, or what has one; a list is read in float64.
         buffers : Tensor, optional
-            A network's running statistics, ``run.buffers``; those of the untrained module if left out.
+            A network's running statistics, ``run.buffers``; those of the run, or of the untrained module, if left out.
         evaluation_samples : int, optional
             How many training samples a network is measured on, None for all; the problem's own number if left out.
             A linear model is measured on all of them. ``.samples`` of the result says how many they were.
