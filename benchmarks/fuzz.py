@@ -126,7 +126,7 @@ def asked(case: Case) -> list[Answer]:
 
 
 def _estimated(case: Case) -> Answer:
-    options: dict[str, Any] = {"fit_intercept": case.bias, "weights": case.weighting}
+    options: dict[str, Any] = {"fit_intercept": case.bias, "pooled": case.weighting == "samples"}
     if case.loss in ("hinge", "squared_hinge"):
         options["loss"] = case.loss
     elif case.loss in ("quantile", "huber"):

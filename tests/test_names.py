@@ -119,6 +119,35 @@ def test_status_words_are_identifiers(problem):
         assert word.isidentifier()
 
 
+def test_one_default_of_a_choice(problem):
+    """The strongest regularizer within a standard error, as in glmnet, wherever a cross-validation is asked."""
+    cv = fc.cross_validate(problem, folds=3, count=8)
+    assert cv.index_1se < cv.index_min
+    assert cv.index() == cv.index_1se
+    assert torch.equal(cv.solution(), cv.solution("1se"))
+    assert fc.analyse(problem, folds=3, count=8).lam == cv.lambda_1se
+    model = fc.LogisticRegression("cv", regularizer="l1", folds=3, count=8).fit(problem.silos)
+    assert model.lam_ == pytest.approx(cv.lambda_1se)
+    by_default, said = fc.quality(problem, cv), fc.quality(problem, cv, choice="1se")
+    pd.testing.assert_frame_equal(by_default.table, said.table)
+
+
+def test_one_word_each(problem):
+    with pytest.warns(DeprecationWarning, match="score is now scoring"):
+        old = fc.cross_validate(problem, folds=3, count=3, score="auc")
+    assert old.score == fc.cross_validate(problem, folds=3, count=3, scoring="auc").score == "auc"
+    with pytest.warns(DeprecationWarning, match="score is now scoring"):
+        fc.analyse(problem, "cv", folds=3, count=3, score="error")
+    with pytest.warns(DeprecationWarning, match="is now"):
+        model = fc.LinearRegression(max_rounds=7, weights="uniform")
+    assert model.get_params() == fc.LinearRegression(rounds=7, pooled=False).get_params()
+    uneven = problem.silos.subset([np.arange(20), np.arange(20, 90)], ["small", "large"])
+    for pooled, weights in ((True, "samples"), (False, "uniform")):
+        fitted = fc.LogisticRegression(0.02, regularizer="l1", pooled=pooled).fit(uneven)
+        assert fitted.problem(uneven).weighting == weights
+        assert fitted.problem(uneven).optimality(fitted) < 1e-6
+
+
 def test_renamed_arguments():
     @renamed(old="new", text=("new", int))
     def plain(a, *, new=0):

@@ -131,10 +131,10 @@ def test_all_is_told_at_once(problem):
         "folds = 1, must be 'sites' or an integer >= 2",
         "count = 0",
         "ratio = 2",
-        "score = 'x'",
+        "scoring = 'x'",
         "lambdas = [1, 2]",
     ]
-    refused(lambda: fc.cross_validate(problem, folds=1, count=0, ratio=2, score="x", lambdas=[1, 2]), *told)
+    refused(lambda: fc.cross_validate(problem, folds=1, count=0, ratio=2, scoring="x", lambdas=[1, 2]), *told)
 
 
 def test_a_list_is_read_in_double_precision(problem):
@@ -194,7 +194,7 @@ def test_strengths(problem, lambdas):
         ({"folds": 2.0}, "folds = 2.0, must be 'sites' or an integer >= 2"),
         ({"folds": 25}, "folds = 25, and there are 24 samples: a fold needs at least one"),
         ({"folds": "sites"}, "and there are 2: take a number of folds"),
-        ({"score": "accuracy"}, "score = 'accuracy', must be one of 'deviance', 'auc', 'error'"),
+        ({"scoring": "accuracy"}, "scoring = 'accuracy', must be one of 'deviance', 'auc', 'error'"),
         ({"seed": -1}, "seed = -1, must be an integer >= 0"),
     ],
 )
@@ -313,7 +313,7 @@ ESTIMATORS = {
         ({"scoring": "x"}, "scoring = 'x', must be one of 'deviance', 'auc', 'error'"),
         ({"count": -1, "seed": "a"}, "count = -1, must be an integer >= 2\nseed = 'a', must be an integer >= 0"),
         ({"tolerance": "a"}, "tolerance = 'a', must be a number >= 0"),
-        ({"max_rounds": 0}, "max_rounds = 0, must be an integer >= 1"),
+        ({"rounds": 0}, "rounds = 0, must be an integer >= 1"),
     ],
 )
 @pytest.mark.parametrize("name", ESTIMATORS)

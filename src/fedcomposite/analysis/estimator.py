@@ -32,7 +32,7 @@ from fedcomposite.runtime.fit import check_given
 Array = npt.NDArray[Any]
 Choice = Literal["min", "1se", "aic", "bic", "ebic"] | Positive
 
-_TOLD_BY_PROBLEM = ("regularizer", "weights")
+_TOLD_BY_PROBLEM = ("regularizer",)
 _NAMED: dict[str, Regularizer] = {"l1": L1(1.0), "l2": L2Squared(1.0)}
 
 
@@ -43,20 +43,27 @@ def without_penalty(features: Any) -> dict[Any, float]:
     return dict.fromkeys([features] if isinstance(features, str) else features, 0.0)
 
 
+def is_pooled(weights: Any) -> bool:
+    """Whether sites count by their samples, in the words of a problem."""
+    if weights not in ("samples", "uniform"):
+        raise ValueError(f"weights = {weights!r}, must be 'samples' or 'uniform'; give pooled=True or False")
+    return bool(weights == "samples")
+
+
 class Options(TypedDict, total=False):
     """The options of every estimator, as :class:`LinearModel` tells them."""
 
     regularizer: Literal["l1", "l2"] | Regularizer | None
     penalty_factor: PenaltyFactor | None
     fit_intercept: bool
-    weights: Literal["samples", "uniform"]
+    pooled: bool
     folds: Literal["sites"] | Several
     choice: Choice
     scoring: Literal["deviance", "auc", "error"]
     count: Several
     seed: Natural
     tolerance: ZeroOrMore
-    max_rounds: Count | None
+    rounds: Count | None
     seconds: Positive | None
 
 
@@ -93,14 +100,17 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         or ``{"age": 0.0}`` for some by name or place. 0 leaves a feature alone; see :class:`fedcomposite.Problem`.
     fit_intercept : bool
         Whether to add an intercept.
-    weights : {"samples", "uniform"}
-        Whether sites count by their samples, as if these were pooled, or alike.
-    folds, choice, scoring, count, seed
-        Of the cross-validation; see :func:`fedcomposite.cross_validate`. ``choice`` is ``"min"`` or ``"1se"``, and
-        ``scoring`` its score.
+    pooled : bool
+        Whether sites count by their samples, as if these were pooled, or alike: ``weights="samples"`` or ``"uniform"``
+        of a :class:`fedcomposite.Problem`.
+    folds, scoring, count, seed
+        Of the cross-validation; see :func:`fedcomposite.cross_validate`.
+    choice : str or float
+        Which of its models: ``"1se"``, the strongest regularizer within a standard error of the best score; ``"min"``,
+        the best score; ``"aic"``, ``"bic"``, ``"ebic"``; or a strength.
     tolerance : float
         Of the optimality measure, relative to the first gradient.
-    max_rounds : int, optional
+    rounds : int, optional
         Most exchanges; 100, or 500 where the loss has kinks, if left out.
     seconds : float, optional
         Most time; the best model by then is kept, and ``converged_`` says whether it is the solution.
@@ -121,7 +131,12 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         The scores of a cross-validation; with ``lam="cv"`` only.
     """
 
-    @renamed(penalty_factors="penalty_factor", unpenalised=("penalty_factor", without_penalty))
+    @renamed(
+        penalty_factors="penalty_factor",
+        unpenalised=("penalty_factor", without_penalty),
+        weights=("pooled", is_pooled),
+        max_rounds="rounds",
+    )
     def __init__(
         self,
         lam: ZeroOrMore | Literal["cv"] | None = None,
@@ -129,28 +144,28 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         regularizer: Literal["l1", "l2"] | Regularizer | None = None,
         penalty_factor: PenaltyFactor | None = None,
         fit_intercept: bool = True,
-        weights: Literal["samples", "uniform"] = "samples",
+        pooled: bool = True,
         folds: Literal["sites"] | Several = 10,
-        choice: Choice = "min",
+        choice: Choice = "1se",
         scoring: Literal["deviance", "auc", "error"] = "deviance",
         count: Several = 100,
         seed: Natural = 0,
         tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count | None = None,
+        rounds: Count | None = None,
         seconds: Positive | None = None,
     ) -> None:
         self.lam = lam
         self.regularizer = regularizer
         self.penalty_factor = penalty_factor
         self.fit_intercept = fit_intercept
-        self.weights = weights
+        self.pooled = pooled
         self.folds = folds
         self.choice = choice
         self.scoring = scoring
         self.count = count
         self.seed = seed
         self.tolerance = tolerance
-        self.max_rounds = max_rounds
+        self.rounds = rounds
         self.seconds = seconds
 
     # -- what the kinds have of their own -----------------------------------------------------------------------------
@@ -232,7 +247,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             penalty_factor=self.penalty_factor,
             class_weight=self._class_weight(),
             bias=bool(self.fit_intercept),
-            weights=self.weights,
+            weights="samples" if self.pooled else "uniform",
         )
 
     def _recoded(self, silos: Silos) -> Silos:
@@ -297,7 +312,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _solved(self, problem: Problem, driver: Driver) -> Self:
         if self.lam == "cv":
-            options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "score": self.scoring}
+            options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "scoring": self.scoring}
             options |= {"count": self.count, "tolerance": self.tolerance, "rounds": self._most(problem)}
             options |= {"seconds": self.seconds}
             cv = cross_validate(problem, driver=driver, **options)
@@ -331,7 +346,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _most(self, problem: Problem) -> int:
         """Most exchanges."""
-        return self.max_rounds or (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS)
+        return self.rounds or (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS)
 
     def _split(self, problem: Problem, x: Tensor) -> None:
         """Set coefficients and intercept from a model."""

@@ -339,7 +339,7 @@ def quality(
     x: Any,
     *,
     part: Literal["train", "validation", "test"] = "train",
-    choice: str | float = "min",
+    choice: str | float = "1se",
     exact: bool = False,
     bins: Count = _BINS,
     driver: Driver | None = None,

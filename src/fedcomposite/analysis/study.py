@@ -24,7 +24,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore
+from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.inference import confidence
 from fedcomposite.analysis.newton import Plan, fit
@@ -215,13 +215,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+@renamed(score="scoring")
 def analyse(
     problem: Problem,
     kind: Kind = "cv",
     *,
     folds: Literal["sites"] | Several = 10,
     seed: Natural = 0,
-    score: Score = "deviance",
+    scoring: Score = "deviance",
     choice: Literal["min", "1se", "aic", "bic", "ebic"] | Positive | None = None,
     count: Several = 100,
     ratio: Inside | None = None,
@@ -237,7 +238,7 @@ def analyse(
         A linear model with a smooth loss.
     kind : {"fit", "path", "cv"}
         The problem as it is; a path of strengths; a path and cross-validation.
-    folds, seed, score, count, ratio, tolerance, seconds
+    folds, seed, scoring, count, ratio, tolerance, seconds
         As in :func:`fedcomposite.cross_validate`.
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
@@ -262,7 +263,7 @@ def analyse(
     options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
     options |= {"driver": driver}
     if kind == "cv":
-        cv = cross_validate(problem, folds=folds, seed=seed, score=score, **options)
+        cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, **options)
         along, choice = cv.path, choice or "1se"
         place = cv.index(choice)
     elif kind == "path":
