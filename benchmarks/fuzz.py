@@ -127,7 +127,7 @@ def asked(case: Case) -> list[Answer]:
 
 
 def _estimated(case: Case) -> Answer:
-    options: dict[str, Any] = {"fit_intercept": case.bias, "weights": case.weighting}
+    options: dict[str, Any] = {"fit_intercept": case.bias, "pooled": case.weighting == "samples"}
     if case.loss in ("hinge", "squared_hinge"):
         options["loss"] = case.loss
     elif case.loss in ("quantile", "huber"):
@@ -137,7 +137,7 @@ def _estimated(case: Case) -> Answer:
     if term.name == "Zero":
         options["lam"] = 0.0
     elif weights is not None and case.classes == 1 and case.unpenalised:
-        options |= {"lam": term["lam"], "penalty_factors": list(weights)}
+        options |= {"lam": term["lam"], "regularizer": "l1", "penalty_factor": list(weights)}
     else:
         options["regularizer"] = term.build()
     model = _ESTIMATORS[case.loss](**options)

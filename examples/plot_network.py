@@ -23,7 +23,7 @@ print(run)
 print(f"test accuracy {run.history[-1].test_accuracy:.3f}")
 print(problem.layers(run.solution).to_string(index=False))
 with tempfile.TemporaryDirectory() as folder:
-    made = fc.export(run, problem, f"{folder}/digits.npz", format="csr")  # read back and compared
+    made = fc.export(problem, run, f"{folder}/digits.npz", format="csr")  # read back and compared
 print(f"{made.dense_bytes} bytes of dense tensors, {made.file_bytes} in a sparse file")
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def outputs(state):
 @pytest.mark.parametrize("format", ["state_dict", "safetensors", "csr"])
 def test_network_files(trained, tmp_path, format):
     problem, run = trained
-    made = export(run, problem, tmp_path / "deep" / "model.bin", format=format)
+    made = export(problem, run, tmp_path / "deep" / "model.bin", format=format)
     if format == "state_dict":
         state = torch.load(made.path, weights_only=True)
     elif format == "safetensors":
@@ -85,7 +85,7 @@ def test_sparse_files_are_small(tmp_path):
     problem = fc.Problem(data, model=nn.Linear(400, 100))
     x = torch.zeros(problem.dimension)
     x[::97] = 1.5
-    sizes = {f: export(x, problem, tmp_path / f, format=f).file_bytes for f in ("safetensors", "csr")}
+    sizes = {f: export(problem, x, tmp_path / f, format=f).file_bytes for f in ("safetensors", "csr")}
     assert sizes["csr"] < sizes["safetensors"] / 50
 
 
@@ -102,7 +102,7 @@ def tabular(bias, classes=2):
 def test_coefficient_table(tmp_path, bias):
     problem = tabular(bias)
     run = fc.simulate(problem, fc.algorithms.ProximalGradient(step=0.7), rounds=30)
-    made = export(run, problem, tmp_path / "table.csv", format="csv")
+    made = export(problem, run, tmp_path / "table.csv", format="csv")
     with made.path.open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["name", "coefficient"]
@@ -115,7 +115,7 @@ def test_coefficient_table(tmp_path, bias):
 def test_linear_models_fit_torch_linear(tmp_path, bias, format):
     problem = tabular(bias)
     x = torch.tensor([1.0, 0.0, -0.25, 3.0, 0.5][: problem.dimension], dtype=torch.float64)
-    made = export(x, problem, tmp_path / "model", format=format)
+    made = export(problem, x, tmp_path / "model", format=format)
     if format == "csr":
         state = read_csr(made.path)
     elif format == "state_dict":
@@ -134,12 +134,12 @@ def test_several_classes(tmp_path):
     data = fc.Silos.from_arrays([(torch.rand(8, 3, dtype=torch.float64), torch.arange(8) % 4) for _ in range(2)])
     problem = fc.Problem(data, loss="multinomial", bias=True)
     x = torch.arange(16, dtype=torch.float64)
-    made = export(x, problem, tmp_path / "model", format="state_dict")
+    made = export(problem, x, tmp_path / "model", format="state_dict")
     module = nn.Linear(3, 4).double()
     module.load_state_dict(torch.load(made.path, weights_only=True))
     X = data.features
     torch.testing.assert_close(module(X), X @ x[:12].view(3, 4) + x[12:])
-    assert export(x, problem, tmp_path / "table", format="csv").parameters == 16
+    assert export(problem, x, tmp_path / "table", format="csv").parameters == 16
 
 
 def test_a_file_that_differs_is_refused(trained, tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_a_file_that_differs_is_refused(trained, tmp_path, monkeypatch):
     read = module.load_file
     monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})
     with pytest.raises(ExportError, match="predictions differ"):
-        export(run, problem, tmp_path / "model", format="safetensors")
+        export(problem, run, tmp_path / "model", format="safetensors")
 
 
 def convolutions(channels=1):
@@ -170,7 +170,7 @@ def convolutions(channels=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_is_no_reason_to_refuse(tmp_path, format, dtype):
     problem, x = convolutions()
-    made = export(x.to(dtype), problem, tmp_path / "model", format=format)
+    made = export(problem, x.to(dtype), tmp_path / "model", format=format)
     size = float(problem.predict(x.to(dtype), problem.silos.features).abs().max())
     assert made.difference <= 1e3 * torch.finfo(dtype).eps * size
 
@@ -192,7 +192,7 @@ def test_a_wrong_model_is_refused(tmp_path, monkeypatch, scale, change):
 
     monkeypatch.setattr(module, "load_file", wrong)
     with pytest.raises(ExportError, match=r"predictions differ|tensor '9\.weight' is not the model's"):
-        export(x, problem, tmp_path / "model", format="safetensors")
+        export(problem, x, tmp_path / "model", format="safetensors")
 
 
 def test_predictions_are_compared_at_the_size_of_the_outputs(tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_predictions_are_compared_at_the_size_of_the_outputs(tmp_path, monkeypat
 
     monkeypatch.setattr(module, "_read", elsewhere)
     with pytest.raises(ExportError, match="rounding explains"):
-        export(x, problem, tmp_path / "model")
+        export(problem, x, tmp_path / "model")
 
 
 @pytest.mark.parametrize("existing", [None, b"an older model"])
@@ -224,7 +224,7 @@ def test_a_refused_export_leaves_nothing(tmp_path, monkeypatch, format, existing
     if existing is not None:
         (tmp_path / "model.bin").write_bytes(existing)
     with pytest.raises(ExportError):
-        export(torch.ones(problem.dimension), problem, tmp_path / "model.bin", format=format)
+        export(problem, torch.ones(problem.dimension), tmp_path / "model.bin", format=format)
     assert [p.name for p in tmp_path.iterdir()] == ([] if existing is None else ["model.bin"])
     assert existing is None or (tmp_path / "model.bin").read_bytes() == existing
 
@@ -232,11 +232,11 @@ def test_a_refused_export_leaves_nothing(tmp_path, monkeypatch, format, existing
 def test_an_existing_file_is_replaced(tmp_path):
     problem = tabular(bias=True)
     (tmp_path / "model.csv").write_text("old")
-    export(torch.ones(problem.dimension), problem, tmp_path / "model.csv", format="csv")
+    export(problem, torch.ones(problem.dimension), tmp_path / "model.csv", format="csv")
     assert (tmp_path / "model.csv").read_text().startswith("name,coefficient")
     (tmp_path / "folder").mkdir()
     with pytest.raises(ExportError, match="cannot be written"):
-        export(torch.ones(problem.dimension), problem, tmp_path / "folder")
+        export(problem, torch.ones(problem.dimension), tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "model.csv"]
 
 
@@ -244,7 +244,7 @@ def test_an_existing_file_is_replaced(tmp_path):
 def test_files_have_the_usual_mode(tmp_path, format):
     problem = tabular(bias=True)
     (tmp_path / "plain").touch()
-    made = export(torch.ones(problem.dimension), problem, tmp_path / "model", format=format)
+    made = export(problem, torch.ones(problem.dimension), tmp_path / "model", format=format)
     assert made.path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
@@ -258,7 +258,7 @@ def test_identical_runs_give_identical_files(tmp_path):
         folder.finish(run, problem, "run")
         files = [folder.path / "model.safetensors"]
         for format in ("state_dict", "safetensors", "csr", "csv"):
-            files.append(export(run, problem, folder.path / f"{format}{'x' * i}", format=format).path)
+            files.append(export(problem, run, folder.path / f"{format}{'x' * i}", format=format).path)
         seen.append([file.read_bytes() for file in files])
     assert all(one == seen[0] for one in seen)
 
@@ -297,11 +297,11 @@ def test_serialised_metadata(tmp_path):
 def test_errors(trained, tmp_path):
     problem, run = trained
     with pytest.raises(ValueError, match="did you mean 'csv'"):
-        export(run, problem, tmp_path / "model", format="cvs")
+        export(problem, run, tmp_path / "model", format="cvs")
     with pytest.raises(ValueError, match="for linear models"):
-        export(run, problem, tmp_path / "model", format="csv")
+        export(problem, run, tmp_path / "model", format="csv")
     with pytest.raises(ExportError, match="NaN or infinite"):
-        export(run.solution * torch.nan, problem, tmp_path / "model")
+        export(problem, run.solution * torch.nan, tmp_path / "model")
     (tmp_path / "text").write_text("nothing")
     with pytest.raises(ExportError, match=r"not a readable \.npz"):
         read_csr(tmp_path / "text")
@@ -327,7 +327,7 @@ def test_pruned_files(tmp_path, format):
     from safetensors.torch import load_file
 
     problem, x = thinned()
-    made = export(x, problem, tmp_path / "model", format=format, pruned=True)
+    made = export(problem, x, tmp_path / "model", format=format, pruned=True)
     read = {"state_dict": lambda p: torch.load(p, weights_only=True), "safetensors": load_file, "csr": read_csr}
     state = read[format](made.path)
     assert {k: tuple(v.shape) for k, v in state.items() if k.endswith("weight")} == {
@@ -348,7 +348,7 @@ def test_pruned_files(tmp_path, format):
 def test_linear_models_have_no_units(tmp_path):
     problem = tabular(bias=True)
     with pytest.raises(ValueError, match="is for networks"):
-        export(torch.ones(problem.dimension), problem, tmp_path / "model", pruned=True)
+        export(problem, torch.ones(problem.dimension), tmp_path / "model", pruned=True)
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path):
@@ -356,9 +356,9 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
     with pytest.raises(
         ValueError, match=r"path = 3, must be[^\0]*unknown format 'crs'[^\0]*pruned = True is for networks"
     ):
-        export(torch.zeros(4), problem, 3, format="crs", pruned=True)
+        export(problem, torch.zeros(4), 3, format="crs", pruned=True)
     with pytest.raises(ValueError, match=r"unknown format 'cvs'[^\0]*multiple = 4 is for pruned layers"):
-        export(torch.zeros(4), problem, tmp_path / "m", format="cvs", multiple=4)
+        export(problem, torch.zeros(4), tmp_path / "m", format="cvs", multiple=4)
     assert not any(tmp_path.iterdir())
 
 
@@ -367,7 +367,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
 def test_what_no_size_is_a_multiple_of(tmp_path, pruned, multiple):
     problem, x = thinned()
     with pytest.raises(ValueError, match=rf"multiple = {multiple!r}, must be an integer >= 1"):
-        export(x, problem, tmp_path / "model", pruned=pruned, multiple=multiple)
+        export(problem, x, tmp_path / "model", pruned=pruned, multiple=multiple)
 
 
 def test_a_refused_export_leaves_no_folders(tmp_path, monkeypatch):
@@ -375,17 +375,17 @@ def test_a_refused_export_leaves_no_folders(tmp_path, monkeypatch):
     import fedcomposite.exporting.writing as module
 
     problem, x = thinned()
-    old = export(x, problem, tmp_path / "model", format="safetensors").path
+    old = export(problem, x, tmp_path / "model", format="safetensors").path
     before = old.read_bytes()
     with pytest.raises(ValueError, match="for linear models"):
-        export(x, problem, tmp_path / "some" / "where" / "table.csv", format="csv")
+        export(problem, x, tmp_path / "some" / "where" / "table.csv", format="csv")
     with pytest.raises(ExportError, match="cannot be written"):
-        export(x, problem, old / "model")  # a file is no folder
+        export(problem, x, old / "model")  # a file is no folder
     read = module.load_file
     monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})
     for target in (tmp_path / "some" / "where" / "model", old):
         with pytest.raises(ExportError, match="predictions differ"):
-            export(2 * x, problem, target, format="safetensors")
+            export(problem, 2 * x, target, format="safetensors")
     assert [p.name for p in tmp_path.rglob("*")] == ["model"]
     assert old.read_bytes() == before
 
@@ -394,7 +394,7 @@ def test_a_refused_export_leaves_no_folders(tmp_path, monkeypatch):
 def test_onnx_names_what_is_missing(trained, tmp_path):
     problem, run = trained
     with pytest.raises(ExportError, match="needs the packages onnx"):
-        export(run, problem, tmp_path / "model.onnx", format="onnx")
+        export(problem, run, tmp_path / "model.onnx", format="onnx")
 
 
 onnx = pytest.mark.skipif(
@@ -405,7 +405,7 @@ onnx = pytest.mark.skipif(
 @onnx
 def test_onnx_gives_the_same_predictions(trained, tmp_path):
     problem, run = trained
-    assert export(run, problem, tmp_path / "model.onnx", format="onnx").difference < 1e-4
+    assert export(problem, run, tmp_path / "model.onnx", format="onnx").difference < 1e-4
 
 
 @onnx
@@ -413,7 +413,7 @@ def test_onnx_is_quiet_takes_any_batch_and_repeats(tmp_path, capfd):
     import onnxruntime
 
     problem, x = thinned()
-    files = [export(x, problem, tmp_path / name, format="onnx", pruned=True).path for name in ("a.onnx", "b")]
+    files = [export(problem, x, tmp_path / name, format="onnx", pruned=True).path for name in ("a.onnx", "b")]
     assert capfd.readouterr() == ("", "")
     assert files[0].read_bytes() == files[1].read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "b"]
@@ -438,5 +438,5 @@ def test_onnx_of_one_size_of_batches_is_refused(tmp_path):
     problem = fc.Problem(silos(), model=model)
     x = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     with pytest.raises(ExportError, match="batches of 21 only"):
-        export(x, problem, tmp_path / "model.onnx", format="onnx")
+        export(problem, x, tmp_path / "model.onnx", format="onnx")
     assert not list(tmp_path.iterdir())

@@ -669,7 +669,7 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
     described(asking)
     learn(asking, here.data["target"])
     there = asking.meet()
-    cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, score="auc", driver=Driver(asking))
+    cv = fc.cross_validate(there, folds=2, count=4, ratio=0.3, seed=here.seed, scoring="auc", driver=Driver(asking))
     fc.confidence(there, cv.solution(), robust=True, driver=Driver(asking))
     fc.quality(there, cv, driver=Driver(asking))
     predict_at_sites(there, cv.solution(), Driver(asking))

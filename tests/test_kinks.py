@@ -82,7 +82,7 @@ def test_solve_comes_within_a_certified_distance(loss, penalty):
     totals = [r.bytes_up for r in run.history]
     assert totals == sorted(totals)
     short = fc.solve(problem, tolerance=1e-3, rounds=3)
-    assert short.status == "not converged"
+    assert short.status == "not_converged"
     assert short.rounds <= 4
     assert "a larger tolerance" in short.message
 

@@ -153,7 +153,7 @@ def test_a_wide_path_works_on_a_working_set():
 @pytest.mark.parametrize("score", ["deviance", "error", "auc"])
 def test_cross_validation_is_the_pooled_one(score):
     problem = posed()
-    cv = fc.cross_validate(problem, folds=4, seed=5, count=8, ratio=0.01, score=score)
+    cv = fc.cross_validate(problem, folds=4, seed=5, count=8, ratio=0.01, scoring=score)
     X, y = pooled(problem)
     fold = fold_of_samples(problem, 4, 5)
     table = np.empty((4, 8))
@@ -306,7 +306,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="folds = 1"):
         fc.cross_validate(posed(), folds=1)
     with pytest.raises(ValueError, match="for two classes"):
-        fc.cross_validate(posed("least_squares"), score="auc")
+        fc.cross_validate(posed("least_squares"), scoring="auc")
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_average_precision_is_bracketed():
 def test_cross_validated_quality_scores_each_sample_once(fitted):
     problem, _ = fitted
     cv = fc.cross_validate(problem, folds=3, count=4)
-    report = fc.quality(problem, cv, exact=True)
+    report = fc.quality(problem, cv, choice="min", exact=True)
     fold = fc.analysis.fold_of_samples(problem, 3)
     X, y = problem.silos.features, problem.silos.targets.numpy()
     z = np.empty(len(y))
@@ -173,7 +173,7 @@ def test_a_constant_model_is_known_to_tell_nothing_apart(fitted):
 def test_cross_validated_auc_is_that_of_the_samples(fitted):
     """And not that of 1024 bins, in which the samples of a strong regularizer are crowded."""
     problem, _ = fitted
-    cv = fc.cross_validate(problem, folds=3, count=5, score="auc")
+    cv = fc.cross_validate(problem, folds=3, count=5, scoring="auc")
     fold = fc.analysis.fold_of_samples(problem, 3)
     X, y = problem.silos.features, problem.silos.targets.numpy()
     each = [

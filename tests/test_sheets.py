@@ -214,7 +214,7 @@ def test_an_experiment_with_a_recipe_leaves_it_with_the_model(mess, tmp_path):
     margins = plain @ table["original"].reindex(plain.columns).fillna(0.0) + table.loc["(intercept)", "original"]
     np.testing.assert_allclose(margins, problem.predict(run.solution, problem.silos[1][0]).numpy(), atol=1e-9)
     for form, name in (("csv", "m.csv"), ("safetensors", "m.safetensors")):
-        fc.export(run, problem, tmp_path / name, format=form)
+        fc.export(problem, run, tmp_path / name, format=form)
         assert fc.FittedRecipe.read(tmp_path / f"{name}.recipe.json") == read
     written = pd.read_csv(tmp_path / "m.csv").set_index("name")["original"]
     assert written["age"] == pytest.approx(table.loc["age", "original"], rel=1e-15)

@@ -204,7 +204,7 @@ def test_completed_is_not_said_of_a_run_that_grew(name):
             run = fc.simulate(problem, REGISTRY[name](**GROWING[name]), rounds=rounds, batch_size=2)
         first, last = run.history[0].objective, run.history[-1].objective
         grown = (last - first) / first
-        expected = "completed" if grown <= 0.01 else "not converged" if grown <= 1 else "diverged"
+        expected = "completed" if grown <= 0.01 else "not_converged" if grown <= 1 else "diverged"
         assert run.status == expected, (rounds, first, last)
         assert ("grew from" in run.message) == (grown > 0.01)
         assert run.status == "completed" or rounds > 0
@@ -215,7 +215,7 @@ def test_completed_is_not_said_of_a_run_that_grew(name):
 
 @pytest.mark.parametrize(("start", "end", "status"), [
     (39.0, 1.1e9, "diverged"), (1.0, 2.5, "diverged"), (-4.0, 1.0, "diverged"),
-    (39.0, 50.0, "not converged"), (1.0, 1.9, "not converged"), (-4.0, -3.0, "not converged"),
+    (39.0, 50.0, "not_converged"), (1.0, 1.9, "not_converged"), (-4.0, -3.0, "not_converged"),
     (39.0, 39.1, "completed"), (0.5, 0.1, "completed"), (-4.0, -9.0, "completed"), (0.0, 0.0, "completed"),
     (math.inf, 7.0, "completed"),
 ])  # fmt: skip

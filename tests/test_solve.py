@@ -118,15 +118,15 @@ def test_choices():
 def test_statuses_are_honest(hospitals):
     problem = fc.Problem(hospitals, regularizer=reg.L1(0.005), bias=True)
     short = fc.solve(problem, rounds=2)
-    assert short.status == "not converged"
+    assert short.status == "not_converged"
     assert "not converged within 2 rounds" in short.message
     assert short.certificate.value > 1e-6
     first = fc.solve(problem, participation=0.5, rounds=30, tolerance=1e-12)
-    assert first.status == "not converged"
+    assert first.status == "not_converged"
     X = np.random.default_rng(0).normal(size=(40, 3))
     y = np.sign(X[:, 0])
     apart = fc.solve(fc.Problem(fc.Silos.from_arrays([(X[:20], y[:20]), (X[20:], y[20:])]), loss="logistic"))
-    assert apart.status == "not converged"
+    assert apart.status == "not_converged"
     assert "the classes can be separated" in apart.message
     assert torch.isfinite(apart.solution).all()
 
@@ -144,7 +144,7 @@ def test_a_feature_of_one_class_has_no_coefficient_where_h_is_flat(h):
 
     silos = fc.Silos.from_arrays([silo(80) for _ in range(3)], feature_names=["a", "b", "c", "rare"])
     run = fc.solve(fc.Problem(silos, loss="logistic", bias=True, regularizer=h))
-    assert run.status == "not converged"
+    assert run.status == "not_converged"
     assert "the coefficients of rare grow without end: regularize more" in run.message
     assert (
         fc.solve(fc.Problem(silos, loss="logistic", bias=True, regularizer=fc.regularizers.L1(0.02))).status
@@ -158,7 +158,7 @@ def test_a_network_gets_steps_that_lower_its_objective():
     arrays = [(rng.normal(size=(20, 3)).astype(np.float32) * 30, rng.integers(0, 2, 20)) for _ in range(2)]
     problem = fc.Problem(fc.Silos.from_arrays(arrays), model=torch.nn.Linear(3, 2), regularizer=reg.L1(1e-3))
     run = fc.solve(problem, rounds=20, local_steps=2)
-    assert run.status in ("converged", "not converged")
+    assert run.status in ("converged", "not_converged")
     assert "rounds of trying steps came first" in run.message
     assert run.history[-1].objective < run.history[0].objective
     assert math.isfinite(run.certificate.value)

@@ -131,10 +131,10 @@ def test_all_is_told_at_once(problem):
         "folds = 1, must be 'sites' or an integer >= 2",
         "count = 0",
         "ratio = 2",
-        "score = 'x'",
+        "scoring = 'x'",
         "lambdas = [1, 2]",
     ]
-    refused(lambda: fc.cross_validate(problem, folds=1, count=0, ratio=2, score="x", lambdas=[1, 2]), *told)
+    refused(lambda: fc.cross_validate(problem, folds=1, count=0, ratio=2, scoring="x", lambdas=[1, 2]), *told)
 
 
 def test_a_list_is_read_in_double_precision(problem):
@@ -152,7 +152,7 @@ ANALYSES = {
     "confidence": lambda problem: fc.confidence(problem, torch.zeros(3)),
     "bootstrap": lambda problem: fc.bootstrap(problem, torch.zeros(3)),
     "quality": lambda problem: fc.quality(problem, torch.zeros(3)),
-    "export": lambda problem: fc.export(torch.zeros(3), problem, "nowhere/x.pt"),
+    "export": lambda problem: fc.export(problem, torch.zeros(3), "nowhere/x.pt"),
     "constants": fc.theory.constants,
 }
 
@@ -170,7 +170,7 @@ PATHS = [
     ({"count": 2.5}, "count = 2.5, must be an integer >= 2"),
     ({"ratio": 2}, "ratio = 2, must be a number > 0 and < 1"),
     ({"ratio": "a"}, "ratio = 'a', must be a number > 0 and < 1"),
-    ({"sites": SILOS}, "must be Sites or none"),
+    ({"driver": SILOS}, "must be Driver or none"),
 ]
 LAMBDAS = [[1, 2], [-1], [NAN], ["a"], "a", 3, [], [[2, 1]], [float("inf"), 1], [2, 1, 1]]
 
@@ -194,7 +194,7 @@ def test_strengths(problem, lambdas):
         ({"folds": 2.0}, "folds = 2.0, must be 'sites' or an integer >= 2"),
         ({"folds": 25}, "folds = 25, and there are 24 samples: a fold needs at least one"),
         ({"folds": "sites"}, "and there are 2: take a number of folds"),
-        ({"score": "accuracy"}, "score = 'accuracy', must be one of 'deviance', 'auc', 'error'"),
+        ({"scoring": "accuracy"}, "scoring = 'accuracy', must be one of 'deviance', 'auc', 'error'"),
         ({"seed": -1}, "seed = -1, must be an integer >= 0"),
     ],
 )
@@ -238,19 +238,18 @@ def test_models_that_are_none(problem, name, model, says):
 
 def test_models_of_other_kinds(problem):
     run = fc.solve(problem)
-    for name in ("confidence", "bootstrap", "quality"):
-        refused(lambda name=name: getattr(fc, name)(problem, run), "must be a vector of numbers; give its solution")
     with pytest.warns(SeparationWarning):  # the sign of the first feature is the label
         tables = [fc.confidence(problem, x) for x in (run.solution, run.solution.numpy())]
     pd.testing.assert_frame_equal(*tables)
     assert torch.equal(fc.refit(problem, run.solution.numpy()), fc.refit(problem, run))
-    refused(lambda: problem.objective(run), "x = Run(", "give its solution")
+    assert problem.objective(run) == problem.objective(run.solution)
+    refused(lambda: problem.objective(problem), "x = Problem(", "must be a vector of numbers")
     refused(lambda: problem.objective("a"), "x = 'a', must be a vector of numbers")
     refused(lambda: problem.predict(run.solution, X[:, :2]), "features have shape (24, 2)", "3 features")
     refused(lambda: problem.predict(run.solution, "a"), "features")
-    refused(lambda: fc.export(torch.zeros(2), problem, "x.pt"), "shape (2,)")
-    refused(lambda: fc.export("a", problem, "x.pt"), "run = 'a', must be a vector of numbers")
-    refused(lambda: fc.export(run, problem, 3), "path = 3, must be a string or Path")
+    refused(lambda: fc.export(problem, torch.zeros(2), "x.pt"), "shape (2,)")
+    refused(lambda: fc.export(problem, "a", "x.pt"), "x = 'a', must be a vector of numbers")
+    refused(lambda: fc.export(problem, run, 3), "path = 3, must be a string or Path")
     refused(lambda: fc.refit(problem, run, FedMid(2, 0.1)), "refit needs rounds (an integer >= 0)")
     refused(lambda: fc.refit(problem, run, FedMid(2, 0.1), round=3), "no option 'round'; did you mean 'rounds'?")
 
@@ -297,22 +296,24 @@ ESTIMATORS = {
         ({"lam": [1]}, "lam = [1], must be a number >= 0 or 'cv' or none"),
         ({"lam": -1}, "lam = -1, must be a number >= 0 or 'cv' or none"),
         ({"lam": float("inf")}, "lam = inf, must be a number >= 0"),
-        ({"penalty_factors": "abc"}, "penalty_factors: give 3 numbers >= 0, one per feature"),
-        ({"penalty_factors": {"age": 1}}, "penalty_factors: give 3 numbers >= 0, one per feature"),
-        ({"unpenalised": [7]}, "unpenalised: 7 is none of the numbers of features, 0 to 2"),
-        ({"unpenalised": [1.5]}, "unpenalised: 1.5 is none of the numbers"),
-        ({"unpenalised": 3}, "unpenalised = 3, must be a list of features"),
-        ({"unpenalised": None}, "unpenalised = None, must be a list of features"),
-        ({"unpenalised": ["agee"]}, "there is no feature 'agee'"),
+        ({"penalty_factor": "abc"}, "penalty_factor: give 3 numbers >= 0, one per feature"),
+        ({"penalty_factor": [1, 2, -1]}, "penalty_factor: give 3 numbers >= 0, one per feature"),
+        ({"penalty_factor": {"age": -1}}, "penalty_factor: 'age' = -1, must be a number >= 0"),
+        ({"penalty_factor": {"age": "a"}}, "penalty_factor: 'age' = 'a', must be a number >= 0"),
+        ({"penalty_factor": {7: 0}}, "penalty_factor: 7 is none of the numbers of features, 0 to 2"),
+        ({"penalty_factor": {1.5: 0}}, "there is no feature 1.5"),
+        ({"penalty_factor": {"agee": 0}}, "there is no feature 'agee'; did you mean 'age'?"),
         ({"fit_intercept": "yes"}, "fit_intercept = 'yes', must be true or false"),
-        ({"regularizer": "l1"}, "regularizer = 'l1', must be a Regularizer"),
+        ({"regularizer": "l3"}, "regularizer = 'l3', must be 'l1', 'l2', a Regularizer"),
+        ({"regularizer": "l1"}, "regularizer = 'l1' has no strength: give lam=0.1, or lam='cv'"),
+        ({"regularizer": 3}, "regularizer = 3, must be a Regularizer"),
         ({"regularizer": L1(0.0), "lam": 0.5}, "has strength 0"),
         ({"folds": 0}, "folds = 0, must be 'sites' or an integer >= 2"),
         ({"choice": "x"}, "choice = 'x', must be one of 'min', '1se', 'aic', 'bic', 'ebic'"),
         ({"scoring": "x"}, "scoring = 'x', must be one of 'deviance', 'auc', 'error'"),
         ({"count": -1, "seed": "a"}, "count = -1, must be an integer >= 2\nseed = 'a', must be an integer >= 0"),
         ({"tolerance": "a"}, "tolerance = 'a', must be a number >= 0"),
-        ({"max_rounds": 0}, "max_rounds = 0, must be an integer >= 1"),
+        ({"rounds": 0}, "rounds = 0, must be an integer >= 1"),
     ],
 )
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -323,22 +324,27 @@ def test_options_of_estimators(name, options, says):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_data_of_estimators(name):
     kind, y = getattr(fc, name), ESTIMATORS[name]
-    refused(lambda: kind(0.1).fit(FRAME.assign(bp="high"), y), "X: 'bp' has text; code it first")
-    refused(lambda: kind(0.1).fit(SILOS, y), "leave y and the others out")
+    refused(lambda: kind(0.1, regularizer="l1").fit(FRAME.assign(bp="high"), y), "X: 'bp' has text; code it first")
+    refused(lambda: kind(0.1, regularizer="l1").fit(SILOS, y), "leave y and the others out")
     large = X.copy()
     large[2, 1] = 1e100  # its square is no problem, but those of its squares are
-    refused(lambda: kind(0.1).fit(large, y), "row 2, column 1 has 1e+100", "other units")
+    refused(lambda: kind(0.1, regularizer="l1").fit(large, y), "row 2, column 1 has 1e+100", "other units")
     huge = fc.Problem(fc.Silos.from_arrays([(X, Y), (large, Y)]), regularizer=L1(0.1))
     for fit in (fc.solve, fc.path, fc.cross_validate):
         refused(lambda fit=fit: fit(huge), "client 1, features: row 2, column 1 has 1e+100")
     if not hasattr(kind, "decision_function") and name != "MultinomialRegression":
-        refused(lambda: kind(0.1).fit(X, np.array(["a"] * 24)), f"y has np.str_('a') in it; {name} needs numbers")
-    model = kind(0.1).fit(X, y)
+        refused(
+            lambda: kind(0.1, regularizer="l1").fit(X, np.array(["a"] * 24)),
+            f"y has np.str_('a') in it; {name} needs numbers",
+        )
+    model = kind(0.1, regularizer="l1").fit(X, y)
     refused(lambda: model.problem("a"), "silos = 'a', must be Silos")
     refused(lambda: model.problem(fc.Silos.from_arrays([(X[:, :2], y)])), "silos have 2 features, the model 3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # age, left alone, separates these few classes
-        one, two = (kind(0.1, unpenalised=which).fit(FRAME, y) for which in ("age", [0]))
+        one, two = (
+            kind(0.1, regularizer="l1", penalty_factor=which).fit(FRAME, y) for which in ({"age": 0}, [0, 1, 1])
+        )
     assert np.array_equal(one.coef_, two.coef_)
 
 

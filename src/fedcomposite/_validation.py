@@ -16,8 +16,9 @@ import math
 import operator
 import types
 import typing
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import annotated_types as at
 import numpy as np
@@ -32,6 +33,8 @@ Count = Annotated[int, at.Ge(1)]
 Natural = Annotated[int, at.Ge(0)]
 Inside = Annotated[float, at.Gt(0), at.Lt(1)]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
@@ -193,13 +196,56 @@ def lacking(what: str, needed: Mapping[str, Any], given: Iterable[str]) -> list[
     return [f"{what} needs " + ", ".join(f"{name} ({describe(needed[name])})" for name in missing)] if missing else []
 
 
+def renamed(**names: str | tuple[str, Callable[[Any], Any]]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function take arguments by the names that they had in the last version, with a warning that says the new.
+
+    A value is taken as it is, or made into the new one by a function: ``renamed(weights=("pooled", is_pooled))``.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def made(*args: _P.args, **given: _P.kwargs) -> _R:
+            for old in [name for name in names if name in given]:
+                now = names[old]
+                new, convert = (now, None) if isinstance(now, str) else now
+                if new in given:
+                    raise TypeError(f"{old} is now {new}; give {new} alone")
+                warnings.warn(f"{old} is now {new}; the old name goes with the next version", DeprecationWarning, 2)
+                value = given.pop(old)
+                given[new] = value if convert is None else convert(value)
+            return function(*args, **given)
+
+        return made
+
+    return decorate
+
+
+def as_model(x: Any) -> Any:
+    """The vector of whatever holds a model; what holds none is given back as it is.
+
+    That is ``solution`` of a run or of a run's best model, ``solution()`` of a path or a cross-validation with its
+    usual choice, ``solution_`` of a fitted estimator.
+    """
+    for name in ("solution", "solution_"):
+        if (found := getattr(x, name, None)) is not None:
+            return found() if callable(found) else found
+    return x
+
+
+def buffers_of(x: Any) -> torch.Tensor | None:
+    """The running statistics that a run keeps beside its model; None where there are none."""
+    found = getattr(x, "buffers", None)
+    return found if isinstance(found, torch.Tensor) and found.numel() else None
+
+
 def as_vector(x: Any, name: str = "x") -> torch.Tensor:
-    """A tensor or an array in its own floating-point type; everything else in float64."""
+    """A model as a vector: a tensor or an array in its own floating-point type, everything else in float64."""
+    x = as_model(x)
     try:
         point = torch.as_tensor(x, dtype=None if isinstance(x, torch.Tensor | np.ndarray) else torch.float64)
     except (TypeError, ValueError, RuntimeError):
         point = torch.zeros(0, dtype=torch.complex64)
     if point.is_complex():
-        hint = "; give its solution" if hasattr(x, "solution") else ""
-        raise ValueError(f"{name} = {x!r:.60}, must be a vector of numbers{hint}")
+        hint = "; fit it first" if hasattr(x, "fit") else ""
+        raise ValueError(f"{name} = {x!r:.60}, must be a vector of numbers, or a run or estimator that has one{hint}")
     return point if point.is_floating_point() else point.double()

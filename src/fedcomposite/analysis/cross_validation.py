@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
+from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.paths import (
     Floats,
     Path,
@@ -24,7 +24,6 @@ from fedcomposite.analysis.paths import (
     check_path,
     collected,
     falling,
-    nearest,
 )
 from fedcomposite.analysis.refitting import refit
 from fedcomposite.problems import Problem
@@ -114,31 +113,30 @@ class CrossValidation(Result):
             said += f"lambda_min = {self.lambda_min:.4g}, lambda_1se = {self.lambda_1se:.4g}"
         return said + f", {counted(self.exchanges, 'exchange')}"
 
-    def index(self, choice: str | float = "min") -> int:
+    def index(self, choice: str | float = "1se") -> int:
         """The place of a choice: ``"min"``, ``"1se"``, ``"aic"``, ``"bic"``, ``"ebic"`` or a strength."""
-        if choice in ("aic", "bic", "ebic"):
-            return int(np.argmin(getattr(self.path, str(choice))))
-        if isinstance(choice, str):
-            if choice not in ("min", "1se"):
-                raise ValueError(f"choice = {choice!r}, must be 'min', '1se', 'aic', 'bic', 'ebic' or a number")
+        if choice in ("min", "1se"):
             return self.index_min if choice == "min" else self.index_1se
-        return nearest(self.lambdas, choice)
+        if isinstance(choice, str) and choice not in ("aic", "bic", "ebic"):
+            raise ValueError(f"choice = {choice!r}, must be 'min', '1se', 'aic', 'bic', 'ebic' or a number")
+        return self.path.index(choice)
 
-    def solution(self, choice: str | float = "min") -> Tensor:
+    def solution(self, choice: str | float = "1se") -> Tensor:
         """The model of a choice, on all samples."""
         return self.path.solutions[self.index(choice)]
 
-    def refit(self, choice: str | float = "min") -> Tensor:
+    def refit(self, choice: str | float = "1se") -> Tensor:
         """The model of a choice once more without the regularizer, on the coordinates that it kept."""
         return refit(self.path.problem, self.solution(choice), driver=self.driver)
 
 
+@renamed(score="scoring")
 def cross_validate(
     problem: Problem,
     *,
     folds: Literal["sites"] | Several = 10,
     seed: Natural = 0,
-    score: Score = "deviance",
+    scoring: Score = "deviance",
     count: Several = 100,
     ratio: Inside | None = None,
     lambdas: Sequence[float] | None = None,
@@ -159,7 +157,7 @@ def cross_validate(
         How many folds: each site deals its samples out, class by class; or every site is left out once.
     seed : int
         Of the folds.
-    score : {"deviance", "auc", "error"}
+    scoring : {"deviance", "auc", "error"}
         Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
         under the ROC curve; the share of wrong classes, or the mean absolute error. The area is exact for samples at
         hand. Sites tell 1024 bins, joined where a fold has few samples; what this can have changed is ``mean_error``.
@@ -176,8 +174,8 @@ def cross_validate(
     (True, (5, 20))
     """
     check_path(cross_validate, locals())
-    if score == "auc" and "binary" not in problem.loss.kinds:
-        raise ValueError(f"score = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
+    if scoring == "auc" and "binary" not in problem.loss.kinds:
+        raise ValueError(f"scoring = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
     driver = driver_of(problem, driver)
     at_hand = driver.transport.silos if isinstance(driver.transport, SiloTransport) else None
     samples = math.inf if at_hand is None else sum(len(silo.X) for silo in at_hand)
@@ -193,17 +191,17 @@ def cross_validate(
     done = min(map(len, found))
     strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
     models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
-    if score == "auc" and at_hand is not None:
+    if scoring == "auc" and at_hand is not None:
         table, off, weights = _exact_auc(at_hand, models, parts)
     else:
-        bins, errors = _BINS if score == "auc" else 0, score == "error"
+        bins, errors = _BINS if scoring == "auc" else 0, scoring == "error"
         held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
-        table, off, weights = _scored(driver.ask(held), score)
+        table, off, weights = _scored(driver.ask(held), scoring)
     mean, se = _summary(table, weights)
     mean_error, _ = _summary(off, weights)
     path = collected(problem, strengths, start, whole, driver)
     sent = driver.exchanges, driver.bytes_up, driver.bytes_down
-    return CrossValidation(path, score, mean, se, mean_error, table, weights, models, parts, *sent, driver)
+    return CrossValidation(path, scoring, mean, se, mean_error, table, weights, models, parts, *sent, driver)
 
 
 def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:

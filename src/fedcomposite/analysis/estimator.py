@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +16,71 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
+from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import cross_validate
 from fedcomposite.analysis.newton import Plan, fit_any
 from fedcomposite.analysis.paths import Several
 from fedcomposite.analysis.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
-from fedcomposite.analysis.strengths import strength, varied, varies
+from fedcomposite.analysis.strengths import strength, varies
 from fedcomposite.data import Silos
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.regularizers import L1, Blocks, Regularizer
+from fedcomposite.regularizers import L1, L2Squared, Regularizer
+from fedcomposite.regularizers.factors import PenaltyFactor, varied
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 
 Array = npt.NDArray[Any]
 Choice = Literal["min", "1se", "aic", "bic", "ebic"] | Positive
 
-_TOLD_BY_PROBLEM = ("regularizer", "weights")
-_LAM = 0.01  # of the l1 term that is taken where nothing is said
+_TOLD_BY_PROBLEM = ("regularizer",)
+_NAMED: dict[str, Regularizer] = {"l1": L1(1.0), "l2": L2Squared(1.0)}
+
+
+def without_penalty(features: Any) -> dict[Any, float]:
+    """The factors of features that are left alone."""
+    if features is None or not isinstance(features, Iterable):
+        raise ValueError(f"unpenalised = {features!r}, must be a list of features, by number or name")
+    return dict.fromkeys([features] if isinstance(features, str) else features, 0.0)
+
+
+def is_pooled(weights: Any) -> bool:
+    """Whether sites count by their samples, in the words of a problem."""
+    if weights not in ("samples", "uniform"):
+        raise ValueError(f"weights = {weights!r}, must be 'samples' or 'uniform'; give pooled=True or False")
+    return bool(weights == "samples")
+
+
+class Options(TypedDict, total=False):
+    """The options of every estimator, as :class:`LinearModel` tells them."""
+
+    regularizer: Literal["l1", "l2"] | Regularizer | None
+    penalty_factor: PenaltyFactor | None
+    fit_intercept: bool
+    pooled: bool
+    folds: Literal["sites"] | Several
+    choice: Choice
+    scoring: Literal["deviance", "auc", "error"]
+    count: Several
+    seed: Natural
+    tolerance: ZeroOrMore
+    rounds: Count | None
+    seconds: Positive | None
+
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def with_options(base: Callable[..., None]) -> Callable[[_Init], _Init]:
+    """Spell ``**options``, which a constructor passes on to ``base``, out in its signature: scikit-learn reads it."""
+
+    def decorate(init: _Init) -> _Init:
+        own, shared = inspect.signature(init), inspect.signature(base).parameters
+        named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [p for name, p in shared.items() if name not in own.parameters]
+        init.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        return init
+
+    return decorate
 
 
 class LinearModel(BaseEstimator):  # type: ignore[misc]
@@ -41,24 +90,27 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
     ----------
     lam : float or "cv", optional
         The strength of the regularizer; ``"cv"`` chooses it by cross-validation. Left out, it is the regularizer's
-        own, or 0.01.
-    regularizer : Regularizer, optional
-        Any convex or weakly convex term h; ``L1`` if left out. It does not act on intercepts.
-    penalty_factors : sequence of float, optional
-        What each feature's term is multiplied by, for terms that act on each coordinate by itself; 0 leaves a feature
-        alone.
-    unpenalised : sequence of int or str
-        Features, by number or name, that the regularizer leaves alone.
+        own.
+    regularizer : {"l1", "l2"} or Regularizer, optional
+        The term h, which does not act on intercepts: ``"l1"`` is lam times the sum of absolute values (the lasso),
+        ``"l2"`` is lam times half the sum of squares (ridge); or any convex or weakly convex term. None if left out:
+        the loss alone is minimised.
+    penalty_factor : mapping or sequence of float, optional
+        What each feature's term is multiplied by, for terms that act on each coordinate by itself: a number for each,
+        or ``{"age": 0.0}`` for some by name or place. 0 leaves a feature alone; see :class:`fedcomposite.Problem`.
     fit_intercept : bool
         Whether to add an intercept.
-    weights : {"samples", "uniform"}
-        Whether sites count by their samples, as if these were pooled, or alike.
-    folds, choice, scoring, count, seed
-        Of the cross-validation; see :func:`fedcomposite.cross_validate`. ``choice`` is ``"min"`` or ``"1se"``, and
-        ``scoring`` its score.
+    pooled : bool
+        Whether sites count by their samples, as if these were pooled, or alike: ``weights="samples"`` or ``"uniform"``
+        of a :class:`fedcomposite.Problem`.
+    folds, scoring, count, seed
+        Of the cross-validation; see :func:`fedcomposite.cross_validate`.
+    choice : str or float
+        Which of its models: ``"1se"``, the strongest regularizer within a standard error of the best score; ``"min"``,
+        the best score; ``"aic"``, ``"bic"``, ``"ebic"``; or a strength.
     tolerance : float
         Of the optimality measure, relative to the first gradient.
-    max_rounds : int, optional
+    rounds : int, optional
         Most exchanges; 100, or 500 where the loss has kinks, if left out.
     seconds : float, optional
         Most time; the best model by then is kept, and ``converged_`` says whether it is the solution.
@@ -79,37 +131,41 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         The scores of a cross-validation; with ``lam="cv"`` only.
     """
 
+    @renamed(
+        penalty_factors="penalty_factor",
+        unpenalised=("penalty_factor", without_penalty),
+        weights=("pooled", is_pooled),
+        max_rounds="rounds",
+    )
     def __init__(
         self,
         lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
-        regularizer: Regularizer | None = None,
-        penalty_factors: Sequence[float] | None = None,
-        unpenalised: Sequence[int | str] = (),
+        regularizer: Literal["l1", "l2"] | Regularizer | None = None,
+        penalty_factor: PenaltyFactor | None = None,
         fit_intercept: bool = True,
-        weights: Literal["samples", "uniform"] = "samples",
+        pooled: bool = True,
         folds: Literal["sites"] | Several = 10,
-        choice: Choice = "min",
+        choice: Choice = "1se",
         scoring: Literal["deviance", "auc", "error"] = "deviance",
         count: Several = 100,
         seed: Natural = 0,
         tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count | None = None,
+        rounds: Count | None = None,
         seconds: Positive | None = None,
     ) -> None:
         self.lam = lam
         self.regularizer = regularizer
-        self.penalty_factors = penalty_factors
-        self.unpenalised = unpenalised
+        self.penalty_factor = penalty_factor
         self.fit_intercept = fit_intercept
-        self.weights = weights
+        self.pooled = pooled
         self.folds = folds
         self.choice = choice
         self.scoring = scoring
         self.count = count
         self.seed = seed
         self.tolerance = tolerance
-        self.max_rounds = max_rounds
+        self.rounds = rounds
         self.seconds = seconds
 
     # -- what the kinds have of their own -----------------------------------------------------------------------------
@@ -119,6 +175,10 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _learn(self, y: Array) -> None:
         """Look at the targets before they are coded: classifiers set ``classes_``."""
+
+    def _class_weight(self) -> Literal["balanced"] | Mapping[float, float] | None:
+        """What samples of a class count, by its code."""
+        return None
 
     def _coded(self, y: Array) -> Array:
         """Targets as the loss takes them."""
@@ -145,6 +205,13 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         """
         options = {name: value for name, value in self.get_params(False).items() if name not in _TOLD_BY_PROBLEM}
         check_given(LinearModel.__init__, options)
+        if self.regularizer is None and self.lam not in (None, 0):
+            warnings.warn(
+                f"{type(self).__name__}: lam = {self.lam!r} is the strength of no regularizer; say regularizer='l1', "
+                "which this version still takes",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         if isinstance(X, Silos):
             if not (y is None and sites is None and sample_weight is None):
                 raise ValueError("fit: silos have targets, sites and weights of their own; leave y and the others out")
@@ -173,9 +240,15 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         return self._posed(self._recoded(silos), self.lam_ if self.lam == "cv" else self.lam)
 
     def _posed(self, silos: Silos, lam: float | str | None) -> Problem:
-        loss = self._loss()
-        h = self._penalty(silos.features.shape[1], loss.adapt(silos).outputs, silos.feature_names, lam)
-        return Problem(silos, loss=loss, regularizer=h, bias=bool(self.fit_intercept), weights=self.weights)
+        return Problem(
+            silos,
+            loss=self._loss(),
+            regularizer=self._penalty(lam),
+            penalty_factor=self.penalty_factor,
+            class_weight=self._class_weight(),
+            bias=bool(self.fit_intercept),
+            weights="samples" if self.pooled else "uniform",
+        )
 
     def _recoded(self, silos: Silos) -> Silos:
         held: dict[str, Any] = {
@@ -208,59 +281,44 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             weights=None if weight is None else [weight[g] for g in groups],
         )
 
-    def _penalty(self, p: int, outputs: int, names: Sequence[str], given: float | str | None) -> Regularizer | None:
-        """The term h for these features, with the strength that is given; its own where that is None or ``"cv"``."""
-        base = L1(1.0) if self.regularizer is None else self.regularizer
-        if given is None and self.regularizer is None:
-            given = _LAM
+    def _penalty(self, given: float | str | None) -> Regularizer | None:
+        """The term h with the strength that is given; its own where that is None or ``"cv"``."""
+        base = self._term(given)
+        if base is None:
+            return None
         if given is not None and not isinstance(given, str):
             if given == 0:
                 return None
             if not strength(base) > 0:
                 raise ValueError(f"lam = {given!r}: {base} has strength 0, which cannot be multiplied; take L1(1.0)")
             base = varied(base, given / strength(base))
-        factors = self._factors(p, names)
-        if (factors == 1).all():
-            return base
-        if not (factors > 0).any():
-            return None
-        inner = np.repeat(factors, outputs)
-        whole = np.concatenate([inner, np.zeros(outputs if self.fit_intercept else 0)])
-        if len(np.unique(factors[factors > 0])) > 1 and len(torch.unique(base.coupling(p))) < p:
-            raise ValueError(f"penalty_factors are for terms on each coordinate by itself; {base} couples them")
-        return Blocks.of(*(varied(base, float(f)).on((whole == f).tolist()) for f in np.unique(whole[whole > 0])))
+        return base
 
-    def _factors(self, p: int, names: Sequence[str]) -> npt.NDArray[np.float64]:
-        try:
-            factors = np.ones(p) if self.penalty_factors is None else np.array(self.penalty_factors, float)
-        except (TypeError, ValueError):
-            factors = np.zeros(0)
-        if factors.shape != (p,) or not (factors >= 0).all():
-            raise ValueError(f"penalty_factors: give {p} numbers >= 0, one per feature")
-        alone = self.unpenalised
-        if alone is None or not np.iterable(alone):
-            raise ValueError(f"unpenalised = {alone!r}, must be a list of features, by number or name")
-        for one in [alone] if isinstance(alone, str) else alone:
-            if isinstance(one, str):
-                if one not in names:
-                    raise ValueError(f"unpenalised: there is no feature {one!r} (known: {', '.join(names) or 'none'})")
-                factors[list(names).index(one)] = 0.0
-            elif not isinstance(one, int | np.integer) or not -p <= one < p:
-                raise ValueError(f"unpenalised: {one!r} is none of the numbers of features, 0 to {p - 1}")
-            else:
-                factors[one] = 0.0
-        return factors
+    def _term(self, given: float | str | None) -> Regularizer | None:
+        """The term h before its strength is set."""
+        match self.regularizer:
+            case None:
+                return None if given in (None, 0) else L1(1.0)  # as it was before a term had to be named
+            case str(name):
+                if name not in _NAMED:
+                    known = ", ".join(map(repr, _NAMED))
+                    raise ValueError(
+                        f"regularizer = {name!r:.60}, must be {known}, a Regularizer such as L1(0.1), or none"
+                    )
+                if given is None:
+                    raise ValueError(f"regularizer = {name!r} has no strength: give lam=0.1, or lam='cv'")
+                return _NAMED[name]
+        return self.regularizer
 
     def _solved(self, problem: Problem, driver: Driver) -> Self:
-        most = float(self._factors(self.n_features_in_, problem.silos.feature_names).max()) or 1.0
         if self.lam == "cv":
-            options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "score": self.scoring}
+            options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "scoring": self.scoring}
             options |= {"count": self.count, "tolerance": self.tolerance, "rounds": self._most(problem)}
             options |= {"seconds": self.seconds}
             cv = cross_validate(problem, driver=driver, **options)
-            x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)]) / most
-            self.cv_scores_ = cv.scores.assign(**{"lambda": cv.lambdas / most})
-            self.lambda_min_, self.lambda_1se_ = cv.lambda_min / most, cv.lambda_1se / most
+            x, self.lam_ = cv.solution(self.choice), float(cv.lambdas[cv.index(self.choice)])
+            self.cv_scores_ = cv.scores
+            self.lambda_min_, self.lambda_1se_ = cv.lambda_min, cv.lambda_1se
             whole = len(cv.lambdas) == self.count
             self.converged_ = bool(cv.path.converged.all()) and whole
             open_ends = int((~cv.path.converged).sum()) + self.count - len(cv.lambdas)
@@ -278,7 +336,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             [made] = driver.run([fit_any(problem, start, plan)])
             x, self.converged_ = made.x, made.converged
             reason = "" if made.converged else explained(problem, made.end, made.rounds, made.grown)
-            self.lam_ = strength(problem.regularizer) / most if varies(problem.regularizer) else 0.0
+            self.lam_ = strength(problem.regularizer) if varies(problem.regularizer) else 0.0
         if reason:
             warnings.warn(f"{type(self).__name__}: {reason}", ConvergenceWarning, stacklevel=3)
         self.n_iter_ = max(driver.exchanges, 1)
@@ -288,7 +346,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
 
     def _most(self, problem: Problem) -> int:
         """Most exchanges."""
-        return self.max_rounds or (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS)
+        return self.rounds or (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS)
 
     def _split(self, problem: Problem, x: Tensor) -> None:
         """Set coefficients and intercept from a model."""

@@ -1,12 +1,12 @@
 """Estimators with scikit-learn's conventions: ``fit(silos)``, or ``fit(X, y, sites=...)``.
 
-Their options are those of :class:`fedcomposite.analysis.estimator.LinearModel`.
+Their options are those of :class:`fedcomposite.analysis.estimator.LinearModel`; classifiers also have ``class_weight``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import scipy.special
@@ -16,9 +16,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore
-from fedcomposite.analysis.estimator import Array, Choice, LinearModel
-from fedcomposite.analysis.paths import Several
+from fedcomposite._validation import ZeroOrMore
+from fedcomposite.analysis.estimator import Array, LinearModel, Options, with_options
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import (
     Hinge,
@@ -30,7 +29,6 @@ from fedcomposite.problems.losses import (
     Quantile,
     SquaredHinge,
 )
-from fedcomposite.regularizers import Regularizer
 
 
 class _Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
@@ -45,10 +43,36 @@ class _Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
         return self._margins(X)
 
 
+class ClassifierOptions(Options, total=False):
+    """Those of a classifier."""
+
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None
+
+
 class _Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
     """A model of classes."""
 
     classes_: Array
+
+    @with_options(LinearModel.__init__)
+    def __init__(
+        self,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
+        *,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(lam, **options)
+        self.class_weight = class_weight
+
+    def _class_weight(self) -> Literal["balanced"] | Mapping[float, float] | None:
+        given, codes = self.class_weight, {label: float(code) for code, label in enumerate(self.classes_)}
+        if given is None or given == "balanced":
+            return given
+        shown = ", ".join(map(str, self.classes_))
+        if not isinstance(given, Mapping) or not set(given) <= set(codes):
+            raise ValueError(f"class_weight = {given!r:.60}, must be 'balanced' or have numbers > 0 by class ({shown})")
+        return {codes[label]: weight for label, weight in given.items()}
 
     def _learn(self, y: Array) -> None:
         check_classification_targets(y)
@@ -94,20 +118,29 @@ class _Binary(_Classifier):
 
 
 class LinearRegression(_Regressor):
-    """Least squares: the mean of (z - y)^2 / 2, plus h."""
+    """Least squares: the mean of (z - y)^2 / 2, plus h if a regularizer is given.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("diabetes").partition("iid", clients=3).standardize()
+    >>> plain, lasso = fc.LinearRegression().fit(silos), fc.LinearRegression(5.0, regularizer="l1").fit(silos)
+    >>> int((plain.coef_ != 0).sum()), int((lasso.coef_ != 0).sum())
+    (10, 5)
+    """
 
     def _loss(self) -> Loss:
         return LeastSquares()
 
 
 class LogisticRegression(_Binary):
-    """Logistic regression for two classes.
+    """Logistic regression for two classes, without a regularizer unless one is given.
 
     Examples
     --------
     >>> import fedcomposite as fc
     >>> silos = fc.data.load("synthetic", clients=5, features=6, samples=40)
-    >>> model = fc.LogisticRegression(0.02).fit(silos)
+    >>> model = fc.LogisticRegression(0.02, regularizer="l1").fit(silos)
     >>> model.coef_.shape, model.predict_proba(silos.features[:3]).shape, model.n_iter_ < 10
     ((1, 6), (3, 2), True)
     """
@@ -174,41 +207,15 @@ class PoissonRegression(_Regressor):
 class HuberRegression(_Regressor):
     """Least squares with large residuals counted linearly, from ``delta`` on, in the units of y."""
 
+    @with_options(LinearModel.__init__)
     def __init__(
         self,
         lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         delta: float = 1.0,
-        regularizer: Regularizer | None = None,
-        penalty_factors: Sequence[float] | None = None,
-        unpenalised: Sequence[int | str] = (),
-        fit_intercept: bool = True,
-        weights: Literal["samples", "uniform"] = "samples",
-        folds: Literal["sites"] | Several = 10,
-        choice: Choice = "min",
-        scoring: Literal["deviance", "auc", "error"] = "deviance",
-        count: Several = 100,
-        seed: Natural = 0,
-        tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count | None = None,
-        seconds: Positive | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            lam,
-            regularizer=regularizer,
-            penalty_factors=penalty_factors,
-            unpenalised=unpenalised,
-            fit_intercept=fit_intercept,
-            weights=weights,
-            folds=folds,
-            choice=choice,
-            scoring=scoring,
-            count=count,
-            seed=seed,
-            tolerance=tolerance,
-            max_rounds=max_rounds,
-            seconds=seconds,
-        )
+        super().__init__(lam, **options)
         self.delta = delta
 
     def _loss(self) -> Loss:
@@ -221,41 +228,15 @@ class LinearSVC(_Binary):
     The hinge has a kink: Newton steps follow a barrier whose width falls, and a dual point bounds what is left.
     """
 
+    @with_options(_Classifier.__init__)
     def __init__(
         self,
         lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         loss: Literal["squared_hinge", "hinge"] = "squared_hinge",
-        regularizer: Regularizer | None = None,
-        penalty_factors: Sequence[float] | None = None,
-        unpenalised: Sequence[int | str] = (),
-        fit_intercept: bool = True,
-        weights: Literal["samples", "uniform"] = "samples",
-        folds: Literal["sites"] | Several = 10,
-        choice: Choice = "min",
-        scoring: Literal["deviance", "auc", "error"] = "deviance",
-        count: Several = 100,
-        seed: Natural = 0,
-        tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count | None = None,
-        seconds: Positive | None = None,
+        **options: Unpack[ClassifierOptions],
     ) -> None:
-        super().__init__(
-            lam,
-            regularizer=regularizer,
-            penalty_factors=penalty_factors,
-            unpenalised=unpenalised,
-            fit_intercept=fit_intercept,
-            weights=weights,
-            folds=folds,
-            choice=choice,
-            scoring=scoring,
-            count=count,
-            seed=seed,
-            tolerance=tolerance,
-            max_rounds=max_rounds,
-            seconds=seconds,
-        )
+        super().__init__(lam, **options)
         self.loss = loss
 
     def _loss(self) -> Loss:
@@ -270,41 +251,15 @@ class QuantileRegression(_Regressor):
     The loss has a kink: Newton steps follow a barrier whose width falls, and a dual point bounds what is left.
     """
 
+    @with_options(LinearModel.__init__)
     def __init__(
         self,
         lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         quantile: float = 0.5,
-        regularizer: Regularizer | None = None,
-        penalty_factors: Sequence[float] | None = None,
-        unpenalised: Sequence[int | str] = (),
-        fit_intercept: bool = True,
-        weights: Literal["samples", "uniform"] = "samples",
-        folds: Literal["sites"] | Several = 10,
-        choice: Choice = "min",
-        scoring: Literal["deviance", "auc", "error"] = "deviance",
-        count: Several = 100,
-        seed: Natural = 0,
-        tolerance: ZeroOrMore = 1e-8,
-        max_rounds: Count | None = None,
-        seconds: Positive | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            lam,
-            regularizer=regularizer,
-            penalty_factors=penalty_factors,
-            unpenalised=unpenalised,
-            fit_intercept=fit_intercept,
-            weights=weights,
-            folds=folds,
-            choice=choice,
-            scoring=scoring,
-            count=count,
-            seed=seed,
-            tolerance=tolerance,
-            max_rounds=max_rounds,
-            seconds=seconds,
-        )
+        super().__init__(lam, **options)
         self.quantile = quantile
 
     def _loss(self) -> Loss:

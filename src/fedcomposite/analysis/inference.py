@@ -94,8 +94,8 @@ def confidence(
     ----------
     problem : Problem
         With the loss ``"least_squares"``, ``"logistic"`` or ``"poisson"``.
-    x : Tensor or array
-        Its regularized solution.
+    x : Tensor, array, Run or estimator
+        Its regularized solution, or what has one: a run, a fitted estimator, a path or a cross-validation.
     level : float
         Of the intervals.
     inverse : {"auto", "exact", "nodewise"}
@@ -521,8 +521,8 @@ def bootstrap(
     ----------
     problem : Problem
         A linear model with a smooth loss.
-    x : Tensor or array
-        Its solution, where the fits begin.
+    x : Tensor, array, Run or estimator
+        Its solution, or what has one, where the fits begin.
     draws : int
         How many.
     level : float

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.analysis.newton import Fit, Plan, fit, null, strong_rule
-from fedcomposite.analysis.strengths import largest_factor, regularized, strength, varied
+from fedcomposite.analysis.strengths import largest_factor, regularized, strength
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driver_of
 from fedcomposite.runtime.fit import check_given
@@ -112,6 +113,18 @@ class Path(Result):
     def at(self, lam: float) -> Tensor:
         """The model whose strength is nearest to ``lam``, on the scale of logarithms."""
         return self.solutions[nearest(self.lambdas, lam)]
+
+    def index(self, choice: str | float = "bic") -> int:
+        """The place of a choice: ``"aic"``, ``"bic"``, ``"ebic"`` or a strength."""
+        if not isinstance(choice, str):
+            return nearest(self.lambdas, choice)
+        if choice not in ("aic", "bic", "ebic"):
+            raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path, or a number")
+        return int(np.argmin(getattr(self, choice)))
+
+    def solution(self, choice: str | float = "bic") -> Tensor:
+        """The model of a choice."""
+        return self.solutions[self.index(choice)]
 
     def table(self) -> pd.DataFrame:
         """One row per strength."""

@@ -354,7 +354,7 @@ def quality(
     x: Any,
     *,
     part: Literal["train", "validation", "test"] = "train",
-    choice: str | float = "min",
+    choice: str | float = "1se",
     exact: bool = False,
     bins: Count = _BINS,
     driver: Driver | None = None,
@@ -366,8 +366,9 @@ def quality(
     problem : Problem
         With the loss ``"logistic"`` or that of a regression; for new data, one with the new silos and the same
         features.
-    x : Tensor, array or CrossValidation
-        The model. Of a cross-validation every sample is scored by the model of its fold, which has not seen it.
+    x : Tensor, array, Run, estimator or CrossValidation
+        The model, or what has one. Of a cross-validation every sample is scored by the model of its fold, which has
+        not seen it.
     part : {"train", "validation", "test"}
         Whose samples.
     choice : str or float

@@ -6,27 +6,22 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from fedcomposite._validation import ZeroOrMore, as_vector, check_call
+from fedcomposite._validation import ZeroOrMore, as_vector, buffers_of, check_call
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.analysis.newton import Plan, on_support
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run, simulate
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.history import Best
 
 
 @overload
-def refit(
-    problem: Problem, x: Tensor | Run | Best, *, driver: Driver | None = None, tolerance: float = 1e-10
-) -> Tensor: ...
+def refit(problem: Problem, x: Any, *, driver: Driver | None = None, tolerance: float = 1e-10) -> Tensor: ...
 @overload
-def refit(
-    problem: Problem, x: Tensor | Run | Best, algorithm: AnyAlgorithm, *, rounds: int, **settings: Any
-) -> Run: ...
+def refit(problem: Problem, x: Any, algorithm: AnyAlgorithm, *, rounds: int, **settings: Any) -> Run: ...
 def refit(
     problem: Problem,
-    x: Tensor | Run | Best,
+    x: Any,
     algorithm: AnyAlgorithm | None = None,
     *,
     driver: Driver | None = None,
@@ -42,8 +37,9 @@ def refit(
     ----------
     problem : Problem
         With the regularizer that made the zeros.
-    x : Tensor, Run or Best
-        The sparse model: a solution, a run, or a run's best model, whose running statistics a network goes on with.
+    x : Tensor, array, Run, Best or estimator
+        The sparse model: a solution, an estimator, a run, or a run's best model, whose running statistics a network
+        goes on with.
     algorithm : Algorithm, optional
         A method with a prox; for a network a small step, for example ``FedMid(5, 0.01)``, which is FedAvg here.
     driver : Driver, optional
@@ -58,10 +54,9 @@ def refit(
     Tensor or Run
         The solution; with a method the run, whose objective is the loss alone.
     """
-    given = x.solution if isinstance(x, Run | Best) else x
     named = {} if algorithm is None else {"algorithm": algorithm}
-    check_given(refit, {"problem": problem, "x": given, "driver": driver, "tolerance": tolerance, **named})
-    point = as_vector(given)
+    check_given(refit, {"problem": problem, "x": x, "driver": driver, "tolerance": tolerance, **named})
+    point = as_vector(x)
     if algorithm is None:
         if problem.model is not None:
             raise ValueError("a network is refitted in rounds: refit(problem, run, FedMid(5, 0.01), rounds=20)")
@@ -74,6 +69,5 @@ def refit(
         raise ValueError("refit: a driver is for linear models, which are solved for; leave it or the method out")
     check_call("refit", simulate, settings)
     kept = (point != 0).cpu() | ~problem.regularizer.acts_on(len(point))
-    buffers = None if isinstance(x, Tensor) or x.buffers is None or not x.buffers.numel() else x.buffers
     settings.setdefault("dtype", point.dtype)
-    return simulate(problem.on_support(kept, point, buffers), algorithm, x0=point, **settings)
+    return simulate(problem.on_support(kept, point, buffers_of(x)), algorithm, x0=point, **settings)

@@ -89,7 +89,7 @@ def solve(
     Returns
     -------
     Run
-        With ``status`` "converged" or "not converged", a ``message`` that says what was chosen and why, and a
+        With ``status`` "converged" or "not_converged", a ``message`` that says what was chosen and why, and a
         ``certificate``: the duality gap where conjugates are known, the optimality measure otherwise.
 
     Examples
@@ -208,7 +208,7 @@ class _Newton:
         else:
             message += explained(problem, end, rounds, () if made is None else made.grown)
             message += f"; {certificate}" if certificate is not None else ""
-        status: Any = "converged" if end == "converged" else "not converged"
+        status: Any = "converged" if end == "converged" else "not_converged"
         return Run(self.x, self.history, status, message, rounds, Empty(), (), certificate=certificate)
 
 
@@ -328,7 +328,7 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
     reason += f"stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
     if not problem.loss.smooth:
         reason += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
-    status: Any = "diverged" if run.status == "diverged" else "not converged"
+    status: Any = "diverged" if run.status == "diverged" else "not_converged"
     return dataclasses.replace(run, status=status, message=f"{message}: {reason}", certificate=certificate)
 
 

@@ -25,9 +25,10 @@ from torch import Tensor
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.analysis.newton import Fit, Plan, fit
 from fedcomposite.analysis.paths import Several, Start, beginning, check_path, falling
-from fedcomposite.analysis.strengths import regularized, strength, varied
+from fedcomposite.analysis.strengths import regularized, strength
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Regularizer
+from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.protocol import Rows, Task

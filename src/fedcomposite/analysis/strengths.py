@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
 from fedcomposite.regularizers import MCP, SCAD, Blocks, Box, ElasticNet, L2Squared, On, Regularizer
+from fedcomposite.regularizers.factors import varied
 from fedcomposite.regularizers.wrapped import settled
 
 _NO_TOP = 1e3  # a ridge has no strength at which all is zero: it starts at so many times the largest slope
-
-
-def varied(h: Regularizer, factor: float) -> Regularizer:
-    """The term h with its strength multiplied.
-
-    That is ``factor * h``, except for MCP and SCAD: their lam is multiplied, and their concavity stays as it is.
-    """
-    match h:
-        case MCP() | SCAD():
-            return dataclasses.replace(h, lam=factor * h.lam)
-        case On():
-            return dataclasses.replace(h, h=varied(h.h, factor))
-        case Blocks():
-            return Blocks(tuple(varied(part, factor) for part in h.parts))
-    return h.scaled(factor)
 
 
 def varies(h: Regularizer) -> bool:
@@ -45,7 +29,7 @@ def strength(h: Regularizer) -> float:
         case On():
             return strength(h.h)
         case Blocks():
-            return max(strength(part) for part in h.parts)
+            return max(strength(part) for part in h.parts) / h.unit
     if not h.coefficients:
         raise ValueError(f"{h} has no strength to vary; take one that has, for example L1(1.0)")
     return float(max(getattr(h, name) for name in h.coefficients))

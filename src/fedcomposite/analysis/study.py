@@ -25,7 +25,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore
+from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.inference import confidence
 from fedcomposite.analysis.newton import Plan, fit
@@ -33,7 +33,7 @@ from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.analysis.solve import explained
-from fedcomposite.analysis.strengths import strength, varied
+from fedcomposite.analysis.strengths import strength
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
@@ -41,6 +41,7 @@ from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
 from fedcomposite.regularizers import Blocks, On
+from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate, certify
 from fedcomposite.runtime.driver import Driver, driver_of
@@ -78,6 +79,11 @@ class Analysis(Result):
     exchanges: int
     bytes_up: int
     bytes_down: int
+
+    @property
+    def solution(self) -> Tensor:
+        """:attr:`x`, by the name that a run has for it."""
+        return self.x
 
     @property
     def converged(self) -> bool:
@@ -168,7 +174,7 @@ class Analysis(Result):
         text = json.dumps(plain(content), indent=1, allow_nan=False)
         write_atomic(folder.path / "analysis.json", text.encode())
         folder.keep_model(self.problem, self.x)
-        status = "converged" if self.converged else "not converged"
+        status = "converged" if self.converged else "not_converged"
         folder.conclude({"status": status, "message": self.message, "label": self.kind, "rounds": self.exchanges})
 
 
@@ -215,13 +221,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+@renamed(score="scoring")
 def analyse(
     problem: Problem,
     kind: Kind = "cv",
     *,
     folds: Literal["sites"] | Several = 10,
     seed: Natural = 0,
-    score: Score = "deviance",
+    scoring: Score = "deviance",
     choice: Literal["min", "1se", "aic", "bic", "ebic"] | Positive | None = None,
     count: Several = 100,
     ratio: Inside | None = None,
@@ -237,7 +244,7 @@ def analyse(
         A linear model with a smooth loss.
     kind : {"fit", "path", "cv"}
         The problem as it is; a path of strengths; a path and cross-validation.
-    folds, seed, score, count, ratio, tolerance, seconds
+    folds, seed, scoring, count, ratio, tolerance, seconds
         As in :func:`fedcomposite.cross_validate`.
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
@@ -262,12 +269,12 @@ def analyse(
     options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
     options |= {"driver": driver}
     if kind == "cv":
-        cv = cross_validate(problem, folds=folds, seed=seed, score=score, **options)
+        cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, **options)
         along, choice = cv.path, choice or "1se"
         place = cv.index(choice)
     elif kind == "path":
         along, choice = path(problem, **options), choice or "bic"
-        place = int(np.argmin(getattr(along, str(choice))))
+        place = along.index(choice)
     if along is not None:
         x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())
     else:

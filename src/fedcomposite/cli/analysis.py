@@ -81,7 +81,7 @@ def cv(
     as_json: AsJson = False,
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
-    given = {"folds": folds_of(folds), "score": score, "count": count, "ratio": ratio, "choice": choice}
+    given = {"folds": folds_of(folds), "scoring": score, "count": count, "ratio": ratio, "choice": choice}
     given |= {"seconds": seconds}
     _local(config, "cv", overrides, destination, overwrite, as_json, **given)
 

@@ -166,7 +166,7 @@ def cv(
     """Analyst: choose the strength of the regularizer by cross-validation within the sites, or over them."""
     with reporting():
         number = folds_of(folds)
-    options = {"folds": number, "score": score, "count": count, "ratio": ratio, "choice": choice}
+    options = {"folds": number, "scoring": score, "count": count, "ratio": ratio, "choice": choice}
     _conduct(folder, config, "cv", destination, give_up, secure, as_json, **options)
 
 

@@ -188,7 +188,7 @@ def export_run(
     x, buffers = _vectors(kept, problem)
     inside = target.resolve().parent == source.resolve()
     with FolderLock(source) if inside else nullcontext():
-        made = export(x, problem, target, format=format, buffers=buffers, pruned=pruned, multiple=multiple)
+        made = export(problem, x, target, format=format, buffers=buffers, pruned=pruned, multiple=multiple)
     with results(as_json) as found:
         found |= made.figures()
         _tell_exported(made, problem, x)

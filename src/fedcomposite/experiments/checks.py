@@ -16,8 +16,8 @@ from fedcomposite._validation import UserError, check_call, suggest
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.choice import AUTO
 from fedcomposite.data import Recipe
+from fedcomposite.data.client_files import is_svmlight
 from fedcomposite.data.sheets import read_sheets
-from fedcomposite.data.svmlight import is_svmlight
 from fedcomposite.experiments.toml import ConfigError, file_tables, name_in
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import get_loss

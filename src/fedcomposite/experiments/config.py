@@ -41,13 +41,15 @@ class Section(BaseModel):
 
 
 class ProblemSection(Section):
-    """``[problem]``: the loss and how clients are weighted."""
+    """``[problem]``: the loss, how clients are weighted, and how much each feature is regularized."""
 
     loss: str | None = None
     loss_options: dict[str, Any] = {}
     bias: bool = False
     weights: Literal["uniform", "samples"] = "uniform"
     metrics: list[str] = []
+    penalty_factor: dict[str, float] | list[float] | None = None
+    """What the term of each feature is multiplied by: ``{age = 0.0}`` leaves that column alone."""
 
 
 class ModelSection(Section):

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from fedcomposite._faults import first_line
 from fedcomposite.exporting.errors import PruneError, full_precision, rounding
 from fedcomposite.exporting.planning import Kept, Layer, Network, Plan, State
+from fedcomposite.results import Result
 
 
-@dataclass(frozen=True)
-class Pruned:
+@dataclass(frozen=True, repr=False)
+class Pruned(Result):
     """A smaller module, and what became of the layers of the one that it was made from."""
 
     module: nn.Module
@@ -59,7 +60,14 @@ class Pruned:
         ]
         return pd.DataFrame(rows)
 
+    def to_frame(self) -> pd.DataFrame:
+        """:meth:`table`."""
+        return self.table()
+
     def __str__(self) -> str:
+        return self._line()
+
+    def _line(self) -> str:
         return (
             f"{self.parameters} -> {self.pruned_parameters} parameters, {self.flops} -> {self.pruned_flops} flops per "
             f"sample, outputs differ by at most {self.difference:.2g}"

@@ -8,6 +8,7 @@ Only then does it get its name. Identical models give identical files.
 from __future__ import annotations
 
 import os
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,13 +24,13 @@ from scipy import sparse
 from torch import Tensor
 
 from fedcomposite import files
-from fedcomposite._validation import Count, as_vector, suggest
+from fedcomposite._validation import Count, as_vector, buffers_of, renamed, suggest
 from fedcomposite.data.sparse import dense as dense_rows
 from fedcomposite.exporting.errors import ExportError, rounding
 from fedcomposite.exporting.onnx import write_onnx
 from fedcomposite.exporting.pruning import Pruned, fit, prune
 from fedcomposite.problems import Problem
-from fedcomposite.runtime import Run
+from fedcomposite.results import Result
 from fedcomposite.runtime.fit import check_given
 
 Format = Literal["state_dict", "safetensors", "onnx", "csr", "csv"]
@@ -45,8 +46,8 @@ class Read(NamedTuple):
     state: State | None  # None where a format does not keep the model's tensors
 
 
-@dataclass(frozen=True)
-class Exported:
+@dataclass(frozen=True, repr=False)
+class Exported(Result):
     """What was written."""
 
     path: Path
@@ -67,10 +68,19 @@ class Exported:
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "pruned"}
         return found if self.pruned is None else found | {"layers": self.pruned.table().to_dict("records")}
 
+    def to_frame(self) -> pd.DataFrame:
+        """One row: the file, its size before and after, and how far its predictions are off."""
+        return pd.DataFrame([{k: v for k, v in self.figures().items() if k != "layers"}])
 
+    def _line(self) -> str:
+        said = f"{self.path}, {self.format}: {self.nonzeros} of {self.parameters} parameters nonzero, "
+        return said + f"{self.dense_bytes} bytes of tensors in {self.file_bytes}"
+
+
+@renamed(run="x")
 def export(
-    run: Run | Tensor,
     problem: Problem,
+    x: Any,
     path: str | Path,
     *,
     format: Format = "state_dict",
@@ -82,10 +92,10 @@ def export(
 
     Parameters
     ----------
-    run : Run or Tensor
-        A run, whose solution (and a network's buffers) is written, or a vector x.
     problem : Problem
         What was solved; it knows the names and shapes.
+    x : Tensor, array, Run or estimator
+        A vector, or what has one: a run, whose solution (and a network's buffers) is written, a fitted estimator.
     path : path
         The file; an existing one is replaced, unless the export is refused.
     format : {"state_dict", "safetensors", "onnx", "csr", "csv"}
@@ -118,17 +128,18 @@ def export(
     >>> silos = fc.data.load("synthetic", clients=3, features=4, samples=10)
     >>> problem = fc.Problem(silos, loss="logistic")
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     made = export(torch.tensor([1.0, 0.0, 0.0, -2.0]), problem, f"{folder}/model.csv", format="csv")
+    ...     made = export(problem, torch.tensor([1.0, 0.0, 0.0, -2.0]), f"{folder}/model.csv", format="csv")
     >>> made.parameters, made.nonzeros
     (4, 2)
     """
+    if isinstance(x, Problem) and not isinstance(problem, Problem):
+        warnings.warn("export(run, problem, path) is now export(problem, run, path)", DeprecationWarning, stacklevel=3)
+        problem, x = x, problem
     given = {"problem": problem, "path": path, "pruned": pruned, "buffers": buffers, "multiple": multiple}
     check_given(export, given, *_refusals(problem, format, pruned, multiple))
-    x = _vector(run.solution if isinstance(run, Run) else run)
+    buffers, x = buffers_of(x) if buffers is None else buffers, _vector(x)
     if x.shape != (problem.dimension,):
         raise ValueError(f"the model has shape {tuple(x.shape)}, the problem's has ({problem.dimension},)")
-    if isinstance(run, Run) and buffers is None:
-        buffers = run.buffers
     samples = dense_rows(problem.silos.features[:_CHECKED])
     whole = _state(x, problem, None if buffers is None else buffers.cpu())
     small: Pruned | None = None
@@ -201,7 +212,7 @@ def _compare(read: Read, state: State, wanted: Tensor, allowed: float, target: P
 
 
 def _vector(x: Any) -> Tensor:
-    point = as_vector(x, "run").detach().cpu()
+    point = as_vector(x).detach().cpu()
     if not bool(torch.isfinite(point).all()):
         raise ExportError("the model has NaN or infinite parameters")
     return point

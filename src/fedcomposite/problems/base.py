@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from fedcomposite import rng
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import Features
 from fedcomposite.problems.measures import Counts, Measures
+from fedcomposite.results import Result
 
 _FIRST_ORDER = "a network offers gradients only, no Hessians; use a first-order method, for example FedNMap or Zhang"
 FULL = 2**32 - 1
@@ -57,8 +59,8 @@ class Batches:
         return rule(self.seed, ids, sizes, round, steps, self.size)
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Result):
     """What one pass over all the data at one point gives."""
 
     loss: Tensor
@@ -78,6 +80,14 @@ class Evaluation:
         """The counts' values, by their names in a record."""
         found = self.measures.summarise(self.counts)
         return {k: torch.tensor(v, dtype=torch.float64 if isinstance(v, float) else None) for k, v in found.items()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row: loss, norm of the gradient, metrics."""
+        numbers = {"loss": float(self.loss), "gradient_norm": float(self.gradient.norm())}
+        return pd.DataFrame([numbers | self.measures.summarise(self.counts)])
+
+    def _line(self) -> str:
+        return f"loss {float(self.loss):.6g}, gradient of norm {float(self.gradient.norm()):.3g}"
 
 
 @dataclass

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedcomposite._validation import as_vector, suggest
+from fedcomposite._validation import as_vector, buffers_of, suggest
 from fedcomposite.data.arrays import as_tensor
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.faults import DataError
@@ -30,6 +30,7 @@ from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
 from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, Support, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
+from fedcomposite.regularizers.factors import PenaltyFactor, factored, factors_of
 
 Weights = Literal["uniform", "samples"]
 
@@ -61,6 +62,14 @@ class Problem:
     weights : {"uniform", "samples"}
         w_i = 1/n (the papers' objective), or proportional to the clients' sample counts (the pooled objective), or to
         the sums of their samples' weights where the silos have some.
+    penalty_factor : mapping or sequence of float, optional
+        What the term of each feature is multiplied by, for terms that act on each coordinate by itself: a number per
+        feature, or ``{"age": 0.0}`` for some by name (a column's name stands for all features that a recipe made of
+        it) or place, 1 for the others. 0 leaves a feature alone. It is not rescaled, as glmnet does.
+    class_weight : "balanced" or mapping, optional
+        What samples of each class count, times what they counted before, as in scikit-learn: by label, 1 for labels
+        that are not named; ``"balanced"`` is samples / (classes * samples of the class), over all clients. Measures
+        on training samples count them so, too.
     model : torch.nn.Module, optional
         A network instead of a linear model; x is its trainable parameters, flattened in their order (:attr:`layout`),
         and its own values are the start. It is copied, never modified.
@@ -116,6 +125,8 @@ class Problem:
         regularizer: Regularizer | None = None,
         bias: bool = False,
         weights: Weights = "uniform",
+        penalty_factor: PenaltyFactor | None = None,
+        class_weight: Literal["balanced"] | Mapping[float, float] | None = None,
         model: nn.Module | None = None,
         gradients: Literal["auto", "vmap", "loop", "streams"] = "auto",
         chunk: int | None = None,
@@ -131,6 +142,8 @@ class Problem:
             from fedcomposite.problems.problem import LinearProblem, NetworkProblem
 
             self.__class__ = cast(type[Self], LinearProblem if model is None else NetworkProblem)
+        if class_weight is not None:
+            silos = _class_weighted(silos, class_weight)
         self.silos, self.bias, self.weighting = silos, bool(bias), weights
         self._placed: dict[tuple[torch.dtype, torch.device], Smooth] = {}
         self._smoothness: dict[str, float] = {}
@@ -140,7 +153,8 @@ class Problem:
         self.model = None if model is None else copy.deepcopy(model)
         self._set_up(loss, loss_options, metrics)
         self.dimension = self.layout[-1].stop
-        self.regularizer = self._restricted(Zero() if regularizer is None else regularizer)
+        h = Zero() if regularizer is None else regularizer
+        self.regularizer = self._restricted(h if penalty_factor is None else self._factored(h, penalty_factor))
         if model is None:
             self.regularizer.value(torch.zeros(self.dimension))  # a term for another number of coordinates says so here
         whole = silos.ids == tuple(range(len(silos)))  # a part of a federation may have one class
@@ -212,6 +226,16 @@ class Problem:
             raise ValueError(f"{h} would act on parameters with two axes or more; this model has none: say h.on('*')")
         return Named(h, names).resolve(self.layout)
 
+    def _factored(self, h: Regularizer, given: PenaltyFactor) -> Regularizer:
+        """The term h with a factor for every coordinate; intercepts are left alone."""
+        if self.model is not None:
+            raise ValueError(
+                "penalty_factor is for linear models; give each layer a term: a.on('*.weight') + b.on(...)"
+            )
+        (features, *outputs), recipe = self.layout[0].shape, self.silos.recipe
+        each = factors_of(given, self.silos.feature_names, features, {} if recipe is None else recipe.sources)
+        return factored(h, np.repeat(each, math.prod(outputs)), self.dimension)
+
     def on_support(self, kept: Tensor, x: Tensor, buffers: Tensor | None = None) -> Self:
         """The same problem without h, on the coordinates that ``kept`` marks: the others are zero and stay so.
 
@@ -242,12 +266,12 @@ class Problem:
         return self._placed[place]
 
     def _at(self, x: Any, buffers: Any = None) -> tuple[Tensor, Smooth]:
-        """The point x, and the smooth part in its dtype with these buffers, or those before the first round."""
+        """The point x, and the smooth part in its dtype with these buffers, or a run's own, or those before it."""
         point = as_vector(x)
         if point.shape != (self.dimension,):
             raise ValueError(f"x has shape {tuple(point.shape)}, expected ({self.dimension},)")
         smooth = self.smooth(point.dtype, point.device)
-        own = smooth.buffers()
+        own, buffers = smooth.buffers(), buffers_of(x) if buffers is None else buffers
         given = own if buffers is None else torch.as_tensor(buffers).to(point)
         if given.shape != own.shape:
             raise ValueError(f"buffers have shape {tuple(given.shape)}, expected {tuple(own.shape)}: take run.buffers")
@@ -262,10 +286,10 @@ class Problem:
 
         Parameters
         ----------
-        x : array
-            The model, ``(d,)``; a list is read in float64.
+        x : array, Run or estimator
+            The model, ``(d,)``, or what has one; a list is read in float64.
         buffers : Tensor, optional
-            A network's running statistics, ``run.buffers``; those of the untrained module if left out.
+            A network's running statistics, ``run.buffers``; those of the run, or of the untrained module, if left out.
         evaluation_samples : int, optional
             How many training samples a network is measured on, None for all; the problem's own number if left out.
             A linear model is measured on all of them. ``.samples`` of the result says how many they were.
@@ -372,6 +396,27 @@ class Problem:
         a network at the fixed step :data:`NETWORK_STEP`.
         """
         return measuring_step(self._curvature(), self.regularizer.rho)
+
+
+def _class_weighted(silos: Silos, given: object) -> Silos:
+    """What samples count by their class, as in scikit-learn; labels that are not named count 1."""
+    if silos.classes is None:
+        raise ValueError(f"class_weight = {given!r:.60}: the targets are not classes")
+    labels, at = torch.unique(silos.targets, return_inverse=True)
+    each = torch.ones(len(labels), dtype=torch.float64)
+    known = {float(label): i for i, label in enumerate(labels)}
+    if given == "balanced":
+        counted = torch.ones(len(at), dtype=torch.float64) if silos.weights is None else silos.weights
+        each = counted.sum() / (len(labels) * torch.zeros_like(each).index_add_(0, at, counted))
+    elif isinstance(given, Mapping) and all(
+        key in known and isinstance(w, int | float | np.number) and 0 < w < math.inf for key, w in given.items()
+    ):
+        for key, w in given.items():
+            each[known[key]] = float(w)
+    else:
+        shown = ", ".join(f"{label:g}" for label in list(known)[:10])
+        raise ValueError(f"class_weight = {given!r:.60}, must be 'balanced' or have numbers > 0 by label ({shown})")
+    return silos.class_weighted(dict(zip(known, each.tolist(), strict=True)))
 
 
 def _check_kinds(silos: Any, regularizer: Any, bias: Any, weights: Any, model: Any) -> None:

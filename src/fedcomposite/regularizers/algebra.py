@@ -191,9 +191,13 @@ class Blocks(Regularizer):
 
     The prox is that of each term on its own coordinates. That of a sum over the *same* coordinates is not made of its
     terms' in general, so terms that overlap are refused.
+
+    ``unit`` is what the largest strength among the terms is divided by where one number is to stand for all of them,
+    as along a path.
     """
 
     parts: tuple[Regularizer, ...]
+    unit: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,7 +259,7 @@ class Blocks(Regularizer):
 
     def scaled(self, kappa: float) -> Blocks:
         """Every term times kappa."""
-        return Blocks(tuple(part.scaled(kappa) for part in self.parts))
+        return replace(self, parts=tuple(part.scaled(kappa) for part in self.parts))
 
     def coupling(self, dimension: int) -> Tensor:
         """The parts of each term where it acts; the rest by itself."""
@@ -269,7 +273,7 @@ class Blocks(Regularizer):
 
     def resolve(self, layout: Layout) -> Blocks:
         """Every term on its coordinates."""
-        return Blocks.of(*(part.resolve(layout) for part in self.parts))
+        return replace(Blocks.of(*(part.resolve(layout) for part in self.parts)), unit=self.unit)
 
     def _placed(self) -> list[On]:
         for part in self.parts:

@@ -21,11 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedcomposite._validation import as_vector
 from fedcomposite.problems import Evaluation, Linear, Loss, Problem
 from fedcomposite.regularizers import L1, Blocks, Box, ElasticNet, GroupLasso, L2Squared, On, Regularizer, Zero
 from fedcomposite.regularizers.wrapped import Wrapped
@@ -58,11 +59,12 @@ class Certificate:
         return f"optimality measure {self.value:.1e} (distance from -grad f to the subdifferential of h)"
 
 
-def certify(problem: Problem, x: Tensor, look: Look | None = None, *, with_gap: bool = True) -> Certificate:
+def certify(problem: Problem, x: Any, look: Look | None = None, *, with_gap: bool = True) -> Certificate:
     """The duality gap at x, or the optimality measure where the gap is not known or not wanted.
 
     ``look`` measures models where the problem's data are elsewhere; the gap may need several of them.
     """
+    x = as_vector(x)
     gap = duality_gap(problem, x, look) if with_gap else None
     if gap is not None:
         return Certificate("duality gap", gap)

@@ -15,7 +15,7 @@ from fedcomposite.runtime.certificate import Certificate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Status = Literal["completed", "converged", "stopped", "diverged", "interrupted", "not converged"]
+Status = Literal["completed", "converged", "stopped", "diverged", "interrupted", "not_converged"]
 
 
 class DivergenceWarning(RuntimeWarning):
@@ -56,6 +56,17 @@ class Best(NamedTuple):
     solution: Tensor
     buffers: Tensor
 
+    def to_frame(self) -> pd.DataFrame:
+        """One row: the round, the recorded number and its value, nonzeros."""
+        kept = int((self.solution != 0).sum())
+        return pd.DataFrame([{"round": self.round, "metric": self.metric, "value": self.value, "nonzeros": kept}])
+
+    def __repr__(self) -> str:
+        return f"Best(round {self.round}: {self.metric} {self.value:.6g})"
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(index=False)
+
 
 @dataclass(repr=False)
 class Run(Result):
@@ -70,8 +81,8 @@ class Run(Result):
     "interrupted" by Ctrl-C.
 
     "completed" is said only of a run whose objective did not grow: with one that ends more than 1 % above the first the
-    status is "not converged", and with one more than twice as large "diverged". :func:`fedcomposite.solve` says
-    "not converged" also of a run that ended before its tolerance.
+    status is "not_converged", and with one more than twice as large "diverged". :func:`fedcomposite.solve` says
+    "not_converged" also of a run that ended before its tolerance.
     """
     message: str
     """One line for people."""

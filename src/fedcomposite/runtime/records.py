@@ -20,7 +20,7 @@ DIVERGED = 1e10
 
 NOISE, DOUBLED = 0.01, 1.0
 """Growth of the objective over a whole run, in units of its first value: up to the first a run may be "completed", with
-more it is "not converged", and beyond the second "diverged". The same for every method; see :func:`ending`."""
+more it is "not_converged", and beyond the second "diverged". The same for every method; see :func:`ending`."""
 
 
 def make_record(
@@ -71,10 +71,10 @@ def ending(last: Record, first: Record) -> Status:
 
     A minimisation that ends above its start has failed, whatever the method, and its last model should not be taken
     for an answer. A hundredth is allowed, since minibatches move a model that starts near the optimum; up to twice the
-    first value it is "not converged", and above that "diverged".
+    first value it is "not_converged", and above that "diverged".
     """
     grown = growth(last, first)
-    return "completed" if grown <= NOISE else "not converged" if grown <= DOUBLED else "diverged"
+    return "completed" if grown <= NOISE else "not_converged" if grown <= DOUBLED else "diverged"
 
 
 def grew(last: Record, first: Record) -> str:

@@ -257,7 +257,7 @@ class Rounds:
             self.status = ending(last, self.history[0])
         message = {
             "completed": done,
-            "not converged": done,
+            "not_converged": done,
             "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
             "stopped": f"stopped after round {self.round}: {self._reason or 'a callback asked for it'}",
             "interrupted": f"interrupted after round {self.round}",

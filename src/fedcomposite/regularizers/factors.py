@@ -1,0 +1,108 @@
+"""A term h with its strength multiplied: as a whole, or by a factor of its own for every feature."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedcomposite._validation import suggest
+from fedcomposite.regularizers.algebra import Blocks, Named, On
+from fedcomposite.regularizers.base import Regularizer
+from fedcomposite.regularizers.separable import L1, MCP, SCAD, Zero
+from fedcomposite.regularizers.wrapped import Ramped
+
+Floats = npt.NDArray[np.float64]
+PenaltyFactor = Mapping[str, float] | Mapping[int, float] | Sequence[float] | Floats
+"""What each feature's term is multiplied by: a number for each, or for some of them by name or place."""
+
+
+def varied(h: Regularizer, factor: float) -> Regularizer:
+    """The term h with its strength multiplied.
+
+    That is ``factor * h``, except for MCP and SCAD: their lam is multiplied, and their concavity stays as it is.
+    """
+    match h:
+        case MCP() | SCAD():
+            return dataclasses.replace(h, lam=factor * h.lam)
+        case On():
+            return dataclasses.replace(h, h=varied(h.h, factor))
+        case Blocks():
+            return dataclasses.replace(h, parts=tuple(varied(part, factor) for part in h.parts))
+    return h.scaled(factor)
+
+
+def factors_of(given: PenaltyFactor, names: Sequence[str], features: int, sources: Mapping[str, str]) -> Floats:
+    """A factor per feature, ``(features,)``.
+
+    Parameters
+    ----------
+    given : mapping or sequence
+        Factors by the features' names or places, 1 for the others; or one for each feature.
+    names : sequence of str
+        Of the features; empty if they have none.
+    features : int
+        How many there are.
+    sources : mapping
+        The column that each feature is made from, whose name stands for all of its features.
+    """
+    if not isinstance(given, Mapping):
+        try:
+            found = np.array(given, float)
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if found.shape != (features,) or not ((found >= 0) & (found < np.inf)).all():
+            raise ValueError(f"penalty_factor: give {features} numbers >= 0, one per feature, or a mapping of names")
+        return found
+    found = np.ones(features)
+    for key, factor in given.items():
+        number = isinstance(factor, int | float | np.number) and not isinstance(factor, bool)
+        if not (number and 0 <= factor < np.inf):
+            raise ValueError(f"penalty_factor: {key!r} = {factor!r}, must be a number >= 0")
+        found[_places(key, names, features, sources)] = factor
+    return found
+
+
+def _places(key: object, names: Sequence[str], features: int, sources: Mapping[str, str]) -> list[int]:
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        if not -features <= key < features:
+            raise ValueError(f"penalty_factor: {key!r} is none of the numbers of features, 0 to {features - 1}")
+        return [int(key)]
+    found = [j for j, name in enumerate(names) if name == key] or [
+        j for j, name in enumerate(names) if sources.get(name) == key
+    ]
+    if not found:
+        known = ", ".join(names[:20]) or "none has a name"
+        raise ValueError(f"penalty_factor: there is no feature {key!r}{suggest(key, names)} (features: {known})")
+    return found
+
+
+def factored(h: Regularizer, factors: Floats, dimension: int) -> Regularizer:
+    """The term h with a factor for each coordinate; those with the factor 0, and all after the factors, are left alone.
+
+    Its strength stays that of h: L1 gets weights, any other separable term becomes :class:`Blocks` whose unit is the
+    largest factor.
+    """
+    if isinstance(h, Ramped):
+        return Ramped(factored(h.h, factors, dimension), h.strength)
+    if isinstance(h, Zero) or (factors == 1).all():
+        return h
+    if isinstance(h, On | Named | Blocks):
+        raise ValueError(f"penalty_factor: {h} says itself where it acts; multiply its terms, or give one for all")
+    levels, whole = np.unique(factors[factors > 0]), np.zeros(dimension)
+    whole[: len(factors)] = factors
+    if not len(levels):
+        return Zero()
+    if isinstance(h, L1):
+        own = np.ones(len(factors)) if h.weights is None else np.array(h.weights, float)
+        if len(own) != len(factors):
+            raise ValueError(f"penalty_factor: {len(factors)} coordinates, and {h} has {len(own)} weights")
+        kept: list[bool] = (whole > 0).tolist()
+        return L1(h.lam, tuple((own * factors)[factors > 0].tolist())).on(kept)
+    if len(levels) > 1 and len(torch.unique(h.coupling(len(factors)))) < len(factors):
+        raise ValueError(f"penalty_factor is for terms on each coordinate by itself; {h} couples them")
+    parts = tuple(varied(h, float(f)).on((whole == f).tolist()) for f in levels)
+    return Blocks(parts, float(levels[-1]))
