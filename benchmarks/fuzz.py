@@ -38,7 +38,7 @@ import fedcomposite as fc
 from benchmarks.fuzz_draw import KINDS, Case, draw
 from benchmarks.fuzz_oracle import Pooled, attained, convexified, minimised, polished, wald
 from benchmarks.fuzz_terms import CONSTRAINTS, Array
-from fedcomposite.estimators import UndeterminedWarning
+from fedcomposite.analysis import UndeterminedWarning
 
 FAILURES = ("wrong", "endless", "bound", "slow", "crash")
 OTHERS = ("ok", "open", "none", "reference", "refused")

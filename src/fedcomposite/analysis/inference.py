@@ -51,7 +51,7 @@ from fedcomposite.problems.losses import LeastSquares, Logistic, Poisson
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Rows, information, newton
-from fedcomposite.runtime.transports.silos import SiloTransport
+from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 Floats = npt.NDArray[np.float64]
 

@@ -87,14 +87,8 @@ class Coordinator:
 
     # -- before the first round ---------------------------------------------------------------------------------------
 
-    def prepare(self, checkpoint: Path | None = None) -> None:
-        """Meet the sites, check that their data fit together, and set up the server's state.
-
-        With "skip", sites that do not come, or do not fit to most others, take no part in the run. A run that has a
-        checkpoint goes on with the sites it began with, and waits for them.
-        """
-        if self.settings.secure and self.config.run.aggregator is not None:
-            raise ConfigError("--secure: [run] aggregator needs single replies; run without --secure")
+    def _gather(self, checkpoint: Path | None) -> None:
+        """Hear the introductions of those who take part."""
         again = checkpoint is not None and checkpoint.exists()
         if again and checkpoint is not None:
             began = ast.literal_eval(identity_of(checkpoint).get("sites", "[]"))
@@ -103,6 +97,16 @@ class Coordinator:
         if absent := [s for s in self.sites if s not in {i.site for i in self.introductions}]:
             self._log(f"this run is without {', '.join(absent)}")
         self.sites = [i.site for i in self.introductions]
+
+    def prepare(self, checkpoint: Path | None = None) -> None:
+        """Meet the sites, check that their data fit together, and set up the server's state.
+
+        With "skip", sites that do not come, or do not fit to most others, take no part in the run. A run that has a
+        checkpoint goes on with the sites it began with, and waits for them.
+        """
+        if self.settings.secure and self.config.run.aggregator is not None:
+            raise ConfigError("--secure: [run] aggregator needs single replies; run without --secure")
+        self._gather(checkpoint)
         self.shape: Shape = agree(self.introductions)
         self.problem: Problem = self.config.make_problem(replace(blank(self.shape), recipe=self._recipe))
         (spec,) = self.config.specs
