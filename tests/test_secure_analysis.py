@@ -491,6 +491,16 @@ def test_a_site_with_a_budget_says_what_it_takes_part_in(privacy, silos, tmp_pat
             ask_of(secure_sites(silos, tmp_path, opened(epsilon=1.0)), text, settings)[0].meet()
 
 
+def test_orders_that_are_no_analysis_in_a_sum_of_all_are_refused(asked):
+    """Sums that could be opened without a site, and rounds under the number of an exchange."""
+    sites, content, _ = asked
+    assert "all parties or none" in refusal(sites["a"].answer(changed(content, recover=True)))
+    order = Order.read(wire.text(content, "order"))
+    for fields in ({"train": True}, {"analysis": order.analysis.model_copy(update={"questions": []})}):
+        forged = wire.content(order=order.model_copy(update=fields).model_dump_json())
+        assert "for an analysis and for a round" in refusal(sites["a"].answer(forged))
+
+
 def test_a_site_that_is_restarted_is_asked_again_with_fresh_masks(silos, tmp_path):
     keys, lines = make_keys(silos.names), []
     sites = [make_site(silos, i, tmp_path, keys) for i in range(4)]

@@ -48,8 +48,8 @@ class Inquiry:
     Parameters
     ----------
     grid, sites, nodes, job, settings, log, stop
-        As for :class:`fedcomposite.federation.coordinator.coordinator.Coordinator`; every analysis has a job of its
-        own, also one that is gone on with: sites do not go back in its exchanges.
+        As for :class:`fedcomposite.federation.coordinator.coordinator.Coordinator`. Exchanges are numbered within a
+        job, and in secure sums sites do not go back in them: a second inquiry has a job of its own.
     config : Config
         The experiment; its method is not looked at.
     """

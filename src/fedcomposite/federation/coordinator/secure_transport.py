@@ -19,7 +19,7 @@ from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Policy
 from fedcomposite.federation.coordinator.transport import Sites, SiteTransport
-from fedcomposite.federation.orders import Introduction, Order
+from fedcomposite.federation.orders import Order
 from fedcomposite.federation.secure import assembly, encoding
 from fedcomposite.federation.secure.assembly import Asked, Assembly, Stale
 from fedcomposite.federation.secure.masked_answers import contents_of
@@ -170,8 +170,8 @@ def introductions(
     assembled: Assembly,
     orders: Mapping[str, Order],
     policy: Policy,
-    read: Callable[[str, RecordDict], Introduction],
-) -> tuple[dict[str, Introduction], encoding.Moments]:
+    read: Callable[[str, RecordDict], T],
+) -> tuple[dict[str, T], encoding.Moments]:
     """The sites' introductions, and the sums of the numbers that they leave out."""
     form = encoding.forms("introduce", 0, encoding.SCALARS["introduce"])
     met = summed(post, assembled, orders, "introduce", form, read, policy=policy, group="introduction")

@@ -238,6 +238,8 @@ def check_allowed(limits: Limits, config: Config, order: Order) -> None:
         return
     if order.train or order.evaluate or (order.analysis.introduces and order.shape is not None):
         raise RefusalError("an order for an analysis and for a round")
+    if order.secure is not None and order.secure.recover:
+        raise RefusalError("sums of an analysis are over all parties or none (policy 'wait')")
     if limits.epsilon is not None:
         raise RefusalError(
             f"this site has a privacy budget (epsilon = {limits.epsilon:g}), and {_EXACT}: it takes part in "
