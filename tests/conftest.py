@@ -24,7 +24,11 @@ PROCESSES = (
     "test_federation_real.py", "test_federation_service.py", "test_federation_analysis_real.py", "test_secure_real.py",
     "test_operations.py",
 )  # fmt: skip
-LONGEST = (*PROCESSES, "test_contract.py", "test_regularizers.py")
+LONGEST = (
+    *PROCESSES, "test_docs.py", "test_federation.py", "test_contract.py", "test_auto.py", "test_benchmarks.py",
+    "test_papers.py", "test_methods_second.py", "test_cli.py", "test_federation_analysis.py", "test_regularizers.py",
+    "test_methods_first.py", "test_secure.py",
+)  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)

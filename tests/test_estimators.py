@@ -46,7 +46,9 @@ def data(seed=0, n=150):
 
 
 @pytest.mark.parametrize(
-    ("model", "whole"), [*((m, False) for m in ALL), *(pytest.param(m, True, marks=pytest.mark.slow) for m in WHOLE)]
+    ("model", "whole"),
+    [*((m, False) for m in ALL), *(pytest.param(m, True, marks=pytest.mark.slow) for m in WHOLE)],
+    ids=str,
 )
 def test_scikit_learns_checks(model, whole):
     with warnings.catch_warnings():

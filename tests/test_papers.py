@@ -60,6 +60,10 @@ TINY = {  # a fraction of the reduced form
     "zhang-fig3": ["run.rounds=4", "run.evaluate_every=2", "data.samples=30", "settings.near.rounds=4"],
 }
 HOME = Path(papers.__file__).parent
+LONG = (  # networks, in their smallest form still seconds each; fednmap-fig4 is one that is always run
+    "fedcanon-fig2", "fedcanon-fig3", "fedcanon-table6", "fedcanon-table7", "fednmap-fig2", "fednmap-fig3",
+    "fednmap-fig5", "zhang-fig4",
+)  # fmt: skip
 
 
 def told(file):
@@ -74,7 +78,9 @@ def rows(claims):
     return [tuple(" ".join(cell.replace("|", "\\|").split()) for cell in claim) for claim in claims]
 
 
-@pytest.mark.parametrize("name", papers.names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in papers.names()]
+)
 def test_every_name_in_a_small_form(name, tmp_path, request):
     if re.search("(?i)mnist|a9a|heart|wisconsin", (HOME / f"{name}.toml").read_text()):
         request.getfixturevalue("real_data")
