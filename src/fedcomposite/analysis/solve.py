@@ -28,8 +28,7 @@ from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.driver import Deadline, Driver, deadline
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.records import make_record
-from fedcomposite.runtime.transports.silos import check_range
-from fedcomposite.runtime.transports.stacked_sums import StackedSums
+from fedcomposite.runtime.transports.silos import StackedSums, check_range
 from fedcomposite.runtime.wrapped import Counted
 
 NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
