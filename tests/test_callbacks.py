@@ -292,14 +292,14 @@ def test_progress_is_shown_on_a_terminal_only(problem, capsys, monkeypatch):
 
 def test_the_process_is_left_alone_off_the_main_thread_or_when_asked(problem, monkeypatch):
     """No signal handler, no thread setting, no malloc setting."""
-    from fedcomposite.runtime import malloc, process
+    from fedcomposite.runtime import process
 
     used = []
-    for module, name in ((process, "threads"), (process, "interrupts"), (malloc, "kept")):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
+    for name in ("threads", "interrupts", "keep_memory"):
+        real = getattr(process, name)
+        monkeypatch.setattr(process, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
     fc.simulate(problem, Zhang(2, 0.5), rounds=2)
-    assert sorted(used) == ["interrupts", "kept", "threads"]
+    assert sorted(used) == ["interrupts", "keep_memory", "threads"]
     used.clear()
     fc.simulate(problem, Zhang(2, 0.5), rounds=2, process_settings=False)
     worker = threading.Thread(target=lambda: fc.simulate(problem, Zhang(2, 0.5), rounds=2))

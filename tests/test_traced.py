@@ -8,7 +8,7 @@ from torch import nn
 import fedcomposite as fc
 from fedcomposite.problems.network import gradients as passes
 from fedcomposite.problems.traced import trace
-from fedcomposite.runtime import malloc
+from fedcomposite.runtime import process
 
 
 def silos(clients=4, samples=12, shape=(1, 8, 8)):
@@ -157,11 +157,11 @@ def test_memory_is_kept_during_runs_and_given_back_after_the_last(monkeypatch):
         def malloc_trim(self, pad):
             calls.append("trim")
 
-    monkeypatch.setattr(malloc, "_library", Library)
-    with malloc.kept(), malloc.kept():
+    monkeypatch.setattr(process, "_library", Library)
+    with process.keep_memory(), process.keep_memory():
         assert len(calls) == 2
-    assert calls[2:] == [(malloc._MMAP, malloc._USUAL[1]), (malloc._TRIM, malloc._USUAL[0]), "trim"]
-    monkeypatch.setattr(malloc, "_library", lambda: None)
-    with malloc.kept():
+    assert calls[2:] == [(process._MMAP, process._USUAL[1]), (process._TRIM, process._USUAL[0]), "trim"]
+    monkeypatch.setattr(process, "_library", lambda: None)
+    with process.keep_memory():
         pass
     assert len(calls) == 5

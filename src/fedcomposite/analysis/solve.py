@@ -29,8 +29,7 @@ from fedcomposite.runtime.counted import Counted
 from fedcomposite.runtime.driver import Deadline, Driver, deadline
 from fedcomposite.runtime.fit import check_given, precision_fault
 from fedcomposite.runtime.records import make_record
-from fedcomposite.runtime.transports.silo_answers import check_range
-from fedcomposite.runtime.transports.stacked_sums import StackedSums
+from fedcomposite.runtime.transports.silo_answers import StackedSums, check_range
 
 NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
 """Rounds after which a solution counts as not found, unless a number is given."""

@@ -3,9 +3,8 @@
 from fedcomposite.runtime.transports.base import Exchange, Gathered, MethodTransport, Parties, StoppedError, Transport
 from fedcomposite.runtime.transports.local import LocalTransport
 from fedcomposite.runtime.transports.loop import ClientError, Loop
-from fedcomposite.runtime.transports.silo_answers import SiloTransport
+from fedcomposite.runtime.transports.silo_answers import SiloTransport, StackedSums
 from fedcomposite.runtime.transports.stacked import Stacked
-from fedcomposite.runtime.transports.stacked_sums import StackedSums
 
 __all__ = [
     "ClientError",

@@ -20,7 +20,7 @@ from fedcomposite.privacy import ClientLevel, Counters, Privacy
 from fedcomposite.problems import Batches, ClientGradients, Counter, Evaluation, Problem, Smooth
 from fedcomposite.problems.base import Local
 from fedcomposite.problems.private import gradients
-from fedcomposite.runtime import malloc, messages, process, states
+from fedcomposite.runtime import messages, process, states
 from fedcomposite.runtime.counted import Counted
 from fedcomposite.runtime.distributed import Alone, Group
 from fedcomposite.runtime.protection import noised_mean
@@ -170,7 +170,10 @@ class LocalTransport(ABC):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Settings of the process under which rounds are fastest: threads, and memory that is not given back."""
-        with process.threads(self.threads), malloc.kept() if self.smooth.device.type == "cpu" else nullcontext():
+        with (
+            process.threads(self.threads),
+            process.keep_memory() if self.smooth.device.type == "cpu" else nullcontext(),
+        ):
             yield
 
     def save(self, path: Path, name: str) -> NamedTuple:
