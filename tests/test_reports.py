@@ -1,6 +1,7 @@
 """Reports and predictions: the numbers of the run, on one page that needs nothing from outside."""
 
 import json
+import re
 import tomllib
 from html.parser import HTMLParser
 
@@ -19,8 +20,9 @@ from fedcomposite.cli.main import app
 from fedcomposite.data import DataError
 from fedcomposite.experiments import Config
 from fedcomposite.experiments.store import StoreError
+from fedcomposite.plots.inline import Picture
 from fedcomposite.reports import read_run, write_report
-from fedcomposite.reports.drawing import Axes, ticks
+from fedcomposite.reports.page import html
 
 PAPER = (680, 960)  # A4 without its margins, in pixels
 
@@ -70,8 +72,8 @@ def test_a_page_is_whole_and_asks_for_nothing(messy):
     command("report", run)
     text = (run / "report.html").read_text()
     page = Page(text)
-    assert page.links == []
-    assert "url(" not in text
+    assert all(link.startswith("#") for link in page.links)  # parts of the page itself
+    assert text.count("url(") == text.count("url(#")
     assert "@import" not in text
     assert text.count("http") == text.count('xmlns="http://www.w3.org/2000/svg"') + text.count("http-equiv")
     assert sum(tag == "svg" for tag, _ in page.tags) == 7
@@ -90,14 +92,23 @@ def test_everything_drawn_is_inside_its_picture(messy):
     _, run = messy
     write_report(run)
     page = Page((run / "report.html").read_text())
-    width = height = 0.0
+    width = height = seen = 0
     for tag, given in page.tags:
         if tag == "svg":
             width, height = map(float, given["viewbox"].split()[2:])
-        points = [tuple(map(float, p.split(","))) for p in given.get("points", "").split()]
-        points += [(float(given["cx"]), float(given["cy"]))] if tag == "circle" else []
-        points += [(float(given[f"x{i}"]), float(given[f"y{i}"])) for i in "12"] if tag == "line" else []
+        if tag == "path" and "id" not in given:  # those with one are drawn where they are used
+            numbers = list(map(float, re.findall(r"-?[\d.]+", given["d"])))
+            points = list(zip(numbers[::2], numbers[1::2], strict=True))
+        else:
+            points = [(float(given["x"]), float(given["y"]))] if tag == "use" else []
+        seen += len(points)
         assert all(-0.5 <= a <= width + 0.5 and -0.5 <= b <= height + 0.5 for a, b in points), (tag, given)
+    assert seen > 500
+
+
+def test_a_page_is_the_same_again(messy):
+    found = read_run(messy[1])
+    assert html(found) == html(found)
 
 
 @pytest.mark.parametrize(
@@ -118,24 +129,36 @@ def test_a_page_in_chromium(messy, browser, size, media):
 
 
 def test_words_of_marks_stay_in_the_picture_and_apart(tmp_path, browser):
-    axes = Axes((1.0, 1e-3), (0, 1), labels=("lambda", "deviance"), logarithmic=(True, False))
-    axes.mark(1e-3, "min")
-    axes.mark(1.1e-3, "1se")
-    (tmp_path / "marks.html").write_text(axes.svg("two marks at the right edge"))
+    picture = Picture((560, 340), ("lambda", "deviance"), log_x=True)
+    picture.axes.set_xlim(1.0, 1e-3)
+    picture.mark(1e-3, "min")
+    picture.mark(1.1e-3, "1se")
+    (tmp_path / "marks.html").write_text(picture.svg("two marks at the right edge"))
     browser.open(tmp_path / "marks.html")
     assert browser.overlaps() == []
+
+
+def test_names_are_no_formulas_and_stay_in_legends():
+    picture = Picture((560, 340), ("x", "cost in $ per $"))
+    for name in ("a$b$c_{1}", "_under"):
+        picture.line([(0, 1), (1, 2)], "#000000", name)
+    picture.ends([("5$ or 7$", 2.0, "#000000")])
+    picture.axes.legend()
+    words = [word.strip("\u200b\n ") for word in Page(picture.svg("names")).words]
+    for name in ("a$b$c_{1}", "_under", "5$ or 7$", "cost in $ per $"):
+        assert name in words
 
 
 def test_a_pointer_on_the_path_names_the_line_on_screen_and_not_on_paper(messy, browser):
     _, run = messy
     write_report(run)
     browser.open(run / "report.html")
-    browser.point("polyline.trace")
+    browser.point("path.trace")
     tip = "const tip = document.getElementById('tip'); return [tip.checkVisibility(), tip.textContent, "
     tip += "[...document.querySelectorAll('.trace')].filter(e => getComputedStyle(e).opacity < 1).length]"
     shown, name, faded = browser.run(tip)
     assert shown
-    assert name == browser.one("polyline.trace").get_attribute("data-name")
+    assert name == browser.one("path.trace").get_attribute("data-name")
     assert name in json.loads((run / "analysis.json").read_text())["coordinates"]
     assert faded > 2
     browser.emulate(media="print")
@@ -449,12 +472,3 @@ def test_a_test_part_is_measured_and_reported(messy, tmp_path):
     for expected in ("<h2>Test</h2>", "ROC curves on the test part", "Calibration on the test part"):
         assert expected in page
     assert sum(tag == "svg" for tag, _ in Page(page).tags) == 10
-
-
-def test_axes_and_ticks():
-    assert ticks(-1.0, 1.0, 5) == [-1.0, -0.5, 0.0, 0.5, 1.0]
-    axes = Axes((1.0, 0.01), (0.0, 1.0), labels=("a", "b"), logarithmic=(True, False))
-    left, middle, right = (axes.at(v, 0.5)[0] for v in (1.0, 0.1, 0.01))
-    assert left < middle < right
-    assert middle - left == pytest.approx(right - middle)
-    assert "0.01" in axes.svg("t")
