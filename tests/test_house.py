@@ -36,7 +36,7 @@ NEIGHBOURS = {
     ("metrics", "theory"),
     ("papers", "analysis"),
 }
-ENTRANCES = {"__init__", "__main__", "py", "estimators"}  # the package's own front doors see everything
+ENTRANCES = {"__init__", "__main__", "py", "estimators", "errors"}  # the package's own front doors see everything
 
 
 def room_of(file):

@@ -12,16 +12,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedcomposite import files
-from fedcomposite._validation import UserError
 from fedcomposite.problems import Counter
 from fedcomposite.runtime.history import Best, Record
+from fedcomposite.runtime.identity import CheckpointError as CheckpointError
 from fedcomposite.runtime.identity import Identity, differences
 
 _FORMAT = "checkpoint 2"
-
-
-class CheckpointError(UserError):
-    """A checkpoint that cannot be used, and why."""
 
 
 class Snapshot(NamedTuple):
