@@ -26,6 +26,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing_public.py
 
 # The site, built and opened in a browser: a part of its own, as the gallery's examples are run for it.
 test-site: $(VENV)/.test $(VENV)/.docs

@@ -44,7 +44,7 @@ import fedcomposite as fc
 from benchmarks.inference import recorded
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.data.augmentation import Chain, Crop, Flip
-from fedcomposite.exporting import PruneError
+from fedcomposite.exporting import ExportError
 from fedcomposite.files import write_atomic
 from fedcomposite.plots import canvas
 from fedcomposite.regularizers import L1, PositivePart, SparseGroupLasso
@@ -203,7 +203,7 @@ def pruned(problem: fc.Problem, run: fc.Run, device: str) -> dict[str, Any]:
     module = problem.module(run.solution.float().to(device), run.buffers)
     try:
         made = {m: fc.prune(module, torch.randn(8, 3, 32, 32, device=device), multiple=m) for m in MULTIPLES}
-    except PruneError as error:  # what else is known is worth having
+    except ExportError as error:  # what else is known is worth having
         return {"error": str(error)}
     print(*made.values(), sep="\n")
     modules = {"dense": module} | {f"pruned, multiples of {m}": small.module for m, small in made.items()}

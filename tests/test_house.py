@@ -42,7 +42,7 @@ NEIGHBOURS = {
     ("papers", "analysis"),
 }
 IMPORTED_TESTS = re.compile(r"^\s*(?:from|import) +(test_\w+)")  # also in programs that a test writes into a string
-ENTRANCES = {"__init__", "__main__", "py", "estimators"}  # the package's own front doors see everything
+ENTRANCES = {"__init__", "__main__", "py", "estimators", "errors"}  # the package's own front doors see everything
 
 
 def room_of(file):

@@ -1,5 +1,8 @@
 """One name for one thing: models in every form, arguments in one order, old names with a warning, results in a line."""
 
+import inspect
+from typing import get_type_hints
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +13,7 @@ from fedcomposite._validation import renamed
 from fedcomposite.algorithms import FedMid
 from fedcomposite.callbacks import BestModel
 from fedcomposite.regularizers import L1
+from fedcomposite.runtime.simulator import Settings
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +164,39 @@ def test_renamed_arguments():
         assert plain(1, text="3") == (1, 3)
     with pytest.raises(TypeError, match="old is now new; give new alone"):
         plain(1, old=2, new=3)
+
+
+def test_the_settings_of_a_run_are_typed_as_they_are():
+    taken = inspect.signature(fc.simulate).parameters
+    own = {"problem", "algorithm", "rounds", "x0", "tolerance"}  # which a function that passes settings on has itself
+    assert set(taken) - own == set(Settings.__annotations__)
+    hints, typed = get_type_hints(fc.simulate), get_type_hints(Settings)
+    assert all(hints[name] == typed[name] for name in typed)
+
+
+def test_errors_are_in_one_place():
+    for name in fc.errors.__all__:
+        kind = getattr(fc.errors, name)
+        assert kind.__name__ == name
+        assert kind.__doc__
+        if name in fc.__all__:
+            assert getattr(fc, name) is kind
+        if name.endswith("Error") and name != "FailedError":
+            assert issubclass(kind, fc.errors.UserError | fc.errors.FailedError)
+        if name.endswith("Warning"):
+            assert issubclass(kind, Warning)
+    public = {n for n in fc.__all__ if n.endswith(("Error", "Warning", "Interrupted"))}
+    assert public <= set(fc.errors.__all__)
+    assert set(dir(fc.errors)) >= set(fc.errors.__all__)
+    with pytest.raises(AttributeError, match="NoError"):
+        _ = fc.errors.NoError
+
+
+def test_merged_errors_have_one_name():
+    with pytest.warns(DeprecationWarning, match=r"now fedcomposite\.CheckpointError"):
+        assert fc.UnnamedError is fc.CheckpointError
+    with pytest.warns(DeprecationWarning, match="now ExportError"):
+        assert fc.exporting.PruneError is fc.ExportError
+    missing = fc.errors.MissingPackageError
+    assert fc.callbacks.MissingPackageError is fc.privacy.MissingPackageError is missing
+    assert issubclass(missing, ImportError | ValueError)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedcomposite as fc
-from fedcomposite.exporting import PruneError, fit, planning, prune
+from fedcomposite.exporting import ExportError, fit, planning, prune
 
 
 def kill(module, seed, share=0.5, columns=0.0):
@@ -258,7 +258,7 @@ def test_as_few_units_as_possible_fill_a_size():
     assert sizes(made) == {"0": (4, 3), "2": (8, 4), "4": (2, 8)}
     assert reasons(made)["2"] == (2, "it makes the size of its layer a multiple of 4")
     assert sizes(checked(module, 3)) == {"0": (4, 3), "2": (6, 4), "4": (2, 6)}
-    with pytest.raises(PruneError, match="multiple = 0, must be a whole number of at least 1"):
+    with pytest.raises(ExportError, match="multiple = 0, must be a whole number of at least 1"):
         prune(module, torch.randn(3, 3), multiple=0)
 
 
@@ -399,7 +399,7 @@ def test_inputs_of_which_some_give_no_number():
     made = prune(module, torch.rand(4, 3))
     assert made.module[1].weight.shape == (3, 3)
     assert made.difference < 1e-5
-    with pytest.raises(PruneError, match="is a finite number"):
+    with pytest.raises(ExportError, match="is a finite number"):
         prune(module, -torch.rand(4, 3))
 
 
@@ -495,28 +495,28 @@ class Strict(nn.Module):
 
 @pytest.mark.filterwarnings("default")
 def test_refusals(monkeypatch):
-    with pytest.raises(PruneError, match="cannot be listed ahead"):
+    with pytest.raises(ExportError, match="cannot be listed ahead"):
         prune(Branching(), torch.ones(2, 3))
-    with pytest.raises(PruneError, match="in place"):
+    with pytest.raises(ExportError, match="in place"):
         prune(Writing(), torch.ones(2, 3))
-    with pytest.raises(PruneError, match="needs an example"):
+    with pytest.raises(ExportError, match="needs an example"):
         prune(nn.Linear(3, 2), torch.ones(()))
-    with pytest.raises(PruneError, match="no 'inner'"):
+    with pytest.raises(ExportError, match="no 'inner'"):
         fit(nn.Linear(3, 2), {"inner.weight": torch.ones(2, 3)})
-    with pytest.raises(PruneError, match=r"^the module gives torch\.int64"):
+    with pytest.raises(ExportError, match=r"^the module gives torch\.int64"):
         prune(nn.Sequential(nn.Linear(3, 2), Applied(lambda x: x.argmax(1))), torch.ones(2, 3))
-    with pytest.raises(PruneError, match=r"^the module gives a tuple"):
+    with pytest.raises(ExportError, match=r"^the module gives a tuple"):
         prune(Applied(lambda x: (x, x)), torch.ones(2, 3))
-    with pytest.raises(PruneError, match="'meta', which has no numbers"):
+    with pytest.raises(ExportError, match="'meta', which has no numbers"):
         prune(nn.Linear(3, 2, device="meta"), torch.ones(2, 3))
-    with pytest.raises(PruneError, match="same dtype"):
+    with pytest.raises(ExportError, match="same dtype"):
         prune(nn.Linear(3, 2), torch.ones(2, 3).double())
-    with pytest.raises(PruneError, match="cannot be copied"):
+    with pytest.raises(ExportError, match="cannot be copied"):
         prune(Applied(nn.Linear(3, 2)(torch.ones(3))), torch.ones(2, 2))  # of a tensor with a gradient
-    with pytest.raises(PruneError, match=r"smaller layers \(AssertionError\)"):
+    with pytest.raises(ExportError, match=r"smaller layers \(AssertionError\)"):
         prune(Strict(), torch.ones(2, 3))
     monkeypatch.setattr(planning._Reader, "takes_over", lambda self, gone: (None, None))
-    with pytest.raises(PruneError, match="outputs would differ"):
+    with pytest.raises(ExportError, match="outputs would differ"):
         prune(convolutions(0, [0.5]), torch.randn(2, 1, 9, 9))
 
 
@@ -551,7 +551,7 @@ def test_outputs_are_compared_in_full_precision():
         prune(module, torch.randn(2, 40))
         assert len(module.settings) >= 4  # two modules on two batches
         assert set(module.settings) == {(False, "highest")}
-        with pytest.raises(PruneError, match="needs an example"):
+        with pytest.raises(ExportError, match="needs an example"):
             prune(module, torch.ones(()))
         assert precision() == (True, "high")
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from fedcomposite._faults import UserError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         algorithms,
         callbacks,
         data,
+        errors,
         metrics,
         models,
         privacy,
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
         NonSmoothWarning,
         Record,
         Run,
-        UnnamedError,
         simulate,
     )
 
@@ -88,7 +89,6 @@ __all__ = [
     "Record",
     "Run",
     "Silos",
-    "UnnamedError",
     "UserError",
     "__version__",
     "aggregators",
@@ -100,6 +100,7 @@ __all__ = [
     "cross_validate",
     "data",
     "describe",
+    "errors",
     "export",
     "metrics",
     "models",
@@ -134,9 +135,10 @@ _ROOMS = {  # where a name lives; a name that is not here is a module of its own
     "reports": ("write_report",),
     "runtime": (
         "CheckpointError", "ClientError", "DivergenceWarning", "EagerWarning", "GrowthWarning", "Interrupted",
-        "NonSmoothWarning", "Record", "Run", "UnnamedError", "simulate",
+        "NonSmoothWarning", "Record", "Run", "simulate",
     ),
 }  # fmt: skip
+_RENAMED = {"UnnamedError": "CheckpointError"}  # for one version
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and so knows which names do not exist
@@ -144,6 +146,9 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and so knows wh
     def __getattr__(name: str) -> Any:
         """Import what is asked for, and no more: PyTorch alone takes longer than many commands."""
         found = None
+        if name in _RENAMED:
+            warnings.warn(f"fedcomposite.{name} is now fedcomposite.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+            return __getattr__(_RENAMED[name])
         if name in _HOME:
             found = getattr(importlib.import_module(f"fedcomposite.{_HOME[name]}"), name)
         elif not name.startswith("_"):

@@ -9,6 +9,10 @@ class FailedError(RuntimeError):
     """What went wrong in the world: a client, a disk, a network. The command line shows its message and ends with 1."""
 
 
+class MissingPackageError(UserError, ImportError):
+    """A package that an extra brings is not installed; the message says how to get it."""
+
+
 def first_line(error: Exception) -> str:
     """What an error of torch or of a module says in its first line, or its kind."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

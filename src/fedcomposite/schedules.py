@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import annotated_types as at
 
@@ -44,7 +44,13 @@ __all__ = [
 Whole = Annotated[int, at.Ge(0)]
 
 
-class Schedule(ABC):
+if TYPE_CHECKING:
+    _Number = float  # to a type checker a schedule is what it stands for, so that every method's fields take one
+else:
+    _Number = object
+
+
+class Schedule(ABC, _Number):
     """A positive number for every round; subclasses are frozen dataclasses."""
 
     def __post_init__(self) -> None:

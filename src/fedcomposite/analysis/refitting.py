@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from torch import Tensor
 
@@ -13,12 +13,13 @@ from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run, simulate
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
+from fedcomposite.runtime.simulator import Settings
 
 
 @overload
 def refit(problem: Problem, x: Any, *, driver: Driver | None = None, tolerance: float = 1e-10) -> Tensor: ...
 @overload
-def refit(problem: Problem, x: Any, algorithm: AnyAlgorithm, *, rounds: int, **settings: Any) -> Run: ...
+def refit(problem: Problem, x: Any, algorithm: AnyAlgorithm, *, rounds: int, **settings: Unpack[Settings]) -> Run: ...
 def refit(
     problem: Problem,
     x: Any,

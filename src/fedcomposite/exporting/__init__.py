@@ -1,6 +1,9 @@
 """Trained models as files, and as networks that their zeros make smaller or faster."""
 
-from fedcomposite.exporting.errors import ExportError, PruneError, rounding
+import warnings
+from typing import Any
+
+from fedcomposite.exporting.errors import ExportError, rounding
 from fedcomposite.exporting.planning import Kept, Layer
 from fedcomposite.exporting.pruning import Pruned, fit, prune
 from fedcomposite.exporting.sparse_layers import Converted, CSRLinear, sparse_layers
@@ -14,7 +17,6 @@ __all__ = [
     "Format",
     "Kept",
     "Layer",
-    "PruneError",
     "Pruned",
     "export",
     "fit",
@@ -24,3 +26,10 @@ __all__ = [
     "rounding",
     "sparse_layers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "PruneError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("PruneError is now ExportError", DeprecationWarning, stacklevel=2)
+    return ExportError

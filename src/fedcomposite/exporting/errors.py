@@ -16,11 +16,7 @@ _UNITS_ONNX = 1e4  # another runtime also merges layers
 
 
 class ExportError(FailedError):
-    """A file that could not be written, or that does not give the model's predictions back."""
-
-
-class PruneError(ExportError):
-    """A module that cannot be pruned, and why."""
+    """A file that could not be written, or does not give the model's predictions back; a module that is not pruned."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from fedcomposite._faults import first_line
 from fedcomposite.exporting.constants import constants
-from fedcomposite.exporting.errors import PruneError
+from fedcomposite.exporting.errors import ExportError
 from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, Contraction, Units, operation
 
 State = dict[str, Tensor]
@@ -55,12 +55,12 @@ class Network:
             with torch.no_grad():  # what the module does under it would be an operation without a rule otherwise
                 program = torch.export.export(self.module, (inputs,))
         except Exception as error:
-            raise PruneError(f"the module's operations cannot be listed ahead: {first_line(error)}") from error
+            raise ExportError(f"the module's operations cannot be listed ahead: {first_line(error)}") from error
         self.graph = program.graph
         for node in self.graph.nodes:
             schema = getattr(node.target, "_schema", None)
             if schema is not None and schema.is_mutable and operation(node) not in ELEMENTWISE:
-                raise PruneError(f"the module writes into a tensor in place ({schema.name}), which cannot be followed")
+                raise ExportError(f"the module writes into a tensor in place ({schema.name}), which cannot be followed")
         signature = program.graph_signature
         names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         placeholders = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}

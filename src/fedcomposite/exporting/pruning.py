@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite._faults import first_line
-from fedcomposite.exporting.errors import PruneError, full_precision, rounding
+from fedcomposite.exporting.errors import ExportError, full_precision, rounding
 from fedcomposite.exporting.planning import Kept, Layer, Network, Plan, State
 from fedcomposite.results import Result
 
@@ -98,7 +98,7 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
 
     Raises
     ------
-    PruneError
+    ExportError
         If the module cannot be followed (its operations depend on the values of its input, say), or if outputs differ.
 
     Examples
@@ -116,11 +116,11 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
     )
     """
     if not isinstance(module, nn.Module):
-        raise PruneError(f"pruning needs a module, and this is a {type(module).__name__}")
+        raise ExportError(f"pruning needs a module, and this is a {type(module).__name__}")
     if not isinstance(example, Tensor) or example.ndim < 1 or len(example) < 1:
-        raise PruneError("pruning needs an example: a tensor with a batch of inputs")
+        raise ExportError("pruning needs an example: a tensor with a batch of inputs")
     if type(multiple) is not int or multiple < 1:
-        raise PruneError(f"multiple = {multiple!r}, must be a whole number of at least 1")
+        raise ExportError(f"multiple = {multiple!r}, must be a whole number of at least 1")
     batches = _batches(module, example)
     network = Network(module, example)
     failed = ""
@@ -134,7 +134,7 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
             continue
         before, after = (sum(p.numel() for p in m.parameters()) for m in (module, pruned))
         return Pruned(pruned, plan.layers(), plan.kept(), before, after, difference)
-    raise PruneError(f"the module does not work with smaller layers ({failed})")
+    raise ExportError(f"the module does not work with smaller layers ({failed})")
 
 
 def fit(module: nn.Module, state: State) -> nn.Module:
@@ -156,7 +156,7 @@ def fit(module: nn.Module, state: State) -> nn.Module:
         try:
             owner = made.get_submodule(path)
         except AttributeError:
-            raise PruneError(f"the module has no {path!r}, which the tensors of the pruned one name") from None
+            raise ExportError(f"the module has no {path!r}, which the tensors of the pruned one name") from None
         old, like = known.get(name), next(iter(owner.parameters()), None)
         place = (old if old is not None else like if like is not None else tensor).device
         tensor = tensor.detach().to(place)
@@ -188,7 +188,7 @@ def _resized(module: nn.Module) -> None:
 def _batches(module: nn.Module, example: Tensor) -> list[tuple[Tensor, Tensor]]:
     """The example and random inputs, each with the module's outputs."""
     if any(t.is_meta for t in (example, *module.parameters(), *module.buffers())):
-        raise PruneError("the module or the example is on the device 'meta', which has no numbers")
+        raise ExportError("the module or the example is on the device 'meta', which has no numbers")
     generator = torch.Generator(example.device).manual_seed(0)
     if example.is_floating_point():
         size = float(example.std()) if example.numel() > 1 else 1.0
@@ -201,14 +201,14 @@ def _batches(module: nn.Module, example: Tensor) -> list[tuple[Tensor, Tensor]]:
         with torch.no_grad():
             made = [(inputs, original(inputs)) for inputs in (example, drawn)]
     except Exception as error:
-        raise PruneError(f"the module cannot be copied and called with the example: {first_line(error)}") from error
+        raise ExportError(f"the module cannot be copied and called with the example: {first_line(error)}") from error
     outputs = made[0][1]
     if not isinstance(outputs, Tensor):
-        raise PruneError(f"the module gives a {type(outputs).__name__}, not a tensor")
+        raise ExportError(f"the module gives a {type(outputs).__name__}, not a tensor")
     if not outputs.is_floating_point():
-        raise PruneError(f"the module gives {outputs.dtype}, and outputs are compared as floating-point numbers")
+        raise ExportError(f"the module gives {outputs.dtype}, and outputs are compared as floating-point numbers")
     if not bool(outputs.isfinite().any()):
-        raise PruneError("none of the module's outputs for the example is a finite number")
+        raise ExportError("none of the module's outputs for the example is a finite number")
     return made
 
 
@@ -221,5 +221,5 @@ def _difference(pruned: nn.Module, inputs: Tensor, wanted: Tensor) -> float:
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     difference, allowed = float((found - wanted).masked_fill(same, 0).abs().max()), rounding(wanted.nan_to_num(0, 0, 0))
     if not difference <= allowed:
-        raise PruneError(f"outputs would differ by {difference:.2e}, of which rounding explains {allowed:.1e}")
+        raise ExportError(f"outputs would differ by {difference:.2e}, of which rounding explains {allowed:.1e}")
     return difference

@@ -1,6 +1,7 @@
 """Differential privacy: what is clipped and noised, what that is worth, and where the noise comes from."""
 
-from fedcomposite.privacy.accounting import MissingPackageError, Query, compose, noise_for
+from fedcomposite._faults import MissingPackageError
+from fedcomposite.privacy.accounting import Query, compose, noise_for
 from fedcomposite.privacy.levels import ClientLevel, Privacy, SampleLevel, build
 from fedcomposite.privacy.sources import Counters, Source, System
 

@@ -13,15 +13,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedcomposite._validation import Count, Inside, Positive, Probability, UserError, refuse, wrong_arguments
+from fedcomposite._faults import MissingPackageError
+from fedcomposite._validation import Count, Inside, Positive, Probability, refuse, wrong_arguments
 
 ORDERS = (2, 2.25, 2.5, 2.75, *range(3, 64), 80, 96, 128, 192, 256, 512, 1024)
 """Orders of the Rényi divergences among which the best bound is taken."""
 _LEAST, _MOST = 1e-3, 1e6  # noise multipliers among which one is looked for; less is none at all
-
-
-class MissingPackageError(UserError):
-    """The accountant is not installed."""
 
 
 class Query(NamedTuple):

@@ -5,7 +5,6 @@ from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.fit import NonSmoothWarning, check_fit
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
-from fedcomposite.runtime.identity import UnnamedError
 from fedcomposite.runtime.program import EagerWarning
 from fedcomposite.runtime.rounds import Plan, Rounds
 from fedcomposite.runtime.simulator import Simulator, simulate
@@ -27,7 +26,6 @@ __all__ = [
     "Run",
     "Simulator",
     "Transport",
-    "UnnamedError",
     "check_fit",
     "simulate",
 ]

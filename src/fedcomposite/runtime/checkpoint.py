@@ -11,16 +11,12 @@ import torch
 from torch import Tensor
 
 from fedcomposite import files
-from fedcomposite._validation import UserError
 from fedcomposite.problems import Counter
 from fedcomposite.runtime.history import Best, Record
+from fedcomposite.runtime.identity import CheckpointError as CheckpointError
 from fedcomposite.runtime.identity import Identity, differences
 
 _FORMAT = "checkpoint 2"
-
-
-class CheckpointError(UserError):
-    """A checkpoint that cannot be used, and why."""
 
 
 class Snapshot(NamedTuple):

@@ -21,8 +21,8 @@ from fedcomposite.problems import Problem
 Identity = dict[str, str]
 
 
-class UnnamedError(UserError):
-    """A function without a name under which it could be found again."""
+class CheckpointError(UserError):
+    """A checkpoint that is not there, is damaged, is of another run, or could not tell this run from another."""
 
 
 def identify(problem: Problem, x0: Tensor, **settings: Any) -> Identity:
@@ -109,7 +109,7 @@ def importable_name(function: Callable[..., Any]) -> str:
     except (ImportError, AttributeError):
         found = None
     if found is not function:
-        raise UnnamedError(
+        raise CheckpointError(
             f"{name or function!r} has no name that can be imported, so a checkpoint could not tell it from another "
             "function: define it at the top level of a module (no lambda, no function inside a function)"
         )

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -141,6 +141,36 @@ def _start(smooth: Smooth, x0: Any) -> Tensor:
     if fault := model_fault("x0", start, smooth.dimension):
         raise ValueError(fault)
     return start
+
+
+class Settings(TypedDict, total=False):
+    """Those settings of :func:`simulate` that a function which runs a method passes on."""
+
+    batch_size: Count | None
+    sampling: Literal["replacement", "epoch"]
+    clip_norm: Positive | None
+    participation: float
+    replace: bool
+    seed: Natural
+    dtype: torch.dtype | None
+    device: str | torch.device
+    evaluate_every: Count
+    stationarity_step: Positive | None
+    backend: Backend
+    mode: Mode | Literal["auto"]
+    keep_solutions: bool
+    checkpoint: str | Path | None
+    checkpoint_every: Natural
+    resume: bool
+    on_record: Callable[[Record], None] | None
+    callbacks: Sequence[AnyCallback]
+    progress: bool | None
+    state_dir: str | Path | None
+    memory_limit: float | None
+    distributed: bool | None
+    process_settings: bool
+    privacy: Privacy | None
+    aggregator: Aggregator | None
 
 
 def simulate(

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from fedcomposite._faults import MissingPackageError
 from fedcomposite.registry import Registry, of_class
 from fedcomposite.runtime.callbacks.base import AnyCallback, Callback, OnRecord, View
 from fedcomposite.runtime.callbacks.progress import Progress
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
-from fedcomposite.runtime.callbacks.trackers import MissingPackageError, MLflow, TensorBoard, WandB
+from fedcomposite.runtime.callbacks.trackers import MLflow, TensorBoard, WandB
 from fedcomposite.runtime.callbacks.writers import Csv, JsonLines
 
 REGISTRY: Registry[type[Callback]] = Registry(

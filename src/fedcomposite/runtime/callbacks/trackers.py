@@ -14,15 +14,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fedcomposite._faults import MissingPackageError
 from fedcomposite._validation import validate
 from fedcomposite.data.fetch import cache_folder
 from fedcomposite.files import one_at_a_time
 from fedcomposite.runtime.callbacks.base import Callback, View
 from fedcomposite.runtime.history import Record
-
-
-class MissingPackageError(ImportError):
-    """A tracker's package is not installed; the message says how to get it."""
 
 
 def _package(name: str, extra: str) -> Any:
