@@ -31,7 +31,7 @@ _AGAIN = 10  # exchanges between looks for one
 _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
 _RESISTED = 10  # steps whose own problem is given up before the fit is
-_CALLS = 6000  # of the prox of an h that couples coordinates, after which a fit is given up
+_CALLS = {True: 6000, False: 25000}  # of the prox, after which a fit is given up: of an h that couples, and of others
 _STAGE = 60  # most exchanges for one of them: where a barrier has no minimum, the loss itself may have one
 _NARROWER = 0.1  # factor between widths of a loss with a kink
 _CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
@@ -181,19 +181,19 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
             seen = Seen(reply, message.working, total, state.x)
         plan.watch(state.x, asked)
         resisted += float(state.solved) == 0 and float(state.step) == 1
-        if (resisted >= _RESISTED or h.calls > _CALLS) and seen is not None:
+        if (resisted >= _RESISTED or h.calls > h.most) and seen is not None:
             return Fit(state.x, seen, asked, "resisting")
 
 
 class _Called(Wrapped):
-    """h, with the calls of its prox counted where it couples coordinates: the server's work has a bound."""
+    """h, with the calls of its prox counted: the server's work has a bound."""
 
     def __init__(self, h: Regularizer, dimension: int) -> None:
         super().__init__(h)
-        self.calls, self._coupled = 0, torch.unique(h.coupling(dimension)).numel() < dimension
+        self.calls, self.most = 0, _CALLS[torch.unique(h.coupling(dimension)).numel() < dimension]
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        self.calls += self._coupled
+        self.calls += 1
         return self.h.prox(v, step, out)
 
 

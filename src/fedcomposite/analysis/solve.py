@@ -21,6 +21,7 @@ from fedcomposite.analysis.newton import End, Fit, Plan, feasible, fit_any
 from fedcomposite.analysis.scaling import rescale, worthwhile
 from fedcomposite.choice import Choice, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.losses import Logistic, Multinomial, Poisson
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, simulate
 from fedcomposite.runtime.callbacks import Callback, View
@@ -319,6 +320,9 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
     message += f"; {tried} rounds of trying steps came first" if tried else ""
     certificate = certify(problem, run.solution.double().cpu())
     last = run.history[-1]
+    if run.status == "converged" and _falls_on(problem, run.solution.double().cpu()):
+        message += ": there is no solution, the objective goes on to fall where coefficients grow: regularize more"
+        return dataclasses.replace(run, status="not_converged", message=message, certificate=certificate)
     if run.status == "converged":
         message += f": {run.rounds} rounds, {certificate}"
         return dataclasses.replace(run, message=message, certificate=certificate)
@@ -329,6 +333,15 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
         reason += "; a loss with kinks makes slow progress: allow a larger tolerance, or take a smooth loss"
     status: Any = "diverged" if run.status == "diverged" else "not_converged"
     return dataclasses.replace(run, status=status, message=f"{message}: {reason}", certificate=certificate)
+
+
+def _falls_on(problem: Problem, x: Tensor) -> bool:
+    """Whether a loss that has no least value by itself falls from x to 2 x, and h does not rise: x is no minimiser."""
+    if not isinstance(problem.loss, Logistic | Multinomial | Poisson) or not bool(x.any()):
+        return False
+    now, then = (float(problem.evaluate(k * x).loss) for k in (1, 2))
+    held = float(problem.regularizer.value(2 * x)) > float(problem.regularizer.value(x))
+    return not held and (then < now - 1e-3 * abs(now) or then == now == 0)
 
 
 class _Patience(Callback):
