@@ -62,6 +62,9 @@ class SiloTransport:
         with process.threads(process.fitting_threads(self._reach, torch.device("cpu")) if main else None):
             yield
 
+    def recalled(self, requests: Sequence[Request]) -> None:
+        """Silos do not count exchanges."""
+
     def ask(self, requests: Sequence[Request]) -> list[Any]:
         """The sums over silos, in their order; for a request by site the list of them."""
         with self.running():
