@@ -174,7 +174,7 @@ def problem(loss="logistic", seed=0, **options):
     return fc.Problem(silos, loss=loss, regularizer=fc.regularizers.L1(1.0), bias=True, weights="samples", **options)
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """As if the process had been."""
 
 
@@ -209,10 +209,10 @@ def test_an_analysis_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
 
         def kill(driver, stop=stop):
             if driver.exchanges == stop:
-                raise Killed
+                raise KilledError
 
         Watched.asked = 0
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             analysis(checkpoint=log, on_exchange=kill)
         assert log.is_file()
         again = analysis(checkpoint=log, resume=True)
@@ -223,10 +223,10 @@ def test_an_analysis_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
 
 def test_the_log_of_another_analysis_is_refused(tmp_path):
     def stop(driver):
-        raise Killed
+        raise KilledError
 
     log = tmp_path / "answers.log"
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fc.path(problem(), count=8, checkpoint=log, on_exchange=stop)
     for what, call in {
         "count": lambda: fc.path(problem(), count=9, checkpoint=log, resume=True),
@@ -242,13 +242,13 @@ def test_the_log_of_another_analysis_is_refused(tmp_path):
 
 def test_held_out_samples_belong_to_the_analysis(tmp_path):
     def stop(driver):
-        raise Killed
+        raise KilledError
 
     silos = problem().silos
     tests = [(torch.randn(20, 6, generator=torch.Generator().manual_seed(s)).double(), silos.targets[:20])
              for s in (0, 1)]  # fmt: skip
     first, second = (fc.Problem(replace(silos, test=t), regularizer=fc.regularizers.L1(0.1), bias=True) for t in tests)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fc.analyse(first, "fit", checkpoint=tmp_path / "a.log", on_exchange=stop)
     with pytest.raises(ResumeError, match="held"):
         fc.analyse(second, "fit", checkpoint=tmp_path / "a.log", resume=True)
@@ -265,7 +265,7 @@ def test_what_is_refused_leaves_no_log(tmp_path):
 
 
 def test_a_deadline_goes_by_the_time_that_the_analysis_took(tmp_path, monkeypatch):
-    """Killed after some of its time, an analysis has the rest of it left, and replays what it did in the first part."""
+    """KilledError after some of its time, an analysis has the rest of it left, and replays what it did in the first part."""
     clock = [0.0]
     monkeypatch.setattr("fedcomposite.runtime.driver.time.monotonic", lambda: clock[0])
 
@@ -275,14 +275,14 @@ def test_a_deadline_goes_by_the_time_that_the_analysis_took(tmp_path, monkeypatc
     def kill(driver):
         clock[0] += 1.0
         if driver.exchanges == 10:
-            raise Killed
+            raise KilledError
 
     options = {"count": 50, "seconds": 20.5, "checkpoint": tmp_path / "a.log"}
     whole = fc.path(problem(), **options, on_exchange=tick)
     assert 20 <= whole.exchanges <= 23
     assert len(whole.lambdas) < 50
     clock[0] = 0.0
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fc.path(problem(), **options, on_exchange=kill)
     clock[0] = 1e6  # days later
     again = fc.path(problem(), **options, resume=True, on_exchange=tick)

@@ -26,7 +26,7 @@ from fedcomposite.federation.site.policy import pair
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Counter, Loss, Problem
 from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import Request, Sums
+from fedcomposite.runtime.protocol import Introduce, Request, Sums
 from fedcomposite.runtime.transports.silos import added
 
 _AT_ONCE = 100  # requests in one message: their names have to fit into its header
@@ -91,29 +91,38 @@ class Inquiry:
             for i, site in enumerate(self.names)
         }
 
-    # -- tables -------------------------------------------------------------------------------------------------------
-
     def running(self) -> AbstractContextManager[None]:
         """Nothing is computed here."""
         return nullcontext()
 
-    def ask(self, requests: Sequence[Request | Query]) -> list[Any]:
-        """Sums over the sites, in their order; the list of their answers to a query, or to a request by site."""
-        queries = [self._query(one) for one in requests if isinstance(one, Query)]
+    def ask(self, requests: Sequence[Request | Query | Introduce]) -> list[Any]:
+        """Sums over the sites, in their order; the list of their answers to anything else, or to a request by site."""
+        told = iter([self._tell(one) for one in requests if not isinstance(one, Request)])
         made = iter(self._each([one for one in requests if isinstance(one, Request)]))
-        told = iter(queries)
-        return [next(told) if isinstance(one, Query) else _wanted(one, next(made)) for one in requests]
+        return [_wanted(one, next(made)) if isinstance(one, Request) else next(told) for one in requests]
 
-    def _query(self, query: Query) -> list[Answer]:
-        """The sites' answers to a query."""
-        analysis = Analysis(number=self.exchanges + 1, queries=[query.model_dump_json()])
+    def recalled(self, requests: Sequence[Request | Query | Introduce]) -> None:
+        """The numbers of exchanges go on after those that the sites have had."""
+        sums = sum(isinstance(one, Request) for one in requests)
+        self.exchanges += len(requests) - sums - (-sums // _AT_ONCE)
+
+    # -- tables -------------------------------------------------------------------------------------------------------
+
+    def _tell(self, one: Query | Introduce) -> list[Any]:
+        """What every site says to a query, or of itself."""
+        if isinstance(one, Introduce):
+            return list(
+                self._send(self._orders(analysis=Analysis(number=self.exchanges + 1)), None, self._introduction)
+            )
+        analysis = Analysis(number=self.exchanges + 1, queries=[one.model_dump_json()])
         return list(self._send(self._orders(analysis=analysis), None, lambda site, content: _answer(content)))
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
-    def meet(self) -> Problem:
+    def meet(self, driver: Driver | None = None) -> Problem:
         """Hear the sites' introductions; returns the problem without their samples, but with their names."""
-        met = self._send(self._orders(analysis=Analysis(number=self.exchanges + 1)), None, self._introduction)
+        [told] = (driver or Driver(self)).ask([Introduce()])
+        met = [Introduction.read(text) for text in told]
         self._shape = agree(met)
         problem = skeleton(self.config, self._shape)
         if not isinstance(problem.loss, Loss):
@@ -123,13 +132,14 @@ class Inquiry:
             silos = dataclasses.replace(silos, weights=torch.ones(len(silos.targets), dtype=torch.float64))
         return self.config.make_problem(silos)
 
-    def _introduction(self, site: str, content: RecordDict) -> Introduction:
-        met = Introduction.read(wire.text(content, "introduction"))
+    def _introduction(self, site: str, content: RecordDict) -> str:
+        text = wire.text(content, "introduction")
+        met = Introduction.read(text)
         if met.site != site:
             raise WireError(f"introduces itself as {wire.clean(met.site, 60)!r}")
         if pair(self.config) and not any(set(met.labels) <= two for two in ({-1.0, 1.0}, {0.0, 1.0})):
             raise WireError(f"has labels {wire.clean(met.labels, 60)}; this loss is for -1 and 1, or 0 and 1")
-        return met
+        return text
 
     def _each(self, requests: Sequence[Request]) -> list[list[Sums]]:
         """The sites' answers to each request."""
