@@ -1,17 +1,27 @@
 """Analyses that were killed go on from the log of answers: the same bits, nothing asked twice, nothing mixed up."""
 
 import contextlib
+import json
 import os
 import random
+import signal
 import stat
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedcomposite as fc
+from fedcomposite._faults import UserError
+from fedcomposite.cli.main import app
 from fedcomposite.data.queries import Moments
+from fedcomposite.experiments import FolderLock
 from fedcomposite.runtime.answers import AnswerLog, ResumeError, identity_of
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import Introduce, Request, Rows
@@ -265,7 +275,7 @@ def test_what_is_refused_leaves_no_log(tmp_path):
 
 
 def test_a_deadline_goes_by_the_time_that_the_analysis_took(tmp_path, monkeypatch):
-    """KilledError after some of its time, an analysis has the rest of it left, and replays what it did in the first part."""
+    """What was killed has the rest of its time left, and does again what it did in the first part."""
     clock = [0.0]
     monkeypatch.setattr("fedcomposite.runtime.driver.time.monotonic", lambda: clock[0])
 
@@ -288,3 +298,162 @@ def test_a_deadline_goes_by_the_time_that_the_analysis_took(tmp_path, monkeypatc
     again = fc.path(problem(), **options, resume=True, on_exchange=tick)
     same_bits(again.solutions, whole.solutions)
     assert again.exchanges == whole.exchanges
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+TOML = """
+name = "few"
+[data]
+name = "synthetic"
+clients = 4
+features = 12
+samples = 60
+[problem]
+loss = "logistic"
+bias = true
+weights = "samples"
+[regularizer]
+name = "L1"
+lam = 0.02
+"""
+
+
+def command(*words):
+    """A command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedcomposite", *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def done(*words, code=0):
+    """What a command says, which is done here: it takes seconds to load."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output + str(result.exception)
+    return result.output
+
+
+def refused(*words):
+    """Why a command is refused."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert isinstance(result.exception, UserError), result.output
+    return str(result.exception)
+
+
+def killed(size, log, *words, by=signal.SIGKILL):
+    """A command that is killed as soon as its log has so many bytes; what it said."""
+    running = command(*words)
+    while running.poll() is None and not (log.exists() and log.stat().st_size >= size):
+        time.sleep(0.001)
+    running.send_signal(by)
+    said = running.communicate()[0]
+    assert running.returncode, said  # it was not at its end
+    return said
+
+
+def left(folder):
+    """What an analysis leaves, apart from the time that it took."""
+    found = json.loads((folder / "analysis.json").read_text())
+    found.pop("seconds")
+    files = {name: (folder / name).read_bytes() for name in ("model.safetensors", "config.toml", "coefficients.csv")}
+    return files, json.dumps(found)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """An experiment, the options of its analysis, a run that was left alone, and the bytes of its log at the end."""
+    folder = tmp_path_factory.mktemp("few")
+    (folder / "few.toml").write_text(TOML)
+    options = ["--folds", 5, "--count", 30, "--set", "seed=3"]
+    done("cv", folder / "few.toml", *options, "--out", folder / "whole")
+    return folder / "few.toml", options, left(folder / "whole")
+
+
+def test_a_killed_command_goes_on_with_the_same_bits(few, tmp_path):
+    config, options, whole = few
+    out = tmp_path / "run"
+    log = out / "answers.log"
+    killed(1, log, "cv", config, *options, "--out", out)
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    size = log.stat().st_size
+    for share in sorted(random.Random(7).random() for _ in range(2)):  # of the 3 MB that it comes to
+        size = max(size + 1, int(share * 3e6))
+        killed(size, log, "cv", "--resume", out)
+    said = done("cv", "--resume", out)
+    assert "going on after" in said
+    assert left(out) == whole
+    assert not log.exists()
+    assert "finished already" in done("cv", "--resume", out)
+    assert left(out) == whole
+
+
+def test_ctrl_c_says_how_to_go_on(few, tmp_path):
+    config, options, whole = few
+    out = tmp_path / "run"
+    said = killed(1e5, out / "answers.log", "cv", config, *options, "--out", out, by=signal.SIGINT)
+    assert f"fedcomposite cv --resume {out}" in said
+    done("cv", "--resume", out)
+    assert left(out) == whole
+
+
+def begun(few, out):
+    """An analysis that was stopped on its way, here."""
+    config, options, _ = few
+
+    def stop(driver):
+        if driver.exchanges == 20:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcomposite.cli.analysis.AtHand.followed", lambda *_: contextlib.nullcontext(stop))
+        result = CliRunner().invoke(app, [str(word) for word in ("cv", config, *options, "--out", out)])
+    assert "interrupted after 20 exchanges" in str(result.exception)
+    return content(out)
+
+
+def content(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_a_refused_command_changes_nothing(few, tmp_path):
+    config, _, whole = few
+    out = tmp_path / "run"
+    before = begun(few, out)
+    assert list(before) == ["answers.log"]
+    assert "--resume or --overwrite or another --out" in refused("cv", config, "--out", out)
+    assert "begun with 5" in refused("cv", "--resume", out, "--folds", 10)
+    assert "an analysis of `cv`" in refused("path", "--resume", out)
+    for words in (["--set", "seed=4"], ["--out", tmp_path / "other"], ["--overwrite"]):
+        assert f"{words[0]} cannot be given with --resume" in refused("cv", "--resume", out, *words)
+    assert "give a CONFIG, or --resume RUN" in refused("cv")
+    assert "give a CONFIG, or --resume RUN" in refused("cv", config, "--resume", out)
+    assert "for the sites of a --federation" in refused("cv", "--resume", out, "--give-up", 5)
+    assert "no answers.log" in refused("cv", "--resume", tmp_path)
+    kinked = ["--overwrite", "--set", 'problem.loss="hinge"']
+    assert "kinks" in refused("cv", config, *kinked, "--out", out)  # and the log is not begun anew
+    with FolderLock(out):
+        other = threading.Thread(target=lambda: refusals.append(refused("cv", "--resume", out)))
+        refusals = []
+        other.start()
+        other.join()
+    assert "in use" in refusals[0]
+    assert content(out) == before
+    done("cv", "--resume", out, "--folds", 5)
+    assert left(out) == whole
+
+
+def test_other_data_or_another_version_are_refused(few, tmp_path, monkeypatch):
+    config, options, whole = few
+    out = tmp_path / "run"
+    before = begun(few, out)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcomposite.runtime.driver.__version__", "0.0.1")
+        assert "version" in refused("cv", "--resume", out)
+    load = fc.data.load
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcomposite.data.load", lambda *a, **k: load(*a, **{**k, "heterogeneity": 0.7}))
+        assert "data" in refused("cv", "--resume", out)
+    assert content(out) == before
+    done("cv", config, *options, "--out", out, "--overwrite")
+    assert left(out) == whole

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -149,17 +149,23 @@ class Analysis(Result):
             self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
 
     def write(
-        self, folder: RunFolder, config: str, description: list[dict[str, Any]], seconds: float | None = None
+        self,
+        folder: RunFolder,
+        config: str,
+        description: list[dict[str, Any]],
+        seconds: float | None = None,
+        absent: Sequence[str] = (),
     ) -> None:
         """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site.
 
-        What an earlier run has left there goes.
+        ``absent`` are sites that were left out. What an earlier run has left there goes.
         """
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.remove("summary.json", "history.jsonl", "recipe.json", "best.safetensors", "checkpoint.safetensors*")
         folder.remove("plot.png", "report*")
         write_atomic(folder.config, config.encode())
         content = {**self.content(), "description": description, "seconds": seconds}
+        content |= {"absent": list(absent)} if absent else {}
         text = json.dumps(plain(content), indent=1, allow_nan=False)
         write_atomic(folder.path / "analysis.json", text.encode())
         folder.keep_model(self.problem, self.x)

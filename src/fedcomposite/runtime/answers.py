@@ -45,7 +45,7 @@ class AnswerLog:
     Parameters
     ----------
     path : path
-        The file; it is made if it is not there.
+        The file. It is made, or replaced, when there is something to write: what is refused before leaves it alone.
     identity : mapping of str to str
         What the analysis is: a log of another one is refused.
     resume : bool
@@ -58,8 +58,12 @@ class AnswerLog:
         self, path: str | Path, identity: Mapping[str, str], *, resume: bool = True, most: int | None = None
     ) -> None:
         self.path, self._most, self._synced = Path(path), most, time.monotonic()
+        self._file: BinaryIO | None = None
+        self._identity, self._at, self._end = dict(identity), 0, 0
+        self.known = 0
+        """Exchanges that the log had when it was opened."""
         self.recalled = 0
-        """Exchanges that were answered from the log."""
+        """Those of them that were asked for again."""
         if self.path.exists():
             kept = identity_of(self.path)  # no other file is replaced
             if resume and (other := differences(kept, identity)):
@@ -67,32 +71,37 @@ class AnswerLog:
                     f"{self.path}: belongs to an analysis with other data or settings: {'; '.join(other)}; "
                     "resume with the same or start anew"
                 )
-        if not (resume and self.path.exists()):
-            _create(self.path, _framed({"identity": dict(identity)}, b""))
-        self._file = self.path.open("r+b")
-        _entry(self._file)
-        self._at, self._end = self._file.tell(), self._whole()
+            if resume:
+                self._open()
 
-    def _whole(self) -> int:
-        """The end of the last whole entry; a half one behind it, of a process that was killed, is cut off."""
-        at = self._file.tell()
-        while _entry(self._file) is not None:
-            at = self._file.tell()
-        if at < os.fstat(self._file.fileno()).st_size:
-            self._file.truncate(at)
-        return at
+    def begin(self) -> BinaryIO:
+        """Make the file, if it is not there yet: from here on the analysis can be gone on with."""
+        if self._file is None:
+            _create(self.path, _framed({"identity": self._identity}, b""))
+            self._file = self._open()
+        return self._file
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was answered so far."""
-        return not self.recalled and self._at == self._end
+    def _open(self) -> BinaryIO:
+        """Open the file, and find the end of its last whole entry.
+
+        A half one behind it, of a process that was killed, is cut off.
+        """
+        file = self._file = self.path.open("r+b")
+        _entry(file)
+        self._at = self._end = file.tell()
+        while _entry(file) is not None:
+            self._end, self.known = file.tell(), self.known + 1
+        if self._end < os.fstat(file.fileno()).st_size:
+            file.truncate(self._end)
+        return file
 
     def recall(self, requests: Sequence[Any]) -> tuple[list[Any], float, tuple[int, int]] | None:
         """What was answered to these requests, after how many seconds and bytes; None where the log ends."""
         if self._at == self._end:
             return None
-        self._file.seek(self._at)
-        found = _entry(self._file)
+        file = self.begin()
+        file.seek(self._at)
+        found = _entry(file)
         assert found is not None  # it was whole before
         head, block = found
         if head["asked"] != _digest(requests):
@@ -100,7 +109,7 @@ class AnswerLog:
                 f"{self.path}: exchange {self.recalled + 1} asked something else before: the analysis, its data or the "
                 "version are not the same; start anew"
             )
-        self._at, self.recalled = self._file.tell(), self.recalled + 1
+        self._at, self.recalled = file.tell(), self.recalled + 1
         up, down = head["bytes"]
         said = _answers(head["answers"], load(block) if block else {})
         return settled(said), float(head["seconds"]), (up, down)
@@ -112,22 +121,25 @@ class AnswerLog:
         arrays: dict[str, torch.Tensor] = {}
         said = [_written(answer, arrays) for answer in answers]
         head = {"asked": _digest(requests), "seconds": seconds, "bytes": sent, "answers": said}
-        self._file.seek(self._end)
-        self._file.write(_framed(head, pack(arrays) if arrays else b""))
-        self._file.flush()
-        self._at = self._end = self._file.tell()
+        file = self.begin()
+        file.seek(self._end)
+        file.write(_framed(head, pack(arrays) if arrays else b""))
+        file.flush()
+        self._at = self._end = file.tell()
         if time.monotonic() - self._synced > _SYNCED:
-            os.fsync(self._file.fileno())
+            os.fsync(file.fileno())
             self._synced = time.monotonic()
 
     def close(self) -> None:
         """Close the file, which stays."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def remove(self) -> None:
         """The analysis is done: its result is somewhere else, and single answers need not be kept."""
         self.close()
-        self.path.unlink(missing_ok=True)
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
 
 
 def identity_of(path: Path) -> Identity:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fedcomposite._faults import UserError
 from fedcomposite._version import __version__
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import process
@@ -72,7 +71,7 @@ class Driver:
         watch: Callable[[Driver], None] | None = None,
     ) -> None:
         self.transport: Any = transport
-        self.log, self._watch = log, watch
+        self.log, self.watch = log, watch
         self.exchanges = self.bytes_up = self.bytes_down = 0
         self.tasks = 0
         """How many are running."""
@@ -125,8 +124,8 @@ class Driver:
             answers, self._elapsed, (self.bytes_up, self.bytes_down) = known
             self._began = time.monotonic() - self._elapsed
         self.exchanges += 1
-        if self._watch is not None:
-            self._watch(self)
+        if self.watch is not None:
+            self.watch(self)
         return answers
 
     def _settings(self, wanted: bool) -> AbstractContextManager[None]:
@@ -210,21 +209,8 @@ def driving(function: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[
         return
     settings = {key: value for key, value in given.items() if key not in _NOT_IDENTITY}
     identity = identify_analysis(problem, analysis=function.__name__, **settings)
-    with logged(AnswerLog(path, identity, resume=given["resume"], most=AT_HAND)) as log:
+    with closing(AnswerLog(path, identity, resume=given["resume"], most=AT_HAND)) as log:
         made = Driver(transport, log=log, watch=watch)
         yield made
         made.log = None  # a result may ask more
     log.remove()
-
-
-@contextmanager
-def logged(log: AnswerLog) -> Iterator[AnswerLog]:
-    """A log while an analysis writes to it; what is refused before anybody was asked leaves none behind."""
-    try:
-        yield log
-    except (ValueError, UserError):
-        if log.empty:
-            log.remove()
-        raise
-    finally:
-        log.close()
