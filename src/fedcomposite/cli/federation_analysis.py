@@ -224,7 +224,7 @@ class AtSites:
     def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
         """Describe the tables, learn the recipe, and hear what the features are."""
         described = table_of(_described(driver), self._target)
-        self._asking.recipe = learn(driver, self._asking.config, self._target)
+        self._asking.recipe = learn(driver, self._asking.config, self._target, self.absent)
         if self._asking.recipe is not None:
             self._say(f"the recipe is learned, in {driver.exchanges} exchanges so far")
         return self._asking.meet(driver), records(described)

@@ -198,10 +198,10 @@ def _answer(content: RecordDict) -> Answer:
         raise WireError("its answer to a query cannot be read") from None
 
 
-def learn(driver: Driver, config: Config, target: str) -> FittedRecipe | None:
-    """Learn an experiment's recipe, if it has one, from the sites' counts and sums."""
+def learn(driver: Driver, config: Config, target: str, absent: Sequence[str] = ()) -> FittedRecipe | None:
+    """Learn an experiment's recipe, if it has one, from the sites' counts and sums; it may name absent sites, too."""
     if config.recipe is None:
         return None
     recipe = Recipe(**config.recipe)
-    known("recipe: sites", recipe.sites, driver.names)
+    known("recipe: sites", recipe.sites, [*driver.names, *absent])
     return recipe.learn(lambda query: list(driver.ask([query])[0]), driver.names, target)
