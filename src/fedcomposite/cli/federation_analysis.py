@@ -203,10 +203,9 @@ class AtSites:
         settings, names = asdict(self._settings), asking.names
         keep(self._federation, Job(name=asking.job, out=str(place), kind=kind, settings=settings, sites=names))
         try:
-            with followed(place, say) as self._diary:
+            with followed(place, say, state="running", kind=kind, exchanges=0) as self._diary:
                 if self.absent:
                     self._diary.log(f"without {', '.join(self.absent)}: not there when the analysis began")
-                self._diary.write(state="running", kind=kind, exchanges=0)
                 yield self._watch
                 message = folder.summary()["message"]
                 self._diary.log(message)

@@ -53,7 +53,7 @@ class Diary:
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._folder, self._tell, self._renewed = folder, tell, 0.0
-        self.fields: dict[str, Any] = {"pid": os.getpid(), "state": "preparing", "round": 0, "missing": {}}
+        self.fields: dict[str, Any] = {"pid": os.getpid(), "state": "preparing", "missing": {}}
 
     def log(self, line: str) -> None:
         """Write a line down, and say it."""
@@ -75,10 +75,10 @@ class Diary:
 
 
 @contextlib.contextmanager
-def followed(folder: Path, tell: Callable[[str], None]) -> Iterator[Diary]:
-    """What others see of a job while it lasts; how it failed is the last of it."""
+def followed(folder: Path, tell: Callable[[str], None], **fields: Any) -> Iterator[Diary]:
+    """What others see of a job while it lasts, ``fields`` at first; how it failed is the last of it."""
     diary = Diary(folder, tell)
-    diary.write()
+    diary.write(**fields)
     try:
         yield diary
     except BaseException as error:
@@ -105,7 +105,7 @@ def carry_out(
     """
     job = Job.model_validate_json(federation.job(name).read_text(encoding="utf-8"))
     folder = RunFolder(job.out)
-    with FolderLock(folder.path), followed(folder.path, log) as diary:
+    with FolderLock(folder.path), followed(folder.path, log, round=0) as diary:
         run = _conduct(grid, federation, job, folder, diary, watch, stop)
         diary.log(run.message)
         diary.write(state="finished", message=run.message, missing={})
