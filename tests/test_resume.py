@@ -1,9 +1,11 @@
 """Analyses that were killed go on from the log of answers: the same bits, nothing asked twice, nothing mixed up."""
 
 import contextlib
+import io
 import json
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -15,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcomposite as fc
@@ -457,3 +460,13 @@ def test_other_data_or_another_version_are_refused(few, tmp_path, monkeypatch):
     assert content(out) == before
     done("cv", config, *options, "--out", out, "--overwrite")
     assert left(out) == whole
+
+
+def test_a_terminal_shows_how_far_an_analysis_is(few, tmp_path, monkeypatch):
+    config, options, _ = few
+    screen = io.StringIO()
+    monkeypatch.setattr("fedcomposite.cli.analysis.err", Console(file=screen, force_terminal=True, width=100))
+    done("cv", config, *options, "--out", tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "analysis.json").read_text())
+    assert f"{found['communication']['exchanges']} exchanges" in screen.getvalue()
+    assert all(len(line) <= 100 for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", screen.getvalue()).splitlines())
