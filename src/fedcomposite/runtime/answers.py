@@ -14,7 +14,6 @@ import os
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -196,11 +195,10 @@ def _digest(requests: Sequence[Any]) -> str:
             continue
         if not isinstance(one, Request):
             raise TypeError(f"a {type(one).__name__} is not written to a log of answers: methods have checkpoints")
-        words = [one.name, dict(one.numbers), asdict(one.rows), one.part, one.by_site]
-        shapes = {key: [str(value.dtype), list(value.shape)] for key, value in one.arrays.items()}
-        made.update(json.dumps([*words, shapes]).encode())
+        shapes = [(key, str(value.dtype), *value.shape) for key, value in one.arrays.items()]
+        made.update(repr((one.name, dict(one.numbers), one.rows, one.part, one.by_site, shapes)).encode())
         for value in one.arrays.values():
-            made.update(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
+            made.update(np.ascontiguousarray(value.detach().cpu().numpy()))
     return made.hexdigest()
 
 
