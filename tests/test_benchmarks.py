@@ -19,7 +19,7 @@ from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
 
 from benchmarks import __main__ as command
-from benchmarks import analyst, cifar, coverage, inference, newton, prox, sparse, streaming, table6, workloads
+from benchmarks import analyst, cifar, coverage, inference, newton, prox, resume, sparse, streaming, table6, workloads
 from benchmarks.peers import common
 
 ROOT = Path(__file__).parents[1]
@@ -369,3 +369,12 @@ def test_bounds_of_quality_hold_for_small_sites():
     assert {"auroc (all)", "calibration_slope (site)", "calibration_slope of counts (all)"} <= set(table.index)
     assert table.loc["calibration_slope of counts (all)", "largest difference"] < 1e-8
     assert table["told"].sum() > 150
+
+
+def test_killed_and_resumed(tmp_path):
+    """The study of kills at random points, with one of them and few models."""
+    fc.data.messy_consortium(tmp_path / "hospitals")
+    given = [str(tmp_path / "hospitals" / "experiment.toml"), "--folds", "2", "--count", "4"]
+    found = resume.study(["cv"], given, tmp_path, points=1, seed=0)
+    assert found["killed"].all()
+    assert found["same"].all()

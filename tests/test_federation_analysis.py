@@ -1,6 +1,7 @@
 """Analyses across sites: the numbers of tables and silos at hand, and nothing that a site's minimum counts forbid."""
 
 import json
+import random
 import re
 import tomllib
 from dataclasses import replace
@@ -14,6 +15,7 @@ import scipy.special
 import tomli_w
 import torch
 from sklearn.metrics import r2_score
+from typer.testing import CliRunner
 
 import fedcomposite as fc
 from fedcomposite.analysis.prediction import predict_at_sites
@@ -26,9 +28,12 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from analyst import PLAIN, compare, inquiry, question, same
 from cryptography.hazmat.primitives.asymmetric import ec
-from local_federation import make_sites, opened
+from local_federation import LocalGrid, make_sites, opened
 
+from fedcomposite.cli import federation_analysis, federation_jobs
+from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.federation_analysis import read
+from fedcomposite.cli.main import app
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError
@@ -758,3 +763,169 @@ def test_what_a_table_tells_is_in_its_audit_log(messy, tmp_path):
     assert len(said) == asking.exchanges
     assert said[0] == "analysis: 1 schema"
     assert said[-2:] == ["analysis: introduction", "analysis: 1 information"]
+
+
+# -- going on ---------------------------------------------------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """As if the coordinator's process had been."""
+
+
+@pytest.fixture
+def commanded(messy, tmp_path, monkeypatch):
+    """Commands of a coordinator whose four sites are in this process; ``at`` is the exchange after which it dies."""
+    files, config = messy
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files))
+
+    class Coordinated:
+        path, grid, at, experiment = fed.path, None, None, config
+
+        def sites(self, folder):
+            self.grid = LocalGrid(tables(files, tmp_path / folder))
+            self.grid.close = lambda: None
+
+        def __call__(self, *words, at=None):
+            self.at = at
+            given = [str(word) for word in words]
+            return CliRunner().invoke(federation_app, [given[0], str(fed.path), *given[1:]])
+
+        def orders(self):
+            """What each site was asked, in order: exchange and job."""
+            made = [(site, Order.read(wire.text(content, "order"))) for site, content, _ in self.grid.log]
+            return {s.name: [(o.analysis.number, o.job) for site, o in made if site == s.name]
+                    for s in self.grid.sites.values()}  # fmt: skip
+
+    one = Coordinated()
+    watch = federation_analysis.AtSites._watch
+
+    def dying(self, driver):
+        watch(self, driver)
+        if driver.exchanges == one.at:
+            raise KilledError
+
+    monkeypatch.setattr(federation_analysis.AtSites, "_watch", dying)
+    monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
+    monkeypatch.setattr(federation_analysis, "ServiceGrid", lambda federation, job: one.grid)
+    monkeypatch.setattr(FederationFolder, "nodes", lambda self: one.grid.nodes())
+    return one
+
+
+def finished(folder):
+    """What an analysis leaves, apart from the time that it took."""
+    found = json.loads((folder / "analysis.json").read_text())
+    found.pop("seconds")
+    return found, (folder / "model.safetensors").read_bytes(), (folder / "recipe.json").read_bytes()
+
+
+def status(folder):
+    return json.loads((folder / "status.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["fit", "path", "cv"])
+def test_a_killed_analysis_goes_on_and_asks_nothing_twice(commanded, tmp_path, kind):
+    options = {"fit": [], "path": ["--count", 6], "cv": ["--count", 6, "--folds", 3]}[kind]
+    commanded.sites("a")
+    done = commanded(kind, commanded.experiment, *options, "--out", tmp_path / "whole")
+    assert done.exit_code == 0, done.output
+    whole, asked = finished(tmp_path / "whole"), commanded.orders()
+    last = whole[0]["communication"]["exchanges"]
+    commanded.sites("b")
+    out = tmp_path / "part"
+    stops = sorted(random.Random(kind).sample(range(1, last), 3))
+    for n, stop in enumerate(stops):
+        begin = ["--resume", out] if n else [commanded.experiment, *options, "--out", out]
+        with pytest.raises(KilledError):
+            raise commanded(kind, *begin, at=stop).exception
+        assert (out / "answers.log").stat().st_mode & 0o777 == 0o600
+        assert not (out / "analysis.json").exists()
+    done = commanded(kind, "--resume", out)
+    assert done.exit_code == 0, done.output
+    assert f"going on after {stops[-1]} exchanges" in done.output
+    assert finished(out) == whole
+    again = commanded.orders()
+    (job,) = {job for orders in again.values() for _, job in orders}
+    assert again == {site: [(number, job) for number, _ in orders] for site, orders in asked.items()}
+    for site in again:  # what was counted there
+        books = [json.loads((tmp_path / part / site / "ledger.json").read_text())["jobs"] for part in "ab"]
+        (first,), (second,) = (book.values() for book in books)
+        assert first == second
+    assert not (out / "answers.log").exists()
+    assert status(out)["state"] == "finished"
+    assert status(out)["exchanges"] == last
+    assert (out / "job").read_text().strip() == job
+    assert "finished already" in commanded(kind, "--resume", out).output
+
+
+def test_an_analysis_that_fails_says_how_to_go_on(commanded, tmp_path):
+    commanded.sites("a")
+    words = ["path", commanded.experiment, "--count", 6]
+    assert commanded(*words, "--out", tmp_path / "whole").exit_code == 0
+    commanded.sites("b")
+    commanded.grid.meddle = lambda site, order, reply: (
+        wire.content(refusal="not today") if site == "south" and len(commanded.grid.log) > 40 else reply
+    )
+    out = tmp_path / "part"
+    done = commanded(*words, "--out", out)
+    assert done.exit_code == 1
+    assert "not today" in done.output
+    assert f"fedcomposite federation path {commanded.path} --resume {out}" in done.output
+    assert (status(out)["state"], status(out)["kind"]) == ("failed", "path")
+    job = json.loads((commanded.path / "state" / "jobs" / f"{(out / 'job').read_text().strip()}.json").read_text())
+    assert (job["kind"], job["out"], job["sites"]) == ("path", str(out), ["north", "south", "east", "west"])
+    commanded.grid.meddle = None
+    (out / "stop").touch()  # of an earlier attempt: it does not stop this one
+    assert commanded("path", "--resume", out).exit_code == 0
+    assert finished(out) == finished(tmp_path / "whole")
+
+
+def test_an_analysis_that_is_asked_to_stop(commanded, tmp_path):
+    commanded.sites("a")
+    out = tmp_path / "part"
+
+    def asked(site, order, reply):
+        if len(commanded.grid.log) == 40:
+            (out / "stop").touch()
+        return reply
+
+    commanded.grid.meddle = asked
+    done = commanded("cv", commanded.experiment, "--count", 6, "--out", out)
+    assert done.exit_code == 1
+    assert "interrupted after" in done.output
+    assert status(out)["state"] == "interrupted"
+    kept = {p.name: p.read_bytes() for p in out.iterdir()}
+    for words, reason in (
+        (["cv", commanded.experiment, "--out", out], "--resume or another --out"),
+        (["fit", "--resume", out], "an analysis of `cv`"),
+        (["run", "--resume", out], "federation cv --resume"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(federation_jobs, "require_service", lambda federation: {})
+            refused = commanded(*words)
+        assert refused.exit_code == 2, refused.output
+        assert reason in refused.output
+    at_hand = CliRunner().invoke(app, ["cv", "--resume", str(out)])
+    assert "add --federation" in str(at_hand.exception)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == kept
+    there = CliRunner().invoke(app, ["cv", "--federation", str(commanded.path), "--resume", str(out)])
+    assert there.exit_code == 0, there.output
+
+
+def test_skip_leaves_out_who_is_not_there_when_it_begins(commanded, tmp_path):
+    commanded.sites("a")
+    commanded.grid.away = {"south"}
+    out, options = tmp_path / "run", ["--policy", "skip", "--patience", 0.1]
+    with pytest.raises(KilledError):
+        raise commanded("fit", commanded.experiment, *options, "--out", out, at=3).exception
+    commanded.grid.away = set()  # it is back, and too late
+    done = commanded("fit", "--resume", out)
+    assert done.exit_code == 0, done.output
+    assert "without south" in done.output
+    found = json.loads((out / "analysis.json").read_text())
+    assert (found["sites"], found["absent"]) == (["north", "east", "west"], ["south"])
+    assert not commanded.orders()["south"]
+    commanded.grid.away = {"north", "south", "east", "west"}
+    done = commanded("fit", commanded.experiment, *options, "--out", tmp_path / "none")
+    assert done.exit_code == 1
+    assert "no site is there" in done.output
+    assert not (tmp_path / "none").exists()

@@ -1,6 +1,8 @@
 """Analyses over TLS: four hospitals' files as people have them, a process each, compared with files at hand."""
 
 import json
+import re
+import time
 import tomllib
 
 import numpy as np
@@ -92,6 +94,41 @@ def test_cross_validation_over_tls_is_that_of_files_at_hand(hospitals):
     (scored,) = (fed / "sites" / "south" / "scored").glob("*.csv")
     a, b = pd.read_csv(scored), pd.read_csv(folder / "s.csv")
     np.testing.assert_allclose(a["margin"], b["margin"], rtol=1e-10, atol=1e-10)
+
+
+def test_a_killed_cross_validation_goes_on_with_the_same_bits(hospitals):
+    folder, fed, experiment = hospitals
+    options = ["--folds", 3, "--count", 10, "--ratio", 0.05]
+    if not (folder / "there").exists():
+        command(federation_app, "cv", fed, experiment, *options, "--out", folder / "there")
+    out = folder / "killed"
+    running = Party(folder / "killed.log", "cv", fed, experiment, *options, "--out", out)
+    log = out / "answers.log"
+    while not log.exists() or log.stat().st_size < 200_000:
+        assert running.alive, running.said()
+        time.sleep(0.001)
+    running.kill()
+    asked = {site: exchanges(folder, site) for site in ("north", "west")}
+    said = command(federation_app, "status", fed)
+    assert "killed: gone (go on with --resume), cv" in said
+    said = command(federation_app, "cv", fed, "--resume", out)
+    assert "going on after" in said
+    assert (out / "model.safetensors").read_bytes() == (folder / "there" / "model.safetensors").read_bytes()
+    ours, theirs = read(out), read(folder / "there")
+    for part in (ours, theirs):
+        part.pop("seconds")
+    assert ours == theirs
+    assert "killed: finished, cv" in command(federation_app, "status", fed)
+    job = (out / "job").read_text().strip()
+    for site, before in asked.items():
+        numbers = [number for one, number in exchanges(folder, site) if one == job]
+        assert len(numbers) > len([1 for one, _ in before if one == job]) > 0
+        assert len(numbers) - len(set(numbers)) <= 1  # the one that was on its way, if any
+
+
+def exchanges(folder, site):
+    """Jobs and numbers of the exchanges that a site has answered."""
+    return re.findall(r"job (\w+): exchange (\d+)", (folder / f"{site}.log").read_text())
 
 
 @pytest.mark.parametrize("kind", ["fit", "path"])

@@ -32,6 +32,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
+from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.federation import logs, systemd
 from fedcomposite.federation.coordinator import monitor, monitor_page
 from fedcomposite.federation.engines import certificate_lifetimes, connection, pki, service
@@ -368,6 +369,46 @@ def test_a_snapshot_of_what_is_there(watched):
     assert parse_metrics(monitor.metrics(monitor.snapshot(fed, exchange)))["fedcomposite_up"] == 1
 
 
+@pytest.fixture
+def analysed(watched):
+    """The newest job is an analysis."""
+    fed, exchange = watched
+    run = fed.runs / "heart-cv"
+    run.mkdir()
+    job = {"name": "b", "out": str(run), "kind": "cv", "settings": {}}
+    (fed.state / "jobs" / "b.json").write_text(json.dumps(job))
+    os.utime(fed.state / "jobs" / "a.json", (1, 1))
+    status = {"pid": os.getpid(), "state": "running", "kind": "cv", "missing": {"south": 7}, "exchanges": 41}
+    (run / "status.json").write_text(json.dumps(status | {"fits": 11, "asked": "11 newton (fold)"}))
+    return fed, exchange
+
+
+def test_a_snapshot_of_an_analysis(analysed):
+    seen = monitor.snapshot(*analysed)
+    job = seen["job"]
+    assert (job["kind"], job["state"], job["exchanges"], job["fits"]) == ("cv", "running", 41, 11)
+    found = parse_metrics(monitor.metrics(seen))
+    assert found["fedcomposite_exchanges"] == 41
+    assert found['fedcomposite_missing_seconds{site="south"}'] == 7
+    assert "fedcomposite_round" not in found
+
+
+def test_the_status_of_an_analysis(analysed, monkeypatch):
+    fed, _ = analysed
+    monkeypatch.setattr("fedcomposite.cli.federation.require_service", lambda federation: {"sites": []})
+    run = fed.runs / "heart-cv"
+    with FolderLock(run):
+        other = threading.Thread(target=lambda: said.append(cli("status", fed.path)))
+        said = []
+        other.start()
+        other.join()
+    assert "heart-cv: running, cv, 41 exchanges, waiting for south (7 s)" in said[0][1]
+    code, text = cli("status", fed.path, "--json")
+    job = json.loads(text)["job"]
+    assert code == 0
+    assert (job["kind"], job["exchanges"], job["state"]) == ("cv", 41, "gone (go on with --resume)")
+
+
 class _Tags(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
@@ -425,6 +466,18 @@ def test_the_pages_script_shows_text_as_text(watched):
     assert cells["privacy budget used (epsilon)"] == "1.25"
     assert len(shown["line"]["attributes"]["points"].split()) == 3
     assert shown["when"]["textContent"].startswith("as of ")
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_the_pages_script_shows_an_analysis(analysed):
+    seen = monitor._plain(monitor.snapshot(*analysed))
+    environment = {**os.environ, "SEEN": json.dumps(seen), "SCRIPT": monitor_page._SCRIPT}
+    got = subprocess.run(["node", "-e", NODE], capture_output=True, text=True, check=True, env=environment)
+    rows = json.loads(got.stdout)["job"]["children"]
+    cells = {row["children"][0]["textContent"]: row["children"][1]["textContent"] for row in rows}
+    assert (cells["kind"], cells["exchanges"], cells["asked"]) == ("cv", "41", "11 newton (fold)")
+    assert cells["waiting for"] == "south"
+    assert "round" not in cells
 
 
 @pytest.fixture

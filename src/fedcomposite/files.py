@@ -38,7 +38,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which takes the place of the one at ``path`` when it is whole and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch = scratch_name(path)
     try:
         with scratch.open("wb") as file:
             yield file
@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
-    _remove_scratch(path)
+    remove_scratch(path)
 
 
 def one_at_a_time(what: str) -> AbstractContextManager[Any]:
@@ -59,7 +59,12 @@ def one_at_a_time(what: str) -> AbstractContextManager[Any]:
     return FileLock(Path(tempfile.gettempdir(), name), mode=0o600)
 
 
-def _remove_scratch(path: Path) -> None:
+def scratch_name(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove_scratch(path: Path) -> None:
     """Remove the unfinished copies of a file whose writers are gone."""
     start = f".{path.name}."
     for old in path.parent.glob(f"{start}*.tmp"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +30,7 @@ from fedcomposite.analysis.refitting import refit
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import exact_auc
 from fedcomposite.results import Result, counted
-from fedcomposite.runtime.driver import Driver, driver_of
+from fedcomposite.runtime.driver import Driver, driving
 from fedcomposite.runtime.protocol import Rows, Silo, Sums, folds_of, losses, silos_of
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
@@ -144,6 +145,9 @@ def cross_validate(
     rounds: Count = 100,
     seconds: Positive | None = None,
     driver: Driver | None = None,
+    checkpoint: str | pathlib.Path | None = None,
+    resume: bool = False,
+    on_exchange: Callable[[Driver], None] | None = None,
 ) -> CrossValidation:
     """Choose the strength of a regularizer by how models do on samples that they have not seen.
 
@@ -161,7 +165,7 @@ def cross_validate(
         Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
         under the ROC curve; the share of wrong classes, or the mean absolute error. The area is exact for samples at
         hand. Sites tell 1024 bins, joined where a fold has few samples; what this can have changed is ``mean_error``.
-    count, ratio, lambdas, tolerance, rounds, seconds, driver
+    count, ratio, lambdas, tolerance, rounds, seconds, driver, checkpoint, resume, on_exchange
         As in :func:`fedcomposite.path`; after so many seconds the strengths that all folds have done are scored.
 
     Examples
@@ -175,33 +179,35 @@ def cross_validate(
     """
     check_path(cross_validate, locals())
     if scoring == "auc" and "binary" not in problem.loss.kinds:
-        raise ValueError(f"scoring = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
-    driver = driver_of(problem, driver)
-    at_hand = driver.transport.silos if isinstance(driver.transport, SiloTransport) else None
-    samples = math.inf if at_hand is None else sum(len(silo.X) for silo in at_hand)
-    if folds != "sites" and folds > samples:
-        raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
-    if folds == "sites" and not driver.by_site:
-        raise ValueError("folds = 'sites' scores models at single sites, which secure sums do not tell: take a number")
-    parts = _parts(driver.ids, folds, seed)
-    start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
-    strengths = falling(problem, start, count, ratio, lambdas)
-    plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
-    found = driver.run([along(problem.regularizer, strengths, start, plan) for plan in plans])
-    done = min(map(len, found))
-    strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
-    models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
-    if scoring == "auc" and at_hand is not None:
-        table, off, weights = _exact_auc(at_hand, models, parts)
-    else:
-        bins, errors = _BINS if scoring == "auc" else 0, scoring == "error"
-        held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
-        table, off, weights = _scored(driver.ask(held), scoring)
-    mean, se = _summary(table, weights)
-    mean_error, _ = _summary(off, weights)
-    path = collected(problem, strengths, start, whole, driver)
-    sent = driver.exchanges, driver.bytes_up, driver.bytes_down
-    return CrossValidation(path, scoring, mean, se, mean_error, table, weights, models, parts, *sent, driver)
+        raise ValueError(f"score = 'auc' is for two classes; with {problem.loss} take 'deviance' or 'error'")
+    with driving(cross_validate, locals()) as driver:
+        at_hand = driver.transport.silos if isinstance(driver.transport, SiloTransport) else None
+        samples = math.inf if at_hand is None else sum(len(silo.X) for silo in at_hand)
+        if folds != "sites" and folds > samples:
+            raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
+        if folds == "sites" and not driver.by_site:
+            raise ValueError(
+                "folds = 'sites' scores models at single sites, which secure sums do not tell: take a number"
+            )
+        parts = _parts(driver.ids, folds, seed)
+        start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
+        strengths = falling(problem, start, count, ratio, lambdas)
+        plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
+        found = driver.run([along(problem.regularizer, strengths, start, plan) for plan in plans])
+        done = min(map(len, found))
+        strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
+        models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
+        if scoring == "auc" and at_hand is not None:
+            table, off, weights = _exact_auc(at_hand, models, parts)
+        else:
+            bins, errors = _BINS if scoring == "auc" else 0, scoring == "error"
+            held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
+            table, off, weights = _scored(driver.ask(held), scoring)
+        mean, se = _summary(table, weights)
+        mean_error, _ = _summary(off, weights)
+        path = collected(problem, strengths, start, whole, driver)
+        sent = driver.exchanges, driver.bytes_up, driver.bytes_down
+        return CrossValidation(path, scoring, mean, se, mean_error, table, weights, models, parts, *sent, driver)
 
 
 def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:

@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pathlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -48,7 +49,7 @@ from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
 from fedcomposite.analysis.newton import Plan, fit, moved
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic, Poisson
-from fedcomposite.runtime.driver import Driver, driver_of
+from fedcomposite.runtime.driver import Driver, driver_of, driving
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Rows, information, newton
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
@@ -511,6 +512,9 @@ def bootstrap(
     seed: Natural = 0,
     tolerance: ZeroOrMore = 1e-6,
     driver: Driver | None = None,
+    checkpoint: str | pathlib.Path | None = None,
+    resume: bool = False,
+    on_exchange: Callable[[Driver], None] | None = None,
 ) -> pd.DataFrame:
     """Percentile intervals from fits on weighted samples, all of them in the same exchanges.
 
@@ -531,15 +535,15 @@ def bootstrap(
         Of the weights.
     tolerance : float
         Of the optimality measure.
-    driver : Driver, optional
-        Who answers.
+    driver, checkpoint, resume, on_exchange
+        As in :func:`fedcomposite.path`.
     """
     check_given(bootstrap, locals())
     x = as_vector(x).double()
-    driver = driver_of(problem, driver)
-    plan = Plan(tolerance=tolerance, centre=driver.centre)
-    plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
-    fits = driver.run([fit(problem.regularizer, x, one) for one in plans])
+    with driving(bootstrap, locals()) as driver:
+        plan = Plan(tolerance=tolerance, centre=driver.centre)
+        plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
+        fits = driver.run([fit(problem.regularizer, x, one) for one in plans])
     models = torch.stack([one.x for one in fits]).numpy()
     lower, upper = np.quantile(models, [(1 - level) / 2, (1 + level) / 2], axis=0)
     columns = {"coefficient": x.numpy(), "se": models.std(0, ddof=1), "lower": lower, "upper": upper}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.regularizers import Regularizer
 from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result, counted
-from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driver_of
+from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driving
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Task, losses
 
@@ -159,6 +160,9 @@ def path(
     rounds: Count = 100,
     seconds: Positive | None = None,
     driver: Driver | None = None,
+    checkpoint: str | pathlib.Path | None = None,
+    resume: bool = False,
+    on_exchange: Callable[[Driver], None] | None = None,
 ) -> Path:
     """Solve a problem for falling strengths of its regularizer, each from the last solution.
 
@@ -184,6 +188,11 @@ def path(
         Most time; the path then ends with the strengths that are done.
     driver : Driver, optional
         Through which the parties are asked; one on the problem's own silos if left out.
+    checkpoint : path, optional
+        A file for the answers of the silos, while the analysis lasts. ``resume=True`` goes on from it (or starts, if
+        there is none) and gives bit-identical results, also after the process was killed.
+    on_exchange : callable, optional
+        Called after each exchange, with the driver: its ``exchanges``, ``tasks`` that are running, ``seconds``.
 
     Examples
     --------
@@ -194,11 +203,11 @@ def path(
     (0, (20, 6), True)
     """
     check_path(path, locals())
-    driver = driver_of(problem, driver)
-    start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
-    strengths = falling(problem, start, count, ratio, lambdas)
-    [fits] = driver.run([along(problem.regularizer, strengths, start, start.plan)])
-    return collected(problem, strengths[: len(fits)], start, fits, driver)
+    with driving(path, locals()) as driver:
+        start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
+        strengths = falling(problem, start, count, ratio, lambdas)
+        [fits] = driver.run([along(problem.regularizer, strengths, start, start.plan)])
+        return collected(problem, strengths[: len(fits)], start, fits, driver)
 
 
 def check_path(function: Callable[..., Any], given: Mapping[str, Any], *lines: str) -> None:

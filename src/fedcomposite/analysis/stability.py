@@ -12,6 +12,8 @@ Halves come in pairs that leave nothing out (Shah & Samworth 2013).
 from __future__ import annotations
 
 import math
+import pathlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -30,7 +32,7 @@ from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Regularizer
 from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result
-from fedcomposite.runtime.driver import Driver, driver_of
+from fedcomposite.runtime.driver import Driver, driving
 from fedcomposite.runtime.protocol import Rows, Task
 
 
@@ -86,6 +88,9 @@ def stability(
     tolerance: ZeroOrMore = 1e-5,
     rounds: Count = 100,
     driver: Driver | None = None,
+    checkpoint: str | pathlib.Path | None = None,
+    resume: bool = False,
+    on_exchange: Callable[[Driver], None] | None = None,
 ) -> Stability:
     """Find the features that are selected again and again on random halves of the data.
 
@@ -101,29 +106,31 @@ def stability(
         The share of subsamples from which on a feature is stable, above 1/2.
     over : {"samples", "sites"}
         Halves of every site's samples, or of the sites.
-    seed, count, ratio, tolerance, rounds, driver
+    seed, count, ratio, tolerance, rounds, driver, checkpoint, resume, on_exchange
         Of the halves; of the paths, as in :func:`fedcomposite.path`.
     """
     odd = isinstance(draws, int) and draws % 2 == 1
     check_path(stability, locals(), *([f"draws = {draws}, must be even: halves come in pairs"] if odd else []))
-    driver = driver_of(problem, driver)
-    n = len(driver.ids)
-    if over == "sites" and not driver.by_site:
-        raise ValueError("over = 'sites' asks for sums over some sites, which secure sums do not tell; take 'samples'")
-    if over == "sites" and n < 4:
-        raise ValueError(f"over = 'sites', must be 'samples', or 'sites' where there are four or more (here {n})")
-    kind: Literal["half", "sites"] = "half" if over == "samples" else "sites"
-    h, d = problem.regularizer, problem.dimension
-    acted_on = regularized(h, d)
-    p = int(acted_on.sum())
-    q = max(1, math.floor(math.sqrt(errors * (2 * threshold - 1) * p)))
-    start = beginning(problem, tolerance, rounds, driver)
-    lambdas = 2 * falling(problem, start, count, ratio, None)  # a half may begin earlier
-    plans = [replace(start.plan, rows=Rows(kind, k // 2, n, held=bool(k % 2), seed=seed)) for k in range(draws)]
-    tasks = [first(q, h, lambdas.tolist(), start, plan, acted_on) for plan in plans]
-    share = torch.stack(driver.run(tasks)).double().mean(0)
-    names = tuple(name for name, on in zip(problem.coordinate_names, acted_on.tolist(), strict=True) if on)
-    return Stability(names, share[acted_on].numpy(), threshold, q, p, draws, driver.exchanges)
+    with driving(stability, locals()) as driver:
+        n = len(driver.ids)
+        if over == "sites" and not driver.by_site:
+            raise ValueError(
+                "over = 'sites' asks for sums over some sites, which secure sums do not tell; take 'samples'"
+            )
+        if over == "sites" and n < 4:
+            raise ValueError(f"over = 'sites', must be 'samples', or 'sites' where there are four or more (here {n})")
+        kind: Literal["half", "sites"] = "half" if over == "samples" else "sites"
+        h, d = problem.regularizer, problem.dimension
+        acted_on = regularized(h, d)
+        p = int(acted_on.sum())
+        q = max(1, math.floor(math.sqrt(errors * (2 * threshold - 1) * p)))
+        start = beginning(problem, tolerance, rounds, driver)
+        lambdas = 2 * falling(problem, start, count, ratio, None)  # a half may begin earlier
+        plans = [replace(start.plan, rows=Rows(kind, k // 2, n, held=bool(k % 2), seed=seed)) for k in range(draws)]
+        tasks = [first(q, h, lambdas.tolist(), start, plan, acted_on) for plan in plans]
+        share = torch.stack(driver.run(tasks)).double().mean(0)
+        names = tuple(name for name, on in zip(problem.coordinate_names, acted_on.tolist(), strict=True) if on)
+        return Stability(names, share[acted_on].numpy(), threshold, q, p, draws, driver.exchanges)
 
 
 def first(q: int, h: Regularizer, lambdas: list[float], start: Start, plan: Plan, acted_on: Tensor) -> Task[Tensor]:

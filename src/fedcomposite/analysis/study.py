@@ -15,7 +15,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ from fedcomposite.regularizers import Blocks, On
 from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate, certify
-from fedcomposite.runtime.driver import Driver, driver_of
+from fedcomposite.runtime.driver import Driver, driving
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, newton
 
@@ -160,17 +160,23 @@ class Analysis(Result):
             self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
 
     def write(
-        self, folder: RunFolder, config: str, description: list[dict[str, Any]], seconds: float | None = None
+        self,
+        folder: RunFolder,
+        config: str,
+        description: list[dict[str, Any]],
+        seconds: float | None = None,
+        absent: Sequence[str] = (),
     ) -> None:
         """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site.
 
-        What an earlier run has left there goes.
+        ``absent`` are sites that were left out. What an earlier run has left there goes.
         """
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.remove("summary.json", "history.jsonl", "recipe.json", "best.safetensors", "checkpoint.safetensors*")
         folder.remove("plot.png", "report*")
         write_atomic(folder.config, config.encode())
         content = {**self.content(), "description": description, "seconds": seconds}
+        content |= {"absent": list(absent)} if absent else {}
         text = json.dumps(plain(content), indent=1, allow_nan=False)
         write_atomic(folder.path / "analysis.json", text.encode())
         folder.keep_model(self.problem, self.x)
@@ -235,6 +241,9 @@ def analyse(
     tolerance: ZeroOrMore = 1e-8,
     seconds: Positive | None = None,
     driver: Driver | None = None,
+    checkpoint: str | pathlib.Path | None = None,
+    resume: bool = False,
+    on_exchange: Callable[[Driver], None] | None = None,
 ) -> Analysis:
     """Fit a linear model to sites' samples, and measure how sure and how good it is.
 
@@ -249,8 +258,8 @@ def analyse(
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
         default) and ``"min"``.
-    driver : Driver, optional
-        Through which the parties are asked; one on the problem's own silos if left out.
+    driver, checkpoint, resume, on_exchange
+        As in :func:`fedcomposite.path`.
 
     Examples
     --------
@@ -264,35 +273,34 @@ def analyse(
     check_given(analyse, locals())
     if kind == "path" and choice not in (None, "aic", "bic", "ebic"):
         raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
-    driver = driver_of(problem, driver)
-    along = cv = None
-    options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
-    options |= {"driver": driver}
-    if kind == "cv":
-        cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, **options)
-        along, choice = cv.path, choice or "1se"
-        place = cv.index(choice)
-    elif kind == "path":
-        along, choice = path(problem, **options), choice or "bic"
-        place = along.index(choice)
-    if along is not None:
-        x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())
-    else:
-        if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
-            raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-        plan = Plan(tolerance=tolerance, centre=driver.centre, deadline=driver.deadline(seconds))
-        start = torch.zeros(problem.dimension, dtype=torch.float64)
-        [made] = driver.run([fit(problem.regularizer, start, plan)])
-        h = problem.regularizer
-        lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
-        x, converged = made.x, made.converged
-        reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
-    if along is not None:
-        problem = copy.copy(problem)
-        problem.regularizer = varied(problem.regularizer, lam / strength(problem.regularizer))
-        reason = "" if converged else f"{int((~along.converged).sum())} strengths of the path did not converge"
-    chosen = "as given" if along is None else str(choice)
-    return _measure(problem, kind, x, lam, chosen, reason, along, cv, driver)
+    with driving(analyse, locals()) as driver:
+        along = cv = None
+        options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
+        options |= {"driver": driver}
+        if kind == "cv":
+            cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, **options)
+            along, choice = cv.path, choice or "1se"
+            place = cv.index(choice)
+        elif kind == "path":
+            along, choice = path(problem, **options), choice or "bic"
+            place = along.index(choice)
+        if along is not None:
+            x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())
+            reason = "" if converged else f"{int((~along.converged).sum())} strengths of the path did not converge"
+            problem = copy.copy(problem)
+            problem.regularizer = varied(problem.regularizer, lam / strength(problem.regularizer))
+        else:
+            if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
+                raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
+            plan = Plan(tolerance=tolerance, centre=driver.centre, deadline=driver.deadline(seconds))
+            start = torch.zeros(problem.dimension, dtype=torch.float64)
+            [made] = driver.run([fit(problem.regularizer, start, plan)])
+            h = problem.regularizer
+            lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
+            x, converged = made.x, made.converged
+            reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
+        chosen = "as given" if along is None else str(choice)
+        return _measure(problem, kind, x, lam, chosen, reason, along, cv, driver)
 
 
 def _measure(

@@ -1,24 +1,44 @@
-"""``fit | path | cv``: a linear model of files at hand, how sure and how good it is, in a run folder for ``report``."""
+"""``fit | path | cv``: a linear model of files at hand or of a federation's sites, how sure and how good it is.
+
+One implementation for both: what differs is who answers (:class:`Source`). The answers are written to the run folder
+while the analysis lasts, so that it can go on after it was stopped or killed.
+"""
 
 from __future__ import annotations
 
-import time
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
+import click
 import pandas as pd
 import typer
+from click.core import ParameterSource
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedcomposite import data
+from fedcomposite._faults import UserError
 from fedcomposite.analysis.study import Analysis, Kind, analyse
 from fedcomposite.choice import AUTO
-from fedcomposite.cli.console import AsJson, out, print_frame, print_notes, results, rows, written
+from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, print_notes, results, rows, written
+from fedcomposite.cli.lazy import load
 from fedcomposite.cli.runs import Overrides
 from fedcomposite.cli.solve import NOT_CONVERGED
 from fedcomposite.data import Recipe
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
+from fedcomposite.experiments.grids import FILLER
 from fedcomposite.experiments.store import coefficients
+from fedcomposite.problems import Problem
+from fedcomposite.runtime.answers import AT_HAND, AnswerLog, identity_of
+from fedcomposite.runtime.driver import Driver, identify_analysis
+from fedcomposite.runtime.identity import Identity
+from fedcomposite.runtime.protocol import in_words
+from fedcomposite.runtime.transports import StoppedError
+from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 _SHOWN = 15  # coefficients
 _SEEN = 5e-4  # bounds of measures that are smaller are not printed
@@ -27,9 +47,14 @@ _MEASURES = (
     *("calibration_slope", "calibration_slope_error"),
 )
 
-ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; its [algorithm] is not looked at.")]
+ConfigFile = Annotated[
+    str | None, typer.Argument(metavar="CONFIG", help="A TOML file; its [algorithm] is not looked at.")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write (default: runs/NAME-KIND-TIME).")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", metavar="RUN", help="Go on with this folder, from the answers it has.")
+]
 Count = Annotated[int, typer.Option(min=2, help="Strengths of the path.")]
 Ratio = Annotated[float | None, typer.Option(help="The last strength over the first (default: 1e-4, or 1e-2).")]
 Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site is left out once.")]
@@ -37,22 +62,38 @@ Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What i
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
 PathChoice = Annotated[Literal["aic", "bic", "ebic"], typer.Option(help="Which model of the path.")]
 CVChoice = Annotated[Literal["min", "1se", "aic", "bic", "ebic"], typer.Option(help="Which model.")]
+Federation = Annotated[
+    Path | None,
+    typer.Option("--federation", metavar="FOLDER", help="Ask the sites of this federation; the data are theirs."),
+]
+Policy = Annotated[
+    Literal["wait", "skip"], typer.Option(help="Sites that are missing when it begins: wait, or leave them out.")
+]
+Patience = Annotated[float, typer.Option(help="Seconds that 'skip' waits for a site.")]
+GiveUp = Annotated[float, typer.Option(help="Seconds that are waited for a site.")]
+Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites are known here (secure aggregation).")]
 
 
 def fit(
-    config: ConfigFile,
+    config: ConfigFile = None,
     seconds: Seconds = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = None,
+    federation: Federation = None,
+    policy: Policy = "wait",
+    patience: Patience = 30.0,
+    give_up: GiveUp = 86400.0,
+    secure: Secure = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a linear model, with confidence intervals and its quality at every site."""
-    _local(config, "fit", overrides, destination, overwrite, as_json, seconds=seconds)
+    conduct("fit", locals())
 
 
 def path(
-    config: ConfigFile,
+    config: ConfigFile = None,
     count: Count = 100,
     ratio: Ratio = None,
     choice: PathChoice = "bic",
@@ -60,15 +101,20 @@ def path(
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = None,
+    federation: Federation = None,
+    policy: Policy = "wait",
+    patience: Patience = 30.0,
+    give_up: GiveUp = 86400.0,
+    secure: Secure = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model for every strength of the regularizer."""
-    given = {"count": count, "ratio": ratio, "choice": choice, "seconds": seconds}
-    _local(config, "path", overrides, destination, overwrite, as_json, **given)
+    conduct("path", locals())
 
 
 def cv(
-    config: ConfigFile,
+    config: ConfigFile = None,
     folds: Folds = "10",
     score: Score = "deviance",
     count: Count = 100,
@@ -78,12 +124,20 @@ def cv(
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
+    resume: Resume = None,
+    federation: Federation = None,
+    policy: Policy = "wait",
+    patience: Patience = 30.0,
+    give_up: GiveUp = 86400.0,
+    secure: Secure = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
-    given = {"folds": folds_of(folds), "scoring": score, "count": count, "ratio": ratio, "choice": choice}
-    given |= {"seconds": seconds}
-    _local(config, "cv", overrides, destination, overwrite, as_json, **given)
+    conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score})
+
+
+_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "seconds")
+_OF_SITES = ("policy", "patience", "give_up", "secure")
 
 
 def folds_of(text: str) -> int | Literal["sites"]:
@@ -104,34 +158,207 @@ def checked(experiment: Config) -> Config:
     return experiment
 
 
-def _local(
-    config: str,
-    kind: Kind,
-    overrides: list[str] | None,
-    destination: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    experiment = checked(Config.read(config, overrides or ()))
-    folder = RunFolder(destination or Path("runs") / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}")
-    with FolderLock(folder.path):
-        folder.check_new(overwrite, instead="--overwrite or another --out")
-        began = time.monotonic()
-        problem = experiment.make_problem()
-        made = tried(problem, kind, experiment.seed, **options)
-        text = experiment.only({"name": AUTO}, experiment.seed).text
-        made.write(folder, text, _description(experiment, problem.silos), time.monotonic() - began)
-    with results(as_json) as found:
+# -- who answers ------------------------------------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """Who answers an analysis, and the experiment as it is read for them."""
+
+    experiment: Config
+    text: str
+    """The experiment, as the run folder has it."""
+    runs: Path
+    """Where run folders go that are not named."""
+    command: str
+    """What a resumption is called by, before the kind of the analysis and after it."""
+    most: int | None
+    """Bytes of answers that are written down at most."""
+    absent: list[str]
+    """Sites that were left out, since they were not there."""
+    failures: tuple[type[Exception], ...]
+    """Of theirs, after which an analysis can go on."""
+
+    def opened(self) -> AbstractContextManager[tuple[Any, Identity]]:
+        """The transport to them, and what tells them from others; nothing on disk changes."""
+
+    def followed(
+        self, kind: Kind, folder: RunFolder, log: AnswerLog
+    ) -> AbstractContextManager[Callable[[Driver], None]]:
+        """While the analysis lasts: what is called after each exchange, for others to see it."""
+
+    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
+        """The problem, and a description of the data: a row per feature and site, or per site."""
+
+
+class AtHand:
+    """Data at hand."""
+
+    runs, command = Path("runs"), "{}"
+    most: int | None = AT_HAND
+    failures: tuple[type[Exception], ...] = ()
+
+    def __init__(self, given: Mapping[str, Any], kept: Identity) -> None:
+        if kept:
+            content = {"run": FILLER["run"], **tomllib.loads(kept["experiment"])}
+            self.experiment = Config.check(content, str(given["resume"]))
+        else:
+            self.experiment = Config.read(given["config"], given["overrides"] or ())
+        checked(self.experiment)
+        self.text = self.experiment.only({"name": AUTO}, self.experiment.seed).text
+        self.absent: list[str] = []
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Any, Identity]]:
+        """Read the data."""
+        self._problem = self.experiment.make_problem()
+        with mistaken():
+            transport = SiloTransport(self._problem)
+        yield transport, identify_analysis(self._problem)
+
+    @contextmanager
+    def followed(self, kind: Kind, folder: RunFolder, log: AnswerLog) -> Iterator[Callable[[Driver], None]]:
+        """Nobody else looks."""
+        yield lambda driver: None
+
+    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
+        """What was read."""
+        return self._problem, _description(self.experiment, self._problem.silos)
+
+
+def _source(given: Mapping[str, Any], kept: Identity) -> Source:
+    """The sites of a federation if one is given, or the data that the experiment names."""
+    if given["federation"] is not None:
+        if given["overwrite"]:
+            raise ConfigError("--overwrite cannot be given with --federation; give another --out")
+        made: Source = load("federation", "fedcomposite.cli.federation_analysis:AtSites", "flower")(given, kept)
+        return made
+    for name in sorted(_explicit() & {*_OF_SITES}):
+        raise ConfigError(f"--{name.replace('_', '-')} is for the sites of a --federation")
+    if "job" in kept:
+        raise ConfigError(f"--resume {given['resume']}: this analysis asks the sites of a federation; add --federation")
+    return AtHand(given, kept)
+
+
+def _explicit() -> set[str]:
+    """The options that were given on the command line."""
+    context = click.get_current_context(silent=True)
+    names = [] if context is None else context.params
+    return {n for n in names if context and context.get_parameter_source(n) is ParameterSource.COMMANDLINE}
+
+
+# -- doing it ---------------------------------------------------------------------------------------------------------
+
+
+def conduct(kind: Kind, given: Mapping[str, Any]) -> None:
+    """Do an analysis, leave its run folder, and say what was found."""
+    options = {name: given[name] for name in _OPTIONS if name in given}
+    with results(given["as_json"]) as found:
+        kept = _kept(kind, given, options)
+        if kept is None:
+            _tell_finished(RunFolder(given["resume"]), found)
+            return
+        source = _source(given, kept)
+        options = json.loads(kept["options"]) if kept else options
+        name = f"{source.experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = RunFolder(given["resume"] or given["destination"] or source.runs / name)
+        hint = f"go on with: fedcomposite {source.command.format(kind)} --resume {folder.path}"
+        with FolderLock(folder.path):
+            if not kept:
+                folder.check_new(given["overwrite"], instead=_instead(folder, given))
+            with source.opened() as (transport, identity):
+                identity = {"experiment": source.text, "kind": kind, "options": json.dumps(options), **identity}
+                log = AnswerLog(folder.answers, identity, resume=bool(kept), most=source.most)
+                made = _analysed(kind, options, source, Driver(transport, log=log), folder, hint)
         finish(made, folder, found)
 
 
-def tried(problem: Any, kind: Kind, seed: int, **options: Any) -> Analysis:
-    """The analysis; what cannot be analysed is the experiment's mistake."""
+def _kept(kind: Kind, given: Mapping[str, Any], options: Mapping[str, Any]) -> Identity | None:
+    """What the log of an analysis says that is to go on: empty for a new one, None if it is at its end already."""
+    resume: Path | None = given["resume"]
+    if (given["config"] is None) == (resume is None):
+        raise ConfigError("give a CONFIG, or --resume RUN to go on with an earlier analysis")
+    if resume is None:
+        return {}
+    for name, option in {"destination": "--out", "overwrite": "--overwrite", "overrides": "--set"}.items():
+        if given[name]:
+            raise ConfigError(f"{option} cannot be given with --resume")
+    folder = RunFolder(resume)
+    if not folder.answers.exists():
+        if folder.finished:
+            return None
+        raise ConfigError(f"--resume {resume}: no {folder.answers.name} there, so there is no analysis to go on with")
+    kept = identity_of(folder.answers)
+    if kept.get("kind") != kind:
+        raise ConfigError(f"--resume {resume}: an analysis of `{kept.get('kind')}`, not of `{kind}`")
+    before = json.loads(kept["options"])
+    for name in sorted(_explicit() & {*options}):
+        if options[name] != before.get(name):
+            began = f"this analysis was begun with {before.get(name)}; leave it out"
+            raise ConfigError(f"--{name} {options[name]}: {began}")
+    return kept
+
+
+def _instead(folder: RunFolder, given: Mapping[str, Any]) -> str:
+    """What there is to do about a folder that holds something."""
+    ways = ["--resume"] if folder.answers.exists() else []
+    return " or ".join([*ways, *(["--overwrite"] if given["federation"] is None else []), "another --out"])
+
+
+def _analysed(
+    kind: Kind, options: Mapping[str, Any], source: Source, driver: Driver, folder: RunFolder, hint: str
+) -> Analysis:
+    """Ask, and write the run folder; from then on the log of answers is not needed any more."""
+    log = driver.log
+    assert log is not None
     try:
-        return analyse(problem, kind, seed=seed, **options)
+        with closing(log), source.followed(kind, folder, log) as tell, _progress(kind, tell) as driver.watch:
+            if log.known:
+                out.print(f"going on after {log.known} exchanges")
+            problem, description = source.meet(driver)
+            with mistaken():
+                made = analyse(problem, kind, seed=source.experiment.seed, driver=driver, **options)
+            made.write(folder, source.text, description, driver.seconds, source.absent)
+            log.remove()
+    except (KeyboardInterrupt, StoppedError):
+        raise FailedError(f"interrupted after {driver.exchanges} exchanges; {hint}") from None
+    except source.failures as error:
+        raise FailedError(f"{error}; {hint}") from error
+    return made
+
+
+@contextmanager
+def mistaken() -> Iterator[None]:
+    """What cannot be analysed is the experiment's mistake."""
+    try:
+        yield
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise error if isinstance(error, UserError) else ConfigError(str(error)) from None
+
+
+@contextmanager
+def _progress(kind: Kind, tell: Callable[[Driver], None]) -> Iterator[Callable[[Driver], None]]:
+    """A live line on a terminal: exchanges so far, fits that are running, what was asked last."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn("{task.fields[seen]}")
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        line = bar.add_task(kind, total=None, seen="")
+
+        def show(driver: Driver) -> None:
+            tell(driver)
+            if err.is_terminal:
+                said = f"{driver.exchanges} exchanges  {driver.tasks} fits  {in_words(driver.asked)}"
+                bar.update(line, seen=said[: max(20, err.width - 30)])
+
+        yield show
+
+
+def _tell_finished(folder: RunFolder, found: dict[str, Any]) -> None:
+    """There is nothing to go on with: say what the analysis said."""
+    summary = folder.summary()
+    converged = summary["status"] == "converged"
+    found |= {"message": summary["message"], "converged": converged, "folder": folder.path}
+    out.print(f"finished already: {summary['message']}", markup=False, highlight=False, soft_wrap=True)
+    if not converged:
+        raise typer.Exit(NOT_CONVERGED)
 
 
 def _description(experiment: Config, silos: data.Silos) -> list[dict[str, Any]]:

@@ -21,8 +21,9 @@ import pandas as pd
 import typer
 from rich.markup import escape
 
+from fedcomposite.cli.analysis import Secure
 from fedcomposite.cli.console import AsJson, out, reporting, results
-from fedcomposite.cli.federation_analysis import Secure, add_analysis_commands
+from fedcomposite.cli.federation_analysis import add_analysis_commands
 from fedcomposite.cli.federation_jobs import (
     begin,
     conduct,
@@ -254,11 +255,15 @@ def status(folder: Federation, as_json: AsJson = False) -> None:
         if not jobs:
             out.print("no job yet")
             return
-        place = RunFolder(Job.model_validate_json(jobs[-1].read_text(encoding="utf-8")).out)
+        job = Job.model_validate_json(jobs[-1].read_text(encoding="utf-8"))
+        place = RunFolder(job.out)
         now = job_status(place)
-        found["job"] = {"folder": place.path, **now}
+        found["job"] = {"folder": place.path, "kind": job.kind, **now}
         missing = ", ".join(f"{k} ({v} s)" for k, v in now.get("missing", {}).items())
-        line = f"{place.path.name}: {now.get('state', 'unknown')}, round {now.get('round', 0)}/{now.get('rounds', '?')}"
+        far = f"round {now.get('round', 0)}/{now.get('rounds', '?')}"
+        if job.kind != "run":
+            far = f"{job.kind}, {now.get('exchanges', 0)} exchanges"
+        line = f"{place.path.name}: {now.get('state', 'unknown')}, {far}"
         out.print(line + (f", waiting for {missing}" if missing else ""), highlight=False)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
-import time
 import tomllib
+import typing
 import uuid
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,24 +18,12 @@ import typer
 from safetensors import safe_open
 from torch import Tensor
 
+from fedcomposite._version import __version__
 from fedcomposite.analysis.prediction import predict_at_sites
 from fedcomposite.analysis.study import Kind
 from fedcomposite.choice import AUTO
-from fedcomposite.cli.analysis import (
-    Count,
-    CVChoice,
-    Folds,
-    Out,
-    PathChoice,
-    Ratio,
-    Score,
-    checked,
-    finish,
-    folds_of,
-    records,
-    tried,
-    with_bounds,
-)
+from fedcomposite.cli import analysis
+from fedcomposite.cli.analysis import GiveUp, Secure, checked, records, with_bounds
 from fedcomposite.cli.console import (
     AsJson,
     out,
@@ -47,38 +36,71 @@ from fedcomposite.cli.console import (
     written,
 )
 from fedcomposite.cli.described import page
-from fedcomposite.cli.federation_jobs import require_service, say
+from fedcomposite.cli.federation_jobs import Interrupt, failure, keep, require_service, say
 from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.data.flags import Look
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
-from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
+from fedcomposite.federation.coordinator.jobs import Diary, Job, followed
 from fedcomposite.federation.engines.admin_socket import AdminSocketError
 from fedcomposite.federation.engines.grid import ServiceGrid
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.files import write_atomic
+from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Multinomial, get_loss
 from fedcomposite.runtime import Driver
+from fedcomposite.runtime.answers import AnswerLog
+from fedcomposite.runtime.identity import Identity
+from fedcomposite.runtime.protocol import in_words
 
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; the data are the sites'.")]
-GiveUp = Annotated[float, typer.Option(help="Seconds that are waited for a site.")]
-Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites are known here (secure aggregation).")]
 
 
 def add_analysis_commands(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (describe, fit, path, cv, predict):
-        app.command()(command)
+    app.command()(describe)
+    for command in (analysis.fit, analysis.path, analysis.cv):
+        app.command(command.__name__)(_with_federation(command))
+    app.command()(predict)
 
 
-def read(source: str, *, fitted: bool = False) -> tuple[Config, str]:
+def _with_federation(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with the federation before the experiment, in place of ``--federation``."""
+
+    def alias(federation: Path, **given: Any) -> None:
+        with _one_line():
+            command(federation=federation, overwrite=False, **given)
+
+    hints = typing.get_type_hints(command, include_extras=True) | {"federation": Federation}
+    first = inspect.Parameter("federation", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    others = [p for n, p in inspect.signature(command).parameters.items() if n not in ("federation", "overwrite")]
+    taken = [p.replace(annotation=hints[p.name]) for p in (first, *others)]
+    alias.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    alias.__annotations__ = {p.name: p.annotation for p in taken}
+    alias.__doc__ = f"Analyst, across the sites: {str(command.__doc__)[0].lower()}{str(command.__doc__)[1:]}"
+    return alias
+
+
+def _one_line() -> contextlib.AbstractContextManager[None]:
+    return reporting(failures=(FederationError, AdminSocketError))
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+
+
+def read(source: str, overrides: Sequence[str] = (), *, fitted: bool = False) -> tuple[Config, str]:
     """An experiment whose data are at sites, and its target's name."""
-    content, where = load(source, ())
+    content, where = load(source, overrides)
+    return _accepted(content, where, fitted)
+
+
+def _accepted(content: dict[str, Any], where: str, fitted: bool) -> tuple[Config, str]:
     content = {**content, "algorithm": {"name": "ProxNewton"}}
     for key in ("algorithms", "trials", "partition", "callbacks"):
         content.pop(key, None)
@@ -94,14 +116,119 @@ def read(source: str, *, fitted: bool = False) -> tuple[Config, str]:
 
 
 @contextlib.contextmanager
-def inquiry(folder: Path, config: Config, give_up: float, secure: bool = False) -> Iterator[Inquiry]:
-    """The sites of a federation, asked in one job."""
-    federation = FederationFolder(folder)
+def inquiry(
+    federation: FederationFolder,
+    config: Config,
+    settings: Settings,
+    *,
+    job: str = "",
+    sites: Sequence[str] = (),
+    log: Callable[[str], None] = say,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Inquiry]:
+    """The sites of a federation, asked in one job: a new one and all sites, or a job that goes on with its own.
+
+    With the policy "skip", a new one is without the sites that are not there.
+    """
     require_service(federation)
-    job = uuid.uuid4().hex[:16]
-    with contextlib.closing(ServiceGrid(federation, job)) as grid:
-        settings = Settings(give_up=give_up, secure=secure)
-        yield Inquiry(grid, federation.sites, federation.nodes, config, job, settings, log=say)
+    name = job or uuid.uuid4().hex[:16]
+    with contextlib.closing(ServiceGrid(federation, name)) as grid:
+        taking_part = list(sites) or federation.sites
+        if settings.policy == "skip" and not sites:
+            taking_part = Delivery(grid, federation.nodes, settings, log, stop).present(federation.permitted())
+            if not taking_part:
+                raise FederationError("no site is there")
+        yield Inquiry(grid, taking_part, federation.nodes, config, name, settings, log=log, stop=stop)
+
+
+class AtSites:
+    """The sites of a federation: see :class:`fedcomposite.cli.analysis.Source`."""
+
+    most = None  # what a site was asked once it is not asked again
+    failures = FederationError, AdminSocketError
+
+    def __init__(self, given: Mapping[str, Any], kept: Identity) -> None:
+        self._federation, self._kept = FederationFolder(given["federation"]), kept
+        self.runs, self.command = self._federation.runs, f"federation {{}} {given['federation']}"
+        if kept:
+            if "job" not in kept:
+                raise ConfigError(f"--resume {given['resume']}: this analysis is of data at hand, not of a federation")
+            content = tomllib.loads(kept["experiment"])
+            content["data"] = {**content.get("data", {}), "target": kept["target"]}
+            self.experiment, self._target = _accepted(content, str(given["resume"]), fitted=True)
+        else:
+            self.experiment, self._target = read(given["config"], given["overrides"] or (), fitted=True)
+        self.text = write(self.experiment.only({"name": AUTO}, self.experiment.seed))
+        try:
+            waiting = {"patience": given["patience"], "give_up": given["give_up"]}
+            self._settings = Settings(given["policy"], secure=given["secure"] or kept.get("secure") == "yes", **waiting)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self.absent: list[str] = json.loads(kept.get("absent", "[]"))
+        self._diary: Diary | None = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[tuple[Inquiry, Identity]]:
+        """Reach the service; from here on Ctrl-C is heard between looks for answers."""
+        job, sites = self._kept.get("job", ""), json.loads(self._kept.get("sites", "[]"))
+        given = self._federation, self.experiment, self._settings
+        with (
+            Interrupt() as self._interrupt,
+            inquiry(*given, job=job, sites=sites, log=self._say, stop=self._stop) as self._asking,
+        ):
+            names = self._asking.names
+            if not self._kept:
+                self.absent = [site for site in self._federation.sites if site not in names]
+            told = {"job": self._asking.job, "target": self._target, "version": __version__}
+            told |= {"secure": "yes"} if self._settings.secure else {}
+            yield self._asking, {**told, "sites": json.dumps(names), "absent": json.dumps(self.absent)}
+
+    def _say(self, line: str) -> None:
+        (say if self._diary is None else self._diary.log)(line)
+
+    def _stop(self) -> bool:
+        if self._diary is None:
+            return self._interrupt.asked
+        self._diary.renew(self._asking.post.missing)
+        return self._interrupt.asked or (self._place / "stop").exists()
+
+    @contextlib.contextmanager
+    def followed(self, kind: Kind, folder: RunFolder, log: AnswerLog) -> Iterator[Callable[[Driver], None]]:
+        """Write the job's files, and keep them up to date."""
+        place, asking = folder.path.absolute(), self._asking
+        self._place = place
+        log.begin()
+        for old in ("stop", "status.json"):
+            (place / old).unlink(missing_ok=True)
+        write_atomic(folder.config, self.text.encode())
+        write_atomic(place / "job", f"{asking.job}\n".encode())
+        settings, names = asdict(self._settings), asking.names
+        keep(self._federation, Job(name=asking.job, out=str(place), kind=kind, settings=settings, sites=names))
+        try:
+            with followed(place, say, state="running", kind=kind, exchanges=0) as self._diary:
+                if self.absent:
+                    self._diary.log(f"without {', '.join(self.absent)}: not there when the analysis began")
+                yield self._watch
+                message = folder.summary()["message"]
+                self._diary.log(message)
+                self._diary.write(state="finished", message=message, missing={})
+        except OSError as error:
+            raise FederationError(failure(error, folder)) from error
+        finally:
+            self._diary = None
+
+    def _watch(self, driver: Driver) -> None:
+        assert self._diary is not None
+        now = {"exchanges": driver.exchanges, "fits": driver.tasks, "asked": in_words(driver.asked)}
+        self._diary.renew(self._asking.post.missing, **now)
+
+    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
+        """Describe the tables, learn the recipe, and hear what the features are."""
+        described = table_of(_described(driver), self._target)
+        self._asking.recipe = learn(driver, self._asking.config, self._target, self.absent)
+        if self._asking.recipe is not None:
+            self._say(f"the recipe is learned, in {driver.exchanges} exchanges so far")
+        return self._asking.meet(driver), records(described)
 
 
 def describe(
@@ -112,62 +239,15 @@ def describe(
     secure: Secure = False,
 ) -> None:
     """Analyst: what every site has of every feature, and what differs between them; of all together if secure."""
-    with reporting(failures=(FederationError, AdminSocketError)):
+    with _one_line():
         experiment, target = read(config)
-        with inquiry(folder, experiment, give_up, secure) as asking:
+        with inquiry(FederationFolder(folder), experiment, Settings(give_up=give_up, secure=secure)) as asking:
             found = table_of(_described(Driver(asking)), target)
         if as_json:
             print_json(rows(found))
             return
         for line in page(found):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def fit(
-    folder: Federation,
-    config: ConfigFile,
-    destination: Out = None,
-    give_up: GiveUp = 86400.0,
-    secure: Secure = False,
-    as_json: AsJson = False,
-) -> None:
-    """Analyst: fit a linear model across the sites, with confidence intervals and its quality at every site."""
-    _conduct(folder, config, "fit", destination, give_up, secure, as_json)
-
-
-def path(
-    folder: Federation,
-    config: ConfigFile,
-    count: Count = 100,
-    ratio: Ratio = None,
-    choice: PathChoice = "bic",
-    destination: Out = None,
-    give_up: GiveUp = 86400.0,
-    secure: Secure = False,
-    as_json: AsJson = False,
-) -> None:
-    """Analyst: fit a model for every strength of the regularizer across the sites."""
-    _conduct(folder, config, "path", destination, give_up, secure, as_json, count=count, ratio=ratio, choice=choice)
-
-
-def cv(
-    folder: Federation,
-    config: ConfigFile,
-    folds: Folds = "10",
-    score: Score = "deviance",
-    count: Count = 100,
-    ratio: Ratio = None,
-    choice: CVChoice = "1se",
-    destination: Out = None,
-    give_up: GiveUp = 86400.0,
-    secure: Secure = False,
-    as_json: AsJson = False,
-) -> None:
-    """Analyst: choose the strength of the regularizer by cross-validation within the sites, or over them."""
-    with reporting():
-        number = folds_of(folds)
-    options = {"folds": number, "scoring": score, "count": count, "ratio": ratio, "choice": choice}
-    _conduct(folder, config, "cv", destination, give_up, secure, as_json, **options)
 
 
 def predict(
@@ -183,14 +263,15 @@ def predict(
 
     Under secure sums they score, and nothing is heard: a sum might be of one site's patients.
     """
-    with reporting(failures=(FederationError, AdminSocketError)), results(as_json) as told:
+    with _one_line(), results(as_json) as told:
         experiment, recipe, x, names = _finished(RunFolder(run))
-        with inquiry(folder, experiment, give_up, secure) as asking:
+        with inquiry(FederationFolder(folder), experiment, Settings(give_up=give_up, secure=secure)) as asking:
             asking.recipe = recipe
-            problem = asking.meet()
+            driver = Driver(asking)
+            problem = asking.meet(driver)
             if names != list(problem.coordinate_names):
                 raise ConfigError(f"{run}: the features of its model are not those of these sites' samples")
-            found = predict_at_sites(problem, x, Driver(asking), threshold=threshold)
+            found = predict_at_sites(problem, x, driver, threshold=threshold)
         say(f"scored at {', '.join(asking.names)}, each in a file of its own, which stays there")
         if secure:
             say("secure sums do not tell how good this is, since one site alone might have such patients")
@@ -225,32 +306,3 @@ def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list
 
 def _described(driver: Driver) -> list[Look]:
     return look_at(lambda query: list(driver.ask([query])[0]), driver.names, together=not driver.by_site)
-
-
-def _conduct(
-    folder: Path,
-    config: str,
-    kind: Kind,
-    destination: Path | None,
-    give_up: float,
-    secure: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    with reporting(failures=(FederationError, AdminSocketError)), results(as_json) as found:
-        experiment, target = read(config, fitted=True)
-        runs = FederationFolder(folder).runs
-        place = RunFolder((destination or runs / f"{experiment.name}-{kind}-{datetime.now():%Y%m%d-%H%M%S}").absolute())
-        place.check_new(instead="another --out")
-        began = time.monotonic()
-        with inquiry(folder, experiment, give_up, secure) as asking:
-            driver = Driver(asking)
-            described = table_of(_described(driver), target)
-            asking.recipe = learn(driver, asking.config, target)
-            if asking.recipe is not None:
-                say(f"the recipe is learned, in {driver.exchanges} exchanges so far")
-            problem = asking.meet()
-            made = tried(problem, kind, experiment.seed, driver=driver, **options)
-        text = write(experiment.only({"name": AUTO}, experiment.seed))
-        made.write(place, text, records(described), time.monotonic() - began)
-        finish(made, place, found)

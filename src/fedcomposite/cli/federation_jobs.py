@@ -76,6 +76,8 @@ def begin(
             raise FolderError(f"--resume {resume}: no job there, so this is not a run of a federation")
         require_service(federation)
         job = Job.model_validate_json(federation.job(name_file.read_text().strip()).read_text(encoding="utf-8"))
+        if job.kind != "run":
+            raise FolderError(f"--resume {resume}: an analysis; go on with `federation {job.kind} --resume`")
         kept = replace(settings, secure=settings.secure or bool(job.settings.get("secure")))  # never less than it was
         job = job.model_copy(update={"out": str(place.path), "settings": asdict(kept)})
     else:
@@ -101,9 +103,14 @@ def begin(
     with FolderLock(place.path):  # refused while the job runs
         for old in ("stop", "status.json"):
             (place.path / old).unlink(missing_ok=True)
+    keep(federation, job)
+    return place
+
+
+def keep(federation: FederationFolder, job: Job) -> None:
+    """Write a job's file: it is the newest one now."""
     federation.job(job.name).parent.mkdir(parents=True, exist_ok=True)
     federation.job(job.name).write_text(job.model_dump_json(), encoding="utf-8")
-    return place
 
 
 def require_service(federation: FederationFolder) -> dict[str, Any]:
@@ -131,13 +138,13 @@ def tell_service(federation: FederationFolder) -> bool:
     return True
 
 
-class _Interrupt:
+class Interrupt:
     """Ctrl-C, or a polite kill, asks the run to stop; the second time it leaves at once."""
 
     def __init__(self) -> None:
         self.asked = False
 
-    def __enter__(self) -> _Interrupt:
+    def __enter__(self) -> Interrupt:
         self._old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -158,15 +165,12 @@ def conduct(federation: FederationFolder, place: RunFolder, told: dict[str, Any]
     hint = f"go on with: fedcomposite federation run {federation.path} --resume {place.path}"
     rounds = parse(place.config.read_text(encoding="utf-8"), "config.toml").run.rounds
     try:
-        with _Interrupt() as interrupt, contextlib.closing(ServiceGrid(federation, job)) as grid:
+        with Interrupt() as interrupt, contextlib.closing(ServiceGrid(federation, job)) as grid:
             carry_out(grid, federation, job, say, _Shown(rounds), lambda: interrupt.asked)
     except StepError:
         raise  # the experiment has to be changed, so there is nothing to go on with
     except Exception as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            line = f"no space is left on the coordinator's disk ({place.path}); make room"
-        raise FederationError(f"{line}; {hint}") from error
+        raise FederationError(f"{failure(error, place)}; {hint}") from error
     summary, last = place.summary(), place.history()[-1]
     told |= {"status": summary["status"], "message": summary["message"], "folder": place.path, "last": last}
     out.print(
@@ -184,6 +188,13 @@ def conduct(federation: FederationFolder, place: RunFolder, told: dict[str, Any]
         raise FederationError(f"{summary['message']}; {hint}")
     if summary["status"] == "diverged":
         raise FederationError(summary["message"])
+
+
+def failure(error: Exception, place: RunFolder) -> str:
+    """Why a job failed, in one line."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space is left on the coordinator's disk ({place.path}); make room"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 class _Shown:

@@ -54,14 +54,7 @@ class Commands(MutableMapping[str, click.Command]):
 
 def _load(name: str, entry: Entry) -> click.Command:
     """Import a command; one whose extra is not installed says how it is."""
-    module, _, attribute = entry.place.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as missing:
-        package = str(missing.name).partition(".")[0]
-        if not entry.extra or package == "fedcomposite":
-            raise
-        raise UserError(f"a {name} needs the package {package!r}: pip install 'fedcomposite[{entry.extra}]'") from None
+    found = load(name, entry.place, entry.extra)
     if isinstance(found, typer.Typer):
         group = get_command(found)
         group.name = name
@@ -69,6 +62,18 @@ def _load(name: str, entry: Entry) -> click.Command:
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(name)(found)
     return get_command(alone)
+
+
+def load(name: str, place: str, extra: str = "") -> Any:
+    """What lies at ``module:name``; where its extra is not installed, the error says how it is."""
+    module, _, attribute = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as missing:
+        package = str(missing.name).partition(".")[0]
+        if not extra or package == "fedcomposite":
+            raise
+        raise UserError(f"a {name} needs the package {package!r}: pip install 'fedcomposite[{extra}]'") from None
 
 
 class LazyGroup(TyperGroup):

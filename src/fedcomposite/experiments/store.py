@@ -3,7 +3,7 @@
 =====================  =====================================================================================
 config.toml            the experiment, with every choice resolved
 history.jsonl          one record per line, appended as the run goes
-checkpoint.safetensors the state to resume from
+checkpoint.safetensors the state to resume from; answers.log, that of an analysis, which goes when it is done
 model.safetensors      the solution: tensor ``x``, a network's ``buffers``; in the metadata coordinate names or layout,
                        and what a sample looks like, so that the model can be made again where the data are not
 best.safetensors       the best model by a metric, with the callback ``BestModel``; its round in the metadata
@@ -97,6 +97,11 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def answers(self) -> Path:
+        """What the parties of an analysis have answered, while it lasts."""
+        return self.path / "answers.log"
+
+    @property
     def finished(self) -> bool:
         """Whether the run came to an end of its own (also by divergence)."""
         try:
@@ -123,7 +128,7 @@ class RunFolder:
         if held - set(leftovers(self.path)):
             if not overwrite:
                 raise StoreError(f"{self.path}: already holds files; use {instead}")
-            if not self.config.exists():
+            if not self.config.exists() and not self.answers.exists():
                 raise StoreError(f"{self.path}: is not a run folder (no config.toml), so it is not overwritten")
             if any(self.path.glob("*/seed-*/config.toml")):
                 raise StoreError(f"{self.path}: is a comparison, so it is not overwritten by a single run")

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from fedcomposite._version import __version__
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import process
-from fedcomposite.runtime.answers import AnswerLog
+from fedcomposite.runtime.answers import AT_HAND, AnswerLog, settled
+from fedcomposite.runtime.identity import Identity, identify
 from fedcomposite.runtime.protocol import Request, Sums, Task
 from fedcomposite.runtime.transports.base import Parties, Transport
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
@@ -69,10 +71,12 @@ class Driver:
         watch: Callable[[Driver], None] | None = None,
     ) -> None:
         self.transport: Any = transport
-        self.log, self._watch = log, watch
+        self.log, self.watch = log, watch
         self.exchanges = self.bytes_up = self.bytes_down = 0
         self.tasks = 0
         """How many are running."""
+        self.asked: Sequence[Any] = ()
+        """The requests of the last exchange."""
         self._began, self._elapsed = time.monotonic(), 0.0
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class Driver:
 
     def ask(self, requests: Sequence[Any]) -> list[Any]:
         """One exchange: the answers to some requests."""
-        known = None if self.log is None else self.log.recall(requests)
+        known, self.asked = None if self.log is None else self.log.recall(requests), requests
         if known is None:
             counter = self.transport.counter
             up, down = counter.bytes_up, counter.bytes_down
@@ -113,14 +117,15 @@ class Driver:
             self.bytes_up += counter.bytes_up - up
             self.bytes_down += counter.bytes_down - down
             if self.log is not None:
-                self._elapsed = time.monotonic() - self._began
+                self._elapsed, answers = self.seconds, settled(answers)
                 self.log.append(requests, answers, self._elapsed, (self.bytes_up, self.bytes_down))
         else:
+            self.transport.recalled(requests)
             answers, self._elapsed, (self.bytes_up, self.bytes_down) = known
             self._began = time.monotonic() - self._elapsed
         self.exchanges += 1
-        if self._watch is not None:
-            self._watch(self)
+        if self.watch is not None:
+            self.watch(self)
         return answers
 
     def _settings(self, wanted: bool) -> AbstractContextManager[None]:
@@ -142,6 +147,11 @@ class Driver:
     def deadline(self, seconds: float | None) -> Deadline:
         """The time at which an analysis of so many seconds ends; after a resumption by the time that it took before."""
         return deadline(seconds, time.monotonic if self.log is None else lambda: self._elapsed)
+
+    @property
+    def seconds(self) -> float:
+        """How long the analysis has taken so far, what it took before a resumption among it."""
+        return time.monotonic() - self._began
 
     @property
     def _parties(self) -> Parties:
@@ -172,3 +182,41 @@ class Driver:
 def driver_of(problem: Problem, driver: Driver | None = None) -> Driver:
     """The driver that was given, or one on a problem's own silos."""
     return Driver(SiloTransport(problem)) if driver is None else driver
+
+
+def identify_analysis(problem: Problem, **settings: Any) -> Identity:
+    """What an analysis of a problem's own silos is: samples, model, settings, and the version that asks."""
+    silos = problem.silos
+    held = silos.held_out, silos.held_by, silos.held_margin_offsets
+    return identify(problem, Tensor(), held=held, version=__version__, **settings)
+
+
+_NOT_IDENTITY = ("problem", "driver", "checkpoint", "resume", "on_exchange")
+
+
+@contextmanager
+def driving(function: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[Driver]:
+    """The driver of an analysis, from the arguments of its function.
+
+    It is the one that was given, or one on the problem's own silos, whose answers are written to ``checkpoint`` as long
+    as the analysis lasts.
+    """
+    problem, driver, watch, path = (given[name] for name in ("problem", "driver", "on_exchange", "checkpoint"))
+    if given["resume"] and path is None:
+        raise ValueError("resume needs a file: checkpoint=PATH")
+    if driver is not None:
+        if path is not None or watch is not None:
+            raise ValueError("a driver has its own: give Driver(transport, log=..., watch=...), or no driver")
+        yield driver
+        return
+    transport = SiloTransport(problem)
+    if path is None:
+        yield Driver(transport, watch=watch)
+        return
+    settings = {key: value for key, value in given.items() if key not in _NOT_IDENTITY}
+    identity = identify_analysis(problem, analysis=function.__name__, **settings)
+    with closing(AnswerLog(path, identity, resume=given["resume"], most=AT_HAND)) as log:
+        made = Driver(transport, log=log, watch=watch)
+        yield made
+        made.log = None  # a result may ask more
+    log.remove()

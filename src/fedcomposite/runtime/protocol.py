@@ -4,6 +4,7 @@
 :class:`Round`     a method's round, a measurement of its model, or both
 :class:`Request`   sums over samples: what fits, paths, intervals and quality are made of
 ``data.queries``   counts and sums of a table: what recipes and descriptions are made of
+:class:`Introduce` how the parties' samples look, where they are somewhere else
 =================  ================================================================================================
 
 Whoever wants something is a :data:`Task`: it yields requests and receives their answers. The driver runs tasks, a
@@ -16,7 +17,8 @@ exchange and come out alike in a simulation and in a federation.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -136,6 +138,20 @@ class Request:
     def nbytes(self) -> int:
         """Bytes of its arrays."""
         return sum(v.nbytes for v in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """Ask the parties how their samples look: features, classes, counts; the answers are texts, by site."""
+
+    name = "introduction"
+
+
+def in_words(requests: Sequence[Any]) -> str:
+    """What an exchange is about: ``11 newton (fold)``."""
+    parts = [(r.part if r.part != "train" else r.rows.kind) if isinstance(r, Request) else "all" for r in requests]
+    names = [str(r.name) if p == "all" else f"{r.name} ({p})" for p, r in zip(parts, requests, strict=True)]
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
 
 
 @dataclass(frozen=True)

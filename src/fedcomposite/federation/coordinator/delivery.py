@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -108,6 +108,18 @@ class Delivery:
         self.missing = {}
         self.check_enough(one.answers, one.policy)
         return one.answers
+
+    def present(self, sites: Sequence[str]) -> list[str]:
+        """The sites that are there now, or come within the patience of "skip"."""
+        ends = time.monotonic() + self.settings.patience
+        while True:
+            nodes, online = self.nodes(), {n.node_id for n in self.grid.get_nodes()}
+            here = [site for site in sites if nodes.get(site) in online]
+            if len(here) == len(sites) or time.monotonic() > ends:
+                return here
+            if self._stop():
+                raise StoppedError
+            self._wait([])
 
     def check_enough(self, answers: Mapping[str, T], policy: Policy | None = None) -> None:
         """Refuse to go on with fewer than ``min_sites``."""

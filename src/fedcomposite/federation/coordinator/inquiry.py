@@ -31,7 +31,7 @@ from fedcomposite.federation.site.policy import pair
 from fedcomposite.federation.wire import Vectors, WireError
 from fedcomposite.problems import Counter, Loss, Problem
 from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import Request, Sums
+from fedcomposite.runtime.protocol import Introduce, Request, Sums
 from fedcomposite.runtime.transports.silo_answers import added
 
 T = TypeVar("T")
@@ -133,16 +133,26 @@ class Inquiry:
         """Nothing is computed here."""
         return nullcontext()
 
-    def ask(self, requests: Sequence[Request | Query]) -> list[Any]:
-        """Sums over the sites, in their order; the list of their answers to a query, or to a request by site."""
+    def ask(self, requests: Sequence[Request | Query | Introduce]) -> list[Any]:
+        """Sums over the sites, in their order; the list of their answers to anything else, or to a request by site."""
         if self.assembly is not None and any(isinstance(one, Request) and one.by_site for one in requests):
             raise FederationError(
                 "answers by site: secure sums have none; run without --secure, where sites allow that"
             )
-        queries = [self._query(one) for one in requests if isinstance(one, Query)]
+        told = iter([self._tell(one) for one in requests if not isinstance(one, Request)])
         made = iter(self._answers([one for one in requests if isinstance(one, Request)]))
-        told = iter(queries)
-        return [next(told) if isinstance(one, Query) else next(made) for one in requests]
+        return [next(made) if isinstance(one, Request) else next(told) for one in requests]
+
+    def recalled(self, requests: Sequence[Request | Query | Introduce]) -> None:
+        """The numbers of exchanges go on after those that the sites have had."""
+        sums = sum(isinstance(one, Request) for one in requests)
+        self.exchanges += len(requests) - sums - (-sums // _AT_ONCE)
+        if self.assembly is not None:  # where names of levels and their counts are two
+            self.exchanges += sum(isinstance(one, LevelCounts) and one.known is None for one in requests)
+
+    def _tell(self, one: Query | Introduce) -> list[Any]:
+        """What every site says to a query, or of itself."""
+        return self._introductions() if isinstance(one, Introduce) else self._query(one)
 
     # -- tables -------------------------------------------------------------------------------------------------------
 
@@ -167,17 +177,10 @@ class Inquiry:
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
-    def meet(self) -> Problem:
+    def meet(self, driver: Driver | None = None) -> Problem:
         """Have the sites introduce themselves: the problem without their samples, but with their names."""
-        orders = self._orders(analysis=Analysis(number=self.exchanges + 1))
-        if self.assembly is None:
-            met = self._send(orders, None, self._introduction)
-        else:
-            self.exchanges += 1
-            found, _ = secure_transport.introductions(
-                self.post, self.assembly, orders, "wait", self._counted(self._introduction)
-            )
-            met = [found[site] for site in self.names]
+        [told] = (driver or Driver(self)).ask([Introduce()])
+        met = [Introduction.read(text) for text in told]
         self._shape = agree(met)
         problem = skeleton(self.config, self._shape)
         if not isinstance(problem.loss, Loss):
@@ -187,13 +190,25 @@ class Inquiry:
             silos = dataclasses.replace(silos, weights=torch.ones(len(silos.targets), dtype=torch.float64))
         return self.config.make_problem(silos)
 
-    def _introduction(self, site: str, content: RecordDict) -> Introduction:
-        met = Introduction.read(wire.text(content, "introduction"))
+    def _introductions(self) -> list[str]:
+        """The sites' introductions; in secure sums without the numbers that only their sum tells."""
+        orders = self._orders(analysis=Analysis(number=self.exchanges + 1))
+        if self.assembly is None:
+            return self._send(orders, None, self._introduction)
+        self.exchanges += 1
+        found, _ = secure_transport.introductions(
+            self.post, self.assembly, orders, "wait", self._counted(self._introduction)
+        )
+        return [found[site] for site in self.names]
+
+    def _introduction(self, site: str, content: RecordDict) -> str:
+        text = wire.text(content, "introduction")
+        met = Introduction.read(text)
         if met.site != site:
             raise WireError(f"introduces itself as {wire.clean(met.site, 60)!r}")
         if pair(self.config) and not any(set(met.labels) <= two for two in ({-1.0, 1.0}, {0.0, 1.0})):
             raise WireError(f"has labels {wire.clean(met.labels, 60)}; this loss is for -1 and 1, or 0 and 1")
-        return met
+        return text
 
     def _answers(self, requests: Sequence[Request]) -> list[Sums | list[Sums]]:
         """The sums over the sites, or their answers, to each request."""
@@ -273,10 +288,10 @@ def target_of(data: Mapping[str, Any] | None, where: str) -> str:
     return target
 
 
-def learn(driver: Driver, config: Config, target: str) -> FittedRecipe | None:
-    """Learn an experiment's recipe, if it has one, from the sites' counts and sums."""
+def learn(driver: Driver, config: Config, target: str, absent: Sequence[str] = ()) -> FittedRecipe | None:
+    """Learn an experiment's recipe, if it has one, from the sites' counts and sums; it may name absent sites, too."""
     if config.recipe is None:
         return None
     recipe = Recipe(**config.recipe)
-    known("recipe: sites", recipe.sites, driver.names)
+    known("recipe: sites", recipe.sites, [*driver.names, *absent])
     return recipe.learn(lambda query: list(driver.ask([query])[0]), driver.names, target)

@@ -1,8 +1,8 @@
-"""A job: one experiment at the coordinator, from its run folder to its end, with what others need to follow it.
+"""A job: one experiment or analysis at the coordinator, from its run folder to its end, and what others see of it.
 
 Beside the files of every run folder there are ``status.json`` (what is happening now, renewed every second),
 ``federation.log`` (one line per event) and, when somebody asks the job to stop, ``stop``. The job is done by the
-process of ``federation run`` itself: there is none to outlive it.
+process of ``federation run``, or of the analysis, itself: there is none to outlive it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -32,8 +32,9 @@ from fedcomposite.federation.shape import parse
 from fedcomposite.files import write_atomic
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.history import Record, Run
+from fedcomposite.runtime.transports import StoppedError
 
-State = Literal["preparing", "running", "finished", "failed"]
+State = Literal["preparing", "running", "finished", "failed", "interrupted"]
 
 
 class Job(BaseModel):
@@ -43,6 +44,7 @@ class Job(BaseModel):
 
     name: str
     out: str
+    kind: Literal["run", "fit", "path", "cv"] = "run"
     settings: dict[str, Any] = {}
     data: dict[str, Any] | None = None
     """The ``[data]`` of the experiment as written, kept for the run folder; a federation does not use it."""
@@ -51,26 +53,47 @@ class Job(BaseModel):
     """Who takes part; all sites of the federation if not said."""
 
 
-class _Diary:
+class Diary:
     """status.json and federation.log."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._folder, self._tell, self._renewed = folder, tell, 0.0
-        self.fields: dict[str, Any] = {"pid": os.getpid(), "state": "preparing", "round": 0, "missing": {}}
+        self.fields: dict[str, Any] = {"pid": os.getpid(), "state": "preparing", "missing": {}}
 
     def log(self, line: str) -> None:
+        """Write a line down, and say it."""
         with (self._folder / "federation.log").open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now():%H:%M:%S} {line}\n")
         self._tell(line)
 
     def write(self, **fields: Any) -> None:
+        """Say what is happening now."""
         self.fields |= fields
         self._renewed = time.monotonic()
         write_atomic(self._folder / "status.json", json.dumps({**self.fields, "time": time.time()}).encode())
 
-    def renew(self, missing: dict[str, float]) -> None:
+    def renew(self, missing: dict[str, float], **fields: Any) -> None:
+        """Say it at most every second."""
+        self.fields |= fields
         if time.monotonic() - self._renewed > 1.0:
             self.write(missing={k: round(v) for k, v in missing.items()})
+
+
+@contextlib.contextmanager
+def followed(folder: Path, tell: Callable[[str], None], **fields: Any) -> Iterator[Diary]:
+    """What others see of a job while it lasts, ``fields`` at first; how it failed is the last of it."""
+    diary = Diary(folder, tell)
+    diary.write(**fields)
+    try:
+        yield diary
+    except BaseException as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        stopped = isinstance(error, KeyboardInterrupt | StoppedError)
+        state, said = ("interrupted", "interrupted") if stopped else ("failed", f"failed: {line}")
+        with contextlib.suppress(OSError):  # of a full disk, which is then the error itself
+            diary.log(said)
+            diary.write(state=state, message="" if stopped else line, missing={})
+        raise
 
 
 def carry_out(
@@ -87,17 +110,8 @@ def carry_out(
     """
     job = Job.model_validate_json(federation.job(name).read_text(encoding="utf-8"))
     folder = RunFolder(job.out)
-    with FolderLock(folder.path):
-        diary = _Diary(folder.path, log)
-        diary.write()
-        try:
-            run = _conduct(grid, federation, job, folder, diary, watch, stop)
-        except BaseException as error:
-            line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            with contextlib.suppress(OSError):  # of a full disk, which is then the error itself
-                diary.log(f"failed: {line}")
-                diary.write(state="failed", message=line, missing={})
-            raise
+    with FolderLock(folder.path), followed(folder.path, log, round=0) as diary:
+        run = _conduct(grid, federation, job, folder, diary, watch, stop)
         diary.log(run.message)
         diary.write(state="finished", message=run.message, missing={})
     return run
@@ -108,7 +122,7 @@ def _conduct(
     federation: FederationFolder,
     job: Job,
     folder: RunFolder,
-    diary: _Diary,
+    diary: Diary,
     watch: Callable[[Record], None],
     asked: Callable[[], bool],
 ) -> Run:
@@ -150,7 +164,7 @@ def _recipe(
     config: Config,
     sites: list[str],
     settings: Settings,
-    diary: _Diary,
+    diary: Diary,
     stop: Callable[[], bool],
 ) -> FittedRecipe | None:
     """The learned recipe of an experiment that has one: that of the folder, or of what all sites answer now.
@@ -173,7 +187,7 @@ def _recipe(
     return made
 
 
-def _parties(federation: FederationFolder, job: Job, settings: Settings, diary: _Diary) -> list[str]:
+def _parties(federation: FederationFolder, job: Job, settings: Settings, diary: Diary) -> list[str]:
     """The sites of a job: those it names, or all; "skip" begins without the revoked ones."""
     sites = federation.sites if job.sites is None else job.sites
     out = [s for s in sites if s in federation.revoked()]

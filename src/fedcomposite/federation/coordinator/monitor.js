@@ -37,13 +37,17 @@ function show(seen) {
     [typeof s.silent === "number" ? Math.round(s.silent) + " s ago" : ""],
     [s.site in missing ? "missing for " + missing[s.site] + " s" : "", "warn"]]));
   rows("job", !job.name ? [[["no job yet"]]] : [
-    [["run"], [job.name]], [["state"], [job.state, shade(job.state)]],
-    [["round"], [text(job.round) + " of " + text(job.rounds)]],
-    [["objective"], [number(last.objective, 8)]], [["stationarity"], [number(last.stationarity, 3)]],
-    [["nonzero"], [text(last.nonzeros)]],
+    [["run"], [job.name]], [["kind"], [text(job.kind)]], [["state"], [job.state, shade(job.state)]],
+    ...(job.kind === "run" ? [
+      [["round"], [text(job.round) + " of " + text(job.rounds)]],
+      [["objective"], [number(last.objective, 8)]], [["stationarity"], [number(last.stationarity, 3)]],
+      [["nonzero"], [text(last.nonzeros)]],
+      [["sent by the sites"], [megabytes(last.bytes_up)]], [["sent to the sites"], [megabytes(last.bytes_down)]],
+      [["privacy budget used (epsilon)"], [number(last.epsilon, 3)]]
+    ] : [
+      [["exchanges"], [text(job.exchanges)]], [["fits running"], [text(job.fits)]], [["asked"], [text(job.asked)]]
+    ]),
     [["waiting for"], [Object.keys(missing).join(", "), "warn"]],
-    [["sent by the sites"], [megabytes(last.bytes_up)]], [["sent to the sites"], [megabytes(last.bytes_down)]],
-    [["privacy budget used (epsilon)"], [number(last.epsilon, 3)]],
     [["secure sums"], [job.secure ? "yes" : "no"]], [["message"], [text(job.message)]]]);
   rows("certificates", Object.entries(seen.certificates).map(([k, v]) => [[k], [Math.floor(v) + " days"]]));
   curve(job.curve || []);

@@ -25,6 +25,7 @@ from fedcomposite.federation.folders import FederationFolder
 
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _TAIL = 1 << 18  # bytes of a history that are read
+_OF_ANALYSES = ("exchanges", "fits", "asked")
 _SHOWN = ("round", "objective", "stationarity", "nonzeros", "bytes_up", "bytes_down", "seconds", "epsilon")
 
 
@@ -50,7 +51,7 @@ def newest_job(federation: FederationFolder) -> dict[str, Any]:
         job = Job.model_validate_json(files[-1].read_text(encoding="utf-8"))
         folder = Path(job.out)
         said = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        found = {k: said.get(k) for k in ("state", "round", "rounds", "missing", "message")}
+        found = {k: said.get(k) for k in ("state", "round", "rounds", "missing", "message", *_OF_ANALYSES)}
     except (IndexError, OSError, ValueError, ValidationError, AttributeError):
         return {}
     if found["state"] in ("preparing", "running") and not _alive(said.get("pid")):
@@ -58,7 +59,7 @@ def newest_job(federation: FederationFolder) -> dict[str, Any]:
     records = _records(folder / "history.jsonl")
     last = {k: records[-1][k] for k in _SHOWN if k in records[-1]} if records else {}
     curve = [[r["round"], r["objective"]] for r in records if {"round", "objective"} <= r.keys()]
-    about = {"name": folder.name, "secure": bool(job.settings.get("secure"))}
+    about = {"name": folder.name, "kind": job.kind, "secure": bool(job.settings.get("secure"))}
     return {**about, **found, "last": last, "curve": curve[-300:]}
 
 
@@ -111,6 +112,7 @@ def metrics(seen: dict[str, Any]) -> str:
     gauge("certificate_days", "Days until a certificate expires.", seen["certificates"], "of")
     gauge("job_state", "What the newest job is doing.", {job["state"]: 1} if job else {}, "state")
     gauge("round", "Rounds of the newest job that are done.", {"": job.get("round")})
+    gauge("exchanges", "Exchanges so far, if it is an analysis.", {"": job.get("exchanges")})
     gauge("rounds", "Rounds that it has in all.", {"": job.get("rounds")})
     gauge("objective", "Its objective.", {"": last.get("objective")})
     gauge("epsilon", "What it has cost of a privacy budget.", {"": last.get("epsilon")})

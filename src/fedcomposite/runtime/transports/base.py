@@ -65,6 +65,9 @@ class Parties(Transport, Protocol):
     by_site: bool
     """Whether single sites' answers may be asked for."""
 
+    def recalled(self, requests: Sequence[Any]) -> None:
+        """These were answered before, and the answers are known: they count as asked, and nobody is asked."""
+
 
 class MethodTransport(Transport, Protocol):
     """A transport of a method's rounds: it owns the clients' states."""

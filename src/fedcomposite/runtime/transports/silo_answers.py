@@ -64,6 +64,9 @@ class SiloTransport:
         with process.threads(process.fitting_threads(self._reach, torch.device("cpu")) if main else None):
             yield
 
+    def recalled(self, requests: Sequence[Request]) -> None:
+        """Silos do not count exchanges."""
+
     @property
     def moved(self) -> bool:
         """Whether silos have their features in other coordinates too, for centred requests."""
