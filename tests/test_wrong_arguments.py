@@ -442,4 +442,4 @@ def test_pictures_make_their_folder(tmp_path):
 
 def test_an_array_in_place_of_a_word_is_refused_in_our_words():
     """NumPy's own error was about the truth value of an array."""
-    refused(lambda: fc.algorithms.FedMLS(schedule=np.array(["a", "b"])), "schedule", "one of")
+    refused(lambda: fc.algorithms.FedMLS(lambda0=1.0, schedule=np.array(["a", "b"])), "schedule", "one of")

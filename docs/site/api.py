@@ -23,6 +23,7 @@ ROOMS = {
     "aggregators": "robust means",
     "privacy": "levels of privacy and their accounting",
     "theory": "step rules and bounds",
+    "errors": "what can go wrong, and what is warned of",
     "exporting": "models as files; networks that their zeros make smaller or faster",
     "experiments": "TOML files, run folders, comparisons",
     "testing": "the laws, for methods and regularizers of your own",

@@ -1,18 +1,14 @@
 """Every error and warning of the package that a caller may want to tell apart, in one place.
 
-==========================  ============================================================================================
-:class:`UserError`          what a user can set right, a :class:`ValueError`: wording, values, files. Below it
-                            :class:`DataError`, :class:`ConfigError` (experiment files), :class:`StoreError` (run
-                            folders), :class:`LockedError` (a folder in use), :class:`CheckpointError`,
-                            :class:`StepError` (a prox step past its limit), :class:`MissingPackageError`
-:class:`FailedError`        what went wrong in the world, a :class:`RuntimeError`. Below it :class:`ClientError`,
-                            :class:`ExportError`
-:class:`Interrupted`        Ctrl-C at a run, with what was done
-warnings                    :class:`DataWarning`, :class:`OneClassWarning`, :class:`SeparationWarning` (about data);
-                            :class:`DivergenceWarning`, :class:`GrowthWarning`, :class:`NonSmoothWarning`,
-                            :class:`TheoryWarning` (about a run); :class:`EagerWarning`, :class:`LoopWarning` (slower
-                            than it could be); :class:`LockWarning`
-==========================  ============================================================================================
+* :class:`UserError`, a :class:`ValueError`: what a user can set right. Below it :class:`DataError`,
+  :class:`ConfigError` (experiment files), :class:`StoreError` (run folders), :class:`LockedError` (a folder in use),
+  :class:`CheckpointError`, :class:`StepError` (a prox step past its limit), :class:`MissingPackageError`.
+* :class:`FailedError`, a :class:`RuntimeError`: what went wrong in the world. Below it :class:`ClientError` and
+  :class:`ExportError`.
+* :class:`Interrupted`: Ctrl-C at a run, with what was done.
+* Warnings about data: :class:`DataWarning`, :class:`OneClassWarning`, :class:`SeparationWarning`; about a run:
+  :class:`DivergenceWarning`, :class:`GrowthWarning`, :class:`NonSmoothWarning`, :class:`TheoryWarning`; about speed:
+  :class:`EagerWarning`, :class:`LoopWarning`; :class:`LockWarning`.
 
 They are loaded when they are asked for.
 """
