@@ -127,7 +127,9 @@ def test_and_it_is_the_users_to_set_right(cli, tmp_path):
 
 def test_a_federation_names_the_round_as_well(tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from local_federation import FederationError, LocalGrid, federate, make_sites
+    from local_federation import LocalGrid, federate, make_sites
+
+    from fedcomposite.federation.coordinator.delivery import FederationError
 
     content = {"algorithm": algorithms.spec(RISING), "regularizer": MCP, "run": {"rounds": 6, "stationarity_step": 0.1}}
     grid = LocalGrid(make_sites(small_problem(RISING).silos, tmp_path))
