@@ -7,13 +7,14 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
+from benchmarks.fuzz import run as drawn
 from sklearn.exceptions import ConvergenceWarning
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.algorithms.inner import Model, minimise
 from fedcomposite.problems import Loss
-from fedcomposite.problems.losses import Logistic
+from fedcomposite.problems.losses import Logistic, Multinomial
 
 COUPLED = {
     "fused": (reg.FusedLasso(0.05), lambda x: 0.05 * cp.norm1(cp.diff(x))),
@@ -179,3 +180,33 @@ def test_solve_and_the_estimator_give_the_same_answer():
     silos = fc.Silos.from_arrays([(X[sites == k], y[sites == k]) for k in range(4)])
     run = fc.solve(model.problem(silos))
     np.testing.assert_allclose(run.solution.numpy(), model.solution_, atol=1e-12)
+
+
+@pytest.mark.parametrize("number", [177, 250, 833, 1382, 1540], ids=str)
+def test_where_there_is_no_minimiser_nothing_converges(number):
+    """Free directions that h alone shows, warm starts far out, losses of 1e-15, and a method of first order."""
+    verdict = drawn(1, number)
+    assert verdict.outcome == "none", verdict.words
+
+
+@pytest.mark.parametrize("number", [836, 1268], ids=str)
+def test_columns_that_cannot_be_centred_hide_what_is_left(number):
+    """Mean 1000, deviation 1e-4 and no intercept: gradients are rounded to more than what is left to gain."""
+    verdict = drawn(1, number)
+    assert verdict.outcome == "open", verdict.words
+
+
+def test_the_loss_of_several_classes_keeps_its_digits_near_zero():
+    z = torch.tensor([[40.0, 0.0, -5.0], [900.0, 0.0, 0.0], [0.0, 900.0, 0.0]], dtype=torch.float64)
+    b = torch.tensor([[1.0, 0.0, 0.0]] * 3, dtype=torch.float64)
+    found, slope = Multinomial((0, 1, 2)).value(z, b), Multinomial((0, 1, 2)).derivative(z, b)
+    right = np.exp(-40) + np.exp(-45)
+    assert float(found[0]) == pytest.approx(right, rel=1e-12)
+    assert float(slope[0, 0]) == pytest.approx(-right, rel=1e-12)
+    assert found[1:].tolist() == [0.0, 900.0]
+    np.testing.assert_allclose(slope.sum(1), 0, atol=1e-16)
+
+
+def test_a_proximal_point_of_a_very_concave_h_keeps_below_its_limit():
+    """1/rho of 1e-7 and features of size 1e4: a step that rounds to 1/rho was refused."""
+    assert not drawn(1, 1912).failed

@@ -6,6 +6,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
+from benchmarks.fuzz import run as drawn
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
@@ -146,3 +147,23 @@ def test_the_support_vector_machine_of_features_far_from_zero():
     model = fc.LinearSVC(loss="hinge", regularizer=reg.L2Squared(0.01)).fit(X, y.astype(int))
     assert model.converged_
     np.testing.assert_allclose(model.coef_.ravel(), [2.001, -1.384, 0.107], atol=2e-3)
+
+
+def test_a_fit_with_kinks_that_nothing_shows_says_so_and_returns_its_best_model():
+    """Columns of sizes 1e-4 to 1e4 that depend on each other, and an h without a conjugate."""
+    verdict = drawn(1, 369)
+    assert verdict.outcome in ("ok", "open"), verdict.words
+    assert verdict.gap < 0.01, verdict.words
+
+
+@pytest.mark.filterwarnings("ignore::fedcomposite.problems.problem.OneClassWarning")
+@pytest.mark.parametrize("h", [reg.NonNegative(), reg.NuclearNorm(0.4, (1, 1))], ids=str)
+def test_a_loss_of_zero_is_the_least_one(h):
+    """With one class a barrier has no minimum, but the hinge has: zero, which no bound has to show."""
+    X = np.random.default_rng(0).normal(size=(12, 1))
+    problem = fc.Problem(fc.Silos.from_arrays([(X, np.ones(12))]), loss="hinge", regularizer=h, bias=True)
+    run = fc.solve(problem)
+    assert run.status == "converged", run.message
+    assert problem.objective(run.solution) == 0
+    assert run.certificate.kind == "duality gap"
+    assert run.certificate.value == 0

@@ -163,7 +163,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] =
                 if growing:
                     return Fit(state.x, seen, asked, "endless", growing)
             if done:
-                end: End = "rounding" if plan.width == 0 and _hidden(state, seen, h) > _TOLD * largest else "converged"
+                end: End = "rounding" if plan.width == 0 and _hidden(seen, h) > _TOLD * largest else "converged"
                 return Fit(state.x, seen, asked, end, left=-float(state.decrease))
         if (late := plan.deadline.passed and seen is not None) or asked >= plan.rounds:
             assert seen is not None
@@ -261,7 +261,7 @@ def _growing(state: Server, seen: Seen, h: Regularizer, plan: Plan) -> Task[tupl
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
 
 
-def _hidden(state: Server, seen: Seen, h: Regularizer) -> float:
+def _hidden(seen: Seen, h: Regularizer) -> float:
     """What F may still fall by behind the rounding of gradients, h aside.
 
     In units of a unit diagonal of H, every entry of a gradient is rounded by eps times the size of margins, and a
@@ -271,7 +271,7 @@ def _hidden(state: Server, seen: Seen, h: Regularizer) -> float:
     model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
     diagonal, eps = model.H.diagonal(), torch.finfo(model.H.dtype).eps
     reach = math.sqrt(2 * abs(float(seen.reply.loss))) + float(model.x.abs() @ diagonal.sqrt())
-    if eps * reach**2 <= _TOLD * abs(float(state.value)) or not 0 < len(diagonal) <= _DENSE:
+    if eps * reach**2 <= _TOLD * abs(float(seen.reply.loss)) or not 0 < len(diagonal) <= _DENSE:
         return 0.0
     root = diagonal.clamp(min=torch.finfo(model.H.dtype).tiny).rsqrt()
     values = torch.linalg.eigvalsh(model.H * root * root.unsqueeze(1))
@@ -420,8 +420,9 @@ def _least(h: Regularizer, at: Fit, stage: Plan) -> Task[tuple[float, int]]:
     """
     gain = _CENTRED * stage.width / at.seen.total
     best = yield from _fit(h, at, replace(stage, gain=gain, rounds=_POLISH))
-    least = best.loss + float(h.value(best.x)) - 2 * best.left if best.converged and best.left <= gain else -math.inf
-    return least, best.rounds
+    if not best.converged or best.left > gain:
+        return -math.inf, best.rounds
+    return best.loss + float(h.value(best.x)) - 2 * best.left - _hidden(best.seen, h), best.rounds
 
 
 def _ahead(at: Fit, h: Regularizer, change: Tensor) -> Tensor:
