@@ -8,7 +8,7 @@ from local_federation import alone, opened
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.site import Site
-from fedcomposite.federation.site.table_files import Source
+from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
 
 
@@ -43,7 +43,7 @@ def secure_tables(files, folder, limits, keys=None):
             name,
             StateStore(Path(folder) / name),
             limits,
-            source=Source(name, path),
+            source=TableFile(name, path),
             vault=MaskKeys(name, limits, keys[name], {k: v.public_key() for k, v in keys.items() if k != name}),
         )
         for name, path in files.items()

@@ -47,7 +47,7 @@ from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.enrolment import open_site
 from fedcomposite.federation.site.minimum_counts import joined
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.site.table_files import Newcomers, Source
+from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.transports import SiloTransport
@@ -74,7 +74,7 @@ def tables(files, folder, limits=None, log=None):
             StateStore(Path(folder) / n),
             limits or opened(min_count=5),
             log or (lambda line: None),
-            source=Source(n, p),
+            source=TableFile(n, p),
         )
         for n, p in files.items()
     ]
@@ -582,7 +582,7 @@ def test_sites_score_regressions_with_offsets(tmp_path):
         frame = pd.DataFrame(X.numpy(), columns=list("abcd")).assign(events=y.numpy())
         frame["log_time"] = silos.margin_offsets[rows].numpy()
         frame.to_csv(tmp_path / f"{site.name}.csv", index=False)
-        source = Source(site.name, tmp_path / f"{site.name}.csv")
+        source = TableFile(site.name, tmp_path / f"{site.name}.csv")
         site.newcomers = Newcomers(source, tmp_path / f"scored-{i}", "events", "log_time")
         frames.append(frame)
     asking, _ = inquiry(sites, text)

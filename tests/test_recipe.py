@@ -21,7 +21,7 @@ from fedcomposite.data.queries import (
     GRID,
     QUERIES,
     Rules,
-    Sites,
+    TablesAtHand,
     answer,
     joined,
     parse_answer,
@@ -146,7 +146,7 @@ def test_quantiles_lie_where_they_are_said_to(values, least, share):
     from fedcomposite.data.quantiles import quantiles
 
     sheets = [sheet_of(pd.DataFrame({"a": each}), f"s{i}") for i, each in enumerate(values)]
-    (found,) = quantiles(Sites(sheets, Rules(least)), {"a": [share]})["a"]
+    (found,) = quantiles(TablesAtHand(sheets, Rules(least)), {"a": [share]})["a"]
     true = np.quantile(np.concatenate([np.array(v) for v in values]), share)
     assert found.low - 1e-9 <= true <= found.high + 1e-9
     assert found.low <= found.value <= found.high
@@ -394,7 +394,7 @@ def captured(recipe, sites, **options):
     """All that is asked and told while a recipe is learned."""
     sent = []
     sheets = [recipe.local(n).apply(sheet_of(f, n, text=recipe.one_hot_columns)) for n, f in sites.items()]
-    here = Sites(sheets, **options)
+    here = TablesAtHand(sheets, **options)
 
     def ask(query):
         text = query.model_dump_json()

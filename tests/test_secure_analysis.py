@@ -38,7 +38,7 @@ from fedcomposite.federation.secure import keys as mask_keys
 from fedcomposite.federation.secure import masking
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
-from fedcomposite.federation.site.table_files import Source
+from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
 
 SECURE = Settings(secure=True, poll=0.01)
@@ -123,7 +123,7 @@ def test_a_cross_validation_with_a_recipe_equals_the_plain_one(messy, tmp_path):
     files, here, text = messy
     target, found = here.data["target"], []
     limits = {"min_count": 5, "losses": ["logistic"]}
-    plain = [TableSite(n, StateStore(tmp_path / n), opened(**limits), source=Source(n, p)) for n, p in files.items()]
+    plain = [TableSite(n, StateStore(tmp_path / n), opened(**limits), source=TableFile(n, p)) for n, p in files.items()]
     required = secure_tables(files, tmp_path / "secure", opened(**limits, secure="required"))
     for sites, settings in ((plain, None), (required, SECURE)):
         asking, _ = ask_of(sites, text, settings)
@@ -433,7 +433,8 @@ def test_levels_and_columns_below_the_minimum_are_not_told(tmp_path):
     found = Driver(asking).ask([LevelCounts(columns=["kind"])])[0][0]
     levels = dict(zip(found["levels:kind"].tolist(), found["counts:kind"].tolist(), strict=True))
     plain = [
-        TableSite(n, StateStore(tmp_path / "p" / n), opened(min_count=5), source=Source(n, p)) for n, p in files.items()
+        TableSite(n, StateStore(tmp_path / "p" / n), opened(min_count=5), source=TableFile(n, p))
+        for n, p in files.items()
     ]
     told = ask_of(plain, tomli_w.dumps(content), None)[0].ask([LevelCounts(columns=["kind"])])[0]
     both = LevelCounts(columns=["kind"]).combine(told)

@@ -121,7 +121,7 @@ class _Wide:
         return 2 * tail * (1.0 if c is None else 2 * _FAR + abs(c))
 
 
-class Calibration:
+class CalibrationBounds:
     """Slope and intercept of the logistic regression of outcomes on margins, and what they may be."""
 
     def __init__(self, cells: Cells) -> None:

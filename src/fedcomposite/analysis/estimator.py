@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import cross_validate
-from fedcomposite.analysis.newton import Plan, fit_any
+from fedcomposite.analysis.newton import FitPlan, fit_any
 from fedcomposite.analysis.paths import Several
 from fedcomposite.analysis.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
 from fedcomposite.analysis.strengths import strength, varies
@@ -326,7 +326,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
                 "" if self.converged_ else f"{open_ends} of {self.count} strengths did not converge, or not in time"
             )
         else:
-            plan = Plan(
+            plan = FitPlan(
                 tolerance=self.tolerance,
                 rounds=self._most(problem),
                 centre=driver.centre,

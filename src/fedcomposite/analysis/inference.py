@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
-from fedcomposite.analysis.newton import Plan, fit, moved
+from fedcomposite.analysis.newton import FitPlan, fit, moved
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import LeastSquares, Logistic, Poisson
 from fedcomposite.runtime.driver import Driver, driver_of, driving
@@ -541,7 +541,7 @@ def bootstrap(
     check_given(bootstrap, locals())
     x = as_vector(x).double()
     with driving(bootstrap, locals()) as driver:
-        plan = Plan(tolerance=tolerance, centre=driver.centre)
+        plan = FitPlan(tolerance=tolerance, centre=driver.centre)
         plans = [replace(plan, rows=Rows("bootstrap", k, draws, seed=seed)) for k in range(draws)]
         fits = driver.run([fit(problem.regularizer, x, one) for one in plans])
     models = torch.stack([one.x for one in fits]).numpy()

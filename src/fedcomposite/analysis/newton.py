@@ -92,7 +92,7 @@ def _ignore(x: Tensor, rounds: int) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitPlan:
     """How a fit is done."""
 
     rows: Rows = ALL
@@ -125,14 +125,14 @@ def moved(x: Tensor, centre: Tensor | None, sign: int) -> Tensor:
     return made
 
 
-def fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
+def fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The solution with h; ``at`` is where to begin, a :class:`Fit` on the same rows saves an exchange."""
     inside = replace(plan, watch=lambda x, k: plan.watch(moved(x, plan.centre, -1), k))
     made = yield from _fit(h, at if isinstance(at, Fit) else moved(at, plan.centre, 1), inside, strong)
     return replace(made, x=moved(made.x, plan.centre, -1))
 
 
-def _fit(h: Regularizer, at: Tensor | Fit, plan: Plan, strong: tuple[int, ...] = ()) -> Task[Fit]:
+def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The same in coordinates of the plan's centre."""
     settled(h)
     h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at))
@@ -197,7 +197,7 @@ class _Called(Wrapped):
         return self.h.prox(v, step, out)
 
 
-def _asked(x: Tensor, working: Tensor, plan: Plan, width: float = 0.0) -> Request:
+def _asked(x: Tensor, working: Tensor, plan: FitPlan, width: float = 0.0) -> Request:
     return newton(x, working, plan.rows, width, plan.centre is not None)
 
 
@@ -208,7 +208,7 @@ def feasible(x: Tensor, h: Regularizer) -> Tensor:
     return h.prox(x, min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0)
 
 
-def _line(state: Server, plan: Plan) -> list[Request]:
+def _line(state: Server, plan: FitPlan) -> list[Request]:
     """Losses along the step, where a barrier makes parabolas poor guides to its length."""
     t = float(state.step)
     if plan.width == 0 or t == 0 or plan.gain is None:
@@ -237,7 +237,7 @@ def _promising(state: Server, h: Regularizer, late: bool) -> bool:
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
 
 
-def _growing(state: Server, seen: Seen, h: Regularizer, plan: Plan) -> Task[tuple[int, ...]]:
+def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan) -> Task[tuple[int, ...]]:
     """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
 
     Far is where the step would end if H were a third, or a fifth: three or five times as far along it where h does not
@@ -286,7 +286,7 @@ def _mean(sums: Sums) -> tuple[Reply, float]:
     return Reply(*(sums[k] / weight for k in Reply._fields)), total
 
 
-def null(h: Regularizer, dimension: int, plan: Plan) -> Task[Fit]:
+def null(h: Regularizer, dimension: int, plan: FitPlan) -> Task[Fit]:
     """The model without the coordinates that h acts on: intercepts, and features that are not regularized.
 
     The Hessian comes with it on the free coordinates only if there are many.
@@ -296,7 +296,7 @@ def null(h: Regularizer, dimension: int, plan: Plan) -> Task[Fit]:
     return made
 
 
-def on_support(x: Tensor, h: Regularizer, plan: Plan) -> Task[Fit]:
+def on_support(x: Tensor, h: Regularizer, plan: FitPlan) -> Task[Fit]:
     """The model without h on the coordinates that x and h leave: nothing is shrunk."""
     free = (x != 0) | ~regularized(h, len(x))
     made = yield from fit(only(free) or Zero(), x, plan)
@@ -314,7 +314,7 @@ def strong_rule(h: Regularizer, at: Fit) -> tuple[int, ...]:
 # -- losses with kinks ------------------------------------------------------------------------------------------------
 
 
-def fit_any(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
+def fit_any(problem: Problem, start: Tensor, plan: FitPlan) -> Task[Fit]:
     """The solution of a problem with a linear model, whether its loss is smooth or has a kink."""
     if problem.loss.smooth:
         made = yield from fit(problem.regularizer, start, plan)
@@ -325,7 +325,7 @@ def fit_any(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
     return made
 
 
-def _fit_kinked(problem: Problem, start: Tensor, plan: Plan) -> Task[Fit]:
+def _fit_kinked(problem: Problem, start: Tensor, plan: FitPlan) -> Task[Fit]:
     """The solution for a loss with a kink: Newton steps with a barrier whose width falls, as in interior-point methods.
 
     A stage's gap, if it were exact, would be at most twice its width. The fit ends when that is below the tolerance
@@ -390,7 +390,7 @@ def _certificate(h: Regularizer, at: Fit, gap: float) -> Certificate:
     return Certificate("optimality measure", float(h.optimality(at.x, at.seen.reply.gradient)))
 
 
-def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, int]]:
+def _bound(problem: Problem, at: Fit, stage: FitPlan) -> Task[tuple[float | None, int]]:
     """A number that the problem's objective is nowhere below, by a stage's dual point, and the exchanges that it took.
 
     The stage is brought to its minimum first: its gradient hangs on positions that its objective no longer tells.
@@ -412,7 +412,7 @@ def _bound(problem: Problem, at: Fit, stage: Plan) -> Task[tuple[float | None, i
         return None if stop.value is None else value - stop.value, asked
 
 
-def _least(h: Regularizer, at: Fit, stage: Plan) -> Task[tuple[float, int]]:
+def _least(h: Regularizer, at: Fit, stage: FitPlan) -> Task[tuple[float, int]]:
     """The least value of a stage near a model, minus infinity where rounding hides it, and the exchanges it took.
 
     A loss behind a barrier is self-concordant in units of its width times what a sample counts: where a step promises

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
-from fedcomposite.analysis.newton import Fit, Plan, fit, null, strong_rule
+from fedcomposite.analysis.newton import Fit, FitPlan, fit, null, strong_rule
 from fedcomposite.analysis.strengths import largest_factor, regularized, strength
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import LeastSquares
@@ -228,7 +228,7 @@ class Start:
 
     null: Fit
     top: float
-    plan: Plan
+    plan: FitPlan
 
 
 def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, deadline: Deadline = NEVER) -> Start:
@@ -239,7 +239,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, d
     lam = strength(h)
     if not lam > 0:
         raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")
-    [empty] = driver.run([null(h, d, Plan(tolerance=1e-12, rounds=rounds, centre=driver.centre))])
+    [empty] = driver.run([null(h, d, FitPlan(tolerance=1e-12, rounds=rounds, centre=driver.centre))])
     gradient = empty.seen.reply.gradient
     acted_on = regularized(h, d)
     top = lam * largest_factor(h, empty.x, gradient, acted_on)
@@ -247,7 +247,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, d
     return Start(
         empty,
         top,
-        Plan(tolerance=tolerance, rounds=rounds, scale=scale, centre=driver.centre, deadline=deadline),
+        FitPlan(tolerance=tolerance, rounds=rounds, scale=scale, centre=driver.centre, deadline=deadline),
     )
 
 
@@ -262,7 +262,7 @@ def falling(problem: Problem, start: Start, count: int, ratio: float | None, lam
     return found
 
 
-def along(h: Regularizer, lambdas: Floats, start: Start, plan: Plan) -> Task[list[Fit]]:
+def along(h: Regularizer, lambdas: Floats, start: Start, plan: FitPlan) -> Task[list[Fit]]:
     """The models of a path on some rows, one after another."""
     own, fits = strength(h), list[Fit]()
     at: Tensor | Fit = start.null if plan.rows == start.plan.rows else start.null.x

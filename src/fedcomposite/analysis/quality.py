@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, as_vector, refuse, wrong_arguments
-from fedcomposite.analysis.calibration_bounds import Calibration
+from fedcomposite.analysis.calibration_bounds import CalibrationBounds
 from fedcomposite.analysis.cross_validation import CrossValidation
 from fedcomposite.analysis.curves import grouped, integrated_error
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
@@ -117,8 +117,8 @@ class Quality(Result):
         return float(self.cells.placed(1, "low").sum())
 
     @cached_property
-    def _calibration(self) -> Calibration:
-        return Calibration(self.cells)
+    def _calibration(self) -> CalibrationBounds:
+        return CalibrationBounds(self.cells)
 
     def _measured(self, name: str) -> tuple[float, Pair]:
         """A measure and its bounds."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore, as_vector, buffers_of, check_call
 from fedcomposite.algorithms import AnyAlgorithm
-from fedcomposite.analysis.newton import Plan, on_support
+from fedcomposite.analysis.newton import FitPlan, on_support
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run, simulate
 from fedcomposite.runtime.driver import Driver, driver_of
@@ -64,7 +64,7 @@ def refit(
         if settings:
             raise ValueError(f"refit: {', '.join(settings)} without a method; give one, for example FedNMap")
         driver = driver_of(problem, driver)
-        plan = Plan(tolerance=tolerance, centre=driver.centre)
+        plan = FitPlan(tolerance=tolerance, centre=driver.centre)
         return driver.run([on_support(point.double(), problem.regularizer, plan)])[0].x
     if driver is not None:
         raise ValueError("refit: a driver is for linear models, which are solved for; leave it or the method out")

@@ -17,7 +17,7 @@ from fedcomposite import theory
 from fedcomposite._validation import Count, Natural, Positive, Probability, ZeroOrMore, as_vector
 from fedcomposite.algorithms import FedNMap
 from fedcomposite.algorithms.base import Empty
-from fedcomposite.analysis.newton import End, Fit, Plan, feasible, fit_any
+from fedcomposite.analysis.newton import End, Fit, FitPlan, feasible, fit_any
 from fedcomposite.analysis.scaling import rescale, worthwhile
 from fedcomposite.choice import Choice, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
@@ -150,7 +150,7 @@ class _Newton:
     def solve(self, tolerance: float, rounds: int, deadline: Deadline, x0: Any) -> Run:
         """The run of a fit."""
         start = self._start(x0)
-        plan = Plan(
+        plan = FitPlan(
             tolerance=tolerance, rounds=rounds, centre=self.parties.centre, deadline=deadline, watch=self._record
         )
         counted = copy.copy(self.problem)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
-from fedcomposite.analysis.newton import Fit, Plan, fit
+from fedcomposite.analysis.newton import Fit, FitPlan, fit
 from fedcomposite.analysis.paths import Several, Start, beginning, check_path, falling
 from fedcomposite.analysis.strengths import regularized, strength
 from fedcomposite.problems import Problem
@@ -133,7 +133,7 @@ def stability(
         return Stability(names, share[acted_on].numpy(), threshold, q, p, draws, driver.exchanges)
 
 
-def first(q: int, h: Regularizer, lambdas: list[float], start: Start, plan: Plan, acted_on: Tensor) -> Task[Tensor]:
+def first(q: int, h: Regularizer, lambdas: list[float], start: Start, plan: FitPlan, acted_on: Tensor) -> Task[Tensor]:
     """Mask of the first q coordinates that enter along a path; where several enter at once, the largest."""
     own = strength(h)
     chosen = torch.zeros_like(acted_on)

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.inference import confidence
-from fedcomposite.analysis.newton import Plan, fit
+from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
@@ -292,7 +292,7 @@ def analyse(
         else:
             if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
                 raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-            plan = Plan(tolerance=tolerance, centre=driver.centre, deadline=driver.deadline(seconds))
+            plan = FitPlan(tolerance=tolerance, centre=driver.centre, deadline=driver.deadline(seconds))
             start = torch.zeros(problem.dimension, dtype=torch.float64)
             [made] = driver.run([fit(problem.regularizer, start, plan)])
             h = problem.regularizer

@@ -15,7 +15,19 @@ import pandas as pd
 from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.flags import SHARES, Look, flags_of
-from fedcomposite.data.queries import GRID, Answer, Ask, Below, Gaps, LevelCounts, Moments, Query, Rules, Schema, Sites
+from fedcomposite.data.queries import (
+    GRID,
+    Answer,
+    Ask,
+    Below,
+    Gaps,
+    LevelCounts,
+    Moments,
+    Query,
+    Rules,
+    Schema,
+    TablesAtHand,
+)
 from fedcomposite.data.recipe import Given, Recipe
 from fedcomposite.data.steps import Absent, AnyStep, known
 
@@ -63,7 +75,7 @@ def describe(
     if target is not None:
         everything = {name: None for s in sheets for name in (*s.columns, *made.local(s.name).rename)}
         known("target", [str(target)], everything)
-    ask = Sites([made.local(s.name).apply(s) for s in sheets], rules or Rules(made.min_count))
+    ask = TablesAtHand([made.local(s.name).apply(s) for s in sheets], rules or Rules(made.min_count))
     return table_of(look_at(ask, ask.names), target)
 
 

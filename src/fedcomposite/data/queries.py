@@ -481,7 +481,7 @@ Ask = Callable[[Query], list[Answer]]
 """Asks every site and gives their answers in the order of the sites."""
 
 
-class Sites:
+class TablesAtHand:
     """Sheets that are asked here, as sites of a federation are asked there."""
 
     def __init__(self, sheets: Sequence[Sheet], rules: Rules | Mapping[str, Rules] | None = None) -> None:

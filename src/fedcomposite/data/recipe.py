@@ -12,7 +12,7 @@ import pandas as pd
 from fedcomposite.data.faults import DataError, refuse
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.learning import Learner
-from fedcomposite.data.queries import Ask, Rules, Sites
+from fedcomposite.data.queries import Ask, Rules, TablesAtHand
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.spec import RecipeSpec
@@ -130,7 +130,7 @@ class Recipe(RecipeSpec):
         parts |= {"rename": list(self.rename.values())}
         refuse([fault for what, columns in parts.items() for fault in unknown(what, columns, everything)])
         local = [self.local(sheet.name).apply(sheet) for sheet in sheets]
-        return self.learn(Sites(local, rules or Rules(self.min_count)), labels, target)
+        return self.learn(TablesAtHand(local, rules or Rules(self.min_count)), labels, target)
 
     def prepare(
         self,

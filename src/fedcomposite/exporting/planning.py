@@ -94,7 +94,7 @@ class Network:
         return len(names) == 1 and len(node.users) == 1
 
 
-class Plan:
+class PruningPlan:
     """Which units go, and what the parameters become."""
 
     def __init__(self, network: Network, fixed: bool, multiple: int = 1) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedcomposite._faults import first_line
 from fedcomposite.exporting.errors import ExportError, full_precision, rounding
-from fedcomposite.exporting.planning import Kept, Layer, Network, Plan, State
+from fedcomposite.exporting.planning import Kept, Layer, Network, PruningPlan, State
 from fedcomposite.results import Result
 
 
@@ -125,7 +125,7 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
     network = Network(module, example)
     failed = ""
     for fixed in (False, True):  # the second time without a change of sizes that may be written down in the module
-        plan = Plan(network, fixed, multiple)
+        plan = PruningPlan(network, fixed, multiple)
         pruned = fit(module, plan.state())
         try:
             difference = max(_difference(pruned, inputs, wanted) for inputs, wanted in batches)

@@ -111,7 +111,7 @@ class Question(_Data):
     """Probability from which on a new patient is of class 1, in the file that stays at the site."""
 
 
-class Analysis(_Data):
+class AnalysisOrder(_Data):
     """What an analysis asks in one exchange: queries about a table, questions about samples, or an introduction."""
 
     number: Number = 0
@@ -147,7 +147,7 @@ class Order(_Data):
     secure: Secure | None = None
     recipe: str = Field(default="", max_length=8 << 20)
     """How the site's table becomes features, once it has been learned, as JSON."""
-    analysis: Analysis | None = None
+    analysis: AnalysisOrder | None = None
 
 
 class Introduction(_Data):

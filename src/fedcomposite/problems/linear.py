@@ -17,7 +17,7 @@ from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import Features, SparseRows, tensors_only
 from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.losses import Loss, Multinomial
-from fedcomposite.problems.measures import MeanLoss, Measures, Part, Rows
+from fedcomposite.problems.measures import CountRows, MeanLoss, Measures, Part
 from fedcomposite.problems.products import combine, hessians, margins, transposed
 from fedcomposite.problems.sparse_products import Design, Stack
 from fedcomposite.problems.spectrum import largest_eigenvalues
@@ -86,13 +86,13 @@ class Linear(Smooth):
         self._factors = self._weighed(self._per_sample(silos.sizes / self._divisors)) if special else None
         self._padded: tuple[bytes, list[_Block]] = (b"", [])
         sizes = silos.sizes.tolist() if self.measures.clients else [len(self.b)]
-        self._rows, self._targets = Rows.of(sizes, sizes, device), self._as_targets(self.b)
-        self._held: dict[Part, tuple[Tensor | Design, Tensor, Tensor, Rows]] = {}
+        self._rows, self._targets = CountRows.of(sizes, sizes, device), self._as_targets(self.b)
+        self._held: dict[Part, tuple[Tensor | Design, Tensor, Tensor, CountRows]] = {}
         self._held_offsets: dict[Part, Tensor | None] = {}
         for part, held in silos.held_out.items():
             self._held_offsets[part] = self._placed_offset(silos.held_margin_offsets.get(part))
             b, count = loss.prepare(silos, held[1]).to(device, dtype), [len(held[1])]
-            self._held[part] = self._design(held[0]), b, self._as_targets(b), Rows.of(count, count, device)
+            self._held[part] = self._design(held[0]), b, self._as_targets(b), CountRows.of(count, count, device)
 
     def _as_targets(self, b: Tensor) -> Tensor:
         """Prepared targets as metrics see them."""

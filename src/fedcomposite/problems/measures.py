@@ -36,14 +36,14 @@ class MeanLoss(Metric):
 
 
 @dataclass(frozen=True)
-class Rows:
+class CountRows:
     """Samples of some rows of counts: whose each one is, and how many each row sees and has."""
 
     owner: Tensor  # (N,), the row of each sample
     samples: Tensor  # (m, 2), seen and held
 
     @classmethod
-    def of(cls, seen: Sequence[int], held: Sequence[int], device: torch.device) -> Rows:
+    def of(cls, seen: Sequence[int], held: Sequence[int], device: torch.device) -> CountRows:
         """Rows of consecutive samples."""
         samples = torch.tensor([list(seen), list(held)], dtype=torch.float64).T.contiguous()
         owner = torch.arange(len(seen)).repeat_interleave(torch.tensor(seen))
@@ -81,7 +81,7 @@ class Measures:
         """Accuracy for classifiers and the loss on held-out parts otherwise, and the metrics asked for."""
         return cls(_chosen(loss, asked), loss=not loss.classifier, clients=clients or bool(asked))
 
-    def count(self, part: Part, outputs: Tensor, targets: Tensor, rows: Rows) -> Counts:
+    def count(self, part: Part, outputs: Tensor, targets: Tensor, rows: CountRows) -> Counts:
         """The counts of one part of the data."""
         n = len(rows.samples)
         made = {f"{part}/{m.name}": m.counts(outputs, targets, rows.owner, n) for m in self.metrics}

@@ -22,7 +22,7 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Policy, Settings
 from fedcomposite.federation.coordinator.secure_transport import SecureTransport
-from fedcomposite.federation.coordinator.transport import Sites, SiteTransport, check_refusal
+from fedcomposite.federation.coordinator.transport import JobParties, SiteTransport, check_refusal
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.secure import encoding
 from fedcomposite.federation.secure.assembly import Assembly
@@ -82,7 +82,7 @@ class Coordinator:
         self._log, self._recipe = log, recipe
         self.post = Delivery(grid, nodes, self.settings, log, stop)
         self.assembly = Assembly(self.post, job)
-        self.sums: encoding.Moments | None = None
+        self.sums: encoding.IntroductionSums | None = None
         """What is known of all sites together where only sums are."""
 
     # -- before the first round ---------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Coordinator:
         samples = [i.samples or 0 for i in self.introductions] if self.sums is None else []
         counted = [] if all(i.weight is None for i in self.introductions) else self._counted()
         prepared = "" if self._recipe is None else self._recipe.text
-        parties = Sites(self.job, self.sites, samples, write(self.config), self.shape, counted, prepared)
+        parties = JobParties(self.job, self.sites, samples, write(self.config), self.shape, counted, prepared)
         smooth = self.problem.smooth(self.config.dtype)
         start = smooth.start()
         privacy, aggregator = self.config.make_privacy(), self.config.make_aggregator()

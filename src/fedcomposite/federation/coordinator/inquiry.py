@@ -22,7 +22,7 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
 from fedcomposite.federation.coordinator.transport import check_refusal
-from fedcomposite.federation.orders import Analysis, Introduction, Order, Question, Samples, Shape
+from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Question, Samples, Shape
 from fedcomposite.federation.secure import encoding
 from fedcomposite.federation.secure.assembly import Assembly
 from fedcomposite.federation.shape import agree, skeleton, write
@@ -158,7 +158,7 @@ class Inquiry:
 
     def _query(self, query: Query) -> list[Answer]:
         """The sites' answers to a query; where only sums are known, their sum alone, but names of each."""
-        analysis = Analysis(number=self.exchanges + 1, queries=[query.model_dump_json()])
+        analysis = AnalysisOrder(number=self.exchanges + 1, queries=[query.model_dump_json()])
         orders = self._orders(analysis=analysis)
         if self.assembly is None:
             return self._send(orders, None, lambda site, content: _answer(content))
@@ -192,7 +192,7 @@ class Inquiry:
 
     def _introductions(self) -> list[str]:
         """The sites' introductions; in secure sums without the numbers that only their sum tells."""
-        orders = self._orders(analysis=Analysis(number=self.exchanges + 1))
+        orders = self._orders(analysis=AnalysisOrder(number=self.exchanges + 1))
         if self.assembly is None:
             return self._send(orders, None, self._introduction)
         self.exchanges += 1
@@ -225,7 +225,7 @@ class Inquiry:
         expected: dict[str, wire.Form] = {}
         for i, (question, one) in enumerate(zip(questions, requests, strict=True)):
             expected |= analyses.answer_forms(question, dict(one.arrays), i, secure=self.assembly is not None)
-        analysis = Analysis(number=self.exchanges + 1, questions=questions)
+        analysis = AnalysisOrder(number=self.exchanges + 1, questions=questions)
         orders, block = self._orders(analysis=analysis, shape=self._shape), wire.block(vectors)
         if self.assembly is not None:
             _, sums = self._sum(self.assembly, orders, block, expected, self._exchange)

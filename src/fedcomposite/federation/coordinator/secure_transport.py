@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Policy
-from fedcomposite.federation.coordinator.transport import Sites, SiteTransport
+from fedcomposite.federation.coordinator.transport import JobParties, SiteTransport
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.secure import assembly, encoding
 from fedcomposite.federation.secure.assembly import Asked, Assembly, Stale
@@ -40,7 +40,7 @@ class SecureTransport(SiteTransport):
     def __init__(
         self,
         post: Delivery,
-        sites: Sites,
+        sites: JobParties,
         algorithm: AnyAlgorithm,
         problem: Problem,
         start: Tensor,
@@ -171,7 +171,7 @@ def introductions(
     orders: Mapping[str, Order],
     policy: Policy,
     read: Callable[[str, RecordDict], T],
-) -> tuple[dict[str, T], encoding.Moments]:
+) -> tuple[dict[str, T], encoding.IntroductionSums]:
     """The sites' introductions, and the sums of the numbers that they leave out."""
     form = encoding.forms("introduce", 0, encoding.SCALARS["introduce"])
     met = summed(post, assembled, orders, "introduce", form, read, policy=policy, group="introduction")

@@ -34,7 +34,7 @@ from fedcomposite.runtime.protocol import Round
 from fedcomposite.runtime.transports import Gathered
 
 
-class Seen(NamedTuple):
+class LastRounds(NamedTuple):
     """What the server remembers of its sites."""
 
     last: Tensor  # last round of each
@@ -49,7 +49,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Sites:
+class JobParties:
     """The parties of a job, and what is known about them before the first round."""
 
     job: str
@@ -74,7 +74,7 @@ class SiteTransport:
     def __init__(
         self,
         post: Delivery,
-        sites: Sites,
+        sites: JobParties,
         algorithm: AnyAlgorithm,
         problem: Problem,
         start: Tensor,
@@ -234,9 +234,9 @@ class SiteTransport:
         self.last = files.read(path)[0]["clients.last"].tolist()
 
     @property
-    def states(self) -> Seen:
+    def states(self) -> LastRounds:
         """The last round of each site."""
-        return Seen(torch.tensor(self.last))
+        return LastRounds(torch.tensor(self.last))
 
 
 @dataclass(frozen=True)

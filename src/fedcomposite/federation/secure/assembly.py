@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Policy
-from fedcomposite.federation.orders import Analysis, Key, Order, Secure
+from fedcomposite.federation.orders import AnalysisOrder, Key, Order, Secure
 from fedcomposite.federation.secure import keys, masking, shamir
 from fedcomposite.federation.secure.masking import Mask, MaskError, Numbers
 from fedcomposite.federation.wire import WireError
@@ -78,7 +78,7 @@ class Assembly:
         old, wanted = self._epoch, (order.config, sorted(sites), policy)
         lasting = old is not None and (old.config, old.parties, "wait") == wanted and not old.recover
         if old is None or not lasting or set(use) & old.used:
-            analysis = None if order.analysis is None else Analysis(number=order.analysis.number)
+            analysis = None if order.analysis is None else AnalysisOrder(number=order.analysis.number)
             plain = Order(job=self._job, site="", config=order.config, round=order.round, analysis=analysis)
             self._epoch = self._begin(plain, sites, policy)
         assert self._epoch is not None

@@ -28,7 +28,7 @@ Part = tuple[npt.NDArray[np.float64], npt.ArrayLike]
 """A vector and scalars."""
 
 
-class Moments(NamedTuple):
+class IntroductionSums(NamedTuple):
     """The sums of all introductions."""
 
     samples: int
@@ -146,17 +146,17 @@ def analysis_of(total: Numbers, parties: int, like: Mapping[str, Form]) -> Vecto
     return found
 
 
-def moments(total: Numbers, parties: int) -> Moments:
+def moments(total: Numbers, parties: int) -> IntroductionSums:
     """What the introductions come to; constants that some site has not are left out."""
     _, _, samples, *rest = checked(total, parties)
     (known, L, wL), (there, scale, wscale) = rest[:3], rest[3:]
-    return Moments(
+    return IntroductionSums(
         int(samples), *((L, wL) if known == parties else (None, None)),
         *((scale, wscale) if there == parties else (None, None)),
     )  # fmt: skip
 
 
-class Round(NamedTuple):
+class RoundSums(NamedTuple):
     """What a round comes to."""
 
     mean: Any
@@ -165,7 +165,7 @@ class Round(NamedTuple):
     proxes: int
 
 
-def round_of(total: Numbers, parties: int, like: Any, buffers: Tensor) -> Round:
+def round_of(total: Numbers, parties: int, like: Any, buffers: Tensor) -> RoundSums:
     """The mean reply, in the form of ``like``, and the mean buffers."""
     _, weight, gradients, proxes = checked(total, parties)
     flat, at, fields = torch.from_numpy(total.vector()), 0, []
@@ -173,7 +173,7 @@ def round_of(total: Numbers, parties: int, like: Any, buffers: Tensor) -> Round:
         fields.append((flat[at : at + one.numel()] / parties).reshape(one.shape).to(one.dtype))
         at += one.numel()
     mean = (flat[at:] / weight).reshape(buffers.shape).to(buffers.dtype)
-    return Round(type(like)(*fields), mean, int(gradients), int(proxes))
+    return RoundSums(type(like)(*fields), mean, int(gradients), int(proxes))
 
 
 def evaluation_of(

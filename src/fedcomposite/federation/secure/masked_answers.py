@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from fedcomposite import files
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
-from fedcomposite.federation.orders import Analysis, Introduction, Order, Secure, Shape
+from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Secure, Shape
 from fedcomposite.federation.secure import encoding
 from fedcomposite.federation.secure.keys import MaskKeys, place, stale
 from fedcomposite.federation.secure.masking import Numbers, seal
@@ -49,7 +49,7 @@ class Computing(Protocol):
     def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
         """Carry out a round, an evaluation, or both."""
 
-    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
         """Answer queries about a table, or questions about samples."""
 
 
@@ -158,7 +158,7 @@ def asked_of(order: Order, secure: Secure, asked: Mapping[str, str], given: Vect
     return found
 
 
-def asked_in(analysis: Analysis, given: Vectors) -> str:
+def asked_in(analysis: AnalysisOrder, given: Vectors) -> str:
     """The digest of all that an exchange of an analysis asks: names, numbers, rows, parts and arrays."""
     return seal("analysis", analysis.model_dump_json(), files.digest(given, {}))
 

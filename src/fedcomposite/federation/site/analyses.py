@@ -24,7 +24,7 @@ from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
-from fedcomposite.federation.orders import Analysis, Order, Question, Shape
+from fedcomposite.federation.orders import AnalysisOrder, Order, Question, Shape
 from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
 
 
-def asked(analysis: Analysis) -> str:
+def asked(analysis: AnalysisOrder) -> str:
     """What an exchange of an analysis is about, in a few words: ``11 newton``."""
     parts = [q.part if q.part == NEW else q.rows.kind for q in analysis.questions]
     names = [q.name if p == "all" else f"{q.name} ({p})" for p, q in zip(parts, analysis.questions, strict=True)]
@@ -109,7 +109,7 @@ class Desk:
         self._built: tuple[tuple[str, Shape, int, str], Silo] | None = None
         self._looked_at: Silo | None = None  # no column of it is rare
 
-    def answer(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> RecordDict:
+    def answer(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> RecordDict:
         """Do what is asked, or refuse it."""
         site = self._site
         if analysis.queries:
@@ -122,7 +122,7 @@ class Desk:
         site._log(f"job {order.job}: exchange {analysis.number}: {said}")
         return made
 
-    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
         """The same as sums that are to be masked, and names."""
         site = self._site
         site._log(f"job {order.job}: exchange {analysis.number}: {asked(analysis)}; in a secure sum")
@@ -130,7 +130,7 @@ class Desk:
             return divided(analysis, answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config))
         return self._questions(order, analysis, config, request)
 
-    def _questions(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+    def _questions(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
         if order.shape is None:
             raise RefusalError("questions about samples need the agreed columns")
         silo = self._silo(order, order.shape, config)
@@ -250,7 +250,7 @@ def check_allowed(limits: Limits, config: Config, order: Order) -> None:
 
 
 def answered_queries(
-    site: Site, sheet: Sheet, order: Order, analysis: Analysis, config: Config
+    site: Site, sheet: Sheet, order: Order, analysis: AnalysisOrder, config: Config
 ) -> list[tuple[Query, Answer]]:
     """Counts and sums of a table; each query is an evaluation in the ledger."""
     recipe = Recipe(**(config.recipe or {}))
@@ -266,7 +266,7 @@ def answered_queries(
         raise RefusalError(str(error)) from None
 
 
-def divided(analysis: Analysis, answers: Sequence[tuple[Query, Answer]]) -> Told:
+def divided(analysis: AnalysisOrder, answers: Sequence[tuple[Query, Answer]]) -> Told:
     """Answers to queries as sums, which are masked, and names, which are not."""
     try:
         forms = [query.sums() for query, _ in answers]

@@ -21,7 +21,7 @@ from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.site import Site
-from fedcomposite.federation.site.table_files import Newcomers, Source
+from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
 
 _PLAIN = ": recipes are learned from plain counts; prepare the file yourself and set recipe = false, or leave it out"
@@ -75,14 +75,14 @@ def _own(folder: SiteFolder) -> dict[str, Any]:
     }
 
 
-def _newcomers(folder: SiteFolder, source: Source, target: str | None = None) -> Newcomers:
+def _newcomers(folder: SiteFolder, source: TableFile, target: str | None = None) -> Newcomers:
     """The patients whom models may score here."""
     section = folder.file.data
     made = Newcomers(source, folder.path / "scored", target, section.offset)
     return made.at(folder.path / section.new) if section.new else made
 
 
-def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> Source:
+def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> TableFile:
     """A site's table, as site.toml says that it is written."""
     section, where = folder.file.data, folder.path / "site.toml"
     for option in without:
@@ -90,7 +90,7 @@ def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> Sour
             raise FolderError(f"{where}: [data] {option} does not go with recipe = true{_REMEDIES.get(option, '')}")
     style = section.model_dump(include={"separator", "decimal", "encoding", "thousands"}, exclude_none=True)
     local = Local(rename=section.columns, recode=section.recode, units=section.units, drop=section.drop)
-    return Source(folder.name, path, local, {**style, "missing": section.missing})
+    return TableFile(folder.name, path, local, {**style, "missing": section.missing})
 
 
 def _in_units(silos: Silos, units: Mapping[str, Unit], where: str) -> Silos:

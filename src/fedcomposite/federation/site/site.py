@@ -22,7 +22,7 @@ from fedcomposite.data.sparse import SparseRows
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import claims
-from fedcomposite.federation.orders import Analysis, Introduction, Order, Shape
+from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Shape
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.secure.masked_answers import Sums, Told, Worked, asked_of
 from fedcomposite.federation.secure.masking import MaskError
@@ -202,7 +202,7 @@ class Site:
         report, vectors = self._timed(order, job, given)
         return Worked(given, report, vectors, job.problem.measures)
 
-    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
         """Answer queries about the samples as a table, or questions about them."""
         return self._desk.tell(order, analysis, config, request)
 

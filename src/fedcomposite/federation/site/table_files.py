@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Source:
+class TableFile:
     """A site's file, and what the site itself does to it."""
 
     name: str
@@ -96,7 +96,7 @@ class Patients:
 class Newcomers:
     """The patients that a site lets models score: those of ``[data] new``, or of its own file."""
 
-    source: Source
+    source: TableFile
     folder: Path
     """Where scored files are written."""
     target: str | None = None

@@ -14,7 +14,7 @@ from fedcomposite.data.queries import Answer, Query, write_answer
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
-from fedcomposite.federation.orders import Analysis, Order
+from fedcomposite.federation.orders import AnalysisOrder, Order
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.secure.masked_answers import Sums, Told
 from fedcomposite.federation.shape import parse
@@ -25,7 +25,7 @@ from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.site import Site
-from fedcomposite.federation.site.table_files import Newcomers, Source
+from fedcomposite.federation.site.table_files import Newcomers, TableFile
 
 
 class _Prepared(Site):
@@ -50,7 +50,7 @@ class TableSite(Site):
         log: Callable[[str], None] = lambda line: None,
         classes: Sequence[float] | None = None,
         *,
-        source: Source,
+        source: TableFile,
         vault: MaskKeys | None = None,
         approvals: Approvals | None = None,
         audit: Audit | None = None,
@@ -112,13 +112,13 @@ class TableSite(Site):
         self._log(f"job {order.job}: exchange {order.analysis.number}: {said}")
         return made
 
-    def _queries(self, order: Order, analysis: Analysis, config: Config) -> list[tuple[Query, Answer]]:
+    def _queries(self, order: Order, analysis: AnalysisOrder, config: Config) -> list[tuple[Query, Answer]]:
         sheet = self._table(config)
         if sheet.rows < self.limits.min_samples:
             raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
         return analyses.answered_queries(self, sheet, order, analysis, config)
 
-    def tell(self, order: Order, analysis: Analysis, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
         """Answer queries about the table."""
         self._log(f"job {order.job}: exchange {analysis.number}: {analyses.asked(analysis)}; in a secure sum")
         return analyses.divided(analysis, self._queries(order, analysis, config))

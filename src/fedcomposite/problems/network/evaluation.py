@@ -14,7 +14,7 @@ from fedcomposite.data.mapped import MappedRows, in_memory
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import not_sparse
 from fedcomposite.problems.base import Evaluation
-from fedcomposite.problems.measures import Counts, MeanLoss, Measures, Part, Rows
+from fedcomposite.problems.measures import CountRows, Counts, MeanLoss, Measures, Part
 from fedcomposite.problems.network.flat import FlatModule
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
 
@@ -38,8 +38,8 @@ class Selection:
     rows: Tensor  # of the training samples, one client after another
     of_clients: list[int]  # how many of each
     weights: Tensor  # of these samples in f
-    train: Rows
-    held: dict[Part, tuple[Tensor | MappedRows, Tensor, Rows]]  # features, targets, as they are stored
+    train: CountRows
+    held: dict[Part, tuple[Tensor | MappedRows, Tensor, CountRows]]  # features, targets, as they are stored
 
     @classmethod
     def of(
@@ -49,20 +49,20 @@ class Selection:
         counts = silos.sizes if most is None else np.minimum(silos.sizes, -(-most // len(silos)))
         each = [spread(m, c) for m, c in zip(silos.sizes.tolist(), counts.tolist(), strict=True)]
         rows = np.concatenate([o + s for o, s in zip(silos.offsets[:-1], each, strict=True)])
-        held: dict[Part, tuple[Tensor | MappedRows, Tensor, Rows]] = {}
+        held: dict[Part, tuple[Tensor | MappedRows, Tensor, CountRows]] = {}
         for part, (features, targets) in silos.held_out.items():
             count = min(most or len(targets), len(targets))
             seen = torch.from_numpy(spread(len(targets), count))
             held[part] = (
                 not_sparse(features, "a model")[seen],
                 targets[seen],
-                Rows.of([count], [len(targets)], device),
+                CountRows.of([count], [len(targets)], device),
             )
         return cls(
             torch.from_numpy(rows),
             counts.tolist(),
             torch.from_numpy(np.repeat(weights / counts, counts)).to(device, dtype),
-            Rows.of(counts.tolist(), silos.sizes.tolist(), device),
+            CountRows.of(counts.tolist(), silos.sizes.tolist(), device),
             held,
         )
 
@@ -122,7 +122,7 @@ class Evaluator:
         for rows in [chosen.rows] if self.loss.per_sample else chosen.rows.split_with_sizes(chosen.of_clients):
             yield from (rows[a : a + _PASS] for a in range(0, len(rows), _PASS))
 
-    def _held_out(self, part: Part, outputs: Tensor, b: Tensor, rows: Rows) -> Counts:
+    def _held_out(self, part: Part, outputs: Tensor, b: Tensor, rows: CountRows) -> Counts:
         counts = self.measures.count(part, single_output(outputs), b, rows)
         if self.measures.loss:
             counts[f"{part}/loss"] = MeanLoss().counts(self.loss.of_rows(outputs, b), b, rows.owner, 1)
