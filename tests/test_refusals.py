@@ -278,7 +278,7 @@ def test_a_federation_hears_all_mistakes_too():
     with pytest.raises(ConfigError) as caught:
         shape.parse(text, "c.toml")
     lines = str(caught.value).splitlines()
-    for words in ("lam = -1", "'FedMidd'", "logg", "a [recipe] is not", "[data] weight", "replace = true", "one [alg"):
+    for words in ("lam = -1", "'FedMidd'", "logg", "[data] weight", "replace = true", "one [alg"):
         assert sum(words in line for line in lines) == 1, words
     with pytest.raises(ConfigError) as caught:  # nobody learns from it which files a site has
         shape.parse(text.replace("name = 'wine'", "files = ['secret.csv']"), "c.toml")
