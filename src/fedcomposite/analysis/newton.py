@@ -30,10 +30,11 @@ _FAR = (3.0, 5.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
 _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
-_RESISTED = 10  # steps whose own problem is given up before the fit is
-_CALLS = {True: 6000, False: 25000}  # of the prox, after which a fit is given up: of an h that couples, and of others
+_RESISTED = 6  # steps whose own problem is given up before the fit is
+_CALLS = {True: 4500, False: 18000}  # of the prox, after which a fit is given up: of an h that couples, and of others
 _STAGE = 60  # most exchanges for one of them: where a barrier has no minimum, the loss itself may have one
 _NARROWER = 0.1  # factor between widths of a loss with a kink
+_DAMPED = 0.1  # damping up to which a step promises what is left
 _CENTRED = 0.1  # of the width: how near a stage comes to its own minimum
 _NARROWEST = 1e-15  # the last width, in units of the first
 _LENGTHS = 10 ** torch.linspace(-3.5, 0.25, 16, dtype=torch.float64)  # of steps that are compared
@@ -155,7 +156,8 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
             stationary, done = at_rest(state, h, plan.tolerance, scale, plan.floor)
             if plan.gain is not None:
                 left, hidden = -float(state.decrease), float(state.slack) if float(state.step) == 0 else 0.0
-                done = float(state.solved) == 1.0 and left <= max(plan.gain, hidden)
+                whole = float(state.solved) == 1.0 and float(state.damping) <= _DAMPED
+                done = whole and left <= max(plan.gain, hidden)
             elif stationary and (done or asked >= look_again) and _promising(state, h, done or asked >= patience):
                 growing = yield from _growing(state, seen, h, plan)
                 asked, look_again = asked + 1, asked + 1 + _AGAIN
@@ -364,8 +366,9 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: FitPlan) -> Task[Fit]:
             found, looks = yield from _bound(problem, made, stage)
             known, below, asked = found is not None, below if found is None else max(below, found), asked + looks
         if made.converged and not known and gap <= goal < value - max(below, shown):
-            least, looks = yield from _least(h, made, stage)
-            shown, asked = max(shown, least), asked + looks
+            shown, looks = yield from _least(h, made, stage)
+            asked += looks
+        shown = shown if shown <= value + goal else -math.inf  # refuted: the stage was not at its least value
         if value - max(below, shown) <= (goal if near else plan.tolerance * scale):
             plan.watch(x, asked)
             return replace(made, rounds=asked, end="converged", certificate=_certificate(h, made, value - below))
