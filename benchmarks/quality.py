@@ -131,7 +131,7 @@ def _logistic(generator: np.random.Generator, seen: dict[str, list[tuple[float, 
         for threshold in _THRESHOLDS:
             _rates(one, threshold, z, y, w, who, seen)
     if least > 1 and min(sizes) > 4 * least:
-        options: dict[str, Any] = {"folds": 2, "count": 4, "ratio": 0.1, "score": "auc"}
+        options: dict[str, Any] = {"folds": 2, "count": 4, "ratio": 0.1, "scoring": "auc"}
         theirs = fc.cross_validate(problem, driver=Driver(_Federated(sites)), **options)
         ours = fc.cross_validate(problem, **options)
         if all(len(part[0]) == len(silo.X) for part, silo in zip(parts.values(), sites.silos, strict=True)):

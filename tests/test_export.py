@@ -142,12 +142,22 @@ def test_several_classes(tmp_path):
     assert export(problem, x, tmp_path / "table", format="csv").parameters == 16
 
 
+def spoil_reading(monkeypatch, module, change):
+    """What the writer reads back of a file is something else."""
+    read = module.files.read
+
+    def spoiled(path):
+        state, *rest = read(path)
+        return change(state), *rest
+
+    monkeypatch.setattr(module.files, "read", spoiled)
+
+
 def test_a_file_that_differs_is_refused(trained, tmp_path, monkeypatch):
     problem, run = trained
     import fedcomposite.exporting.writing as module
 
-    read = module.load_file
-    monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})
+    spoil_reading(monkeypatch, module, lambda state: {k: v + (v.ndim > 1) for k, v in state.items()})
     with pytest.raises(ExportError, match="predictions differ"):
         export(problem, run, tmp_path / "model", format="safetensors")
 
@@ -183,14 +193,12 @@ def test_a_wrong_model_is_refused(tmp_path, monkeypatch, scale, change):
 
     problem, x = convolutions()
     x[-650:] *= scale  # the last layer
-    read = module.load_file
 
-    def wrong(path):
-        state = read(path)
+    def wrong(state):
         state["9.weight"][3, 7] *= 1 + change
         return state
 
-    monkeypatch.setattr(module, "load_file", wrong)
+    spoil_reading(monkeypatch, module, wrong)
     with pytest.raises(ExportError, match=r"predictions differ|tensor '9\.weight' is not the model's"):
         export(problem, x, tmp_path / "model", format="safetensors")
 
@@ -381,8 +389,7 @@ def test_a_refused_export_leaves_no_folders(tmp_path, monkeypatch):
         export(problem, x, tmp_path / "some" / "where" / "table.csv", format="csv")
     with pytest.raises(ExportError, match="cannot be written"):
         export(problem, x, old / "model")  # a file is no folder
-    read = module.load_file
-    monkeypatch.setattr(module, "load_file", lambda path: {k: v + (v.ndim > 1) for k, v in read(path).items()})
+    spoil_reading(monkeypatch, module, lambda state: {k: v + (v.ndim > 1) for k, v in state.items()})
     for target in (tmp_path / "some" / "where" / "model", old):
         with pytest.raises(ExportError, match="predictions differ"):
             export(problem, 2 * x, target, format="safetensors")

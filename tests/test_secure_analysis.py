@@ -180,7 +180,7 @@ def test_stability_and_areas_of_folds(silos, tmp_path):
         asking, _ = ask_of(sites, settings=settings)
         problem, driver = asking.meet(), Driver(asking)
         stable = fc.stability(problem, draws=4, count=5, ratio=0.1, seed=3, driver=driver)
-        cv = fc.cross_validate(problem, folds=2, seed=3, score="auc", count=4, ratio=0.1, driver=driver)
+        cv = fc.cross_validate(problem, folds=2, seed=3, scoring="auc", count=4, ratio=0.1, driver=driver)
         made.append({"share": stable.share.tolist(), "mean": cv.mean.tolist(), "off": cv.mean_error.tolist()})
     compare(made[1], made[0])
 
