@@ -12,15 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-import fedcomposite as fc
-from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
-
 from benchmarks import __main__ as command
 from benchmarks import analyst, cifar, coverage, inference, newton, prox, resume, sparse, streaming, table6, workloads
 from benchmarks.peers import common
+
+import fedcomposite as fc
+from fedcomposite.regularizers import L1, MCP, SCAD, ElasticNet, memory
 
 ROOT = Path(__file__).parents[1]
 CPU = [name for name, work in workloads.WORKLOADS.items() if not work.gpu]

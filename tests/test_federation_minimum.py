@@ -24,8 +24,8 @@ from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.policy import Limits
-from fedcomposite.federation.site.table_files import Newcomers
-from fedcomposite.federation.site.table_site import Source, TableSite
+from fedcomposite.federation.site.table_files import Newcomers, TableFile
+from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.runtime import Driver
 
 DEFAULT = {"min_count": 5, "min_samples": 10, "min_class": 5}
@@ -76,7 +76,7 @@ def test_the_outcomes_of_a_few_are_no_sum_of_margins(rare, tmp_path):
         X, y = silos[i]
         path = tmp_path / f"{i}.csv"
         pd.DataFrame(X.numpy(), columns=["a", "b", "level"]).assign(sick=y.numpy()).to_csv(path, index=False)
-        site.newcomers = Newcomers(Source(site.name, path), tmp_path / f"scored-{i}", "sick")
+        site.newcomers = Newcomers(TableFile(site.name, path), tmp_path / f"scored-{i}", "sick")
     asking, _ = inquiry(sites)
     there = asking.meet()
     assert len(predict_at_sites(there, alone["x"], Driver(asking))) == (4 if rare == 5 else 3)
@@ -192,7 +192,7 @@ def tables(tmp_path):
                 frame.loc[3, "age"], frame.loc[3, "sick"] = 97.0, np.nan
             frame.to_csv(tmp_path / f"{name}.csv", index=False)
             store = StateStore(tmp_path / name)
-            made.append(TableSite(name, store, opened(**limits), source=Source(name, tmp_path / f"{name}.csv")))
+            made.append(TableSite(name, store, opened(**limits), source=TableFile(name, tmp_path / f"{name}.csv")))
         grid = LocalGrid(made)
         return Inquiry(grid, [s.name for s in made], grid.nodes, parse(TABLE, recipe=True), "job")
 
@@ -251,7 +251,7 @@ def gappy(tmp_path):
             frame = pd.DataFrame({"age": age, "marker": marker, "kind": kind, "sick": generator.integers(0, 2, 60)})
             frame.to_csv(tmp_path / f"{name}.csv", index=False)
             store = StateStore(tmp_path / name)
-            made.append(TableSite(name, store, opened(**limits), source=Source(name, tmp_path / f"{name}.csv")))
+            made.append(TableSite(name, store, opened(**limits), source=TableFile(name, tmp_path / f"{name}.csv")))
         grid = LocalGrid(made)
         text = f"{PLAIN}[recipe]\n{recipe}"
         return Inquiry(grid, [s.name for s in made], grid.nodes, parse(text, recipe=True), "job")

@@ -1,21 +1,16 @@
 """The fuzz: no failure among its first cases, and its oracle against scikit-learn, closed forms, planted errors."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Lasso, LogisticRegression, QuantileRegressor, Ridge
-from sklearn.svm import SVC
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are run from the repository, not installed
-
 from benchmarks import fuzz
 from benchmarks.fuzz_draw import KINDS, LOSSES, TERMS, draw
 from benchmarks.fuzz_oracle import Pooled, attained, minimised, wald
 from benchmarks.fuzz_terms import Term
+from sklearn.linear_model import Lasso, LogisticRegression, QuantileRegressor, Ridge
+from sklearn.svm import SVC
 
 from fedcomposite.problems import LOSSES as ALL_LOSSES
 from fedcomposite.regularizers import REGISTRY
