@@ -109,9 +109,8 @@ def blocks(draw, honest):
         if action == 0:
             made.pop(name, None)
         elif action == 1:
-            made[name] = torch.full_like(
-                like, draw(st.sampled_from([math.nan, math.inf, 1e308, -1e308, -1.0, 1e7, 0.0]))
-            )
+            value = draw(st.sampled_from([math.nan, math.inf, 1e308, -1e308, -1.0, 1e7, 0.0]))
+            made[name] = torch.full(like.shape, value, dtype=torch.float64).to(like.dtype)  # infinite where it is single
         elif action == 2:
             made[name] = like.float()
         elif action == 3:
