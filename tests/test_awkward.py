@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.algorithms.inner import Model, minimise
+from fedcomposite.algorithms.inner import QuadraticModel, minimise
 from fedcomposite.problems import Loss
 from fedcomposite.problems.losses import Logistic, Multinomial
 
@@ -59,7 +59,7 @@ def test_equal_columns_of_opposite_signs_find_together(seed):
     H = torch.from_numpy(np.c_[A, A].T @ np.c_[A, A] / 60)
     x = torch.from_numpy(np.r_[np.ones(4), -np.ones(4)])
     h = reg.L1(1e-4)
-    u, solved = minimise(Model(x, H @ x, H, h.prox, h.value, True, 0.0), 1e-14)
+    u, solved = minimise(QuadraticModel(x, H @ x, H, h.prox, h.value, True, 0.0), 1e-14)
     assert solved
     assert float(h.optimality(u, H @ x + H @ (u - x))) <= 1e-10
     assert bool((u[:4] * u[4:] >= 0).all())

@@ -41,9 +41,9 @@ def test_help_says_what_the_commands_say_themselves():
 
 
 def test_a_command_that_cannot_be_imported_is_an_error_of_its_own(monkeypatch):
-    entry = lazy.Entry("fedcomposite.cli.no_such_module:run", "Run.", extra="flower", package="flwr")
+    entry = lazy.LazyCommand("fedcomposite.cli.no_such_module:run", "Run.", extra="flower", package="flwr")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        lazy.Commands({"run": entry})["run"]
+        lazy.CommandTable({"run": entry})["run"]
     monkeypatch.setitem(sys.modules, "flwr", None)
     assert lazy._said(entry) == "Run. Not installed: pip install 'fedcomposite\\[flower]'"
 

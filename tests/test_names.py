@@ -13,7 +13,7 @@ from fedcomposite._validation import renamed
 from fedcomposite.algorithms import FedMid
 from fedcomposite.callbacks import BestModel
 from fedcomposite.regularizers import L1
-from fedcomposite.runtime.simulator import Settings
+from fedcomposite.runtime.simulator import SimulateOptions
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,8 @@ def test_renamed_arguments():
 def test_the_settings_of_a_run_are_typed_as_they_are():
     taken = inspect.signature(fc.simulate).parameters
     own = {"problem", "algorithm", "rounds", "x0", "tolerance"}  # which a function that passes settings on has itself
-    assert set(taken) - own == set(Settings.__annotations__)
-    hints, typed = get_type_hints(fc.simulate), get_type_hints(Settings)
+    assert set(taken) - own == set(SimulateOptions.__annotations__)
+    hints, typed = get_type_hints(fc.simulate), get_type_hints(SimulateOptions)
     assert all(hints[name] == typed[name] for name in typed)
 
 

@@ -13,7 +13,7 @@ from fedcomposite.algorithms import FedAvg, FedNMap
 from fedcomposite.data.augmentation import Chain, Crop, Flip
 from fedcomposite.exporting.errors import full_precision
 from fedcomposite.problems import Batches
-from fedcomposite.problems.base import Local, Slot
+from fedcomposite.problems.base import RoundInputs, Slot
 from fedcomposite.problems.network.aligned import Aligned
 from fedcomposite.problems.network.flat import FlatModule
 from fedcomposite.problems.network.streams import Streams
@@ -93,12 +93,12 @@ def test_batch_norm_takes_bfloat16_as_it_comes_but_for_vmap(way, dtype, monkeypa
     seen = []
     smooth.flat.module.b.register_forward_hook(lambda _, given, out: seen.append((given[0].dtype, out.dtype)))
     x, rows = smooth.start().repeat(3, 1), torch.arange(36).view(3, 12)
-    local = Local(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
+    local = RoundInputs(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
     found = smooth.during(local).minibatch(x, rows)
     assert set(seen) == {(dtype, dtype)}
     assert found.dtype == local.buffers.dtype == torch.float32
     monkeypatch.undo()
-    plain = Local(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
+    plain = RoundInputs(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
     other = problem_of("statistics", gradients=way).smooth(torch.float32)
     wanted = other.during(plain).minibatch(x, rows)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.02)
@@ -238,7 +238,7 @@ def test_an_augmented_pass_takes_nothing_from_the_host(way, monkeypatch):
 
     def gradients():
         clients, round = np.arange(3, dtype=np.uint64), torch.tensor(7)
-        local = Local(smooth.buffers().repeat(3, 1), clients, 0, round, ids=torch.arange(3))
+        local = RoundInputs(smooth.buffers().repeat(3, 1), clients, 0, round, ids=torch.arange(3))
         return smooth.during(local).minibatch(x, rows), local.buffers
 
     def refuse(*given, **named):

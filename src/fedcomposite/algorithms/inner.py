@@ -45,7 +45,7 @@ _POINTS = 10  # proximal points of a coupled h that is not convex
 
 
 @dataclass(frozen=True)
-class Model:
+class QuadraticModel:
     """A quadratic plus h near x."""
 
     x: Tensor  # (k,)
@@ -77,7 +77,7 @@ class Model:
         return float(H_f.diagonal() @ follows.square() + S.diagonal() @ move[r].square())
 
 
-def minimise(model: Model, tolerance: float) -> tuple[Tensor, bool]:
+def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     """A stationary point of the model, no larger than at x, and whether it is one, to a residual of ``tolerance``."""
     if not len(model.x):
         return model.x, True
@@ -116,7 +116,7 @@ def schur(H: Tensor, f: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return H_f, K, S
 
 
-def _eliminated(model: Model, free: Tensor, tolerance: float) -> tuple[Tensor, bool]:
+def _eliminated(model: QuadraticModel, free: Tensor, tolerance: float) -> tuple[Tensor, bool]:
     """The solution by the Schur complement: free coordinates follow the others linearly."""
     f, r = free.nonzero().squeeze(1), (~free).nonzero().squeeze(1)
     H_f, K, S = schur(model.H, f, r)
@@ -130,7 +130,7 @@ def _eliminated(model: Model, free: Tensor, tolerance: float) -> tuple[Tensor, b
             step = torch.full_like(model.x, float(step.min())).index_copy_(0, r, step)
         return model.prox(embed(v), step)[..., r]
 
-    inner = Model(
+    inner = QuadraticModel(
         model.x[r],
         model.g[r] - K.T @ model.g[f],
         S,
@@ -158,7 +158,7 @@ class _State(NamedTuple):
     residual: float
 
 
-def _descend(model: Model, tolerance: float, most: int) -> tuple[Tensor, bool]:
+def _descend(model: QuadraticModel, tolerance: float, most: int) -> tuple[Tensor, bool]:
     """Lower the model from x on; also whether the tolerance was reached, or nothing more can be."""
     steps = _steps(model)
     best, lowest = model.x, model.change(model.x)
@@ -189,13 +189,13 @@ def _descend(model: Model, tolerance: float, most: int) -> tuple[Tensor, bool]:
     return best, False
 
 
-def _rounding(model: Model, u: Tensor) -> float:
+def _rounding(model: QuadraticModel, u: Tensor) -> float:
     """The residual that rounding leaves near u."""
     eps, size = torch.finfo(u.dtype).eps, torch.linalg.vector_norm
     return 4 * eps * float(size(model.H.abs() @ (u.abs() + model.x.abs())) + size(model.g))
 
 
-def _steps(model: Model) -> Tensor:
+def _steps(model: QuadraticModel) -> Tensor:
     """Steps at which a plain proximal gradient step lowers the model, ``(k,)`` or ``(1,)``."""
     H = model.H
     tiny = torch.finfo(H.dtype).tiny
@@ -217,13 +217,13 @@ def _largest(H: Tensor) -> float:
     return 1.05 * float(v @ (H @ v))
 
 
-def _look(model: Model, u: Tensor, steps: Tensor) -> _State:
+def _look(model: QuadraticModel, u: Tensor, steps: Tensor) -> _State:
     v = u - steps * model.gradient(u)
     p = model.prox(v, steps)
     return _State(u, v, p, float(torch.linalg.vector_norm((u - p) / steps)))
 
 
-def _polish(model: Model, start: Tensor, steps: Tensor, tolerance: float, exactly: bool) -> _State:
+def _polish(model: QuadraticModel, start: Tensor, steps: Tensor, tolerance: float, exactly: bool) -> _State:
     """Semismooth Newton steps, each of which halves the residual or lowers a convex model more than a plain step."""
     now = _look(model, start, steps)
     for _ in range(_NEWTONS):
@@ -243,7 +243,7 @@ def _polish(model: Model, start: Tensor, steps: Tensor, tolerance: float, exactl
     return now
 
 
-def _newton(model: Model, at: _State, steps: Tensor, exactly: bool) -> Tensor | None:
+def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> Tensor | None:
     """The move to the solution of u - P(u - s grad(u)) = 0 with P linearised; None where that has none."""
     if not model.separable:
         if len(at.u) > _DENSE:
@@ -266,7 +266,7 @@ def _newton(model: Model, at: _State, steps: Tensor, exactly: bool) -> Tensor | 
     return None if int(failed) else move
 
 
-def _slopes(model: Model, v: Tensor, steps: Tensor) -> Tensor:
+def _slopes(model: QuadraticModel, v: Tensor, steps: Tensor) -> Tensor:
     """The derivative of each coordinate's prox, by differences.
 
     Where curvature is below their rounding (the tail of a logistic loss) they mislead; where H is singular and h not
@@ -280,7 +280,7 @@ def _slopes(model: Model, v: Tensor, steps: Tensor) -> Tensor:
 # -- augmented Lagrangians --------------------------------------------------------------------------------------------
 
 
-def _resisting(model: Model, start: Tensor, tolerance: float) -> tuple[Tensor, bool]:
+def _resisting(model: QuadraticModel, start: Tensor, tolerance: float) -> tuple[Tensor, bool]:
     """The solution of a model that resists: one augmented Lagrangian, or some around proximal points if rho > 0."""
     best, solved = start, False
     for _ in range(_POINTS if model.rho > 0 else 1):
@@ -305,7 +305,7 @@ class _Lagrangian(NamedTuple):
     value: float
 
 
-def _augmented(model: Model, tolerance: float, center: Tensor | None) -> tuple[Tensor, bool]:
+def _augmented(model: QuadraticModel, tolerance: float, center: Tensor | None) -> tuple[Tensor, bool]:
     """The minimiser by augmented Lagrangians, and whether it was reached.
 
     With a center it is that of the model plus (rho/2) ||u - center||^2.
@@ -335,7 +335,7 @@ def _augmented(model: Model, tolerance: float, center: Tensor | None) -> tuple[T
     return best, least <= 1e3 * goal
 
 
-def _shifted(model: Model, center: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def _shifted(model: QuadraticModel, center: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The prox of h + (rho/2) ||. - center||^2, which is convex."""
 
     def prox(v: Tensor, step: Tensor) -> Tensor:
@@ -346,7 +346,7 @@ def _shifted(model: Model, center: Tensor) -> Callable[[Tensor, Tensor], Tensor]
 
 
 def _inner_newton(
-    model: Model,
+    model: QuadraticModel,
     prox: Callable[[Tensor, Tensor], Tensor],
     u: Tensor,
     y: Tensor,

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.algorithms.inner import Model, minimise
+from fedcomposite.algorithms.inner import QuadraticModel, minimise
 from fedcomposite.regularizers.base import Regularizer
 
 _COUPLED = 4000  # coordinates up to which an h that couples them all is taken
@@ -205,7 +205,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         trial = server.x + shorter * move
         return server._replace(trial=trial, step=_number(shorter, trial), damping=_number(damping, trial))
 
-    def _model(self, x: Tensor, reply: Reply, working: Tensor, damping: float, h: Regularizer) -> Model:
+    def _model(self, x: Tensor, reply: Reply, working: Tensor, damping: float, h: Regularizer) -> QuadraticModel:
         """F near x on the coordinates in W: a quadratic, and h."""
         at = working.nonzero().squeeze(1)
         k = len(at)
@@ -229,7 +229,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         separable = torch.unique(h.coupling(len(x))).numel() == len(x)
         free = ~h.acts_on(len(x)).to(x.device)[at]
         g = reply.gradient[at]
-        return Model(x[at], g, H, prox, lambda u: h.value(embed(u)), separable, h.rho, free, damping)
+        return QuadraticModel(x[at], g, H, prox, lambda u: h.value(embed(u)), separable, h.rho, free, damping)
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
@@ -267,7 +267,7 @@ def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float, floo
     return stationary, stationary and left <= tolerance * abs(float(server.value)) + float(server.slack)
 
 
-def _rounding(x: Tensor, loss: float, value: float, model: Model) -> tuple[float, float]:
+def _rounding(x: Tensor, loss: float, value: float, model: QuadraticModel) -> tuple[float, float]:
     """What rounding does to F and to its gradient near x, from sizes of margins: sqrt(loss) and |x_j| sqrt(H_jj)."""
     curvature = model.H.diagonal()
     size = math.sqrt(2 * abs(loss))

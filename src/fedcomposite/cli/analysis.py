@@ -1,7 +1,7 @@
 """``fit | path | cv``: a linear model of files at hand or of a federation's sites, how sure and how good it is.
 
-One implementation for both: what differs is who answers (:class:`Source`). The answers are written to the run folder
-while the analysis lasts, so that it can go on after it was stopped or killed.
+One implementation for both: what differs is who answers (:class:`AnalysisSource`). The answers are written to the run
+folder while the analysis lasts, so that it can go on after it was stopped or killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedcomposite.choice import AUTO
 from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, print_notes, results, rows, written
 from fedcomposite.cli.lazy import load
 from fedcomposite.cli.runs import Overrides
-from fedcomposite.cli.solve import NOT_CONVERGED
+from fedcomposite.cli.solving import NOT_CONVERGED
 from fedcomposite.data import Recipe
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.grids import FILLER
@@ -161,7 +161,7 @@ def checked(experiment: Config) -> Config:
 # -- who answers ------------------------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
+class AnalysisSource(Protocol):
     """Who answers an analysis, and the experiment as it is read for them."""
 
     experiment: Config
@@ -225,12 +225,12 @@ class AtHand:
         return self._problem, _description(self.experiment, self._problem.silos)
 
 
-def _source(given: Mapping[str, Any], kept: Identity) -> Source:
+def _source(given: Mapping[str, Any], kept: Identity) -> AnalysisSource:
     """The sites of a federation if one is given, or the data that the experiment names."""
     if given["federation"] is not None:
         if given["overwrite"]:
             raise ConfigError("--overwrite cannot be given with --federation; give another --out")
-        made: Source = load("federation", "fedcomposite.cli.federation_analysis:AtSites", "flower")(given, kept)
+        made: AnalysisSource = load("federation", "fedcomposite.cli.federation_analysis:AtSites", "flower")(given, kept)
         return made
     for name in sorted(_explicit() & {*_OF_SITES}):
         raise ConfigError(f"--{name.replace('_', '-')} is for the sites of a --federation")
@@ -305,7 +305,7 @@ def _instead(folder: RunFolder, given: Mapping[str, Any]) -> str:
 
 
 def _analysed(
-    kind: Kind, options: Mapping[str, Any], source: Source, driver: Driver, folder: RunFolder, hint: str
+    kind: Kind, options: Mapping[str, Any], source: AnalysisSource, driver: Driver, folder: RunFolder, hint: str
 ) -> Analysis:
     """Ask, and write the run folder; from then on the log of answers is not needed any more."""
     log = driver.log

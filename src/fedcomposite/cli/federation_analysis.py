@@ -39,7 +39,7 @@ from fedcomposite.cli.described import page
 from fedcomposite.cli.federation_jobs import Interrupt, failure, keep, require_service, say
 from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
-from fedcomposite.data.flags import Look
+from fedcomposite.data.flags import ColumnFacts
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
@@ -142,7 +142,7 @@ def inquiry(
 
 
 class AtSites:
-    """The sites of a federation: see :class:`fedcomposite.cli.analysis.Source`."""
+    """The sites of a federation: see :class:`fedcomposite.cli.analysis.AnalysisSource`."""
 
     most = None  # what a site was asked once it is not asked again
     failures = FederationError, AdminSocketError
@@ -304,5 +304,5 @@ def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list
     return checked(experiment), FittedRecipe.read(path) if path.is_file() else None, x, names
 
 
-def _described(driver: Driver) -> list[Look]:
+def _described(driver: Driver) -> list[ColumnFacts]:
     return look_at(lambda query: list(driver.ask([query])[0]), driver.names, together=not driver.by_site)

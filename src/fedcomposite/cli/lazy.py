@@ -14,7 +14,7 @@ from typer.main import get_command
 from fedcomposite._faults import UserError
 
 
-class Entry(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command before it is loaded."""
 
     place: str
@@ -27,10 +27,10 @@ class Entry(NamedTuple):
     """What that extra brings."""
 
 
-class Commands(MutableMapping[str, click.Command]):
+class CommandTable(MutableMapping[str, click.Command]):
     """The commands by name; what is looked up is imported."""
 
-    def __init__(self, entries: dict[str, Entry]) -> None:
+    def __init__(self, entries: dict[str, LazyCommand]) -> None:
         self.entries = entries
         self._loaded: dict[str, click.Command] = {}
 
@@ -52,7 +52,7 @@ class Commands(MutableMapping[str, click.Command]):
         return len({**self.entries, **self._loaded})
 
 
-def _load(name: str, entry: Entry) -> click.Command:
+def _load(name: str, entry: LazyCommand) -> click.Command:
     """Import a command; one whose extra is not installed says how it is."""
     found = load(name, entry.place, entry.extra)
     if isinstance(found, typer.Typer):
@@ -79,11 +79,11 @@ def load(name: str, place: str, extra: str = "") -> Any:
 class LazyGroup(TyperGroup):
     """A group whose help is printed without importing its commands."""
 
-    entries: dict[str, Entry] = {}  # noqa: RUF012  # each group is a class of its own
+    entries: dict[str, LazyCommand] = {}  # noqa: RUF012  # each group is a class of its own
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = Commands(self.entries)
+        self.commands = CommandTable(self.entries)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Their names, in the order of the table."""
@@ -95,7 +95,7 @@ class LazyGroup(TyperGroup):
         TyperGroup(name=self.name, commands=shown, params=self.params, help=self.help).format_help(ctx, formatter)
 
 
-def _said(entry: Entry) -> str:
+def _said(entry: LazyCommand) -> str:
     """What a command is for, and what it lacks."""
     if not entry.package or _installed(entry.package):
         return entry.help

@@ -256,7 +256,7 @@ def checked_columns(frame: pd.DataFrame | pd.Series[Any], what: str) -> list[Col
     return read
 
 
-class Gathered(NamedTuple):
+class StackedArrays(NamedTuple):
     """Features and targets of everyone, each of one type, and the names of the columns where tables have some."""
 
     features: list[Features]
@@ -264,7 +264,7 @@ class Gathered(NamedTuple):
     columns: tuple[str, ...]
 
 
-def gather(given: Sequence[tuple[str, Any]]) -> Gathered:
+def gather(given: Sequence[tuple[str, Any]]) -> StackedArrays:
     """The pairs (X, y) of named parties; columns of tables are put into the order of the first.
 
     What is wrong with any of them is told in one error.
@@ -289,7 +289,7 @@ def gather(given: Sequence[tuple[str, Any]]) -> Gathered:
     features: list[Features] = [X for X, _ in parts]
     if plain:
         features = list(common_type(plain, labels))
-    return Gathered(features, common_type([y for _, y in parts], labels), tuple(order or ()))
+    return StackedArrays(features, common_type([y for _, y in parts], labels), tuple(order or ()))
 
 
 def pooled(features: Sequence[Features]) -> Features:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse
-from fedcomposite.data.quantiles import Quantile, quantiles
+from fedcomposite.data.quantiles import BoundedQuantile, quantiles
 from fedcomposite.data.queries import Answer, Ask, Gaps, LevelCounts, Moments, Outside, Query, Schema
-from fedcomposite.data.spec import KNOTS, METHODS, Constant, RecipeSpec
+from fedcomposite.data.spec import KNOTS, METHODS, ConstantFill, RecipeSpec
 from fedcomposite.data.steps import (
     OTHER,
     Absent,
@@ -131,7 +131,7 @@ class Learner:
         for name in names:
             way = self.spec.filling(name)
             text = name in self.spec.one_hot_columns
-            if isinstance(way, Constant):
+            if isinstance(way, ConstantFill):
                 values[name] = str(way.constant) if text else way.constant
             elif isinstance(way, str):
                 ways["most_frequent" if text else way].append(name)
@@ -196,7 +196,7 @@ class Learner:
             return
         at = {self.terms[name][0]: knots for name, knots in self.spec.splines.items()}
         wanted = {name: KNOTS[count] for name, count in at.items() if isinstance(count, int)}
-        found: dict[str, list[Quantile]] = quantiles(self.ask, wanted, self.steps) if wanted else {}
+        found: dict[str, list[BoundedQuantile]] = quantiles(self.ask, wanted, self.steps) if wanted else {}
         knots = {
             name: [q.value for q in found[name]] if isinstance(given, int) else list(given)
             for name, given in at.items()

@@ -30,14 +30,14 @@ Recoding = dict[_Level, _Level]
 Names = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 
 
-class Constant(BaseModel):
+class ConstantFill(BaseModel):
     """``{constant = VALUE}``: gaps are filled with this value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     constant: FiniteFloat | str
 
 
-Filling = Literal["mean", "median", "most_frequent"] | FiniteFloat | Constant
+Filling = Literal["mean", "median", "most_frequent"] | FiniteFloat | ConstantFill
 
 
 class SitePart(BaseModel):

@@ -17,7 +17,7 @@ from fedcomposite.algorithms import AnyAlgorithm, lookup
 from fedcomposite.data import load
 from fedcomposite.data.sparse import dense
 from fedcomposite.papers.base import HOLDS, NOT_RUN, Claim, ahead, only, slope
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Scatter, draw_scatter
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import NonSmoothWarning, simulate

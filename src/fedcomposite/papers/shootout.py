@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedcomposite.experiments import grids
 from fedcomposite.papers.base import Claim, classes, first_at, histories, last, relative
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Panel, draw_panels
 
 METHODS = [

@@ -22,7 +22,7 @@ from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import Features, is_sparse, sparse_rows
-from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
+from fedcomposite.problems.base import Evaluation, RoundInputs, Slot, Smooth, measuring_step
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
 from fedcomposite.problems.measures import Measures, Part
@@ -275,7 +275,7 @@ class Problem:
         given = own if buffers is None else torch.as_tensor(buffers).to(point)
         if given.shape != own.shape:
             raise ValueError(f"buffers have shape {tuple(given.shape)}, expected {tuple(own.shape)}: take run.buffers")
-        return point, smooth.during(Local(given[None]))
+        return point, smooth.during(RoundInputs(given[None]))
 
     # -- looking at a model -------------------------------------------------------------------------------------------
 
