@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,7 @@ class QuadraticModel:
     rho: float
     free: Tensor | None = None  # (k,), mask of the coordinates that h leaves alone
     damping: float = 0.0  # multiple of the diagonal, or of that of the Schur complement, that is added to H
+    slope: Callable[[Tensor, Tensor], Tensor | None] = lambda v, step: None  # of each coordinate's prox, if it is known
 
     def change(self, u: Tensor) -> float:
         """The model at u, up to a constant."""
@@ -71,10 +73,16 @@ class QuadraticModel:
         """The square of a move in the norm of the diagonal that damping multiplies."""
         if self.free is None or not bool(self.free.any()):
             return float(self.H.diagonal() @ move.square())
-        f, r = self.free.nonzero().squeeze(1), (~self.free).nonzero().squeeze(1)
-        H_f, K, S = schur(self.H, f, r)
+        f, r, H_f, K, S = self.parted
         follows = move[f] + K @ move[r]
         return float(H_f.diagonal() @ follows.square() + S.diagonal() @ move[r].square())
+
+    @cached_property
+    def parted(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Free coordinates and the others, and what :func:`schur` makes of H."""
+        assert self.free is not None
+        f, r = self.free.nonzero().squeeze(1), (~self.free).nonzero().squeeze(1)
+        return f, r, *schur(self.H, f, r)
 
 
 def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
@@ -82,7 +90,7 @@ def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     if not len(model.x):
         return model.x, True
     if model.free is not None and bool(model.free.any()):
-        return _eliminated(model, model.free, tolerance)
+        return _eliminated(model, tolerance)
     if model.damping > 0:
         model = replace(model, H=model.H + torch.diag(model.damping * model.H.diagonal()), damping=0.0)
     small = len(model.x) <= _DENSE
@@ -116,29 +124,31 @@ def schur(H: Tensor, f: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return H_f, K, S
 
 
-def _eliminated(model: QuadraticModel, free: Tensor, tolerance: float) -> tuple[Tensor, bool]:
+def _eliminated(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     """The solution by the Schur complement: free coordinates follow the others linearly."""
-    f, r = free.nonzero().squeeze(1), (~free).nonzero().squeeze(1)
-    H_f, K, S = schur(model.H, f, r)
+    f, r, H_f, K, S = model.parted
     alone = solved_with(H_f + torch.diag(model.damping * H_f.diagonal()), model.g[f])
 
     def embed(u: Tensor) -> Tensor:
         return model.x.expand(*u.shape[:-1], -1).index_copy(-1, r, u)
 
-    def prox(v: Tensor, step: Tensor) -> Tensor:
-        if len(step) > 1:
-            step = torch.full_like(model.x, float(step.min())).index_copy_(0, r, step)
-        return model.prox(embed(v), step)[..., r]
+    def whole(step: Tensor) -> Tensor:
+        return step if len(step) == 1 else torch.full_like(model.x, float(step.min())).index_copy_(0, r, step)
+
+    def slope(v: Tensor, step: Tensor) -> Tensor | None:
+        found = model.slope(embed(v), whole(step))
+        return None if found is None else found[..., r]
 
     inner = QuadraticModel(
         model.x[r],
         model.g[r] - K.T @ model.g[f],
         S,
-        prox,
+        lambda v, step: model.prox(embed(v), whole(step))[..., r],
         lambda u: model.value(embed(u)),
         model.separable,
         model.rho,
         damping=model.damping,
+        slope=slope,
     )
     found, solved = minimise(inner, tolerance)
     made = embed(found).clone()
@@ -252,7 +262,8 @@ def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> 
         A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * model.H)
         solved, failed = torch.linalg.solve_ex(A, at.p - at.u)
         return None if int(failed) else solved
-    slope = _derivatives(model.prox, at.v, steps) if exactly else _slopes(model, at.v, steps)
+    known = model.slope(at.v, steps) if exactly else None
+    slope = known if known is not None else (_derivatives if exactly else _slopes)(model.prox, at.v, steps)
     active = slope > 1e-8
     move = at.p - at.u
     if not bool(active.any()):
@@ -266,7 +277,7 @@ def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> 
     return None if int(failed) else move
 
 
-def _slopes(model: QuadraticModel, v: Tensor, steps: Tensor) -> Tensor:
+def _slopes(prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Tensor) -> Tensor:
     """The derivative of each coordinate's prox, by differences.
 
     Where curvature is below their rounding (the tail of a logistic loss) they mislead; where H is singular and h not
@@ -274,7 +285,7 @@ def _slopes(model: QuadraticModel, v: Tensor, steps: Tensor) -> Tensor:
     """
     relative = 10 * math.pow(torch.finfo(v.dtype).eps, 0.45)
     e = relative * (v.abs() + 1e-3 * v.abs().mean()) + torch.finfo(v.dtype).tiny
-    return (model.prox(v + e, steps) - model.prox(v - e, steps)) / (2 * e)
+    return (prox(v + e, steps) - prox(v - e, steps)) / (2 * e)
 
 
 # -- augmented Lagrangians --------------------------------------------------------------------------------------------

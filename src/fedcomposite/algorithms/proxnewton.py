@@ -29,6 +29,7 @@ the limit is then a stationary point. All clients in every round. Minibatches ar
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple, Self
 
 import torch
@@ -147,7 +148,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         """Loss, gradient and Hessian; numbers that overflow become large ones, which the server turns down."""
         x = message.x
         H = grad.hessian(x, message.working)
-        i, j = torch.triu_indices(H.shape[-1], H.shape[-1], device=x.device)
+        i, j = _upper(H.shape[-1], x.device)
         return Reply(*(_bounded(t) for t in (grad.loss(x), grad.full(x), H[..., i, j]))), client
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
@@ -209,7 +210,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         """F near x on the coordinates in W: a quadratic, and h."""
         at = working.nonzero().squeeze(1)
         k = len(at)
-        i, j = torch.triu_indices(k, k, device=x.device)
+        i, j = _upper(k, x.device)
         H = x.new_empty(k, k)
         H[i, j] = H[j, i] = reply.hessian
         diagonal = H.diagonal()
@@ -220,16 +221,21 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         def embed(u: Tensor) -> Tensor:
             return u if k == len(x) else x.expand(*u.shape[:-1], -1).index_copy(-1, at, u)
 
+        def whole(step: Tensor) -> Tensor:
+            alike = k == len(x) or len(step) == 1
+            return step if alike else torch.ones_like(x).mul_(step.min()).index_copy_(0, at, step)
+
         def prox(v: Tensor, step: Tensor) -> Tensor:
-            steps = (
-                step if k == len(x) or len(step) == 1 else torch.ones_like(x).mul_(step.min()).index_copy_(0, at, step)
-            )
-            return h.prox(embed(v), steps)[..., at]
+            return h.prox(embed(v), whole(step))[..., at]
+
+        def slope(v: Tensor, step: Tensor) -> Tensor | None:
+            found = h.prox_slope(embed(v), whole(step))
+            return None if found is None else found[..., at]
 
         separable = torch.unique(h.coupling(len(x))).numel() == len(x)
         free = ~h.acts_on(len(x)).to(x.device)[at]
         g = reply.gradient[at]
-        return QuadraticModel(x[at], g, H, prox, lambda u: h.value(embed(u)), separable, h.rho, free, damping)
+        return QuadraticModel(x[at], g, H, prox, lambda u: h.value(embed(u)), separable, h.rho, free, damping, slope)
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
@@ -289,6 +295,12 @@ def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Ten
     level = float(gradient[none].square().sum()) / max(loss, 1e-300)
     typical = float(diagonal.mean()) or level or 1.0
     return torch.where(none, torch.where(steep, level or typical, 1e-10 * typical), diagonal)
+
+
+@lru_cache(maxsize=16)
+def _upper(k: int, device: torch.device) -> Tensor:
+    """The rows and columns of a triangle, which every reply of a fit has."""
+    return torch.triu_indices(k, k, device=device)
 
 
 def _number(value: float, like: Tensor) -> Tensor:

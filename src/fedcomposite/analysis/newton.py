@@ -192,7 +192,14 @@ class _Called(Wrapped):
 
     def __init__(self, h: Regularizer, dimension: int) -> None:
         super().__init__(h)
-        self.calls, self.most = 0, _CALLS[torch.unique(h.coupling(dimension)).numel() < dimension]
+        self._parts, self._where = h.coupling(dimension), h.acts_on(dimension)
+        self.calls, self.most = 0, _CALLS[torch.unique(self._parts).numel() < dimension]
+
+    def coupling(self, dimension: int) -> Tensor:
+        return self._parts
+
+    def acts_on(self, dimension: int) -> Tensor:
+        return self._where
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         self.calls += 1
