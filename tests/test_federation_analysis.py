@@ -822,6 +822,7 @@ def status(folder):
     return json.loads((folder / "status.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fit", "path", "cv"])
 def test_a_killed_analysis_goes_on_and_asks_nothing_twice(commanded, tmp_path, kind):
     options = {"fit": [], "path": ["--count", 6], "cv": ["--count", 6, "--folds", 3]}[kind]

@@ -145,6 +145,7 @@ for order in json.loads(sys.stdin.read()):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited as on Linux")
 def test_an_order_is_judged_before_anything_is_allocated(tmp_path):
     """With 256 MB of address space to spare, absurd numbers are refused by name and not by running out of memory."""

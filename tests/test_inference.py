@@ -457,6 +457,6 @@ def test_a_column_that_others_give_but_for_a_billionth_has_the_interval_of_what_
     kept = table.drop(index=["x0", "x2", "x3"])
     at = [1, 3, 4, 5] if another else [1, 4, 5, 6]
     unit = np.array([2.0**30, 1, 1, 1])
-    size = np.maximum(abs(oracle.params[at]), oracle.bse[at]) * unit  # an estimate near zero is known to its error's size
+    size = np.maximum(abs(oracle.params[at]), oracle.bse[at]) * unit  # an estimate near zero is as sure as its error
     np.testing.assert_allclose((kept.estimate - oracle.params[at] * unit) / size, 0, atol=1e-6)
     np.testing.assert_allclose(kept.se, oracle.bse[at] * unit, rtol=1e-6)

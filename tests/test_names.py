@@ -123,6 +123,7 @@ def test_status_words_are_identifiers(problem):
         assert word.isidentifier()
 
 
+@pytest.mark.slow
 def test_one_default_of_a_choice(problem):
     """The strongest regularizer within a standard error, as in glmnet, wherever a cross-validation is asked."""
     cv = fc.cross_validate(problem, folds=3, count=8)

@@ -170,6 +170,7 @@ def wide(p=600, n=4, m=30, seed=0):
     return fc.Silos.from_arrays(arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "h", [reg.L1(0.08), reg.GroupLasso(0.05, groups=3), reg.MCP(0.08, 20.0)], ids=["l1", "group", "mcp"]
 )
@@ -221,6 +222,7 @@ ILL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("h", [reg.Zero(), reg.L1(0.01), reg.GroupLasso(0.01, groups=2), reg.MCP(0.05, 3.0)], ids=str)
 @pytest.mark.parametrize("name", ILL)
 def test_ill_posed_data_end_in_finite_numbers(name, h):

@@ -118,6 +118,7 @@ def of_all(analysis):
 # -- the same numbers -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_cross_validation_with_a_recipe_equals_the_plain_one(messy, tmp_path):
     """Recipe, models, scores, intervals and overall quality, at sites that take part in secure sums only."""
     files, here, text = messy
@@ -517,6 +518,7 @@ def test_a_site_that_is_restarted_is_asked_again_with_fresh_masks(silos, tmp_pat
 # -- a run whose experiment has a recipe ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_learns_its_recipe_first(secure, messy, tmp_path):
     files, here, text = messy

@@ -53,6 +53,7 @@ def test_sample_weights_give_the_pooled_problem(uneven):
     assert a.history[-1].stationarity == pytest.approx(b.history[-1].stationarity, abs=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_sampled_cohorts_are_unbiased(uneven, weights):
     """The mean over all cohorts of the weighted mean reply is the full gradient."""

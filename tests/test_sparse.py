@@ -333,6 +333,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000)
 """
 
 
+@pytest.mark.slow
 def test_a_wide_problem_is_never_dense():
     """2,000 samples of 47,000 features: 752 MB dense; a fit keeps vectors of 0.4 MB, most of them Lanczos' basis."""
     done = subprocess.run([sys.executable, "-c", WIDE], capture_output=True, text=True, check=False)

@@ -43,6 +43,7 @@ def test_streams_equal_the_loop_and_a_single_site(name, batch):
         torch.testing.assert_close(run.buffers, ways["loop"].buffers, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_trains_by_the_rule_without_a_warning(name, device):
