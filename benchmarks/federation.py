@@ -96,7 +96,7 @@ def images(folder: Path, rounds: int, model: dict[str, object]) -> tuple[list[st
         "problem": {"loss": "cross_entropy"},
         "model": model,
         "regularizer": {"name": "L1", "lam": 1e-5},
-        "algorithm": {"name": "FedDR", "eta": 10.0, "alpha": 1.0, "inner_steps": 1, "inner_step": 0.01},
+        "algorithm": {"name": "FedDR", "eta": 10.0, "alpha": 1.0, "local_steps": 1, "step": 0.01},
         "run": {"rounds": rounds, "batch_size": 4, "dtype": "float32"},
     }
     (folder / "config.toml").write_text(tomli_w.dumps(config))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
 from fedcomposite.aggregators import Aggregator
-from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
+from fedcomposite.algorithms import AnyAlgorithm, ProxNewton, current
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.experiments import grids, toml
@@ -185,8 +185,8 @@ class Config(Section):
 
     @property
     def specs(self) -> list[dict[str, Any]]:
-        """The methods to run, as written."""
-        return self.algorithms or ([self.algorithm] if self.algorithm else [])
+        """The methods to run, as written; fields that had other names in the last version by their new ones."""
+        return [current(s) for s in self.algorithms or ([self.algorithm] if self.algorithm else [])]
 
     @property
     def labels(self) -> list[str]:

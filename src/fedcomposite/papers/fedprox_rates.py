@@ -52,7 +52,7 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
     problem, batch = Problem(silos, loss=loss), cell["b"] or None
     known = theory.constants(problem, batch=batch, rounds=cell["T"], participation=cell["I"] / CLIENTS)
     method: AnyAlgorithm = theory.choose(
-        lookup(name), "theory", known, {} if loss == "logistic" else {"inner_steps": 100}
+        lookup(name), "theory", known, {} if loss == "logistic" else {"local_steps": 100}
     )
     options: dict[str, Any] = {"batch_size": batch, "participation": cell["I"] / CLIENTS, "seed": cell["seed"]}
     options |= {"evaluate_every": cell["T"], "keep_solutions": True, "progress": False}
