@@ -70,7 +70,7 @@ class Model:
 
     @property
     def blind(self) -> bool:
-        """Whether g points along a direction of free coordinates whose curvature H has lost: what is left is unknown."""
+        """Whether g points along a free direction whose curvature H has lost: what is left is unknown."""
         if self.free is None or not bool(self.free.any()):
             return False
         H, g = self.H[self.free][:, self.free], self.g[self.free]

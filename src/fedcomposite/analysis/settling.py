@@ -31,11 +31,12 @@ _INFINITE = 1e100  # a slope that holds a coordinate at zero
 
 
 class Settled(NamedTuple):
-    """A model, why the search for a better one ended, and the exchanges that it took."""
+    """A model, why the search for a better one ended, the exchanges that it took, and coordinates without end."""
 
     x: Tensor
     end: End
     rounds: int
+    grown: tuple[int, ...] = ()
 
 
 def slopes(h: Regularizer, x: Tensor) -> Tensor | None:
@@ -72,17 +73,14 @@ def settle(
         small = before - after <= tolerance * abs(value)
         x, value, falls = _lower(problem, x, made.x, value)
         if small or not made.converged:
-            return Settled(x, made.end, asked)
+            return Settled(x, made.end, asked, made.grown)
         if not falls or asked >= rounds:
             break
     return Settled(x, "rounds", asked)
 
 
 def _lower(problem: Problem, x: Tensor, goal: Tensor, value: float) -> tuple[Tensor, float, bool]:
-    """The first point on the way back from the goal at which F is lower than at x, its value, and whether there is one.
-
-    Half a move has all coordinates that the goal or x have, so that F is infinite there where zeros are constrained.
-    """
+    """The first point on the way back from the goal at which F is lower than at x, its value, and if there is one."""
     for k in range(_SHORTER):
         tried = goal + (1 - 0.5**k) * (x - goal)
         if (now := problem.objective(tried)) < value:

@@ -38,10 +38,7 @@ NEWTON_ROUNDS, KINK_ROUNDS, SETTLED_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 1000,
 
 _TRIAL = 15  # rounds that judge a step
 _FACTOR = 4.0  # between steps that are tried
-_STALLED = {
-    False: 20,
-    True: 6,
-}  # records without progress after which a first-order method ends: for good, or for Newton
+_STALLED = {False: 20, True: 6}  # records without progress that end a first-order method: for good, or for Newton
 _PROGRESS = 0.7  # what stationarity has to fall to in them
 
 
@@ -271,8 +268,11 @@ def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict
         smoothness, tried = smoothness * _FACTOR, tried + run.rounds
     if rescaling is not None:
         run, choice = rescaling.back(run), Choice(choice.algorithm, f"{choice.why}, in units of the features")
-    if newton and run.status != "diverged":
+    if newton and run.status != "diverged" and rounds + kept > 0:
         run = _settled(given, run, (relative, tolerance), rounds + kept, deadline)
+        choice = Choice(choice.algorithm, f"{choice.why}, and Newton steps at its end")
+        if settings["on_record"] is not None:
+            settings["on_record"](run.history[-1])
     return _finish(given, run, choice, tolerance, tried)
 
 
@@ -285,26 +285,25 @@ def _settles(problem: Problem, share: float) -> bool:
 
 def _settled(problem: Problem, run: Run, tolerances: tuple[float, float], rounds: int, deadline: Deadline) -> Run:
     """The run with Newton steps at its end: converged if these are, and if a step of the prox moves nothing either."""
-    parties, began, last = (
-        StackedSums(problem, torch.float64, torch.device("cpu")),
-        time.perf_counter(),
-        run.history[-1],
-    )
+    parties, began = StackedSums(problem, torch.float64, torch.device("cpu")), time.perf_counter()
     made = settle(problem, run.solution.double().cpu(), parties, tolerances[0], rounds, deadline)
     if made is None:
         return run
-    counter, seen = parties.counter, problem.evaluate(made.x)
+    counter, last, asked = parties.counter, run.history[-1], run.rounds + made.rounds
     counter.bytes_up, counter.bytes_down = counter.bytes_up + last["bytes_up"], counter.bytes_down + last["bytes_down"]
     counter.proxes, counter.gradients = last["prox_evaluations"], counter.gradients + last["gradient_evaluations"]
-    record = make_record(
-        made.x, seen, problem.regularizer, round=run.rounds + made.rounds, step=problem.default_step(),
-        counter=counter, seconds=last["seconds"] + time.perf_counter() - began,
-    )  # fmt: skip
-    stays = record["stationarity"] <= tolerances[1]
-    status: Any = "converged" if made.end == "converged" and stays else "not_converged"
-    x, message = made.x.to(run.solution), "" if made.end == "converged" else made.end
+    seconds = last["seconds"] + time.perf_counter() - began
+    seen, step = problem.evaluate(made.x), problem.default_step()
+    record = make_record(made.x, seen, problem.regularizer, round=asked, step=step, counter=counter, seconds=seconds)
+    done = made.end == "converged"
+    status: Any = "converged" if done and record["stationarity"] <= tolerances[1] else "not_converged"
     return dataclasses.replace(
-        run, solution=x, history=[*run.history, record], status=status, message=message, rounds=record["round"]
+        run,
+        solution=made.x.to(run.solution),
+        history=[*run.history, record],
+        status=status,
+        message="" if done else explained(problem, made.end, asked, made.grown),
+        rounds=asked,
     )
 
 
@@ -369,6 +368,8 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
     if run.status == "converged":
         message += f": {run.rounds} rounds, {certificate}"
         return dataclasses.replace(run, message=message, certificate=certificate)
+    if run.status == "not_converged" and run.message:  # Newton steps at the end have said why
+        return dataclasses.replace(run, message=f"{message}: {run.message}", certificate=certificate)
     stopped = f" ({run.message})" if run.status == "stopped" else ""
     reason = f"not converged after {run.rounds} rounds{stopped}, "
     reason += f"stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
