@@ -41,6 +41,7 @@ from fedcomposite.algorithms.inner import QuadraticModel, minimise
 from fedcomposite.regularizers.base import Regularizer
 
 _COUPLED = 4000  # coordinates up to which an h that couples them all is taken
+_BLUR = 1e3  # times the rounding of margins: a gradient that is known
 _LARGEST = 10000  # coordinates of the largest working set: half of its square is sent by every client
 
 
@@ -235,7 +236,12 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         separable = torch.unique(h.coupling(len(x))).numel() == len(x)
         free = ~h.acts_on(len(x)).to(x.device)[at]
         g = reply.gradient[at]
-        return QuadraticModel(x[at], g, H, prox, lambda u: h.value(embed(u)), separable, h.rho, free, damping, slope)
+        blur = _BLUR * torch.finfo(x.dtype).eps * _reach(float(reply.loss), x[at], diagonal)
+
+        def value(u: Tensor) -> Tensor:
+            return h.value(embed(u))
+
+        return QuadraticModel(x[at], g, H, prox, value, separable, h.rho, free, damping, slope, blur)
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
@@ -276,10 +282,14 @@ def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float, floo
 def _rounding(x: Tensor, loss: float, value: float, model: QuadraticModel) -> tuple[float, float]:
     """What rounding does to F and to its gradient near x, from sizes of margins: sqrt(loss) and |x_j| sqrt(H_jj)."""
     curvature = model.H.diagonal()
-    size = math.sqrt(2 * abs(loss))
-    reach = size + float(model.x.abs() @ curvature.sqrt())
+    size, reach = math.sqrt(2 * abs(loss)), _reach(loss, model.x, curvature)
     eps = torch.finfo(x.dtype).eps
     return 20 * eps * (abs(value) + size * reach), eps * math.sqrt(float(curvature.sum())) * reach
+
+
+def _reach(loss: float, x: Tensor, curvature: Tensor) -> float:
+    """The size of margins near x, in units of the loss: sqrt(loss) and |x_j| sqrt(H_jj)."""
+    return math.sqrt(2 * abs(loss)) + float(x.abs() @ curvature.sqrt())
 
 
 def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Tensor:
@@ -294,7 +304,8 @@ def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Ten
     steep = gradient.abs() > 1e-12 * float(gradient.abs().max())
     level = float(gradient[none].square().sum()) / max(loss, 1e-300)
     typical = float(diagonal.mean()) or level or 1.0
-    return torch.where(none, torch.where(steep, level or typical, 1e-10 * typical), diagonal)
+    least = float(diagonal[~none].min()) if bool((~none).any()) else typical
+    return torch.where(none, torch.where(steep, level or typical, 1e-10 * least), diagonal)
 
 
 @lru_cache(maxsize=16)

@@ -275,9 +275,12 @@ def _hidden(seen: Seen, h: Regularizer) -> float:
 
     In units of a unit diagonal of H, every entry of a gradient is rounded by eps times the size of margins, and a
     direction with the eigenvalue v hides half the square of that over v: much where columns of mean 1000 and deviation
-    1e-4 have no intercept beside them, so that they cannot be centred, and nothing that matters for others.
+    1e-4 have no intercept beside them, so that they cannot be centred, and nothing that matters for others. Where such
+    a direction still has a slope, nobody knows how much that is.
     """
     model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    if model.blind:
+        return math.inf
     diagonal, eps = model.H.diagonal(), torch.finfo(model.H.dtype).eps
     reach = math.sqrt(2 * abs(float(seen.reply.loss))) + float(model.x.abs() @ diagonal.sqrt())
     if eps * reach**2 <= _TOLD * abs(float(seen.reply.loss)) or not 0 < len(diagonal) <= _DENSE:
