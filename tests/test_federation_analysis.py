@@ -28,7 +28,7 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from analyst import PLAIN, compare, inquiry, question, same
 from cryptography.hazmat.primitives.asymmetric import ec
-from local_federation import LocalGrid, make_sites, opened
+from local_federation import LocalSites, make_sites, opened
 
 from fedcomposite.cli import federation_analysis, federation_jobs
 from fedcomposite.cli.federation import federation_app
@@ -782,7 +782,7 @@ def commanded(messy, tmp_path, monkeypatch):
         path, grid, at, experiment = fed.path, None, None, config
 
         def sites(self, folder):
-            self.grid = LocalGrid(tables(files, tmp_path / folder))
+            self.grid = LocalSites(tables(files, tmp_path / folder))
             self.grid.close = lambda: None
 
         def __call__(self, *words, at=None):
@@ -806,8 +806,7 @@ def commanded(messy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(federation_analysis.AtSites, "_watch", dying)
     monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
-    monkeypatch.setattr(federation_analysis, "ServiceGrid", lambda federation, job: one.grid)
-    monkeypatch.setattr(FederationFolder, "nodes", lambda self: one.grid.nodes())
+    monkeypatch.setattr(federation_analysis, "ServiceEngine", lambda federation, job: one.grid)
     return one
 
 
