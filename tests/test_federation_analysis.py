@@ -695,7 +695,7 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
             seen.add(name)
             sizes |= set(json.loads(one).get("rows", []))
             continue
-        header = wire._declared(wire._parts(answer)["vectors"])
+        header = wire._declared(answer["vectors"])
         for i, asked in enumerate(order.analysis.questions):
             mine = {k.partition(".")[2]: f.shape for k, f in header.items() if k.partition(".")[0] == str(i)}
             assert mine.keys() == FIELDS[asked.name]

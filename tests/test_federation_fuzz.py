@@ -168,6 +168,7 @@ ORDERS = contents("order", ORDER, SENT)
 EXPERIMENTS = mutated({"name": "x", **parse(CONFIG).model_dump(exclude_none=True, exclude={"data", "callbacks"})})
 
 
+@pytest.mark.filterwarnings("ignore::fedcomposite.OneClassWarning")  # a word to who tries things out
 @HUNDRED
 @given(request=ORDERS)
 def test_a_site_answers_anything_with_an_answer(site, request):
@@ -181,7 +182,9 @@ def test_a_site_answers_anything_with_an_answer(site, request):
         assert not line.startswith("failed with"), line
 
 
-test_a_site_answers_a_thousand_things = thousand(test_a_site_answers_anything_with_an_answer, request=ORDERS)
+test_a_site_answers_a_thousand_things = pytest.mark.filterwarnings("ignore::fedcomposite.OneClassWarning")(
+    thousand(test_a_site_answers_anything_with_an_answer, request=ORDERS)
+)
 
 
 @HUNDRED

@@ -528,7 +528,7 @@ def test_a_run_learns_its_recipe_first(secure, messy, tmp_path):
     folder.create()
     folder.config.write_text(tomli_w.dumps(content))
     made.job("j1").parent.mkdir()
-    settings = {"secure": secure, "poll": 0.01}
+    settings = {"secure": secure}
     made.job("j1").write_text(Job(name="j1", out=str(folder.path), data=here.data, settings=settings).model_dump_json())
     grid, lines = LocalSites(secure_tables(files, tmp_path / "sites", limits)), []
     run = carry_out(grid, made, "j1", lines.append)
