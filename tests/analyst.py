@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from local_federation import LocalGrid
+from local_federation import LocalSites
 
 import fedcomposite as fc
 from fedcomposite.federation.coordinator.inquiry import Inquiry
@@ -27,8 +27,8 @@ rounds = 1
 
 
 def inquiry(sites, text=PLAIN, **options):
-    grid = LocalGrid(sites)
-    one = Inquiry(grid, [s.name for s in sites], grid.nodes, parse(text, recipe=True), "job", **options)
+    grid = LocalSites(sites)
+    one = Inquiry(grid, [s.name for s in sites], grid.permitted, parse(text, recipe=True), "job", **options)
     return one, grid
 
 

@@ -1,66 +1,43 @@
-"""Sites in this process behind a local Grid, and a coordinator that runs experiments with them."""
+"""Sites in this process, and a coordinator that runs experiments with them."""
 
 import dataclasses
 import math
 from pathlib import Path
 
 import tomli_w
-from flwr.app import Error, Message
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedcomposite import algorithms
 from fedcomposite.data import Silos
+from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.engines.engine import Reply
+from fedcomposite.federation.engines.local import InProcess
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.site import Limits, Site
 
 
-class LocalGrid(Grid):
-    """Sites in this process: an order is answered when it is sent. ``meddle(site, reply)`` may lie on the way back."""
+class LocalSites(InProcess):
+    """Sites in this process. ``meddle(site, order, reply)`` may lie on the way back; a ``Lost`` loses the order."""
 
     def __init__(self, sites, meddle=None):
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
-        self.sites = dict(enumerate(sites, 1))
-        self.meddle, self.log, self.away, self._box = meddle, [], set(), {}
+        super().__init__(sites)
+        self.meddle, self.log, self.away = meddle, [], set()
 
-    def set_run(self, run): ...
+    def present(self):
+        return {name: session for name, session in super().present().items() if name not in self.away}
 
-    @property
-    def run(self):
-        raise NotImplementedError
+    def carried(self, site, order, payload):
+        asked = wire.decode(payload)
+        answer = self.sites[site].answer(asked)
+        if self.meddle is not None:
+            answer = self.meddle(site, asked, answer)
+        self.log.append((site, asked, answer))
+        return Reply(order, lost=str(answer)) if isinstance(answer, Lost) else Reply(order, wire.encode(answer))
 
-    def create_message(self, *args, **kwargs):
-        raise NotImplementedError
 
-    def get_node_ids(self):
-        return [n for n, site in self.sites.items() if site.name not in self.away]
-
-    def push_messages(self, messages):
-        ids = []
-        for message in messages:
-            name = message.object_id
-            message.metadata.__dict__["_message_id"] = name
-            site = self.sites[message.metadata.dst_node_id]
-            answer = site.answer(message.content)
-            if self.meddle is not None:
-                answer = self.meddle(site.name, message.content, answer)
-            self.log.append((site.name, message.content, answer))
-            kind = {"error": answer} if isinstance(answer, Error) else {"content": answer}
-            self._box[name] = Message(**kind, reply_to=message)
-            ids.append(name)
-        return ids
-
-    def pull_messages(self, message_ids):
-        return [self._box.pop(i) for i in list(message_ids) if i in self._box]
-
-    def send_and_receive(self, messages, *, timeout=None):
-        raise NotImplementedError
-
-    @property
-    def nodes(self):
-        return lambda: {site.name: n for n, site in self.sites.items()}
+class Lost(str):
+    """Why an order is not answered."""
 
 
 def alone(silos, i):
@@ -101,7 +78,7 @@ def write(algorithm, regularizer=None, **run):
 def federate(grid, text, settings=None, job="job", checkpoint=None, log=None, **options):
     lines = [] if log is None else log
     names = [s.name for s in grid.sites.values()]
-    one = Coordinator(grid, names, grid.nodes, parse(text), job, settings, log=lines.append, **options)
+    one = Coordinator(grid, names, grid.permitted, parse(text), job, settings, log=lines.append, **options)
     one.prepare()
     return one, one.run(checkpoint)
 

@@ -54,4 +54,4 @@ def ask(site, config, round=0, model=None, message=None, labels=(0.0, 1.0), clie
     answer = site.answer(wire.content(order=order.model_dump_json(), vectors=vectors))
     if wire.kind(answer) == "refusal":
         raise RefusalError(wire.text(answer, "refusal"))
-    return wire.numbers(answer), safetensors.torch.load(answer[wire.RECORD]["vectors"])
+    return wire.numbers(answer), safetensors.torch.load(answer["vectors"])

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 import torch
-from flwr.app import Message
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.engines import (
@@ -20,7 +19,7 @@ from fedcomposite.federation.engines import (
     pki,
     signing,
 )
-from fedcomposite.federation.engines.grid import ServiceGrid
+from fedcomposite.federation.engines.grid import ServiceEngine
 from fedcomposite.federation.folders import SiteFolder
 from fedcomposite.federation.site.site import Limits
 
@@ -129,19 +128,16 @@ def joined(fed, name, port=None, silence=40.0, site=None, folder=None):
 
 def ask(fed, contents, job="job"):
     """Send each site something, and wait for the replies."""
-    grid = ServiceGrid(fed, job)
+    grid = ServiceEngine(fed, job)
     try:
-        nodes = fed.nodes()
-        until(lambda: {n.name for n in grid.get_nodes()} >= set(contents))
-        sent = [Message(c, dst_node_id=nodes[s], message_type="train", group_id="1") for s, c in contents.items()]
-        names = dict(zip(grid.push_messages(sent), contents, strict=True))
+        until(lambda: set(grid.present()) >= set(contents))
+        names = {order: site for site, order in grid.push({s: wire.encode(c) for s, c in contents.items()}).items()}
         got = {}
         end = time.monotonic() + PATIENCE
         while names and time.monotonic() < end:
             grid.wait(names, 1.0)
-            for message in grid.pull_messages(list(names)):
-                site = names.pop(message.metadata.reply_to_message_id)
-                got[site] = message.error.reason if message.has_error() else message.content
+            for reply in grid.pull(list(names)):
+                got[names.pop(reply.order)] = reply.lost if reply.report is None else wire.decode(reply.report)
         return got
     finally:
         grid.close()

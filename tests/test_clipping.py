@@ -88,7 +88,7 @@ def test_what_clipping_would_spoil_is_refused():
 
 def test_a_federation_clips_as_its_file_says(tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from local_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalSites, federate, make_sites
 
     method = FedNMap(2, 0.5, gamma=1.0)
     problem, ramp = small_problem(method), {"schedule": "ramp", "start": 0.1, "end": 1.0, "rounds": 3}
@@ -98,7 +98,7 @@ def test_a_federation_clips_as_its_file_says(tmp_path):
         "run": {"rounds": 5, "stationarity_step": 0.1, "clip_norm": 0.1},
     }
     assert Config.check({**content, "data": {"name": "synthetic"}}).settings()["clip_norm"] == 0.1
-    _, run = federate(LocalGrid(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
+    _, run = federate(LocalSites(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
     h = fc.regularizers.L1(0.05).ramped(fc.schedules.Ramp(0.1, 1.0, rounds=3))
     problem = fc.Problem(problem.silos, loss="logistic", regularizer=h)
     want = fc.simulate(problem, method, rounds=5, stationarity_step=0.1, clip_norm=0.1)

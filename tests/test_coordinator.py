@@ -12,7 +12,7 @@ from fedcomposite.testing import small_problem
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from local_federation import LocalGrid, federate, make_sites
+from local_federation import LocalSites, federate, make_sites
 
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.shape import parse
@@ -36,15 +36,15 @@ def experiment(method, regularizer, **run):
 def test_stationarity_where_h_has_no_modulus(problem, regularizer, tmp_path):
     """A regularizer that is not even weakly convex leaves the step of the measure at 1/L."""
     method = algorithms.ProximalGradient(step=0.5)
-    _, run = federate(LocalGrid(make_sites(problem.silos, tmp_path)), experiment(method, regularizer))
+    _, run = federate(LocalSites(make_sites(problem.silos, tmp_path)), experiment(method, regularizer))
     assert all(math.isfinite(r.stationarity) and r.stationarity_step > 0 for r in run.history)
 
 
 def test_callbacks_run_at_the_coordinator(problem, tmp_path):
     method = algorithms.FedNMap(2, 0.5, gamma=1.0)
     text = experiment(method, {"name": "L1", "lam": 0.003}, stationarity_step=0.1)
-    grid = LocalGrid(make_sites(problem.silos, tmp_path))
-    one = Coordinator(grid, [s.name for s in grid.sites.values()], grid.nodes, parse(text), "job")
+    grid = LocalSites(make_sites(problem.silos, tmp_path))
+    one = Coordinator(grid, [s.name for s in grid.sites.values()], grid.permitted, parse(text), "job")
     one.prepare()
     seen = []
     stop = callbacks.EarlyStopping("objective", patience=2, min_delta=10.0)
@@ -52,7 +52,7 @@ def test_callbacks_run_at_the_coordinator(problem, tmp_path):
     assert (run.status, run.rounds) == ("stopped", 2)
     assert "objective has not improved for 2 records" in run.message
     assert len(seen) == len((tmp_path / "h.jsonl").read_text().splitlines()) == 3
-    again = Coordinator(grid, [s.name for s in grid.sites.values()], grid.nodes, parse(text), "job")
+    again = Coordinator(grid, [s.name for s in grid.sites.values()], grid.permitted, parse(text), "job")
     again.prepare()
     rest = again.run(tmp_path / "c")
     want = fc.simulate(
@@ -70,7 +70,7 @@ def test_metrics_of_a_federation_are_the_simulators(tmp_path):
     text = tomli_w.dumps({"problem": {"metrics": names}}) + experiment(
         method, {"name": "L1", "lam": 0.003}, stationarity_step=0.1
     )
-    _, run = federate(LocalGrid(make_sites(problem.silos, tmp_path)), text)
+    _, run = federate(LocalSites(make_sites(problem.silos, tmp_path)), text)
     here = fc.Problem(problem.silos, regularizer=fc.regularizers.L1(0.003), metrics=names)
     want = fc.simulate(here, method, rounds=6, stationarity_step=0.1, backend="loop")
     for name in names:
@@ -85,7 +85,7 @@ def test_a_site_reads_an_experiment_once(problem, tmp_path, monkeypatch):
     sites = make_sites(problem.silos, tmp_path)
     assert isinstance(sites[0], Site)
     method = algorithms.FedNMap(2, 0.5, gamma=1.0)
-    federate(LocalGrid(sites), experiment(method, {"name": "L1", "lam": 0.003}, stationarity_step=0.1))
+    federate(LocalSites(sites), experiment(method, {"name": "L1", "lam": 0.003}, stationarity_step=0.1))
     assert len(read) <= 2 * len(sites)  # the introduction, and the experiment with its steps chosen
 
 
@@ -102,17 +102,17 @@ def test_auto_steps_of_a_federation_are_the_simulators_under_sample_weights(prob
     here = Config.check(content)
     pooled = fc.Problem(problem.silos, weights="samples")
     want = here.make_algorithm(here.specs[0], pooled)
-    one, _ = federate(LocalGrid(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
+    one, _ = federate(LocalSites(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
     assert one.algorithm.step == pytest.approx(want.step, rel=1e-6)
     assert want.step < here.make_algorithm(here.specs[0], fc.Problem(problem.silos)).step
 
 
 def test_a_step_past_one_over_rho_is_refused_when_the_sites_are_met(problem, tmp_path):
     """By the check of every run; it used to end the federation's first round."""
-    grid = LocalGrid(make_sites(problem.silos, tmp_path))
+    grid = LocalSites(make_sites(problem.silos, tmp_path))
     method = algorithms.FedDR(prox_step=10.0, alpha=1.0, local_steps=2, step=0.1)
     config = parse(experiment(method, {"name": "SCAD", "lam": 0.01, "a": 3.0}))
     names = [site.name for site in grid.sites.values()]
-    coordinator = Coordinator(grid, names, grid.nodes, config, "j")
+    coordinator = Coordinator(grid, names, grid.permitted, config, "j")
     with pytest.raises(StepError, match="1/rho"):
         coordinator.prepare()

@@ -1,10 +1,12 @@
-"""The adapter between methods and Flower, in one process: sites behind a local Grid, compared with the simulator."""
+"""Methods over sites in one process, compared with the simulator."""
 
+import contextlib
 import io
 import itertools
 import json
 import math
 import os
+import random
 import re
 import stat
 import time
@@ -29,9 +31,7 @@ from fedcomposite.testing import small_problem
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from cryptography import x509
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
-from local_federation import L1, LocalGrid, alone, federate, make_sites, method, opened, regularizer_of, write
+from local_federation import L1, LocalSites, Lost, alone, federate, make_sites, method, opened, regularizer_of, write
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
@@ -72,7 +72,7 @@ def test_equals_the_simulator_round_by_round(name, weights, tmp_path):
             algorithm, regularizer_of(algorithm), rounds=4, participation=share, **({"batch_size": 4} if batch else {})
         )
         text = tomli_w.dumps({"problem": {"weights": weights}}) + text
-        grid = LocalGrid(make_sites(problem.silos, tmp_path / str(case)))
+        grid = LocalSites(make_sites(problem.silos, tmp_path / str(case)))
         _, run = federate(grid, text)
         want = simulate(
             problem, algorithm, rounds=4, batch_size=batch, participation=share, stationarity_step=0.1, backend="loop"
@@ -88,7 +88,7 @@ def test_replies_whose_size_follows_the_message(tmp_path):
     """A working set that grows: the server expects another length in every round."""
     algorithm = algorithms.ProxNewton(everything=1, grow=2)
     problem = small_problem(algorithm)
-    grid = LocalGrid(make_sites(problem.silos, tmp_path))
+    grid = LocalSites(make_sites(problem.silos, tmp_path))
     _, run = federate(grid, write(algorithm, L1, rounds=8))
     want = simulate(problem, algorithm, rounds=8, stationarity_step=0.1, backend="loop")
     assert len({b["bytes_up"] - a["bytes_up"] for a, b in itertools.pairwise(run.history)}) > 2
@@ -102,7 +102,7 @@ def test_the_method_is_chosen_by_the_coordinator_and_its_answer_certified(bias, 
     """The same method, model and duality gap as with all the data in one place; no site is told "auto" in a round."""
     silos = small_problem(algorithms.ProxNewton()).silos
     problem = fc.Problem(silos, loss=loss, regularizer=fc.regularizers.L1(0.003), bias=bias)
-    grid = LocalGrid(make_sites(silos, tmp_path, opened(methods=["ProxNewton"], models_per_round=50)))
+    grid = LocalSites(make_sites(silos, tmp_path, opened(methods=["ProxNewton"], models_per_round=50)))
     content = {
         "algorithm": {"name": "auto"},
         "problem": {"loss": loss, "bias": bias},
@@ -132,7 +132,7 @@ def test_sites_that_answer_at_the_runs_own_models_only_leave_the_optimality_meas
         "run": {"rounds": 30, "tolerance": 1e-9},
     }
     log = []
-    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), tomli_w.dumps(content), log=log)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path)), tomli_w.dumps(content), log=log)
     assert run.status == "converged"
     assert run.certificate.kind == "optimality measure"
     assert run.certificate.value <= 1e-8
@@ -147,14 +147,14 @@ def test_auto_asks_the_sites_for_their_constants(tmp_path):
         "regularizer": L1,
         "run": {"rounds": 2, "participation": 0.5},
     }
-    one, _ = federate(LocalGrid(make_sites(silos, tmp_path)), tomli_w.dumps(content))
+    one, _ = federate(LocalSites(make_sites(silos, tmp_path)), tomli_w.dumps(content))
     problem = fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.003), weights="samples")
     want = choose(problem, participation=0.5, local_steps=3).algorithm
     assert type(one.algorithm) is type(want)
     assert vars(one.algorithm) == pytest.approx(vars(want), rel=1e-12)
     refusing = make_sites(silos, tmp_path / "other", opened(methods=["FedAvg"]))
     with pytest.raises(FederationError, match="FedNMap is not among this site's methods"):
-        federate(LocalGrid(refusing), tomli_w.dumps(content), Settings(patience=0))
+        federate(LocalSites(refusing), tomli_w.dumps(content), Settings(patience=0))
 
 
 def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):
     monkeypatch.setattr(Config, "make_problem", make)
     algorithm = method("Scaffold")
     problem = fc.Problem(silos, model=net, loss="cross_entropy")
-    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), write(algorithm, batch_size=4, stationarity_step=0.1))
+    _, run = federate(LocalSites(make_sites(silos, tmp_path)), write(algorithm, batch_size=4, stationarity_step=0.1))
     settings = {"batch_size": 4, "stationarity_step": 0.1, "backend": "loop", "dtype": torch.float64}
     want = simulate(problem, algorithm, rounds=5, **settings)
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
@@ -183,7 +183,7 @@ def test_a_site_works_with_the_threads_that_fit_a_job(tmp_path, two_threads, mon
     used, train = set(), Client.train
     monkeypatch.setattr(Client, "train", lambda *given: used.add(torch.get_num_threads()) or train(*given))
     algorithm = method("FedAvg")
-    federate(LocalGrid(make_sites(small_problem(algorithm).silos, tmp_path)), write(algorithm, rounds=2))
+    federate(LocalSites(make_sites(small_problem(algorithm).silos, tmp_path)), write(algorithm, rounds=2))
     assert used == {1}
     assert torch.get_num_threads() == 2
 
@@ -195,7 +195,7 @@ def test_a_model_of_the_package_equals_the_simulator(tmp_path):
     silos = Silos.from_arrays(arrays, names=["a", "b", "c"])
     spec = {"model": {"name": "mlp", "options": {"hidden": [5, 4]}}}
     text = tomli_w.dumps(spec) + write(method("FedNMap"), L1, batch_size=4, dtype="float64")
-    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path)), text)
     config = parse(text)
     settings = {"batch_size": 4, "stationarity_step": 0.1, "backend": "loop", "dtype": torch.float64}
     want = simulate(config.make_problem(silos), method("FedNMap"), rounds=5, **settings)
@@ -210,7 +210,7 @@ def test_a_site_without_one_of_the_classes(tmp_path):
     arrays = [(rng.normal(size=(20, 3)), rng.integers(0, 3 - (i == 1), 20).astype(float)) for i in range(3)]
     silos = Silos.from_arrays(arrays, names=["a", "b", "c"])
     text = tomli_w.dumps({"problem": {"loss": "multinomial"}}) + write(method("FedNMap"), L1)
-    _, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path)), text)
     problem = fc.Problem(silos, loss="multinomial", regularizer=fc.regularizers.L1(0.003))
     want = simulate(problem, method("FedNMap"), rounds=5, stationarity_step=0.1, backend="loop")
     assert run.solution.shape == (9,)
@@ -239,7 +239,7 @@ def same(one, two):
 def test_steps_and_stationarity_from_the_sites_constants(silos, tmp_path):
     """steps = "auto" takes the largest site's L; the default step of the measure the weighted mean of them."""
     text = tomli_w.dumps({"algorithm": {"name": "FedNMap", "local_steps": 4, "steps": "auto"}, "run": {"rounds": 1}})
-    one, run = federate(LocalGrid(make_sites(silos, tmp_path)), text)
+    one, run = federate(LocalSites(make_sites(silos, tmp_path)), text)
     constants = []
     for i in range(len(silos)):
         X = silos[i][0].double().numpy()
@@ -250,13 +250,13 @@ def test_steps_and_stationarity_from_the_sites_constants(silos, tmp_path):
 
 def test_columns_are_matched_by_name(silos, nmap, tmp_path):
     """A site with its columns in another order is rearranged."""
-    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
+    _, want = federate(LocalSites(make_sites(silos, tmp_path / "1")), nmap)
     sites = make_sites(silos, tmp_path / "2")
     X, y = silos[2]
     order = [3, 1, 0, 2, 7, 6, 5, 4]
     turned = Silos.from_arrays([(X[:, order], y)], names=["c"], feature_names=[silos.feature_names[j] for j in order])
     sites[2] = Site("c", turned, sites[2].store, opened())
-    same(federate(LocalGrid(sites), nmap)[1], want)
+    same(federate(LocalSites(sites), nmap)[1], want)
 
 
 # -- crashes --------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_death_in_the_middle_of_a_round_changes_no_bit(silos, name, moment, dies
     """The server dies while the second site works on round 4; it, and the sites, come back from their files."""
     algorithm = method(name)
     text = write(algorithm, regularizer_of(algorithm), batch_size=4, rounds=6)
-    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), text)
+    _, want = federate(LocalSites(make_sites(silos, tmp_path / "1")), text)
     calls = 0
 
     def kill(site, order, answer):
@@ -294,23 +294,23 @@ def test_death_in_the_middle_of_a_round_changes_no_bit(silos, name, moment, dies
 
     sites = make_sites(silos, tmp_path / "2")
     with pytest.raises(Killed):
-        federate(LocalGrid(sites, kill), text, checkpoint=tmp_path / "state.safetensors")
+        federate(LocalSites(sites, kill), text, checkpoint=tmp_path / "state.safetensors")
     again = make_sites(silos, tmp_path / "2") if dies == "both" else sites
-    _, run = federate(LocalGrid(again), text, checkpoint=tmp_path / "state.safetensors")
+    _, run = federate(LocalSites(again), text, checkpoint=tmp_path / "state.safetensors")
     same(run, want)
 
 
 def test_a_site_that_dies_and_comes_back_changes_no_bit(silos, nmap, tmp_path):
     """The engine reports the site's death; the order is sent again to a fresh process with the same files."""
-    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
-    grid = LocalGrid(make_sites(silos, tmp_path / "2"))
+    _, want = federate(LocalSites(make_sites(silos, tmp_path / "1")), nmap)
+    grid = LocalSites(make_sites(silos, tmp_path / "2"))
     deaths = []
 
     def die(site, order, answer):
         if site == "c" and len(deaths) < 2 and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 3:
             deaths.append(site)
-            grid.sites[3] = make_sites(silos, tmp_path / "2")[2]
-            return Error(3, "node unavailable")
+            grid.sites["c"] = make_sites(silos, tmp_path / "2")[2]
+            return Lost("node unavailable")
         return answer
 
     grid.meddle = die
@@ -322,10 +322,10 @@ def test_a_site_that_dies_and_comes_back_changes_no_bit(silos, nmap, tmp_path):
 
 
 def test_resuming_another_experiment_is_refused(silos, nmap, tmp_path):
-    federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap, checkpoint=tmp_path / "state.safetensors")
+    federate(LocalSites(make_sites(silos, tmp_path / "1")), nmap, checkpoint=tmp_path / "state.safetensors")
     other = nmap.replace("lam = 0.003", "lam = 0.004")
     with pytest.raises(fc.CheckpointError, match="other data, method or settings"):
-        federate(LocalGrid(make_sites(silos, tmp_path / "2")), other, checkpoint=tmp_path / "state.safetensors")
+        federate(LocalSites(make_sites(silos, tmp_path / "2")), other, checkpoint=tmp_path / "state.safetensors")
 
 
 def test_a_lost_state_is_noticed(silos, nmap, tmp_path):
@@ -338,7 +338,7 @@ def test_a_lost_state_is_noticed(silos, nmap, tmp_path):
         return answer
 
     with pytest.raises(FederationError, match="b: refuses: the state after round 2 of job job is not here"):
-        federate(LocalGrid(sites, lose), nmap)
+        federate(LocalSites(sites, lose), nmap)
 
 
 def test_states_are_atomic_tagged_and_few(tmp_path):
@@ -377,7 +377,7 @@ def test_skip_goes_on_with_the_sites_present(silos, tmp_path):
     """FedAvg without site d from round 3 on: the same as plain NumPy with the mean over those present."""
     algorithm = method("FedAvg")
     text = write(algorithm, rounds=5)
-    grid = LocalGrid(make_sites(silos, tmp_path))
+    grid = LocalSites(make_sites(silos, tmp_path))
 
     def leave(site, order, answer):
         if wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2:
@@ -408,12 +408,12 @@ def test_a_late_site_starts_from_its_last_counted_round(silos, tmp_path):
     """A reply that came too late is forgotten at the site too: SCAFFOLD's mean of control variates stays exact."""
     algorithm = method("Scaffold")
     text = write(algorithm, rounds=5)
-    grid = LocalGrid(make_sites(silos, tmp_path))
+    grid = LocalSites(make_sites(silos, tmp_path))
 
     def late(site, order, answer):
         if site == "d" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2:
             grid.away.add("d")  # it has done the work and saved it, but the server does not hear of it
-            return Error(3, "node unavailable")
+            return Lost("node unavailable")
         if site == "a" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 3:
             grid.away.discard("d")
         return answer
@@ -427,79 +427,77 @@ def test_a_late_site_starts_from_its_last_counted_round(silos, tmp_path):
 
 def test_skip_is_refused_for_methods_that_need_everybody(silos, nmap, tmp_path):
     with pytest.raises(FederationError, match="FedNMap needs every site in every round"):
-        federate(LocalGrid(make_sites(silos, tmp_path)), nmap, Settings(policy="skip"))
+        federate(LocalSites(make_sites(silos, tmp_path)), nmap, Settings(policy="skip"))
 
 
 def test_waiting_names_the_missing_site_and_gives_up(silos, nmap, tmp_path):
-    grid = LocalGrid(make_sites(silos, tmp_path))
+    grid = LocalSites(make_sites(silos, tmp_path))
     grid.away.add("b")
     log = []
-    settings = Settings(give_up=0.6, tell_every=0.2, poll=0.02)
+    settings = Settings(give_up=0.6, tell_every=0.2)
     with pytest.raises(FederationError, match="b: no answer for"):
         federate(grid, nmap, settings, log=log)
     assert any(line.startswith("waiting for b (") for line in log)
 
 
-class SlowGrid(LocalGrid):
+class SlowSites(LocalSites):
     """An answer arrives when its order was sent a second time."""
 
-    def push_messages(self, messages):
-        ids = super().push_messages(messages)
-        self.orders = getattr(self, "orders", {}) | {
-            i: wire.text(m.content, "order") for i, m in zip(ids, messages, strict=True)
-        }
-        return ids
+    def push(self, orders):
+        made = super().push(orders)
+        self.orders = getattr(self, "orders", {}) | {made[site]: payload for site, payload in orders.items()}
+        return made
 
-    def pull_messages(self, message_ids):
+    def pull(self, orders):
         sent = list(self.orders.values())
-        return super().pull_messages([i for i in message_ids if sent.count(self.orders[i]) > 1])
+        return super().pull([i for i in orders if sent.count(self.orders[i]) > 1])
 
 
 def test_a_site_slower_than_the_timeout_is_still_heard(silos, tmp_path):
     """An order is repeated, and the answer to the first one counts."""
     text = write(method("Scaffold"), rounds=2)
-    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), text)
+    _, want = federate(LocalSites(make_sites(silos, tmp_path / "1")), text)
     log = []
-    grid = SlowGrid(make_sites(silos, tmp_path / "2"))
-    _, run = federate(grid, text, Settings(round_timeout=0.01, poll=0.02), log=log)
+    grid = SlowSites(make_sites(silos, tmp_path / "2"))
+    _, run = federate(grid, text, Settings(round_timeout=0.01), log=log)
     assert any(re.fullmatch(r"a has not answered for \d+ s; asked again", line) for line in log)
     same(run, want)
 
 
-class ForgetfulGrid(LocalGrid):
+class ForgetfulSites(LocalSites):
     """The first order of round 2 to site b is lost, and b connects anew before the engine has missed it."""
 
     session = "1"
 
-    def get_nodes(self):
-        return [NodeInfo(node_id=n, last_activated_at=self.session if n == 2 else "0") for n in self.get_node_ids()]
+    def present(self):
+        return {**super().present(), "b": self.session}
 
-    def push_messages(self, messages):
-        ids = super().push_messages(messages)
-        for i, message in zip(ids, messages, strict=True):
-            order = Order.read(wire.text(message.content, "order"))
-            if (order.site, order.round, self.session) == ("b", 1, "1"):
-                del self._box[i]
+    def push(self, orders):
+        made = super().push(orders)
+        for site, payload in orders.items():
+            order = Order.read(wire.text(wire.decode(payload), "order"))
+            if (site, order.round, self.session) == ("b", 1, "1"):
+                del self._replies[made[site]]
                 self.session = "2"
-        return ids
+        return made
 
 
 def test_a_site_that_is_back_before_it_was_missed_is_asked_again(silos, nmap, tmp_path):
-    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
+    _, want = federate(LocalSites(make_sites(silos, tmp_path / "1")), nmap)
     log = []
-    _, run = federate(ForgetfulGrid(make_sites(silos, tmp_path / "2")), nmap, log=log)
+    _, run = federate(ForgetfulSites(make_sites(silos, tmp_path / "2")), nmap, log=log)
     assert log == ["b has connected anew; asked again"]
     same(run, want)
 
 
 def test_stopping_keeps_what_was_done(silos, nmap, tmp_path):
-    _, want = federate(LocalGrid(make_sites(silos, tmp_path / "1")), nmap)
-    grid = LocalGrid(make_sites(silos, tmp_path / "2"))
+    _, want = federate(LocalSites(make_sites(silos, tmp_path / "1")), nmap)
+    grid = LocalSites(make_sites(silos, tmp_path / "2"))
     path = tmp_path / "state.safetensors"
     _, run = federate(grid, nmap, checkpoint=path, stop=lambda: len(grid.log) >= 13)
     assert run.status == "interrupted"
     assert 0 < run.rounds < 6
-    _, run = federate(LocalGrid(make_sites(silos, tmp_path / "2")), nmap, checkpoint=path)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path / "2")), nmap, checkpoint=path)
     assert run.status == "completed"
     same(run, want)
 
@@ -513,7 +511,7 @@ def tamper(change):
     def lie(site, order, answer):
         if site != "b" or wire.kind(answer) != "report" or wire.numbers(answer)["round"] != 2:
             return answer
-        numbers, vectors = wire.numbers(answer), safetensors.torch.load(answer[wire.RECORD]["vectors"])
+        numbers, vectors = wire.numbers(answer), safetensors.torch.load(answer["vectors"])
         return change(numbers, vectors) or wire.content(report=numbers, vectors=vectors)
 
     return lie
@@ -525,10 +523,6 @@ def put(name, value):
 
 def say(name, value):
     return tamper(lambda numbers, vectors: numbers.update({name: value}))
-
-
-def raw(**parts):
-    return RecordDict({wire.RECORD: ConfigRecord(parts)})
 
 
 LIES = {
@@ -547,11 +541,13 @@ LIES = {
     "its loss is NaN": say("loss", math.nan),
     "'loss' is missing": tamper(lambda numbers, vectors: numbers.pop("loss") and None),
     "more than numbers": tamper(lambda n, v: wire.content(report={**n, "loss": [1.0, 2.0]}, vectors=v)),
-    "cannot be decoded": tamper(lambda n, v: raw(report=json.dumps(n), vectors=b"\x80\x04pickle")),
-    "no vectors": tamper(lambda n, v: raw(report=json.dumps(n))),
-    "weigh .* bytes": tamper(lambda n, v: raw(report=json.dumps(n), vectors=safetensors.torch.save(v) + bytes(10**6))),
-    "not a message": tamper(lambda n, v: RecordDict({"other": ArrayRecord({"x": Array(np.zeros(3))})})),
-    "no report|with no text": tamper(lambda n, v: raw(vectors=safetensors.torch.save(v))),
+    "cannot be decoded": tamper(lambda n, v: {"report": json.dumps(n), "vectors": b"\x80\x04pickle"}),
+    "no vectors": tamper(lambda n, v: {"report": json.dumps(n)}),
+    "weigh .* bytes": tamper(
+        lambda n, v: {"report": json.dumps(n), "vectors": safetensors.torch.save(v) + bytes(10**6)}
+    ),
+    "not a message": tamper(lambda n, v: {"report": {"x": [0.0, 0.0, 0.0]}}),
+    "no report|with no text": tamper(lambda n, v: {"vectors": safetensors.torch.save(v)}),
 }
 
 
@@ -563,7 +559,7 @@ def honest(silos, tmp_path_factory):
         gone = site == "b" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2
         return wire.content(refusal="not today") if gone else answer
 
-    grid = LocalGrid(make_sites(silos, tmp_path_factory.mktemp("honest")), absent)
+    grid = LocalSites(make_sites(silos, tmp_path_factory.mktemp("honest")), absent)
     return federate(grid, write(method("FedAvg"), rounds=3), Settings(policy="skip"))[1]
 
 
@@ -572,26 +568,26 @@ def test_a_lie_is_refused_by_name_and_never_counted(silos, honest, lie, tmp_path
     """With "wait" the run stops with one line; with "skip" the round is that of the honest sites."""
     text = write(method("FedAvg"), rounds=3)
     with pytest.raises(FederationError, match=f"^b: .*({lie})"):
-        federate(LocalGrid(make_sites(silos, tmp_path / "1"), LIES[lie]), text)
+        federate(LocalSites(make_sites(silos, tmp_path / "1"), LIES[lie]), text)
     log = []
-    _, run = federate(LocalGrid(make_sites(silos, tmp_path / "2"), LIES[lie]), text, Settings(policy="skip"), log=log)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path / "2"), LIES[lie]), text, Settings(policy="skip"), log=log)
     assert torch.equal(run.solution, honest.solution)
     assert sum(line.startswith("refused: b: ") for line in log) == 1
 
 
 def test_an_unregistered_or_revoked_site_takes_no_part(silos, nmap, tmp_path):
     """A site that is on the network but not in the registry is never asked; a revoked one stops the run by name."""
-    grid = LocalGrid(make_sites(silos, tmp_path))
+    grid = LocalSites(make_sites(silos, tmp_path))
     sites = ["a", "b", "c", "d"]
-    registry = {name: i + 1 for i, name in enumerate(sites)}
+    registry = list(sites)
 
     def revoke(site, order, answer):
         if site == "a" and wire.kind(answer) == "report" and wire.numbers(answer)["round"] == 2:
-            registry.pop("c", None)
+            registry[:] = ["a", "b", "d"]
         return answer
 
     grid.meddle = revoke
-    one = Coordinator(grid, sites, lambda: dict(registry), parse(nmap), "job")
+    one = Coordinator(grid, sites, lambda: registry, parse(nmap), "job")
     one.prepare()
     with pytest.raises(FederationError, match="c: is not registered or was revoked"):
         one.run()
@@ -616,7 +612,7 @@ def test_limits_of_a_site_are_enforced_there(silos, nmap, limits, changes, reaso
     sites = make_sites(silos, tmp_path)
     sites[1] = Site("b", alone(silos, 1), sites[1].store, opened(**limits))
     with pytest.raises(FederationError, match=f"b: refuses: .*{reason}"):
-        federate(LocalGrid(sites), nmap)
+        federate(LocalSites(sites), nmap)
 
 
 def test_gradients_are_counted_as_they_happen(silos, tmp_path):
@@ -624,7 +620,7 @@ def test_gradients_are_counted_as_they_happen(silos, tmp_path):
     sites = make_sites(silos, tmp_path, opened(max_local_steps=2))
     text = write(algorithms.REGISTRY["FedMLS"](lambda0=1.0, first_steps=1), L1, rounds=4)
     with pytest.raises(FederationError, match="needs more gradients than this site's max_local_steps = 2"):
-        federate(LocalGrid(sites), text)
+        federate(LocalSites(sites), text)
 
 
 def test_few_samples_stay_at_home(silos, tmp_path):
@@ -647,7 +643,7 @@ def order(site="a", config="", **fields):
         (order(surprise=1), "not a valid order: surprise"),
         (order(round=-1), "not a valid order: round"),
         (wire.content(report={"round": 1}), "no order in the message"),
-        (RecordDict({}), "not a message of this package"),
+        ({}, "a message with no text"),
     ],
 )
 def test_an_order_is_data_and_is_checked(silos, request_, reason, tmp_path):
@@ -672,7 +668,30 @@ def test_sites_whose_columns_differ_are_named(silos, nmap, tmp_path):
     names = [*silos.feature_names[:-1], "f_seven"]
     sites[2] = Site("c", Silos.from_arrays([(X, y)], names=["c"], feature_names=names), sites[2].store, opened())
     with pytest.raises(AgreementError, match="c has no column 'f7', which a has"):
-        federate(LocalGrid(sites), nmap)
+        federate(LocalSites(sites), nmap)
+
+
+def test_a_message_is_bytes_and_back():
+    """What is encoded comes back; of anything else there is one error, whatever it is."""
+    content = {"order": "x \u202e", "vectors": b"1234", "more": b""}
+    whole = wire.encode(content)
+    assert wire.decode(whole) == content
+    heads = [
+        *(b"{}", b"[1]", b"null", b"[[],[]]", b"\xff", b"[" * 100_000, b'[{"x":{}},{}]', b'[{"x":1},{}]'),
+        *(b'[{},{"k":%s}]' % length for length in (b"-1", b"1e999", b"99999", b"true", b'"1"')),
+        b'[{"k":"a"},{"k":0}]',
+    ]
+    for wrong in [b"", b"12345678", whole + b"x", whole[:-1], *(len(h).to_bytes(8, "big") + h for h in heads)]:
+        with pytest.raises(wire.WireError, match="not a message of this package"):
+            wire.decode(wrong)
+    rng = random.Random(0)
+    for _ in range(1000):
+        one = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            one[rng.randrange(len(one))] = rng.randrange(256)
+        with contextlib.suppress(wire.WireError):
+            found = wire.decode(bytes(one[: rng.randint(0, len(one))]))
+            assert all(isinstance(v, str | bytes) for v in found.values())
 
 
 # -- what crosses ---------------------------------------------------------------------------------------------------
@@ -684,14 +703,13 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
     no number of the data is among them, and the bytes of the method's vectors are those that the history reports."""
     algorithm = method(name)
     text = write(algorithm, regularizer_of(algorithm), rounds=4)
-    grid = LocalGrid(make_sites(silos, tmp_path / "1"))
+    grid = LocalSites(make_sites(silos, tmp_path / "1"))
     one, run = federate(grid, text)
     fields = {f"reply.{f}" for f in one.transport.reply._fields}
     secrets = np.unique(np.concatenate([silos.features.double().numpy().ravel()]))
     up = 0
     for _, request, answer in grid.log:
         kind = wire.kind(answer)
-        assert list(answer) == [wire.RECORD]
         if kind == "introduction":
             met = Introduction.read(wire.text(answer, "introduction"))
             allowed = {"site", "version", "samples", "features", "dtype", "names", "labels", "smoothness", "scale"}
@@ -699,14 +717,14 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
             assert met.weight is None  # nothing more than before where samples have no weights
             assert met.honest is None  # nor where nothing is noised
             assert met.labels == [-1.0, 1.0] or met.labels in ([-1.0], [1.0])
-            assert set(answer[wire.RECORD]) == {"introduction"}
+            assert set(answer) == {"introduction"}
             continue
         assert kind == "report"
-        assert set(answer[wire.RECORD]) == {"report", "vectors"}
+        assert set(answer) == {"report", "vectors"}
         asked = Order.read(wire.text(request, "order"))
         numbers = wire.numbers(answer)
         assert set(numbers) <= {"round", "samples", "gradients", "proxes", "loss"}
-        vectors = safetensors.torch.load(answer[wire.RECORD]["vectors"])
+        vectors = safetensors.torch.load(answer["vectors"])
         counts = {"counts.train/samples", "counts.train/accuracy"}  # samples seen and held, hits and samples
         measured = {"gradient"} | counts if asked.evaluate else set()
         assert set(vectors) == (fields | {"buffers"} if asked.train else set()) | measured
@@ -719,7 +737,7 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
         [(torch.cat([silos[i][0]] * 3), torch.cat([silos[i][1]] * 3)) for i in range(4)],
         names=silos.names, feature_names=silos.feature_names,
     )  # fmt: skip
-    again = LocalGrid(make_sites(more, tmp_path / "2"))
+    again = LocalSites(make_sites(more, tmp_path / "2"))
     federate(again, text)
     assert [wire.nbytes(a) for _, _, a in grid.log] == [wire.nbytes(a) for _, _, a in again.log]
 
@@ -840,7 +858,7 @@ def test_test_data_at_the_sites(silos, tmp_path):
         held = silos[i + 2]
         mine = Silos.from_arrays([silos[i]], names=[silos.names[i]], test=held)
         sites.append(Site(silos.names[i], mine, StateStore(tmp_path / str(i)), opened()))
-    _, run = federate(LocalGrid(sites), write(method("FedAvg")))
+    _, run = federate(LocalSites(sites), write(method("FedAvg")))
     X, y = (torch.cat([silos[2][k], silos[3][k]]).double() for k in (0, 1))
     assert math.isclose(run.history[-1]["test_accuracy"], float(((X @ run.solution) * y > 0).double().mean()))
 
@@ -848,14 +866,12 @@ def test_test_data_at_the_sites(silos, tmp_path):
 def test_a_whole_job_leaves_the_run_folder_of_a_simulation(silos, nmap, tmp_path):
     """The coordinator's entry point: config, history, model, coefficients, summary, plot, and status for others."""
     made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c", "d"])
-    for i, name in enumerate(made.sites):
-        made.set_node(name, i + 1)
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(nmap)
     made.job("j1").parent.mkdir()
     made.job("j1").write_text(Job(name="j1", out=str(folder.path)).model_dump_json())
-    run = carry_out(LocalGrid(make_sites(silos, tmp_path / "s")), made, "j1")
+    run = carry_out(LocalSites(make_sites(silos, tmp_path / "s")), made, "j1")
     names = {p.name for p in folder.path.iterdir()}
     assert names >= {
         "config.toml",
@@ -884,14 +900,12 @@ def test_a_federated_model_is_exported_where_no_data_are(kind, tmp_path, cli, mo
     if kind == "images":
         content["data"] = {"name": "mnist"}  # says how pixels are normalised, and must not be loaded
     made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c"])
-    for i, name in enumerate(made.sites):
-        made.set_node(name, i + 1)
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(tomli_w.dumps(content) + write(method("FedNMap"), L1, rounds=2))
     made.job("j1").parent.mkdir()
     made.job("j1").write_text(Job(name="j1", out=str(folder.path), data=content.get("data")).model_dump_json())
-    run = carry_out(LocalGrid(make_sites(silos, tmp_path / "s")), made, "j1")
+    run = carry_out(LocalSites(make_sites(silos, tmp_path / "s")), made, "j1")
     monkeypatch.setattr(fc.data, "load", lambda *a, **k: pytest.fail("export loads data"))
     for form, suffix in (("safetensors", "safetensors"), ("csr", "npz"), ("onnx", "onnx")):
         cli("export", folder.path, "--format", form, check=0)
@@ -907,14 +921,14 @@ def test_a_federated_model_is_exported_where_no_data_are(kind, tmp_path, cli, mo
 
 def test_a_job_that_fails_says_why(silos, nmap, tmp_path):
     made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b"])
-    made.set_node("a", 1)
+    made.revoke("b")
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(nmap)
     made.job("j1").parent.mkdir()
     made.job("j1").write_text(Job(name="j1", out=str(folder.path)).model_dump_json())
     with pytest.raises(FederationError):
-        carry_out(LocalGrid(make_sites(silos, tmp_path / "s")), made, "j1")
+        carry_out(LocalSites(make_sites(silos, tmp_path / "s")), made, "j1")
     status = json.loads((folder.path / "status.json").read_text())
     assert (status["state"], status["message"]) == ("failed", "b: is not registered or was revoked")
     assert "failed: b: is not registered" in (folder.path / "federation.log").read_text()

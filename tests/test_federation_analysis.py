@@ -28,7 +28,7 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from analyst import PLAIN, compare, inquiry, question, same
 from cryptography.hazmat.primitives.asymmetric import ec
-from local_federation import LocalGrid, make_sites, opened
+from local_federation import LocalSites, make_sites, opened
 
 from fedcomposite.cli import federation_analysis, federation_jobs
 from fedcomposite.cli.federation import federation_app
@@ -695,7 +695,7 @@ def test_every_message_holds_sums_alone_and_the_docs_list_their_fields(messy, tm
             seen.add(name)
             sizes |= set(json.loads(one).get("rows", []))
             continue
-        header = wire._declared(wire._parts(answer)["vectors"])
+        header = wire._declared(answer["vectors"])
         for i, asked in enumerate(order.analysis.questions):
             mine = {k.partition(".")[2]: f.shape for k, f in header.items() if k.partition(".")[0] == str(i)}
             assert mine.keys() == FIELDS[asked.name]
@@ -782,7 +782,7 @@ def commanded(messy, tmp_path, monkeypatch):
         path, grid, at, experiment = fed.path, None, None, config
 
         def sites(self, folder):
-            self.grid = LocalGrid(tables(files, tmp_path / folder))
+            self.grid = LocalSites(tables(files, tmp_path / folder))
             self.grid.close = lambda: None
 
         def __call__(self, *words, at=None):
@@ -806,8 +806,7 @@ def commanded(messy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(federation_analysis.AtSites, "_watch", dying)
     monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
-    monkeypatch.setattr(federation_analysis, "ServiceGrid", lambda federation, job: one.grid)
-    monkeypatch.setattr(FederationFolder, "nodes", lambda self: one.grid.nodes())
+    monkeypatch.setattr(federation_analysis, "ServiceEngine", lambda federation, job: one.grid)
     return one
 
 

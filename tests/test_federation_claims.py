@@ -14,7 +14,7 @@ from fedcomposite.data import Silos
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 import safetensors.torch
-from local_federation import LocalGrid, federate, make_sites, method, write
+from local_federation import LocalSites, federate, make_sites, method, write
 from orders import DEEP, ORDER
 
 from fedcomposite.federation import wire
@@ -39,7 +39,7 @@ def lying(change):
     def lie(site, order, answer):
         if site != "b" or wire.kind(answer) != "report" or wire.numbers(answer)["round"] != 2:
             return answer
-        numbers, vectors = wire.numbers(answer), safetensors.torch.load(answer[wire.RECORD]["vectors"])
+        numbers, vectors = wire.numbers(answer), safetensors.torch.load(answer["vectors"])
         change(numbers, vectors)
         return wire.content(report=numbers, vectors=vectors)
 
@@ -82,13 +82,13 @@ def test_impossible_claims_are_refused_by_name(silos, claim, tmp_path):
         return made
 
     log = []
-    grid = LocalGrid(sites(tmp_path / "1"), CLAIMS[claim])
+    grid = LocalSites(sites(tmp_path / "1"), CLAIMS[claim])
     _, run = federate(grid, text, Settings(policy="skip"), log=log)
     assert (run.status, run.rounds) == ("completed", 4)
     assert [line for line in log if line.startswith(f"refused: b: {claim}")], log
     assert len(log) == 1
     with pytest.raises(FederationError, match=r"^b: "):
-        federate(LocalGrid(sites(tmp_path / "2"), CLAIMS[claim]), text)
+        federate(LocalSites(sites(tmp_path / "2"), CLAIMS[claim]), text)
 
 
 def test_a_run_that_diverges_everywhere_is_diverged(silos, tmp_path):
@@ -96,7 +96,7 @@ def test_a_run_that_diverges_everywhere_is_diverged(silos, tmp_path):
     algorithm = fc.algorithms.FedAvg(local_steps=1, step=1e9)
     text = write(algorithm, rounds=30) + '[problem]\nloss = "least_squares"\n'
     for policy in ("wait", "skip"):
-        _, run = federate(LocalGrid(make_sites(silos, tmp_path / policy)), text, Settings(policy=policy))
+        _, run = federate(LocalSites(make_sites(silos, tmp_path / policy)), text, Settings(policy=policy))
         assert run.status == "diverged"
 
 
@@ -131,7 +131,7 @@ def test_one_bad_introduction_does_not_stop_the_others(silos, change, reason, tm
 
     log = []
     text = write(method("FedAvg"), rounds=2)
-    one, run = federate(LocalGrid(make_sites(silos, tmp_path / "1"), lie), text, Settings(policy="skip"), log=log)
+    one, run = federate(LocalSites(make_sites(silos, tmp_path / "1"), lie), text, Settings(policy="skip"), log=log)
     assert run.rounds == 2
     assert one.sites == ["a", "c", "d"]
     assert log[0].startswith("refused: b: ")
@@ -139,22 +139,22 @@ def test_one_bad_introduction_does_not_stop_the_others(silos, change, reason, tm
     assert log[0].isprintable()
     assert log[1] == "this run is without b"
     with pytest.raises((FederationError, AgreementError), match=r"^b"):
-        federate(LocalGrid(make_sites(silos, tmp_path / "2"), lie), text)
+        federate(LocalSites(make_sites(silos, tmp_path / "2"), lie), text)
 
 
 def test_a_run_without_a_site_resumes_without_it(silos, tmp_path):
     """The site that was missing at the start is back when the run is resumed; the run stays what it was."""
     text = write(method("FedAvg"), rounds=4)
     path = tmp_path / "state.safetensors"
-    grid = LocalGrid(make_sites(silos, tmp_path / "1"))
+    grid = LocalSites(make_sites(silos, tmp_path / "1"))
     grid.away.add("b")
-    settings = Settings(policy="skip", patience=0.05, poll=0.01)
+    settings = Settings(policy="skip", patience=0.05)
     names = ["a", "b", "c", "d"]
-    one = Coordinator(grid, names, grid.nodes, parse(text), "job", settings, stop=lambda: len(grid.log) > 9)
+    one = Coordinator(grid, names, grid.permitted, parse(text), "job", settings, stop=lambda: len(grid.log) > 9)
     one.prepare()
     assert one.run(path).status == "interrupted"
     grid.away.clear()
-    again = Coordinator(grid, names, grid.nodes, parse(text), "job", settings)
+    again = Coordinator(grid, names, grid.permitted, parse(text), "job", settings)
     again.prepare(path)
     run = again.run(path)
     assert again.sites == ["a", "c", "d"]
@@ -169,7 +169,7 @@ def test_constants_of_sites_are_those_of_the_simulator(tmp_path):
     ]
     silos = Silos.from_arrays(pairs, names=["a", "b", "c", "d"])
     text = tomli_w.dumps({"algorithm": {"name": "FedNMap", "local_steps": 4, "steps": "auto"}, "run": {"rounds": 1}})
-    one, _ = federate(LocalGrid(make_sites(silos, tmp_path)), text)
+    one, _ = federate(LocalSites(make_sites(silos, tmp_path)), text)
     config = parse(text)
     simulated = config.make_algorithm(config.specs[0], config.make_problem(silos))
     assert math.isclose(one.algorithm.step, simulated.step, rel_tol=2e-15)
@@ -196,7 +196,7 @@ def test_the_regularized_demo_needs_no_opt_in(tmp_path):
 
     silos = fc.data.load("heart_disease")
     text = DEMO.format(rounds=5)
-    _, run = federate(LocalGrid(make_sites(silos, tmp_path, Limits(min_class=1))), text)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path, Limits(min_class=1))), text)
     config = parse(text)
     want = fc.simulate(
         config.make_problem(silos), config.make_algorithm(config.specs[0], None), rounds=5, stationarity_step=1.0

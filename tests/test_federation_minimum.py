@@ -17,7 +17,7 @@ from fedcomposite.data.steps import Absent, Complete, Impute, Interact, Local, L
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from analyst import PLAIN, inquiry, question, same
-from local_federation import LocalGrid, make_sites, opened
+from local_federation import LocalSites, make_sites, opened
 
 from fedcomposite.federation.coordinator.delivery import FederationError
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
@@ -193,8 +193,8 @@ def tables(tmp_path):
             frame.to_csv(tmp_path / f"{name}.csv", index=False)
             store = StateStore(tmp_path / name)
             made.append(TableSite(name, store, opened(**limits), source=TableFile(name, tmp_path / f"{name}.csv")))
-        grid = LocalGrid(made)
-        return Inquiry(grid, [s.name for s in made], grid.nodes, parse(TABLE, recipe=True), "job")
+        grid = LocalSites(made)
+        return Inquiry(grid, [s.name for s in made], grid.permitted, parse(TABLE, recipe=True), "job")
 
     return make
 
@@ -252,9 +252,9 @@ def gappy(tmp_path):
             frame.to_csv(tmp_path / f"{name}.csv", index=False)
             store = StateStore(tmp_path / name)
             made.append(TableSite(name, store, opened(**limits), source=TableFile(name, tmp_path / f"{name}.csv")))
-        grid = LocalGrid(made)
+        grid = LocalSites(made)
         text = f"{PLAIN}[recipe]\n{recipe}"
-        return Inquiry(grid, [s.name for s in made], grid.nodes, parse(text, recipe=True), "job")
+        return Inquiry(grid, [s.name for s in made], grid.permitted, parse(text, recipe=True), "job")
 
     return make
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 import tomli_w
-from local_federation import LocalGrid, federate, make_sites, opened, write
+from local_federation import LocalSites, federate, make_sites, opened, write
 from lone_site import D, ask, experiment, make_site, people
 
 import fedcomposite as fc
@@ -72,7 +72,7 @@ def test_a_federation_learns_under_privacy_and_says_what_it_cost(tmp_path):
     data = silos()
     method = fc.algorithms.FedNMap(local_steps=2, step=0.05, gamma=0.2)
     text = noised(write(method, rounds=6), noise=0.5, rate=0.5)
-    grid = LocalGrid(make_sites(data, tmp_path))
+    grid = LocalSites(make_sites(data, tmp_path))
     _, run = federate(grid, text)
     queries = 6 * 2 + 7  # local steps, and evaluations
     expected = SampleLevel(**{**NOISE, "noise": 0.5, "rate": 0.5}).epsilon(queries)
@@ -92,7 +92,7 @@ def test_with_next_to_no_noise_a_federation_is_the_simulator(tmp_path):
     data = silos()
     method = fc.algorithms.FedAvg(local_steps=2, step=0.05)
     quiet = {"clip": 1e6, "noise": 1e-14}
-    _, run = federate(LocalGrid(make_sites(data, tmp_path)), noised(write(method, rounds=4), **quiet))
+    _, run = federate(LocalSites(make_sites(data, tmp_path)), noised(write(method, rounds=4), **quiet))
     plain = fc.simulate(fc.Problem(data, loss="logistic"), method, rounds=4)
     torch.testing.assert_close(run.solution, plain.solution, rtol=1e-6, atol=1e-8)
 
@@ -103,12 +103,12 @@ def test_a_site_refuses_what_its_budget_does_not_last_for(tmp_path):
     method = fc.algorithms.FedAvg(local_steps=1, step=0.1)
     budget = 1.05 * compose({Query(4.0): 5 + 6}, 1e-5)
     limits = opened(epsilon=budget, jobs_per_day=10)
-    grid = LocalGrid(make_sites(data, tmp_path, limits))
+    grid = LocalSites(make_sites(data, tmp_path, limits))
     federate(grid, noised(write(method, rounds=5)), job="first")
     spent = compose({Query(4.0): 11}, 1e-5)
     with pytest.raises(Exception, match=f"{spent:.3g} is spent, {budget - spent:.3g} left"):
         federate(grid, noised(write(method, rounds=5)), job="second")
-    again = LocalGrid(make_sites(data, tmp_path, limits))  # after a restart
+    again = LocalSites(make_sites(data, tmp_path, limits))  # after a restart
     with pytest.raises(Exception, match="is spent"):
         federate(again, noised(write(method, rounds=5)), job="third")
     for site in again.sites.values():
@@ -166,14 +166,14 @@ def test_a_federations_robust_mean_is_the_simulators(tmp_path):
     data, rule = silos(5), fc.aggregators.TrimmedMean(1)
     method = fc.algorithms.FedNMap(local_steps=2, step=0.05, gamma=0.2)
     text = write(method, rounds=5, aggregator={"name": "TrimmedMean", "trim": 1})
-    _, run = federate(LocalGrid(make_sites(data, tmp_path)), text)
+    _, run = federate(LocalSites(make_sites(data, tmp_path)), text)
     plain = fc.simulate(fc.Problem(data, loss="logistic"), method, rounds=5, aggregator=rule)
     torch.testing.assert_close(run.solution, plain.solution)
 
 
 def test_a_federation_refuses_a_robust_mean_of_too_few_sites(tmp_path):
     text = write(fc.algorithms.FedAvg(1, 0.1), aggregator={"name": "TrimmedMean", "trim": 2})
-    grid = LocalGrid(make_sites(silos(), tmp_path))
+    grid = LocalSites(make_sites(silos(), tmp_path))
     names = [s.name for s in grid.sites.values()]
     with pytest.raises(ValueError, match="leaves nothing of 4 clients"):
-        Coordinator(grid, names, grid.nodes, parse(text), "job").prepare()
+        Coordinator(grid, names, grid.permitted, parse(text), "job").prepare()

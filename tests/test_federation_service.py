@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import resource
 import shutil
 import socket
@@ -22,7 +21,6 @@ import torch
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
 from bad_network import Proxy
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from running_service import PATIENCE, Caller, Running, ask, joined, until, vectors
 from typer.testing import CliRunner
 
@@ -41,9 +39,8 @@ from fedcomposite.federation.engines import (
 )
 from fedcomposite.federation.engines.admin_socket import AdminClient, AdminSocketError
 from fedcomposite.federation.engines.flower import EngineError
-from fedcomposite.federation.engines.grid import ServiceGrid
+from fedcomposite.federation.engines.grid import ServiceEngine
 from fedcomposite.federation.engines.mailbox import Mailbox, RefusedRequestError, Ticket
-from fedcomposite.federation.engines.parcel import pack, unpack
 from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Introduction, Order
 
@@ -244,7 +241,7 @@ def test_an_order_counts_only_with_the_coordinators_signature(running, fed):
         assert set(ask(fed, {"south": vectors(3)})) == {"south"}
         assert len(site.asked) == 1
         counter = AdminClient(fed.state)
-        payload = pack(vectors(5))
+        payload = wire.encode(vectors(5))
         good = pki.read_private(fed.order_key)
         rogue = pki.read_private(fed.path / "sites" / "north" / "site.key")
         for i, ticket in enumerate(
@@ -263,7 +260,7 @@ def test_an_order_counts_only_with_the_coordinators_signature(running, fed):
             until(lambda i=i: sum("not signed by the coordinator" in line for line in lines) > i)
             said = until(lambda t=ticket: counter.ask("collect", job="j", orders=[t.id], seconds=1.0, drop=[])["done"])
             assert said == [ticket.id]
-            refusal = unpack((fed.spool / f"{ticket.id}.reply").read_bytes())
+            refusal = wire.decode((fed.spool / f"{ticket.id}.reply").read_bytes())
             assert "not signed by the coordinator" in wire.text(refusal, "refusal")
         counter.ask("end", job="j")
         counter.close()
@@ -318,7 +315,7 @@ def test_the_key_for_orders_is_rotated(running, fed, tmp_path):
         assert "if the coordinator has a new key, put its coordinator.pub into the site's folder" in refused
         assert refused in lines[-1]
         shutil.copy(fed.path / "sites" / "south" / "coordinator.pub", place)
-        assert pack(ask(fed, {"south": vectors(4)})["south"]) == pack(vectors(4))
+        assert wire.encode(ask(fed, {"south": vectors(4)})["south"]) == wire.encode(vectors(4))
         assert len(site.asked) == 2
     assert stat.S_IMODE(fed.order_key.stat().st_mode) == 0o600
     assert sorted(p.name for p in fed.order_key.parent.iterdir()) == ["orders.key", "server.key", "server.pem"]
@@ -377,7 +374,7 @@ def test_resets_change_nothing(running, fed, proxy):
     with joined(fed, "south", bad.port) as (site, _, _):
         for i in range(3):
             content = vectors(200_000, seed=i)  # 1.6 MB: several pieces each way
-            assert pack(ask(fed, {"south": content})["south"]) == pack(content)
+            assert wire.encode(ask(fed, {"south": content})["south"]) == wire.encode(content)
     assert bad.broken > 0
     assert len(site.asked) == 3
 
@@ -387,7 +384,7 @@ def test_a_slow_uplink_delivers(running, fed, proxy):
     bad = proxy(rate=400_000)
     with joined(fed, "south", bad.port, silence=3.0) as (site, lines, _):
         content = vectors(400_000)  # 3.2 MB: eight seconds, more than the silence that counts as failure
-        assert pack(ask(fed, {"south": content})["south"]) == pack(content)
+        assert wire.encode(ask(fed, {"south": content})["south"]) == wire.encode(content)
     assert len(site.asked) == 1
     assert not any("no connection" in line for line in lines)
 
@@ -404,7 +401,7 @@ def test_a_cut_cable_is_noticed_on_both_sides(running, fed, proxy):
         asking.start()
         bad.cut = False
         asking.join(PATIENCE)
-        assert pack(got["south"]) == pack(vectors(7))
+        assert wire.encode(got["south"]) == wire.encode(vectors(7))
         assert "connected again" in " ".join(lines)
 
 
@@ -433,7 +430,7 @@ def test_an_error_of_the_service_is_not_the_end_of_a_site(running, fed, monkeypa
         until(lambda: "cannot be reached" in " ".join(lines) or "no connection" in " ".join(lines))
         fresh = Running(fed)
         running.process, running.began = fresh.process, fresh.began
-        assert pack(ask(fed, {"south": vectors(4)})["south"]) == pack(vectors(4))
+        assert wire.encode(ask(fed, {"south": vectors(4)})["south"]) == wire.encode(vectors(4))
         assert not over.is_set()
 
 
@@ -444,7 +441,7 @@ def test_a_wrong_clock_at_a_site_does_not_matter(running, fed, monkeypatch):
             monkeypatch.setattr(time, "time", lambda shift=shift: real() + shift)
             Caller(fed, "south").open()  # so that the site has to open a new session as well
             monkeypatch.setattr(connection, "_ELSEWHERE", 0.1)
-            assert pack(ask(fed, {"south": vectors(3)})["south"]) == pack(vectors(3))
+            assert wire.encode(ask(fed, {"south": vectors(3)})["south"]) == wire.encode(vectors(3))
         assert not over.is_set(), lines
 
 
@@ -460,13 +457,13 @@ def test_fifty_sites(running, fed):
         for i in range(3):
             content = {name: vectors(11 + i, seed=j) for j, name in enumerate(names)}
             got = ask(fed, content, job=f"job{i}")
-            assert {k: pack(v) for k, v in got.items()} == {k: pack(v) for k, v in content.items()}
+            assert {k: wire.encode(v) for k, v in got.items()} == {k: wire.encode(v) for k, v in content.items()}
         assert all(len(site.asked) == 3 for site in sites.values())
 
 
 def test_a_reply_that_is_begun_and_never_ended_costs_the_patience(running, fed):
     """The others are not held up by more than that, and the site is named, though it is there all the time."""
-    idler, whole = Caller(fed, "north"), pack(vectors(50_000))
+    idler, whole = Caller(fed, "north"), wire.encode(vectors(50_000))
     assert idler.open()[0] == 200
     begun = []
 
@@ -478,13 +475,13 @@ def test_a_reply_that_is_begun_and_never_ended_costs_the_patience(running, fed):
         begun.append(idler.call("PUT", f"reply/{order}/0/{len(whole)}", whole[:1000])[0])
 
     dawdling = threading.Thread(target=dawdle)
-    lines, grid = [], ServiceGrid(fed, "job")
+    lines, grid = [], ServiceEngine(fed, "job")
     try:
         with joined(fed, "south"):
-            until(lambda: {n.name for n in grid.get_nodes()} >= {"north", "south"})
+            until(lambda: set(grid.present()) >= {"north", "south"})
             dawdling.start()
-            post = Delivery(grid, fed.nodes, Settings(policy="skip", patience=1.0), lines.append)
-            got = post.collect({name: vectors(5) for name in ("north", "south")}, "1", lambda site, content: content)
+            post = Delivery(grid, fed.permitted, Settings(policy="skip", patience=1.0), lines.append)
+            got = post.collect({name: vectors(5) for name in ("north", "south")}, lambda site, content: content)
             assert set(got) == {"south"}
             dawdling.join(PATIENCE)
             assert begun == [200]
@@ -585,36 +582,6 @@ def test_pieces_of_a_reply(tmp_path):
     assert exchange.unknown([old.id, new.id]) == [old.id]
     exchange.end("j")
     assert list(exchange.spool.iterdir()) == []
-
-
-def test_parcels():
-    """What is packed comes back; anything else is a ValueError, whatever it is."""
-    content = RecordDict(
-        {"a": ConfigRecord({"text": "x", "n": 3, "f": 0.1, "v": b"1234", "w": b""}), "b": ConfigRecord()}
-    )
-    packed = pack(content)
-    assert unpack(packed) == content
-    with pytest.raises(ValueError, match="MetricRecord"):
-        pack(RecordDict({"m": MetricRecord({"x": 1.0})}))
-    nested = b"[" * 100_000
-    heads = [
-        *(b"{}", b"[1]", b"null", b"[[1,2,3]]", b'[["a",{}]]', b"\xff", nested, b'[["a",{"x":{}},{}]]'),
-        *(b'[["a",{},{"k":%s}]]' % length for length in (b"-1", b"1e999", b"99999", b"true")),
-    ]
-    wrong = [len(h).to_bytes(8, "big") + h for h in heads]
-    rng = random.Random(0)
-    for _ in range(1000):
-        one = bytearray(packed)
-        for _ in range(rng.randint(1, 4)):
-            one[rng.randrange(len(one))] = rng.randrange(256)
-        wrong.append(bytes(one[: rng.randint(0, len(one))]))
-    for one in [b"", b"12345678", *wrong, packed + b"x", packed[:-1]]:
-        with contextlib.suppress(ValueError):
-            assert isinstance(unpack(one), RecordDict)
-    for one in [b"", packed + b"x", packed[:-1], *wrong[: len(heads)]]:
-        if one != wrong[0]:
-            with pytest.raises(ValueError, match="not a message"):
-                unpack(one)
 
 
 def test_numbers_are_used_once():

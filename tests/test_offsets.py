@@ -327,7 +327,7 @@ def test_a_federation_of_weighted_sparse_sites_is_the_simulator(tmp_path):
     """Sites count by the sums of their samples' weights, not by their numbers."""
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     import tomli_w
-    from local_federation import LocalGrid, federate, opened
+    from local_federation import LocalSites, federate, opened
 
     from fedcomposite import algorithms
     from fedcomposite.federation.site.client_states import StateStore
@@ -350,7 +350,7 @@ def test_a_federation_of_weighted_sparse_sites_is_the_simulator(tmp_path):
             )
             for i, name in enumerate(silos.names)
         ]
-        one, run = federate(LocalGrid(sites), text)
+        one, run = federate(LocalSites(sites), text)
         problem = fc.Problem(silos, regularizer=reg.L1(0.01), bias=True, weights=weights)
         want = fc.simulate(problem, method, rounds=4, backend="loop", stationarity_step=0.1)
         torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)

@@ -106,7 +106,7 @@ def test_the_laws_of_methods_hold_over_many_rounds(method):
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_federation_does_the_same(method, tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from local_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalSites, federate, make_sites
 
     problem = small_problem(method)
     content = {
@@ -114,7 +114,7 @@ def test_a_federation_does_the_same(method, tmp_path):
         "regularizer": {"name": "L1", "lam": 0.003},
         "run": {"rounds": 4, "stationarity_step": 0.1, "batch_size": 4},
     }
-    _, run = federate(LocalGrid(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
+    _, run = federate(LocalSites(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
     want = fc.simulate(problem, method, rounds=4, stationarity_step=0.1, batch_size=4)
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
     config = Config.check({**content, "data": {"name": "synthetic"}})

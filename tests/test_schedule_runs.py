@@ -80,7 +80,7 @@ def test_it_goes_through_a_configuration(schedule, tmp_path):
 
 def test_a_federation_follows_it(tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from local_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalSites, federate, make_sites
 
     method = scheduled("FedAvg")
     problem = small_problem(method)
@@ -89,7 +89,7 @@ def test_a_federation_follows_it(tmp_path):
         "regularizer": {"name": "L1", "lam": 0.003},
         "run": {"rounds": 5, "stationarity_step": 0.1},
     }
-    _, run = federate(LocalGrid(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
+    _, run = federate(LocalSites(make_sites(problem.silos, tmp_path)), tomli_w.dumps(content))
     want = fc.simulate(problem, method, rounds=5, stationarity_step=0.1, backend="loop")
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
 
@@ -127,11 +127,11 @@ def test_and_it_is_the_users_to_set_right(cli, tmp_path):
 
 def test_a_federation_names_the_round_as_well(tmp_path):
     pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-    from local_federation import LocalGrid, federate, make_sites
+    from local_federation import LocalSites, federate, make_sites
 
     from fedcomposite.federation.coordinator.delivery import FederationError
 
     content = {"algorithm": algorithms.spec(RISING), "regularizer": MCP, "run": {"rounds": 6, "stationarity_step": 0.1}}
-    grid = LocalGrid(make_sites(small_problem(RISING).silos, tmp_path))
+    grid = LocalSites(make_sites(small_problem(RISING).silos, tmp_path))
     with pytest.raises(FederationError, match=r"refuses: round 4: prox of MCP.*must be below 1/rho"):
         federate(grid, tomli_w.dumps(content))

@@ -17,7 +17,7 @@ from fedcomposite.testing import small_problem
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from local_federation import L1, LocalGrid, alone, federate, make_sites, method, opened, regularizer_of, write
+from local_federation import L1, LocalSites, alone, federate, make_sites, method, opened, regularizer_of, write
 from secure_sites import make_keys, make_site, secure_sites, vault_of
 
 from fedcomposite.federation.coordinator.coordinator import Coordinator
@@ -69,7 +69,7 @@ def test_equals_the_simulator(name, weights, tmp_path):
         text = write(algorithm, regularizer_of(algorithm), participation=share, batch_size=4, rounds=2)
         text = tomli_w.dumps({"problem": {"weights": weights}}) + text
         limits = opened(min_parties=2, changing_cohorts=case > 0)
-        grid = LocalGrid(secure_sites(problem.silos, tmp_path / str(case), limits))
+        grid = LocalSites(secure_sites(problem.silos, tmp_path / str(case), limits))
         _, run = federate(grid, text, settings)
         want = simulate(
             problem, algorithm, rounds=2, batch_size=4, participation=share, stationarity_step=0.1, backend="loop"
@@ -91,9 +91,9 @@ def test_held_out_parts_and_metrics_are_sums(tmp_path):
         X, y = silos[i]
         part = dataclasses.replace(alone(silos, i), test=(X[:5], y[:5]))
         sites[i] = type(site)(site.name, part, site.store, site.limits, vault=vault_of(silos, i, keys))
-    _, run = federate(LocalGrid(sites), text, SECURE)
+    _, run = federate(LocalSites(sites), text, SECURE)
     plain = [type(s)(s.name, s.silos, StateStore(tmp_path / f"plain{i}"), s.limits) for i, s in enumerate(sites)]
-    _, want = federate(LocalGrid(plain), text)
+    _, want = federate(LocalSites(plain), text)
     for a, b in zip(run.history, want.history, strict=True):
         near(a, b)
         assert "test_log_loss" in a
@@ -109,7 +109,7 @@ def test_a_network_with_buffers(tmp_path, monkeypatch):
         Config, "make_problem", lambda self, silos=None: fc.Problem(silos, model=net, loss="cross_entropy")
     )
     sites = secure_sites(silos, tmp_path)
-    _, run = federate(LocalGrid(sites), write(method("Scaffold"), batch_size=4), SECURE)
+    _, run = federate(LocalSites(sites), write(method("Scaffold"), batch_size=4), SECURE)
     problem = fc.Problem(silos, model=net, loss="cross_entropy")
     want = simulate(
         problem, method("Scaffold"), rounds=5, batch_size=4, stationarity_step=0.1, backend="loop", dtype=torch.float64
@@ -124,8 +124,8 @@ def test_constants_of_all_sites_come_as_sums(silos, tmp_path):
     for weights in ("uniform", "samples"):
         spec = {"algorithm": {"name": "FedNMap", "local_steps": 3, "steps": "auto"}, "run": {"rounds": 1}}
         text = tomli_w.dumps({**spec, "problem": {"weights": weights}})
-        one, _ = federate(LocalGrid(secure_sites(silos, tmp_path / weights)), text, SECURE)
-        other, _ = federate(LocalGrid(make_sites(silos, tmp_path / f"plain {weights}")), text)
+        one, _ = federate(LocalSites(secure_sites(silos, tmp_path / weights)), text, SECURE)
+        other, _ = federate(LocalSites(make_sites(silos, tmp_path / f"plain {weights}")), text)
         assert one.rounds.stationarity_step == pytest.approx(other.rounds.stationarity_step, rel=1e-12)
         assert all(i.samples is None and i.smoothness is None and i.scale is None for i in one.introductions)
         assert one.sums.samples == sum(i.samples for i in other.introductions)
@@ -143,8 +143,8 @@ def test_divergence_is_said_by_a_count(silos, tmp_path):
         algorithms.FedAvg(local_steps=3, step=1e-3), rounds=1
     )
     positive = Silos.from_arrays([(silos[i][0], silos[i][1].abs()) for i in range(4)], names=silos.names)
-    grid = LocalGrid(secure_sites(positive, tmp_path))
-    one = Coordinator(grid, list(silos.names), grid.nodes, parse(text), "job", SECURE)
+    grid = LocalSites(secure_sites(positive, tmp_path))
+    one = Coordinator(grid, list(silos.names), grid.permitted, parse(text), "job", SECURE)
     one.prepare()
     far = torch.full((8,), 1e5, dtype=torch.float64)
     seen = one.transport.exchange(Round(0, one.rounds.buffers, None, None, far)).measured()

@@ -23,7 +23,7 @@ from fedcomposite.runtime.protocol import ALL, HIGHEST, LOWEST, Rows, losses, ne
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from local_federation import LocalGrid, make_sites, opened
+from local_federation import LocalSites, make_sites, opened
 from secure_sites import make_keys, make_site, secure_sites, secure_tables
 
 from fedcomposite.federation import wire
@@ -31,7 +31,6 @@ from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
 from fedcomposite.federation.coordinator.jobs import Job, carry_out
-from fedcomposite.federation.engines.parcel import pack
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.secure import keys as mask_keys
@@ -41,7 +40,7 @@ from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
 
-SECURE = Settings(secure=True, poll=0.01)
+SECURE = Settings(secure=True)
 PLAIN = """
 seed = 3
 [problem]
@@ -84,8 +83,8 @@ def silos():
 
 
 def ask_of(sites, text=PLAIN, settings=SECURE, job="job", grid=None, **options):
-    grid = grid or LocalGrid(sites)
-    one = Inquiry(grid, [s.name for s in sites], grid.nodes, parse(text, recipe=True), job, settings, **options)
+    grid = grid or LocalSites(sites)
+    one = Inquiry(grid, [s.name for s in sites], grid.permitted, parse(text, recipe=True), job, settings, **options)
     return one, grid
 
 
@@ -295,16 +294,16 @@ def changed(content, vectors=None, analysis=None, **secure):
     update = {"secure": order.secure.model_copy(update=secure)}
     if analysis is not None:
         update["analysis"] = order.analysis.model_copy(update=analysis)
-    record = dict(content[wire.RECORD].items())
+    record = dict(content)
     record["order"] = order.model_copy(update=update).model_dump_json()
     if vectors is not None:
         record["vectors"] = wire.block(vectors)
-    return wire.RecordDict({wire.RECORD: wire.ConfigRecord(record)})
+    return record
 
 
 def moved(content):
     """The vectors of an order, a little elsewhere."""
-    given = wire.deserialise(content[wire.RECORD]["vectors"])
+    given = wire.deserialise(content["vectors"])
     return {k: v + 1e-9 if v.is_floating_point() else v for k, v in given.items()}
 
 
@@ -338,7 +337,7 @@ def renamed(content, site):
 
 def test_masks_are_for_one_question(asked):
     sites, content, answer = asked
-    assert pack(sites["a"].answer(content)) == pack(answer)  # lost on the way, and given again as it was
+    assert wire.encode(sites["a"].answer(content)) == wire.encode(answer)  # lost on the way, and given again as it was
     order = Order.read(wire.text(content, "order"))
     half = order.analysis.questions[0].rows.model_copy(update={"kind": "fold", "of": 2, "seed": 3})
     other = [order.analysis.questions[0].model_copy(update={"rows": half})]
@@ -357,7 +356,7 @@ def test_under_fresh_masks_an_exchange_has_its_question_still(asked):
     fewer = ["a", "b", "c"]
     assert "parties" in refusal(sites["a"].answer(changed(content, epoch=epoch, parties=fewer)))
     again = sites["a"].answer(changed(content, epoch=epoch))
-    words = [wire.deserialise(one[wire.RECORD]["vectors"])["analysis.wide"] for one in (answer, again)]
+    words = [wire.deserialise(one["vectors"])["analysis.wide"] for one in (answer, again)]
     assert float((words[0] == words[1]).double().mean()) < 0.05
 
 
@@ -378,7 +377,7 @@ def test_no_unmasked_number_crosses(messy, tmp_path, monkeypatch):
     asking.ask([newton(x, torch.ones(len(x), dtype=torch.bool), ALL), losses(x[None], ALL)])
     for name in files:
         mine = [(content, answer) for site, content, answer in grid.log if site == name]
-        sent = b"".join(pack(answer) for _, answer in mine)
+        sent = b"".join(wire.encode(answer) for _, answer in mine)
         numbers = np.concatenate([wide for me, wide in hidden if me == name and wide.shape[1] == masking.WIDEST])
         some = numbers[(numbers[:, 1:3] != 0).any(1)]
         assert len(some) > 100
@@ -509,7 +508,7 @@ def test_a_site_that_is_restarted_is_asked_again_with_fresh_masks(silos, tmp_pat
     asking, grid = ask_of(sites, log=lines.append)
     asking.meet()
     (before,) = asking.ask([zeros()])
-    grid.sites[2] = make_site(silos, 1, tmp_path, keys)
+    grid.sites[silos.names[1]] = make_site(silos, 1, tmp_path, keys)
     (after,) = asking.ask([zeros()])
     assert all(torch.equal(before[k], after[k]) for k in before)
     assert any("lost its keys" in line for line in lines)
@@ -527,15 +526,13 @@ def test_a_run_learns_its_recipe_first(secure, messy, tmp_path):
     content["algorithm"] = {"name": "FedAvg", "local_steps": 2, "step": 0.05}
     content["regularizer"] = {"name": "Zero"}
     made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, [*files])
-    for i, name in enumerate(made.sites):
-        made.set_node(name, i + 1)
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(tomli_w.dumps(content))
     made.job("j1").parent.mkdir()
-    settings = {"secure": secure, "poll": 0.01}
+    settings = {"secure": secure}
     made.job("j1").write_text(Job(name="j1", out=str(folder.path), data=here.data, settings=settings).model_dump_json())
-    grid, lines = LocalGrid(secure_tables(files, tmp_path / "sites", limits)), []
+    grid, lines = LocalSites(secure_tables(files, tmp_path / "sites", limits)), []
     run = carry_out(grid, made, "j1", lines.append)
     problem = Config.check({**content, "data": here.data}).make_problem()
     want = fc.simulate(problem, fc.algorithms.FedAvg(local_steps=2, step=0.05), rounds=3)

@@ -17,14 +17,13 @@ from fedcomposite.testing import small_problem
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from local_federation import LocalGrid, alone, federate, make_sites, method, opened, write
+from local_federation import LocalSites, alone, federate, make_sites, method, opened, write
 from secure_sites import make_keys, make_site, secure_sites
 
 import fedcomposite as fc
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
-from fedcomposite.federation.engines.parcel import pack
 from fedcomposite.federation.orders import Key, Order
 from fedcomposite.federation.secure import keys, masking
 from fedcomposite.federation.secure.keys import bundle
@@ -32,8 +31,8 @@ from fedcomposite.federation.secure.masking import Numbers
 from fedcomposite.federation.shape import parse
 from fedcomposite.runtime.protocol import Round
 
-WAIT = Settings(secure=True, poll=0.01)
-SKIP = Settings("skip", secure=True, patience=0.0, poll=0.01)
+WAIT = Settings(secure=True)
+SKIP = Settings("skip", secure=True, patience=0.0)
 TEXT = write(method("Scaffold"), rounds=3)
 
 
@@ -58,8 +57,8 @@ def changed(content, **fields):
     order = order_of(content)
     secure = order.secure.model_copy(update=fields.pop("secure", {}))
     text = order.model_copy(update={**fields, "secure": secure}).model_dump_json()
-    record = dict(content[wire.RECORD].items())
-    return wire.RecordDict({wire.RECORD: wire.ConfigRecord({**record, "order": text})})
+    record = dict(content)
+    return {**record, "order": text}
 
 
 # -- what the coordinator sees ----------------------------------------------------------------------------------------
@@ -100,9 +99,9 @@ def test_the_same_view_belongs_to_any_other_vectors_with_the_same_sum(silos, tmp
     long as streams of unknown keys pass for random ones.
     """
     notes = Notes(monkeypatch)
-    grid = LocalGrid(secure_sites(silos, tmp_path))
+    grid = LocalSites(secure_sites(silos, tmp_path))
     federate(grid, TEXT, WAIT)
-    sent = b"".join(pack(answer) for _, _, answer in grid.log)
+    sent = b"".join(wire.encode(answer) for _, _, answer in grid.log)
     sums = {}
     for one in notes.hidden:
         sums.setdefault(one[4], []).append(one)
@@ -147,10 +146,10 @@ def test_the_same_view_belongs_to_any_other_vectors_with_the_same_sum(silos, tmp
 def test_no_unmasked_number_crosses(settings, silos, tmp_path, monkeypatch):
     """Of what a site computed nothing is in what it sends: not as a float, not as a fixed-point number, not as text."""
     notes = Notes(monkeypatch)
-    grid = LocalGrid(secure_sites(silos, tmp_path, opened(changing_cohorts=True)))
+    grid = LocalSites(secure_sites(silos, tmp_path, opened(changing_cohorts=True)))
     federate(grid, TEXT, settings)
     for name in silos.names:
-        sent = b"".join(pack(answer) for site, _, answer in grid.log if site == name)
+        sent = b"".join(wire.encode(answer) for site, _, answer in grid.log if site == name)
         mine = [one[1] for one in notes.hidden if one[0] == name]
         for numbers in mine:
             words = numbers.words.view(np.uint64)
@@ -176,11 +175,11 @@ def test_no_unmasked_number_crosses(settings, silos, tmp_path, monkeypatch):
 
 def test_what_is_sent_looks_uniform_and_never_repeats(silos, tmp_path):
     """The words of all sites and sums: bytes uniform, no word twice."""
-    grid = LocalGrid(secure_sites(silos, tmp_path))
+    grid = LocalSites(secure_sites(silos, tmp_path))
     federate(grid, write(method("Scaffold"), rounds=12), WAIT)
     words = np.concatenate(
         [
-            wire.deserialise(answer[wire.RECORD]["vectors"])[f"{p}.words"].numpy()
+            wire.deserialise(answer["vectors"])[f"{p}.words"].numpy()
             for _, content, answer in grid.log
             if wire.kind(answer) == "report"
             for p in ["train"] * order_of(content).train + ["evaluate"] * order_of(content).evaluate
@@ -198,24 +197,23 @@ def test_what_is_sent_looks_uniform_and_never_repeats(silos, tmp_path):
 PHASES = ["keys", "shares", "sum", "open"]
 
 
-class Dropping(LocalGrid):
+class Dropping(LocalSites):
     """Answers of some sites that do not arrive, from a phase of a round on."""
 
     def __init__(self, sites, drop, phase, round=1):
         super().__init__(sites)
         self.drop, self.phase, self.round, self.phases = drop, phase, round, set()
 
-    def push_messages(self, messages):
-        kept = list(messages)
-        ids = super().push_messages(kept)
-        for number, message in zip(ids, kept, strict=True):
-            order = order_of(message.content)
+    def push(self, orders):
+        made = super().push(orders)
+        for site, payload in orders.items():
+            order = order_of(wire.decode(payload))
             phase = order.secure.phase if order.secure else "sum"
             self.phases.add((order.site, phase, order.round))
             late = PHASES.index(phase) >= PHASES.index(self.phase)
             if order.site in self.drop and order.round == self.round and late:
-                self._box.pop(number)
-        return ids
+                self._replies.pop(made[site])
+        return made
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "sum", "open"])
@@ -228,7 +226,7 @@ def test_skip_without_a_site_that_goes_away_at_a_phase(phase, silos, tmp_path):
     _, run = federate(grid, TEXT, SKIP)
     # At "open" its numbers had arrived, and three of four open the sum.
     plain = Dropping(make_sites(silos, tmp_path / "two"), "" if phase == "open" else "b", "sum")
-    _, want = federate(plain, TEXT, Settings("skip", patience=0.0, poll=0.01))
+    _, want = federate(plain, TEXT, Settings("skip", patience=0.0))
     assert ("b", phase, 1) in grid.phases
     torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-9)
     assert [r.get("sites") for r in run.history] == [r.get("sites") for r in want.history]
@@ -253,18 +251,17 @@ def test_wait_asks_again_with_fresh_masks_after_a_restart(phase, introducing, si
     keys = make_keys(silos.names)
     sites = [make_site(silos, i, tmp_path, keys) for i in range(4)]
 
-    class Restarting(LocalGrid):
+    class Restarting(LocalSites):
         done = False
 
-        def push_messages(self, messages):
-            kept = list(messages)
-            ids = super().push_messages(kept)
-            order = order_of(kept[0].content)
+        def push(self, orders):
+            made = super().push(orders)
+            order = order_of(wire.decode(next(iter(orders.values()))))
             due = (order.shape is None and phase != "sum") or order.round == 1 or order.secure.phase == "sum"
             if not self.done and order.secure.phase == phase and due and introducing == (self.rounds == 0):
                 self.done = True
-                self.sites[2] = make_site(silos, 1, tmp_path, keys)
-            return ids
+                self.sites[silos.names[1]] = make_site(silos, 1, tmp_path, keys)
+            return made
 
         @property
         def rounds(self):
@@ -281,10 +278,10 @@ def test_wait_asks_again_with_fresh_masks_after_a_restart(phase, introducing, si
 
 def test_an_answer_that_is_lost_is_given_again_as_it_was(silos, tmp_path):
     sites = secure_sites(silos, tmp_path)
-    grid = LocalGrid(sites)
+    grid = LocalSites(sites)
     federate(grid, TEXT, WAIT)
     _, content, answer = [one for one in grid.log if one[0] == "a"][-1]
-    assert pack(sites[0].answer(content)) == pack(answer)
+    assert wire.encode(sites[0].answer(content)) == wire.encode(answer)
 
 
 # -- forged orders ----------------------------------------------------------------------------------------------------
@@ -294,19 +291,20 @@ def refusal(answer):
     return wire.text(answer, "refusal") if wire.kind(answer) == "refusal" else ""
 
 
-class Forging(LocalGrid):
+class Forging(LocalSites):
     """A coordinator that changes orders; ``forge(order) -> fields of its secure part or None`` for each site."""
 
     def __init__(self, sites, forge):
         super().__init__(sites)
         self.forge = forge
 
-    def push_messages(self, messages):
-        for message in messages:
-            order = order_of(message.content)
-            if (fields := self.forge(order)) is not None:
-                message.content[wire.RECORD] = changed(message.content, secure=fields)[wire.RECORD]
-        return super().push_messages(messages)
+    def push(self, orders):
+        sent = dict(orders)
+        for site, payload in orders.items():
+            content = wire.decode(payload)
+            if (fields := self.forge(order_of(content))) is not None:
+                sent[site] = wire.encode(changed(content, secure=fields))
+        return super().push(sent)
 
 
 def test_keys_of_the_coordinators_own_are_refused(silos, tmp_path):
@@ -357,28 +355,28 @@ def test_a_stranger_or_too_few_parties_are_refused(silos, tmp_path):
         make_site(silos, i, tmp_path / "1", {k: v for k, v in keys.items() if k != "d" or i == 3}) for i in range(4)
     ]
     with pytest.raises(FederationError, match="the public key of d is not among its peers"):
-        federate(LocalGrid(sites), TEXT, WAIT)
+        federate(LocalSites(sites), TEXT, WAIT)
     two = Silos.from_arrays([silos[0], silos[1]], names=["a", "b"])
     with pytest.raises(FederationError, match="a sum of 2 parties is below this site's min_parties = 3"):
-        federate(LocalGrid(secure_sites(two, tmp_path / "2")), TEXT, WAIT)
+        federate(LocalSites(secure_sites(two, tmp_path / "2")), TEXT, WAIT)
     log = []
     with pytest.raises(FederationError, match="0 site"):
-        federate(LocalGrid(secure_sites(silos, tmp_path / "3")), TEXT, SKIP, log=log)
+        federate(LocalSites(secure_sites(silos, tmp_path / "3")), TEXT, SKIP, log=log)
     assert sum("over all parties or none" in line for line in log) == 4
 
 
 def test_a_site_that_requires_secure_sums_refuses_others(silos, tmp_path):
     sites = secure_sites(silos, tmp_path, opened(secure="required"))
     with pytest.raises(FederationError, match=r"secure = .required.*--secure"):
-        federate(LocalGrid(sites), TEXT)
+        federate(LocalSites(sites), TEXT)
     assert not (tmp_path / "site0" / "ledger.json").exists()  # nothing was asked of the data
-    federate(LocalGrid(sites), TEXT, WAIT)
+    federate(LocalSites(sites), TEXT, WAIT)
 
 
 def after(silos, folder, settings=WAIT, **limits):
     """Sites after a run, and the orders of its last sum, by site."""
     sites = {s.name: s for s in secure_sites(silos, folder, opened(**limits))}
-    grid = LocalGrid(list(sites.values()))
+    grid = LocalSites(list(sites.values()))
     federate(grid, TEXT, settings)
     last = {s: c for s, c, _ in grid.log if order_of(c).secure.phase == "sum"}
     return sites, last, grid
@@ -387,7 +385,7 @@ def after(silos, folder, settings=WAIT, **limits):
 def test_one_content_and_one_set_of_parties_per_round(silos, tmp_path):
     """Under the same masks nothing else is answered; under fresh ones the same content of the same parties only."""
     sites, last, grid = after(silos, tmp_path)
-    vectors = wire.deserialise(last["a"][wire.RECORD]["vectors"])
+    vectors = wire.deserialise(last["a"]["vectors"])
     moved = wire.content(
         order=wire.text(last["a"], "order"),
         vectors={k: v + 1e-9 if v.is_floating_point() else v for k, v in vectors.items()},
@@ -404,7 +402,7 @@ def test_one_content_and_one_set_of_parties_per_round(silos, tmp_path):
     again = sites["a"].answer(changed(last["a"], secure={"epoch": fresh}))
     assert wire.kind(again) == "report"
     old = next(answer for s, c, answer in grid.log if s == "a" and c is last["a"])
-    words = [wire.deserialise(x[wire.RECORD]["vectors"])["evaluate.words"] for x in (again, old)]
+    words = [wire.deserialise(x["vectors"])["evaluate.words"] for x in (again, old)]
     assert not (words[0] == words[1]).any()
     fewer = fresh_epoch(sites, last["a"], ["a", "b", "c"])
     with_fewer = {"epoch": fewer, "parties": ["a", "b", "c"]}
@@ -427,14 +425,14 @@ def test_changing_parties_from_round_to_round_are_refused_unless_allowed(silos, 
     """Participation in part: the sums of two rounds would be over different sites."""
     text = write(method("Scaffold"), rounds=3, participation=0.75)
     with pytest.raises(FederationError, match="always over the same parties"):
-        federate(LocalGrid(secure_sites(silos, tmp_path / "1")), text, WAIT)
-    federate(LocalGrid(secure_sites(silos, tmp_path / "2", opened(changing_cohorts=True))), text, WAIT)
+        federate(LocalSites(secure_sites(silos, tmp_path / "1")), text, WAIT)
+    federate(LocalSites(secure_sites(silos, tmp_path / "2", opened(changing_cohorts=True))), text, WAIT)
 
 
 def test_what_changing_cohorts_gives_away(silos, tmp_path):
     """The attack that the default is made against: two sums at models that hardly differ, one of them without a."""
     grid = Dropping(secure_sites(silos, tmp_path, opened(changing_cohorts=True)), "a", "keys")
-    one = Coordinator(grid, list(silos.names), grid.nodes, parse(TEXT), "job", SKIP)
+    one = Coordinator(grid, list(silos.names), grid.permitted, parse(TEXT), "job", SKIP)
     one.prepare()
     x = torch.linspace(-1, 1, 8, dtype=torch.float64)
     four, three = (
@@ -466,13 +464,14 @@ def test_openings_that_say_too_much_are_refused(survivors, silos, tmp_path):
     sites = {s.name: s for s in secure_sites(silos, tmp_path, opened(changing_cohorts=True))}
     said = []
 
-    class Asking(LocalGrid):
-        def push_messages(self, messages):
-            for message in messages:
-                order = order_of(message.content)
-                if order.secure.phase == "open" and order.site == "a" and order.round == 1:
-                    said.append(refusal(sites["a"].answer(changed(message.content, secure={"survivors": survivors}))))
-            return super().push_messages(messages)
+    class Asking(LocalSites):
+        def push(self, orders):
+            for site, payload in orders.items():
+                content = wire.decode(payload)
+                order = order_of(content)
+                if order.secure.phase == "open" and site == "a" and order.round == 1:
+                    said.append(refusal(sites["a"].answer(changed(content, secure={"survivors": survivors}))))
+            return super().push(orders)
 
     federate(Asking(list(sites.values())), TEXT, SKIP)
     assert said
@@ -504,9 +503,9 @@ def test_a_false_share_voids_the_round(kind, silos, tmp_path):
     sites, log = secure_sites(silos, tmp_path, opened(changing_cohorts=True)), []
     if kind == "own":
         with pytest.raises(FederationError, match=r"cannot be opened.*the round is void"):
-            federate(LocalGrid(sites, meddle), TEXT, SKIP)
+            federate(LocalSites(sites, meddle), TEXT, SKIP)
         return
-    _, run = federate(LocalGrid(sites, meddle), TEXT, SKIP, log=log)  # a leaves the round, the others go on
+    _, run = federate(LocalSites(sites, meddle), TEXT, SKIP, log=log)  # a leaves the round, the others go on
     assert any("the shares that are said to be from b are not" in line for line in log)
     assert math.isfinite(run.history[-1]["objective"])
 
@@ -520,12 +519,12 @@ def test_masks_that_do_not_cancel_are_noticed(silos, tmp_path):
         if site == "b" and order.train:
             return wire.content(
                 report={"round": order.round},
-                vectors=wire.deserialise(first.setdefault("b", answer)[wire.RECORD]["vectors"]),
+                vectors=wire.deserialise(first.setdefault("b", answer)["vectors"]),
             )
         return answer
 
     with pytest.raises(FederationError, match="masks of a secure sum do not cancel"):
-        federate(LocalGrid(secure_sites(silos, tmp_path), meddle), TEXT, WAIT)
+        federate(LocalSites(secure_sites(silos, tmp_path), meddle), TEXT, WAIT)
 
 
 def test_a_number_beyond_the_range_is_refused_by_the_site(silos, tmp_path):
@@ -533,7 +532,7 @@ def test_a_number_beyond_the_range_is_refused_by_the_site(silos, tmp_path):
     huge = Silos.from_arrays([(silos[i][0] * 1e6, silos[i][1]) for i in range(4)], names=silos.names)
     text = tomli_w.dumps({"problem": {"loss": "least_squares"}}) + write(method("Scaffold"))
     with pytest.raises(FederationError, match="range of a secure sum of 4 sites"):
-        federate(LocalGrid(secure_sites(huge, tmp_path)), text, WAIT)
+        federate(LocalSites(secure_sites(huge, tmp_path)), text, WAIT)
 
 
 def test_a_lie_within_the_range_is_not_seen(silos, tmp_path):
@@ -542,12 +541,12 @@ def test_a_lie_within_the_range_is_not_seen(silos, tmp_path):
     def meddle(site, content, answer):
         if site != "b" or not order_of(content).train:
             return answer
-        vectors = wire.deserialise(answer[wire.RECORD]["vectors"])
+        vectors = wire.deserialise(answer["vectors"])
         vectors["train.words"] += 1 << masking.BITS
         return wire.content(report=wire.numbers(answer), vectors=vectors)
 
-    _, honest = federate(LocalGrid(secure_sites(silos, tmp_path / "1")), TEXT, WAIT)
-    _, bent = federate(LocalGrid(secure_sites(silos, tmp_path / "2"), meddle), TEXT, WAIT)
+    _, honest = federate(LocalSites(secure_sites(silos, tmp_path / "1")), TEXT, WAIT)
+    _, bent = federate(LocalSites(secure_sites(silos, tmp_path / "2"), meddle), TEXT, WAIT)
     assert (honest.solution - bent.solution).abs().max() > 0.1
 
 
@@ -569,7 +568,7 @@ def test_keys_of_masks_are_in_no_file(settings, silos, tmp_path, monkeypatch):
 
     monkeypatch.setattr(keys, "X25519PrivateKey", Noting)
     monkeypatch.setattr(keys.secrets, "token_bytes", noting)
-    federate(LocalGrid(secure_sites(silos, tmp_path, opened(changing_cohorts=True))), TEXT, settings)
+    federate(LocalSites(secure_sites(silos, tmp_path, opened(changing_cohorts=True))), TEXT, settings)
     written = b"".join(p.read_bytes() for p in sorted(tmp_path.rglob("*")) if p.is_file())
     assert len(made) >= 12
     assert not [key for key in made if key in written or key.hex().encode() in written]

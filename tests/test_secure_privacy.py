@@ -16,7 +16,7 @@ import fedcomposite as fc
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from local_federation import LocalGrid, alone, federate, make_sites, opened, write
+from local_federation import LocalSites, alone, federate, make_sites, opened, write
 from secure_sites import make_keys, secure_sites
 
 from fedcomposite.experiments import ConfigError
@@ -66,7 +66,7 @@ def test_with_the_simulators_noise_it_is_the_simulator(name, rate, silos, tmp_pa
     method, share = METHODS[name]
     level = {"clip": 1.0, "noise": 0.3, "rate": rate, "share": share}
     monkeypatch.setattr(site_module, "System", lambda: Counters(0))
-    grid = LocalGrid(secure_sites(silos, tmp_path, opened(honest_parties=3)))
+    grid = LocalSites(secure_sites(silos, tmp_path, opened(honest_parties=3)))
     _, run = federate(grid, text(method, level), SECURE)
     problem = fc.Problem(silos, loss="logistic", weights="samples")
     want = fc.simulate(problem, method, rounds=ROUNDS, privacy=SampleLevel(**level), backend="loop")
@@ -82,7 +82,7 @@ def test_a_site_accounts_for_the_noise_that_nobody_can_take_away(share, honest, 
     sites = secure_sites(silos, tmp_path, opened(honest_parties=honest), keys)
     for site in sites:
         site._audit = Audit(site.store.folder, keys[site.name])
-    _, run = federate(LocalGrid(sites), text(method, {"clip": 1.0, "noise": 4.0, "share": share}), SECURE)
+    _, run = federate(LocalSites(sites), text(method, {"clip": 1.0, "noise": 4.0, "share": share}), SECURE)
     queries = ROUNDS + ROUNDS + 1
     noise = 4.0 * math.sqrt(min(1.0, share * (honest or 1)))
     expected = compose({Query(noise): queries}, 1e-5)
@@ -100,7 +100,7 @@ def gradient_sums(silos, folder, count, **privacy):
     config = text(fc.algorithms.ProximalGradient(step=1.0), {"clip": 1e3, "noise": 1e-3, **privacy})
     found = []
     for i in range(count):
-        grid = LocalGrid(secure_sites(silos, folder / str(i), opened(honest_parties=N)))
+        grid = LocalSites(secure_sites(silos, folder / str(i), opened(honest_parties=N)))
         _, run = federate(grid, config.replace(f"rounds = {ROUNDS}", "rounds = 1"), SECURE)
         found.append(run.solution.numpy())
     return np.stack(found)
@@ -132,7 +132,7 @@ def test_shares_of_noise_add_up_to_the_whole(silos, tmp_path):
 )  # fmt: skip
 def test_shared_noise_needs_a_word_about_the_others(limits, settings, reason, silos, tmp_path):
     method = fc.algorithms.ProximalGradient(step=0.2)
-    grid = LocalGrid(secure_sites(silos, tmp_path, opened(**limits)))
+    grid = LocalSites(secure_sites(silos, tmp_path, opened(**limits)))
     lines = []
     with pytest.raises(FederationError) as refused:
         federate(grid, text(method, {"clip": 1.0, "noise": 4.0, "share": 1 / N}), settings, log=lines)
@@ -149,7 +149,7 @@ def test_sites_refuse_shared_noise_that_does_not_add_up(silos, tmp_path):
         (fc.algorithms.FedAvg(local_steps=2, step=0.1), "samples", {}, "replies that are linear"),
         (gradient, "samples", {"participation": 0.8}, "every sum must have all of them"),
     ]):  # fmt: skip
-        grid = LocalGrid(secure_sites(silos, tmp_path / str(i), opened(honest_parties=3, changing_cohorts=True)))
+        grid = LocalSites(secure_sites(silos, tmp_path / str(i), opened(honest_parties=3, changing_cohorts=True)))
         with pytest.raises(FederationError, match=reason):
             federate(grid, text(method, private, weights, **run), SECURE)
 
@@ -159,7 +159,7 @@ def test_what_a_secure_run_was_worth_does_not_carry_over_to_a_plain_order(silos,
     method = fc.algorithms.ProximalGradient(step=0.2)
     config = text(method, {"clip": 1.0, "noise": 4.0, "share": 1 / N})
     sites = secure_sites(silos, tmp_path, opened(honest_parties=4))
-    one, _ = federate(LocalGrid(sites), config, SECURE)
+    one, _ = federate(LocalSites(sites), config, SECURE)
     vectors = {"buffers": torch.zeros(0, dtype=torch.float64), "model": torch.zeros(4, dtype=torch.float64)}
     order = Order(
         job="job", site="a", config=one.transport.sites.config, shape=one.shape, round=ROUNDS, evaluate=True, last=-1
@@ -199,13 +199,13 @@ def test_a_site_does_not_leave_its_noise_out_where_a_model_overflows(silos, tmp_
 
     monkeypatch.setattr(site_module.private, "evaluate", overflowing)
     with pytest.raises(FederationError, match="left the finite range"):
-        federate(LocalGrid(sites), text(method, {"clip": 1.0, "noise": 4.0, "share": 1 / N}), SECURE)
+        federate(LocalSites(sites), text(method, {"clip": 1.0, "noise": 4.0, "share": 1 / N}), SECURE)
 
 
 def test_records_of_a_plain_run_count_a_sites_own_share_only(silos, tmp_path):
     """Whoever sees single replies sees them with a share of the noise."""
     method = fc.algorithms.ProximalGradient(step=0.2)
-    grid = LocalGrid(make_sites(silos, tmp_path))
+    grid = LocalSites(make_sites(silos, tmp_path))
     _, run = federate(grid, text(method, {"clip": 1.0, "noise": 8.0, "share": 1 / N}))
     expected = compose({Query(4.0): 2 * ROUNDS + 1}, 1e-5)
     assert run.history[-1]["epsilon"] == pytest.approx(expected)
@@ -215,12 +215,12 @@ def test_records_of_a_plain_run_count_a_sites_own_share_only(silos, tmp_path):
 def test_robust_means_stay_refused(silos, tmp_path):
     content = write(fc.algorithms.FedAvg(1, 0.1), aggregator={"name": "TrimmedMean", "trim": 1})
     with pytest.raises(ConfigError, match="aggregator needs single replies"):
-        federate(LocalGrid(secure_sites(silos, tmp_path)), content, SECURE)
+        federate(LocalSites(secure_sites(silos, tmp_path)), content, SECURE)
 
 
 def test_noised_sums_tell_counts_that_can_be(silos, tmp_path):
     method = fc.algorithms.ProximalGradient(step=0.2)
-    grid = LocalGrid(secure_sites(silos, tmp_path, opened(honest_parties=4)))
+    grid = LocalSites(secure_sites(silos, tmp_path, opened(honest_parties=4)))
     _, run = federate(grid, text(method, {"clip": 1.0, "noise": 300.0, "share": 1 / N}), SECURE)
     assert all(0 <= r["train_accuracy"] <= 1 for r in run.history)
     assert all(r["objective"] >= 0 for r in run.history)
@@ -292,10 +292,10 @@ def test_a_run_whose_steps_are_left_open_needs_one_approval_per_site(silos, tmp_
         site._approvals = Approvals(site.store.folder, Approval(required=True))
     for site in sites:  # the first that refuses ends the run
         with pytest.raises(FederationError, match="waits for approval"):
-            federate(LocalGrid(sites), content)
+            federate(LocalSites(sites), content)
         for name, entry in site._approvals.all().items():
             assert entry["status"] == "pending"
             site._approvals.decide(name, "approved")
-    _, run = federate(LocalGrid(sites), content)
+    _, run = federate(LocalSites(sites), content)
     assert len(run.history) == 4
     assert all(len(site._approvals.all()) == 1 for site in sites)

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from local_federation import L1, LocalGrid, alone, federate, method, opened, write
+from local_federation import L1, LocalSites, alone, federate, method, opened, write
 from secure_sites import make_keys
 from typer.testing import CliRunner
 
@@ -78,7 +78,7 @@ def test_an_unapproved_experiment_computes_nothing(silos, tmp_path, key, monkeyp
     for name in ("introduce", "work"):
         monkeypatch.setattr(Site, name, lambda self, *_, what=name: touched.append(what))
     with pytest.raises(FederationError, match=r"a: refuses: experiment [0-9a-f]{16} waits for approval at the site"):
-        federate(LocalGrid(sites), TEXT)
+        federate(LocalSites(sites), TEXT)
     assert not touched
     assert not list(tmp_path.glob("*/ledger.json"))
     (entry,) = Approvals(tmp_path / "0", Approval()).all().values()
@@ -92,22 +92,22 @@ def test_approved_by_digest_it_runs_and_anything_else_waits(silos, tmp_path, key
     name = digest(parse(TEXT))
     for i in range(4):  # one after another, as the sites' people come to it
         with pytest.raises(FederationError, match=f"{silos.names[i]}: refuses: experiment {name[:16]} waits"):
-            federate(LocalGrid(sites), TEXT)
+            federate(LocalSites(sites), TEXT)
         assert approvals[i].decide(name[:12], "approved") == name
-    federate(LocalGrid(sites), TEXT)
+    federate(LocalSites(sites), TEXT)
     for change in ({"rounds": 4}, {"batch_size": 4}, {"evaluate_every": 2}, {"stationarity_step": 0.2}):
         other = write(method("FedNMap"), L1, **{"rounds": 3, **change})
         assert digest(parse(other)) != name
         with pytest.raises(FederationError, match="waits for approval"):
-            federate(LocalGrid(sites), other)
+            federate(LocalSites(sites), other)
     approvals[2].decide(name, "rejected")
     with pytest.raises(FederationError, match=f"c: refuses: experiment {name[:16]} was rejected"):
-        federate(LocalGrid(sites), TEXT)
+        federate(LocalSites(sites), TEXT)
 
 
 def test_classes_of_experiments_need_no_further_word(silos, tmp_path, key):
     fits = {"methods": ["fednmap"], "losses": ["logistic"], "max_rounds": 3, "max_evaluations": 5, "secure": False}
-    federate(LocalGrid(sites_of(silos, tmp_path / "yes", Approval(required=True, allow=[Rule(**fits)]), key)), TEXT)
+    federate(LocalSites(sites_of(silos, tmp_path / "yes", Approval(required=True, allow=[Rule(**fits)]), key)), TEXT)
     others = [
         {"methods": ["Scaffold"]}, {"losses": ["least_squares"]}, {"max_rounds": 2}, {"max_evaluations": 4},
         {"max_features": 7}, {"secure": True},
@@ -115,7 +115,7 @@ def test_classes_of_experiments_need_no_further_word(silos, tmp_path, key):
     for i, change in enumerate(others):
         approval = Approval(required=True, allow=[Rule(**{**fits, **change})])
         with pytest.raises(FederationError, match="waits for approval"):
-            federate(LocalGrid(sites_of(silos, tmp_path / str(i), approval, key)), TEXT)
+            federate(LocalSites(sites_of(silos, tmp_path / str(i), approval, key)), TEXT)
 
 
 def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, tmp_path, key):
@@ -126,8 +126,8 @@ def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, 
     assert asked != digest(parse(text))
 
     def ask(rule, place):
-        grid = LocalGrid(sites_of(silos, tmp_path / place, Approval(required=True, allow=[Rule(**rule)]), key))
-        asking = Inquiry(grid, list(silos.names), grid.nodes, parse(text, recipe=True), "job")
+        grid = LocalSites(sites_of(silos, tmp_path / place, Approval(required=True, allow=[Rule(**rule)]), key))
+        asking = Inquiry(grid, list(silos.names), grid.permitted, parse(text, recipe=True), "job")
         x = torch.zeros(asking.meet().dimension, dtype=torch.float64)
         return Driver(asking).each([Request("newton", {"x": x, "working": x.bool()})])
 
@@ -137,7 +137,7 @@ def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, 
 
 
 def test_without_approval_nothing_waits(silos, tmp_path, key):
-    federate(LocalGrid(sites_of(silos, tmp_path, Approval(), key)), TEXT)
+    federate(LocalSites(sites_of(silos, tmp_path, Approval(), key)), TEXT)
     assert not list(tmp_path.glob("*/approvals"))
 
 
@@ -145,7 +145,7 @@ def test_without_approval_nothing_waits(silos, tmp_path, key):
 
 
 def test_everything_that_leaves_is_in_the_log(silos, tmp_path, key):
-    grid = LocalGrid(sites_of(silos, tmp_path, Approval(), key))
+    grid = LocalSites(sites_of(silos, tmp_path, Approval(), key))
     federate(grid, TEXT)
     for i, name in enumerate(silos.names):
         lines = Audit(tmp_path / str(i), key).verify()
@@ -156,7 +156,7 @@ def test_everything_that_leaves_is_in_the_log(silos, tmp_path, key):
         assert whats == ["introduction", *["round and evaluation"] * 3, "evaluation"]
         assert {one["asked by"] for one in lines} == {"coordinator"}
         assert stat.S_IMODE((tmp_path / str(i) / "audit.jsonl").stat().st_mode) == 0o600
-    sites = grid.sites[1]
+    sites = grid.sites["a"]
     sites.answer(wire.content(refusal="nonsense"))
     last = Audit(tmp_path / "0", key).verify()[-1]
     assert last["what"] == "not an order"
@@ -254,11 +254,11 @@ def test_two_processes_write_one_log(tmp_path, key):
 
 
 def test_a_site_whose_log_was_changed_answers_nothing(silos, tmp_path, key):
-    federate(LocalGrid(sites_of(silos, tmp_path, Approval(), key)), TEXT)
+    federate(LocalSites(sites_of(silos, tmp_path, Approval(), key)), TEXT)
     log = tmp_path / "0" / "audit.jsonl"
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[1:]))
     with pytest.raises(FederationError, match="a: refuses: its audit log cannot be continued"):
-        federate(LocalGrid(sites_of(silos, tmp_path, Approval(), key)), TEXT, job="another")
+        federate(LocalSites(sites_of(silos, tmp_path, Approval(), key)), TEXT, job="another")
 
 
 # -- keys made at the site --------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_the_commands_of_a_sites_people(silos, tmp_path):
     first = fed.path / "sites" / "a"
     assert "nothing was asked for" in command("pending", first)
     with pytest.raises(FederationError, match="waits for approval"):
-        federate(LocalGrid(sites), text, Settings(secure=True))
+        federate(LocalSites(sites), text, Settings(secure=True))
     sums = Secure(phase="keys", epoch="0" * 32, parties=list(silos.names))
     name = digest(parse(text), sums)
     others = [None, sums.model_copy(update={"recover": True}), sums.model_copy(update={"parties": ["a", "b", "c"]})]
@@ -336,15 +336,15 @@ def test_the_commands_of_a_sites_people(silos, tmp_path):
     assert "no experiment begins" in command("approve", first, "123456", code=2)
     command("reject", first, name)
     with pytest.raises(FederationError, match="was rejected"):
-        federate(LocalGrid(sites), text, Settings(secure=True))
+        federate(LocalSites(sites), text, Settings(secure=True))
     for site in silos.names:
         place = fed.path / "sites" / site
         with pytest.raises(FederationError, match=r"rejected|waits"):
-            federate(LocalGrid(sites), text, Settings(secure=True))
+            federate(LocalSites(sites), text, Settings(secure=True))
         command("approve", place, name)
-    federate(LocalGrid(sites), text, Settings(secure=True))
+    federate(LocalSites(sites), text, Settings(secure=True))
     with pytest.raises(FederationError, match="waits for approval"):  # the same with fewer sites is another experiment
-        federate(LocalGrid(sites[:3]), text, Settings(secure=True), job="another")
+        federate(LocalSites(sites[:3]), text, Settings(secure=True), job="another")
     shown = command("audit", first, "--lines", 0)
     assert "secure sum" in shown
     assert "lines, each as it was written" in shown

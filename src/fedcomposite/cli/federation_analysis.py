@@ -47,7 +47,7 @@ from fedcomposite.federation.coordinator.delivery import Delivery, FederationErr
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
 from fedcomposite.federation.coordinator.jobs import Diary, Job, followed
 from fedcomposite.federation.engines.admin_socket import AdminSocketError
-from fedcomposite.federation.engines.grid import ServiceGrid
+from fedcomposite.federation.engines.grid import ServiceEngine
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.files import write_atomic
@@ -132,13 +132,13 @@ def inquiry(
     """
     require_service(federation)
     name = job or uuid.uuid4().hex[:16]
-    with contextlib.closing(ServiceGrid(federation, name)) as grid:
+    with contextlib.closing(ServiceEngine(federation, name)) as engine:
         taking_part = list(sites) or federation.sites
         if settings.policy == "skip" and not sites:
-            taking_part = Delivery(grid, federation.nodes, settings, log, stop).present(federation.permitted())
+            taking_part = Delivery(engine, federation.permitted, settings, log, stop).present(federation.permitted())
             if not taking_part:
                 raise FederationError("no site is there")
-        yield Inquiry(grid, taking_part, federation.nodes, config, name, settings, log=log, stop=stop)
+        yield Inquiry(engine, taking_part, federation.permitted, config, name, settings, log=log, stop=stop)
 
 
 class AtSites:

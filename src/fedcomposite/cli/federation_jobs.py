@@ -26,7 +26,7 @@ from fedcomposite.federation.coordinator.delivery import FederationError, Settin
 from fedcomposite.federation.coordinator.inquiry import target_of
 from fedcomposite.federation.coordinator.jobs import Job, carry_out
 from fedcomposite.federation.engines.admin_socket import AdminClient, AdminSocketError
-from fedcomposite.federation.engines.grid import ServiceGrid
+from fedcomposite.federation.engines.grid import ServiceEngine
 from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.logs import Rotating
 from fedcomposite.federation.shape import parse, write
@@ -165,8 +165,8 @@ def conduct(federation: FederationFolder, place: RunFolder, told: dict[str, Any]
     hint = f"go on with: fedcomposite federation run {federation.path} --resume {place.path}"
     rounds = parse(place.config.read_text(encoding="utf-8"), "config.toml").run.rounds
     try:
-        with Interrupt() as interrupt, contextlib.closing(ServiceGrid(federation, job)) as grid:
-            carry_out(grid, federation, job, say, _Shown(rounds), lambda: interrupt.asked)
+        with Interrupt() as interrupt, contextlib.closing(ServiceEngine(federation, job)) as engine:
+            carry_out(engine, federation, job, say, _Shown(rounds), lambda: interrupt.asked)
     except StepError:
         raise  # the experiment has to be changed, so there is nothing to go on with
     except Exception as error:

@@ -23,7 +23,7 @@ import os
 import re
 import socket
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,22 +251,6 @@ class FederationFolder:
     def public_key(self, site: str) -> Path:
         """The file with a site's public key."""
         return self.path / "keys" / f"{site}.pub"
-
-    def nodes(self) -> dict[str, int]:
-        """The registered sites and their node numbers."""
-        return {k: v for k, v in self._registry().items() if k not in self.revoked()}
-
-    def _registry(self) -> dict[str, int]:
-        found: dict[str, int] = _json(self.state / "nodes.json", {})
-        return found
-
-    def set_node(self, site: str, node: int) -> None:
-        """Remember a registration."""
-        self.set_nodes({**self._registry(), site: node})
-
-    def set_nodes(self, nodes: Mapping[str, int]) -> None:
-        """Remember all registrations."""
-        write_atomic(self.state / "nodes.json", json.dumps(dict(nodes)).encode())
 
     def revoked(self) -> list[str]:
         """Sites that may no longer take part."""

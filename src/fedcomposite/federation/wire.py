@@ -1,8 +1,8 @@
-"""Tuples of tensors as Flower records, and back, with nothing taken on trust.
+"""What parties send each other, as bytes, and back, with nothing taken on trust.
 
-A message holds one record: a text (an order, an introduction, a refusal) or numbers (a report), and its vectors in one
-block of safetensors, a format that can hold nothing but named arrays. Flower moves every record, array and piece
-of an array by a request of its own, so one record makes a round several times faster than one array per vector.
+A message holds one text (an order, an introduction, a report's numbers, a refusal) and its vectors in one block of
+safetensors, a format that can hold nothing but named arrays. As bytes the texts are JSON in front and the blocks lie
+behind, copied once. Whatever carries a message between machines (``engines``) sees these bytes alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import ConfigRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load as deserialise
 from torch import Tensor
@@ -24,8 +23,9 @@ from fedcomposite import files
 from fedcomposite.runtime.messages import all_finite
 
 Vectors = dict[str, Tensor]
+Content = dict[str, str | bytes]
+"""A message: texts, and blocks of bytes, by their names."""
 
-RECORD = "fedcomposite"
 KINDS = ("order", "introduction", "report", "secure", "answers", "refusal")
 """The texts that a message may carry."""
 DTYPES = {
@@ -37,6 +37,7 @@ DTYPES = {
     "bool": torch.bool,
 }
 _HEADER = 1 << 16  # more than the names of any method's vectors need
+_FRONT = 64 << 20  # bytes of a message's texts, at most
 _WHOLE = 2**53  # integers up to this are exact as floating-point numbers
 _LINE = 300  # characters of somebody else's text that are shown
 
@@ -81,14 +82,14 @@ def tuple_of(kind: type[Any], prefix: str, vectors: Mapping[str, Tensor]) -> Any
 
 def content(
     *, vectors: Mapping[str, Tensor] | bytes | None = None, report: Mapping[str, float] | None = None, **text: str
-) -> RecordDict:
+) -> Content:
     """A message: at most one text by its name, or a report's numbers, and vectors, or the bytes of :func:`block`."""
-    parts: dict[str, Any] = dict(text)
+    parts: Content = dict(text)
     if report is not None:
         parts["report"] = json.dumps(dict(report))
     if vectors is not None:
         parts["vectors"] = vectors if isinstance(vectors, bytes) else block(vectors)
-    return RecordDict({RECORD: ConfigRecord(parts)})
+    return parts
 
 
 def block(vectors: Mapping[str, Tensor]) -> bytes:
@@ -96,30 +97,54 @@ def block(vectors: Mapping[str, Tensor]) -> bytes:
     return files.pack(vectors)
 
 
-def _parts(message: RecordDict) -> ConfigRecord:
-    part = message.get(RECORD) if isinstance(message, RecordDict) else None
-    if part is None or list(message) != [RECORD] or not isinstance(part, ConfigRecord):
+def encode(message: Content) -> bytes:
+    """The bytes of a message."""
+    blocks = {k: v for k, v in message.items() if isinstance(v, bytes)}
+    texts = {k: v for k, v in message.items() if k not in blocks}
+    front = json.dumps([texts, {k: len(v) for k, v in blocks.items()}]).encode()
+    return b"".join([len(front).to_bytes(8, "big"), front, *blocks.values()])
+
+
+def decode(payload: bytes) -> Content:
+    """The message in some bytes."""
+    size = int.from_bytes(payload[:8], "big")
+    if len(payload) < 8 or size > min(_FRONT, len(payload) - 8):
         raise WireError("not a message of this package")
-    return part
+    at = 8 + size
+    try:
+        texts, lengths = json.loads(payload[8:at])
+        made: Content = {str(k): v for k, v in texts.items()}
+        if not all(isinstance(v, str) for v in made.values()) or made.keys() & lengths.keys():
+            raise ValueError
+        for name, length in lengths.items():
+            if type(length) is not int or not 0 <= length <= len(payload) - at:
+                raise ValueError
+            made[name] = payload[at : at + length]
+            at += length
+        if at != len(payload):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise WireError("not a message of this package") from None
+    return made
 
 
-def kind(message: RecordDict) -> str:
+def kind(message: Content) -> str:
     """What a message is: one of :data:`KINDS`."""
-    found = sorted(set(_parts(message)) - {"vectors"})
+    found = sorted(set(message) - {"vectors"})
     if len(found) != 1 or found[0] not in KINDS:
         raise WireError(f"a message with {clean(', '.join(found), 60) or 'no text'}")
     return found[0]
 
 
-def text(message: RecordDict, key: str) -> str:
+def text(message: Content, key: str) -> str:
     """The text that a message must carry."""
-    value = _parts(message).get(key)
+    value = message.get(key)
     if kind(message) != key or not isinstance(value, str):
         raise WireError(f"no {key} in the message")
     return value
 
 
-def numbers(message: RecordDict) -> dict[str, float]:
+def numbers(message: Content) -> dict[str, float]:
     """The numbers of a report."""
     said = text(message, "report")
     if len(said) > _HEADER:
@@ -135,33 +160,33 @@ def numbers(message: RecordDict) -> dict[str, float]:
     return found
 
 
-def nbytes(message: RecordDict) -> int:
+def nbytes(message: Content) -> int:
     """Bytes of a message's vectors."""
-    block = _parts(message).get("vectors", b"")
+    block = message.get("vectors", b"")
     return len(block) if isinstance(block, bytes) else 0
 
 
-def weight(message: RecordDict) -> int:
+def weight(message: Content) -> int:
     """Bytes and characters of all that a message holds."""
-    return sum(len(v) if isinstance(v, bytes | str | list) else 8 for v in _parts(message).values())
+    return sum(map(len, message.values()))
 
 
-def digest(message: RecordDict) -> str:
+def digest(message: Content) -> str:
     """A digest of all that a message holds."""
     found = hashlib.sha256()
-    for key, value in sorted(_parts(message).items()):
+    for key, value in sorted(message.items()):
         raw = value if isinstance(value, bytes) else repr(value).encode()
         found.update(f"{key} {type(value).__name__} {len(raw)}:".encode())
         found.update(raw)
     return found.hexdigest()
 
 
-def unpack(message: RecordDict, expected: Mapping[str, Form]) -> Vectors:
+def unpack(message: Content, expected: Mapping[str, Form]) -> Vectors:
     """A message's vectors: exactly the expected names, shapes and dtypes, and finite numbers.
 
     What is declared and what is there are compared before anything is decoded.
     """
-    block = _parts(message).get("vectors")
+    block = message.get("vectors")
     if not isinstance(block, bytes):
         raise WireError("no vectors in the message")
     declared = _declared(block)

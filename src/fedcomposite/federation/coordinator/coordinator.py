@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import RecordDict
-from flwr.serverapp import Grid
 
 from fedcomposite import algorithms, theory
 from fedcomposite.algorithms.base import AnyAlgorithm, amplification
@@ -23,12 +21,13 @@ from fedcomposite.federation.coordinator import secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Policy, Settings
 from fedcomposite.federation.coordinator.secure_transport import SecureTransport
 from fedcomposite.federation.coordinator.transport import JobParties, SiteTransport, check_refusal
+from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.orders import Introduction, Order, Shape
 from fedcomposite.federation.secure import encoding
 from fedcomposite.federation.secure.assembly import Assembly
 from fedcomposite.federation.shape import agree, blank, misfits, write
 from fedcomposite.federation.site.policy import pair
-from fedcomposite.federation.wire import WireError
+from fedcomposite.federation.wire import Content, WireError
 from fedcomposite.privacy import SampleLevel
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
@@ -47,12 +46,12 @@ class Coordinator:
 
     Parameters
     ----------
-    grid : Grid
-        Flower's, or any other that carries messages to node numbers.
+    engine : Engine
+        What carries orders to the sites.
     sites : sequence of str
         All sites of the federation in their order: site i is client i.
-    nodes : callable
-        The registered sites and their node numbers, now.
+    permitted : callable
+        The sites that may take part, now.
     config : Config
         The experiment.
     job : str
@@ -67,9 +66,9 @@ class Coordinator:
 
     def __init__(
         self,
-        grid: Grid,
+        engine: Engine,
         sites: list[str],
-        nodes: Callable[[], Mapping[str, int]],
+        permitted: Callable[[], Collection[str]],
         config: Config,
         job: str,
         settings: Settings | None = None,
@@ -80,7 +79,7 @@ class Coordinator:
     ) -> None:
         self.sites, self.config, self.job, self.settings = sites, config, job, settings or Settings()
         self._log, self._recipe = log, recipe
-        self.post = Delivery(grid, nodes, self.settings, log, stop)
+        self.post = Delivery(engine, permitted, self.settings, log, stop)
         self.assembly = Assembly(self.post, job)
         self.sums: encoding.IntroductionSums | None = None
         """What is known of all sites together where only sums are."""
@@ -169,7 +168,7 @@ class Coordinator:
             )
             return [met[s] for s in self.sites if s in met]
         requests = {s: wire.content(order=o.model_dump_json()) for s, o in orders.items()}
-        met = self.post.collect(requests, "introduction", self._check_introduction, policy)
+        met = self.post.collect(requests, self._check_introduction, policy)
         if policy == "skip":
             for site, reason in misfits(list(met.values())).items():
                 self.post.refuse(site, reason, policy)
@@ -179,7 +178,7 @@ class Coordinator:
             raise FederationError("no site takes part")
         return [met[s] for s in self.sites if s in met]
 
-    def _check_introduction(self, site: str, content: RecordDict) -> Introduction:
+    def _check_introduction(self, site: str, content: Content) -> Introduction:
         check_refusal(content)
         met = Introduction.read(wire.text(content, "introduction"))
         if met.site != site:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
-
-from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
+from typing import Generic, Literal, TypeVar
 
 from fedcomposite._validation import Count, Positive, ZeroOrMore, validate
-from fedcomposite.federation.wire import WireError, clean
+from fedcomposite.federation import wire
+from fedcomposite.federation.engines.engine import Engine, Reply
+from fedcomposite.federation.wire import Content, WireError, clean
 from fedcomposite.runtime.transports import StoppedError
 
 T = TypeVar("T")
-_BROKEN = (AttributeError, LookupError, TypeError, ValueError, RecursionError, AssertionError)
-"""What decoding somebody's bytes may come to; connections fail otherwise."""
+_LOOK = 1.0  # seconds between two looks at who is there
 Policy = Literal["wait", "skip"]
 
 
@@ -41,8 +38,6 @@ class Settings:
     """Fewest sites with which "skip" goes on."""
     tell_every: Positive = 10.0
     """Seconds between lines that name the missing sites."""
-    poll: Positive = 0.1
-    """Seconds between looks for replies."""
     max_entry: Positive = 1e15
     """Largest number that a site may report, as long as most of them stay below it."""
     max_ratio: Positive = 1e5
@@ -64,21 +59,21 @@ class _Sent:
 
 
 class Delivery:
-    """Requests to named sites over a Grid, and their checked answers.
+    """Requests to named sites over an engine, and their checked answers.
 
-    ``nodes()`` gives the registered sites and their node numbers now; ``log`` receives one line per event;
-    ``stop()`` is asked between looks.
+    ``permitted()`` gives the sites that may take part now; ``log`` receives one line per event; ``stop()`` is asked
+    between looks.
     """
 
     def __init__(
         self,
-        grid: Grid,
-        nodes: Callable[[], Mapping[str, int]],
+        engine: Engine,
+        permitted: Callable[[], Collection[str]],
         settings: Settings,
         log: Callable[[str], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.grid, self.nodes, self.settings, self.log, self._stop = grid, nodes, settings, log, stop
+        self.engine, self.permitted, self.settings, self.log, self._stop = engine, permitted, settings, log, stop
         self.absent: set[str] = set()
         """Sites that "skip" went on without, until they are heard again."""
         self.missing: dict[str, float] = {}
@@ -86,16 +81,15 @@ class Delivery:
 
     def collect(
         self,
-        requests: Mapping[str, RecordDict],
-        group: str,
-        check: Callable[[str, RecordDict], T],
+        requests: Mapping[str, Content],
+        check: Callable[[str, Content], T],
         policy: Policy | None = None,
     ) -> dict[str, T]:
         """Send the requests and gather the answers that pass ``check``, by site.
 
         With "wait" all of them, or an error; with "skip" those of the sites that are there and answer well.
         """
-        one = _Exchange(self, requests, group, check, policy or self.settings.policy)
+        one = _Exchange(self, requests, check, policy or self.settings.policy)
         while one.pending:
             if self._stop():
                 raise StoppedError
@@ -104,7 +98,7 @@ class Delivery:
             one.receive(now)
             one.lose_patience(now)
             if one.pending:
-                self._wait(one.numbers)
+                self.engine.wait(one.numbers, _LOOK)
         self.missing = {}
         self.check_enough(one.answers, one.policy)
         return one.answers
@@ -113,13 +107,13 @@ class Delivery:
         """The sites that are there now, or come within the patience of "skip"."""
         ends = time.monotonic() + self.settings.patience
         while True:
-            nodes, online = self.nodes(), {n.node_id for n in self.grid.get_nodes()}
-            here = [site for site in sites if nodes.get(site) in online]
+            permitted, online = self.permitted(), self.engine.present()
+            here = [site for site in sites if site in permitted and site in online]
             if len(here) == len(sites) or time.monotonic() > ends:
                 return here
             if self._stop():
                 raise StoppedError
-            self._wait([])
+            self.engine.wait([], _LOOK)
 
     def check_enough(self, answers: Mapping[str, T], policy: Policy | None = None) -> None:
         """Refuse to go on with fewer than ``min_sites``."""
@@ -133,14 +127,6 @@ class Delivery:
             raise FederationError(f"{name}: {clean(reason)}")
         self.log(f"refused: {name}: {clean(reason)}")
 
-    def _wait(self, numbers: list[str]) -> None:
-        """Until there may be something new; a Grid that can tell is asked to."""
-        wait = getattr(self.grid, "wait", None)
-        if wait is None:
-            time.sleep(self.settings.poll)
-        else:
-            wait(numbers, 1.0)
-
 
 class _Exchange(Generic[T]):
     """One round of requests on its way."""
@@ -148,19 +134,16 @@ class _Exchange(Generic[T]):
     def __init__(
         self,
         post: Delivery,
-        requests: Mapping[str, RecordDict],
-        group: str,
-        check: Callable[[str, RecordDict], T],
+        requests: Mapping[str, Content],
+        check: Callable[[str, Content], T],
         policy: Policy,
     ) -> None:
-        self._post, self._group, self._check, self.policy = post, group, check, policy
+        self._post, self._check, self.policy = post, check, policy
         self.pending, self.answers = dict(requests), dict[str, T]()
         self._sent: dict[str, _Sent] = {}
-        self._one_by_one = False
-        self._tickets: dict[str, str] = {}  # groups of orders, and whose they are
         self._not_before: dict[str, float] = {}
         self._began = self._told = time.monotonic()
-        self._look, self._nodes, self._online = 0.0, post.nodes(), dict[int, str]()
+        self._look, self._permitted, self._online = 0.0, post.permitted(), post.engine.present()
 
     @property
     def numbers(self) -> list[str]:
@@ -170,18 +153,13 @@ class _Exchange(Generic[T]):
     def send(self, now: float) -> None:
         """Ask every site that is there and has not been asked, or not answered for too long."""
         if now >= self._look:
-            self._nodes, self._look = self._post.nodes(), now + 1.0
-            self._online = {n.node_id: n.last_activated_at for n in self._post.grid.get_nodes()}
-        for name in [p for p in self.pending if p not in self._nodes]:
+            self._permitted, self._look = self._post.permitted(), now + 1.0
+            self._online = self._post.engine.present()
+        for name in [p for p in self.pending if p not in self._permitted]:
             self._lose(name, "is not registered or was revoked")
-        ready = [p for p in self.pending if self._nodes[p] in self._online and self._wants(p, now)]
-        messages = [
-            Message(self.pending[p], dst_node_id=self._nodes[p], message_type="train", group_id=self._ticket(p))
-            for p in ready
-        ]
-        numbers = list(self._post.grid.push_messages(messages)) if messages else []
-        for name, number in zip(ready, numbers, strict=True):
-            old, session = self._sent.get(name), self._online[self._nodes[name]]
+        orders = {p: self._encoded(p) for p in self.pending if p in self._online and self._wants(p, now)}
+        for name, number in (self._post.engine.push(orders) if orders else {}).items():
+            old, session = self._sent.get(name), self._online[name]
             if old is None:
                 self._sent[name] = _Sent([number], now, session, self._post.settings.round_timeout)
                 continue
@@ -189,51 +167,30 @@ class _Exchange(Generic[T]):
             self._post.log(f"{name} {why}; asked again")
             self._sent[name] = _Sent([*old.ids, number], now, session, 2 * old.patience)
 
-    def _ticket(self, name: str) -> str:
-        """The group of a site's orders: a name that others cannot guess."""
-        for group, owner in self._tickets.items():
-            if owner == name:
-                return group
-        group = f"{self._group}.{secrets.token_hex(16)}"
-        self._tickets[group] = name
-        return group
+    def _encoded(self, name: str) -> bytes:
+        """A site's order as it travels."""
+        return wire.encode(self.pending[name])
 
     def _wants(self, name: str, now: float) -> bool:
         if now < self._not_before.get(name, 0.0):
             return False
         sent = self._sent.get(name)
         # A site that was killed and is back before anybody noticed has lost its order.
-        anew = sent is not None and self._online[self._nodes[name]] != sent.session
+        anew = sent is not None and self._online[name] != sent.session
         return sent is None or anew or now - sent.at > sent.patience
 
     def receive(self, now: float) -> None:
         """Take what has arrived."""
         owner = {number: name for name, sent in self._sent.items() for number in sent.ids}
-        for name, message in self._pulled(owner):
-            if not name:
-                self._post.log("left out: an answer that belongs to no site's order")
+        for reply in self._post.engine.pull(list(owner)) if owner else []:
+            name = owner.get(reply.order, "")
             if name not in self.pending:
                 continue
-            if not isinstance(message, Message) or not (message.has_error() or message.has_content()):
-                self._lose(name, "its answer cannot be read")
-                continue
-            number = message.metadata.reply_to_message_id
-            if owner.get(number) != name:
-                self._lose(name, "answers an order that it was not given")
-                continue
-            reason = clean(message.error.reason or "no reason given") if message.has_error() else ""
-            if reason and not reason.startswith(f"{name} refuses"):
-                # The engine speaks here (the site went away), not the site: its order is sent again.
-                self._post.log(f"{name} did not answer: {reason}")
-                self._sent[name].ids.remove(number)
-                if not self._sent[name].ids:
-                    del self._sent[name]
-                self._not_before[name], self._look = now + 1.0, 0.0
+            if reply.report is None:
+                self._again(name, reply, now)
                 continue
             try:
-                if reason:
-                    raise WireError(reason.removeprefix(f"{name} "))
-                self.answers[name] = self._check(name, message.content)
+                self.answers[name] = self._check(name, wire.decode(reply.report))
             except WireError as error:
                 self._lose(name, str(error))
                 continue
@@ -245,46 +202,13 @@ class _Exchange(Generic[T]):
                 self._post.log(f"{name} is back")
                 self._post.absent.discard(name)
 
-    def _pulled(self, owner: Mapping[str, str]) -> list[tuple[str, Any]]:
-        """What has arrived, and from whom.
-
-        All answers come with one request, until one of them cannot be decoded: then it is not known whose it was, and
-        others may be lost with it. So the sites are asked again, and their answers taken one by one.
-        """
-        if not owner:
-            return []
-        pull = self._post.grid.pull_messages
-        if self._one_by_one:
-            taken: list[tuple[str, Any]] = []
-            for name in dict.fromkeys(owner.values()):
-                try:
-                    taken += [(name, m) for m in pull([i for i, site in owner.items() if site == name])]
-                except _BROKEN:
-                    taken.append((name, None))
-            return taken
-        found: list[Any] = []
-        try:
-            found += pull(list(owner))
-        except _BROKEN:
-            found.append(None)
-        good = [(self._sender(m, owner), m) for m in found if isinstance(m, Message)]
-        if len(good) < len(found):
-            self._post.log("an answer cannot be decoded; asking again, one by one")
-            self._one_by_one, heard = True, {name for name, _ in good}
-            self._sent = {name: sent for name, sent in self._sent.items() if name in heard}
-        return good
-
-    def _sender(self, message: Any, owner: Mapping[str, str]) -> str:
-        """Whose message this is; empty if it is nobody's.
-
-        A message says itself what it answers and where it is from. That a site was given the order shows in the name of
-        its group, which holds a number that only this site knows. Errors may be the engine's, which knows no groups.
-        """
-        about = message.metadata
-        if about.group_id in self._tickets:
-            return self._tickets[about.group_id]
-        ours = message.has_error() and " refuses" not in str(message.error.reason)
-        return owner.get(about.reply_to_message_id, "") if ours else ""
+    def _again(self, name: str, reply: Reply, now: float) -> None:
+        """Have an order that was lost on its way sent again."""
+        self._post.log(f"{name} did not answer: {clean(reply.lost or 'no reason given')}")
+        self._sent[name].ids.remove(reply.order)
+        if not self._sent[name].ids:
+            del self._sent[name]
+        self._not_before[name], self._look = now + 1.0, 0.0
 
     def _lose(self, name: str, reason: str) -> None:
         """A site that is not to be counted: the end of the run, or a line in its log."""

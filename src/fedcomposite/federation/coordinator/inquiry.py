@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
-from flwr.serverapp import Grid
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
 from fedcomposite.data.queries import Answer, LevelCounts, Query, Schema, parse_answer
@@ -22,13 +20,14 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
 from fedcomposite.federation.coordinator.transport import check_refusal
+from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Question, Samples, Shape
 from fedcomposite.federation.secure import encoding
 from fedcomposite.federation.secure.assembly import Assembly
 from fedcomposite.federation.shape import agree, skeleton, write
 from fedcomposite.federation.site import analyses
 from fedcomposite.federation.site.policy import pair
-from fedcomposite.federation.wire import Vectors, WireError
+from fedcomposite.federation.wire import Content, Vectors, WireError
 from fedcomposite.problems import Counter, Loss, Problem
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import Introduce, Request, Sums
@@ -47,7 +46,7 @@ class Inquiry:
 
     Parameters
     ----------
-    grid, sites, nodes, job, settings, log, stop
+    engine, sites, permitted, job, settings, log, stop
         As for :class:`fedcomposite.federation.coordinator.coordinator.Coordinator`. Exchanges are numbered within a
         job, and in secure sums sites do not go back in them: a second inquiry has a job of its own.
     config : Config
@@ -58,9 +57,9 @@ class Inquiry:
 
     def __init__(
         self,
-        grid: Grid,
+        engine: Engine,
         sites: Sequence[str],
-        nodes: Callable[[], Mapping[str, int]],
+        permitted: Callable[[], Collection[str]],
         config: Config,
         job: str,
         settings: Settings | None = None,
@@ -69,7 +68,7 @@ class Inquiry:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.names, self.config, self.job = list(sites), config.only(dict(config.specs[0]), config.seed), job
-        self.post = Delivery(grid, nodes, settings or Settings(), log, stop)
+        self.post = Delivery(engine, permitted, settings or Settings(), log, stop)
         self.assembly = Assembly(self.post, job) if self.post.settings.secure else None
         self.ids = list(range(len(self.names)))
         self.exchanges, self.counter = 0, Counter()
@@ -82,19 +81,17 @@ class Inquiry:
         """Whether single sites' answers may be asked for."""
         return self.assembly is None
 
-    def _send(
-        self, orders: Mapping[str, Order], vectors: bytes | None, check: Callable[[str, RecordDict], T]
-    ) -> list[T]:
+    def _send(self, orders: Mapping[str, Order], vectors: bytes | None, check: Callable[[str, Content], T]) -> list[T]:
         """One exchange: what the sites answered, in their order."""
         more: dict[str, Any] = {} if vectors is None else {"vectors": vectors}
         requests = {s: wire.content(order=o.model_dump_json(), **more) for s, o in orders.items()}
         self.counter.bytes_down += sum(wire.weight(r) for r in requests.values())
         self.exchanges += 1
-        found = self.post.collect(requests, f"analysis-{self.exchanges}", self._counted(check), "wait")
+        found = self.post.collect(requests, self._counted(check), "wait")
         return [found[s] for s in self.names]
 
-    def _counted(self, check: Callable[[str, RecordDict], T]) -> Callable[[str, RecordDict], T]:
-        def counted(site: str, content: RecordDict) -> T:
+    def _counted(self, check: Callable[[str, Content], T]) -> Callable[[str, Content], T]:
+        def counted(site: str, content: Content) -> T:
             check_refusal(content)
             made = check(site, content)
             self.counter.bytes_up += wire.weight(content)
@@ -108,7 +105,7 @@ class Inquiry:
         orders: Mapping[str, Order],
         vectors: bytes | None,
         form: Mapping[str, wire.Form],
-        check: Callable[[str, RecordDict], T],
+        check: Callable[[str, Content], T],
     ) -> tuple[list[T], Vectors]:
         """One exchange of which only the sum is known, and what the sites say beside it."""
         self.exchanges += 1
@@ -201,7 +198,7 @@ class Inquiry:
         )
         return [found[site] for site in self.names]
 
-    def _introduction(self, site: str, content: RecordDict) -> str:
+    def _introduction(self, site: str, content: Content) -> str:
         text = wire.text(content, "introduction")
         met = Introduction.read(text)
         if met.site != site:
@@ -234,7 +231,7 @@ class Inquiry:
         each = [[_sums(one, i) for one in found] for i in range(len(requests))]
         return [e if one.by_site else added(e) for one, e in zip(requests, each, strict=True)]
 
-    def _exchange(self, site: str, content: RecordDict) -> None:
+    def _exchange(self, site: str, content: Content) -> None:
         """Whether a masked answer is one to this exchange."""
         if wire.numbers(content) != {"exchange": self.exchanges}:
             raise WireError(f"does not answer exchange {self.exchanges}")
@@ -259,7 +256,7 @@ def _sums(vectors: Vectors, place: int) -> Sums:
     return {k.partition(".")[2]: v for k, v in vectors.items() if k.partition(".")[0] == str(place)}
 
 
-def _answer(content: RecordDict) -> Answer:
+def _answer(content: Content) -> Answer:
     """A site's answer to one query."""
     said = wire.text(content, "answers")
     try:
@@ -269,7 +266,7 @@ def _answer(content: RecordDict) -> Answer:
         raise WireError("its answer to a query cannot be read") from None
 
 
-def _names(query: Query, content: RecordDict) -> Answer:
+def _names(query: Query, content: Content) -> Answer:
     """The names in a site's answer to a query whose sums are masked."""
     told, columns = _answer(content), query.columns if isinstance(query, LevelCounts) and query.known is None else []
     wanted = {"columns", "kinds"} if isinstance(query, Schema) else {f"levels:{name}" for name in columns}

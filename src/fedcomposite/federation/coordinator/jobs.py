@@ -17,7 +17,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict
 
 from fedcomposite.data import FittedRecipe
@@ -27,6 +26,7 @@ from fedcomposite.experiments.store import Journal, RunFolder
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
+from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse
 from fedcomposite.files import write_atomic
@@ -97,7 +97,7 @@ def followed(folder: Path, tell: Callable[[str], None], **fields: Any) -> Iterat
 
 
 def carry_out(
-    grid: Grid,
+    engine: Engine,
     federation: FederationFolder,
     name: str,
     log: Callable[[str], None] = lambda line: None,
@@ -111,14 +111,14 @@ def carry_out(
     job = Job.model_validate_json(federation.job(name).read_text(encoding="utf-8"))
     folder = RunFolder(job.out)
     with FolderLock(folder.path), followed(folder.path, log, round=0) as diary:
-        run = _conduct(grid, federation, job, folder, diary, watch, stop)
+        run = _conduct(engine, federation, job, folder, diary, watch, stop)
         diary.log(run.message)
         diary.write(state="finished", message=run.message, missing={})
     return run
 
 
 def _conduct(
-    grid: Grid,
+    engine: Engine,
     federation: FederationFolder,
     job: Job,
     folder: RunFolder,
@@ -140,9 +140,9 @@ def _conduct(
 
     settings = Settings(**job.settings)
     sites = _parties(federation, job, settings, diary)
-    recipe = _recipe(grid, federation, job, folder, config, sites, settings, diary, stop)
+    recipe = _recipe(engine, federation, job, folder, config, sites, settings, diary, stop)
     coordinator = Coordinator(
-        grid, sites, federation.nodes, config, job.name, settings, recipe=recipe, log=diary.log, stop=stop
+        engine, sites, federation.permitted, config, job.name, settings, recipe=recipe, log=diary.log, stop=stop
     )
     coordinator.prepare(folder.checkpoint)
     resolved = coordinator.config
@@ -157,7 +157,7 @@ def _conduct(
 
 
 def _recipe(
-    grid: Grid,
+    engine: Engine,
     federation: FederationFolder,
     job: Job,
     folder: RunFolder,
@@ -178,7 +178,7 @@ def _recipe(
     if kept.is_file():
         return FittedRecipe.read(kept)
     name = f"{job.name}-{secrets.token_hex(4)}"
-    asking = Inquiry(grid, sites, federation.nodes, config, name, settings, log=diary.log, stop=stop)
+    asking = Inquiry(engine, sites, federation.permitted, config, name, settings, log=diary.log, stop=stop)
     driver = Driver(asking)
     made = learn(driver, asking.config, target_of(job.data, "[data]"))
     assert made is not None

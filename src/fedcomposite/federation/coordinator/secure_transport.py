@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedcomposite.algorithms.base import AnyAlgorithm
@@ -24,7 +23,7 @@ from fedcomposite.federation.secure import assembly, encoding
 from fedcomposite.federation.secure.assembly import Asked, Assembly, Stale
 from fedcomposite.federation.secure.masked_answers import contents_of
 from fedcomposite.federation.secure.masking import MaskError, Numbers
-from fedcomposite.federation.wire import Form, Vectors, WireError
+from fedcomposite.federation.wire import Content, Form, Vectors, WireError
 from fedcomposite.problems import Evaluation, Problem
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.protocol import Round
@@ -86,10 +85,10 @@ class SecureTransport(SiteTransport):
         )
         expected, like = self._expected(request, len(who))
 
-        def check(site: str, content: RecordDict) -> Stale | dict[str, Numbers]:
+        def check(site: str, content: Content) -> Stale | dict[str, Numbers]:
             return assembly.answer(content, policy) or _report(content, orders[site], expected)
 
-        got = self.post.collect(requests, str(request.round + 1), check)
+        got = self.post.collect(requests, check)
         if any(isinstance(a, Stale) for a in got.values()):
             return None
         there = {site: a for site, a in got.items() if not isinstance(a, Stale)}
@@ -134,7 +133,7 @@ def summed(
     orders: Mapping[str, Order],
     purpose: str,
     form: Mapping[str, Form],
-    read: Callable[[str, RecordDict], T],
+    read: Callable[[str, Content], T],
     *,
     policy: Policy,
     group: str,
@@ -148,12 +147,12 @@ def summed(
         asked = {s: orders[s].model_copy(update={"secure": epoch.order(s)}) for s in epoch.parties}
         requests = {s: wire.content(order=o.model_dump_json(), **more) for s, o in asked.items()}
 
-        def check(site: str, content: RecordDict) -> Stale | tuple[T, Numbers]:
+        def check(site: str, content: Content) -> Stale | tuple[T, Numbers]:
             return assembly.answer(content, policy) or (
                 read(site, content), encoding.numbers_of(purpose, wire.unpack(content, form))
             )  # fmt: skip
 
-        got = post.collect(requests, group, check, policy)
+        got = post.collect(requests, check, policy)
         there = {s: a for s, a in got.items() if not isinstance(a, Stale)}
         if len(there) < len(got):
             assembled.forget()
@@ -170,7 +169,7 @@ def introductions(
     assembled: Assembly,
     orders: Mapping[str, Order],
     policy: Policy,
-    read: Callable[[str, RecordDict], T],
+    read: Callable[[str, Content], T],
 ) -> tuple[dict[str, T], encoding.IntroductionSums]:
     """The sites' introductions, and the sums of the numbers that they leave out."""
     form = encoding.forms("introduce", 0, encoding.SCALARS["introduce"])
@@ -179,7 +178,7 @@ def introductions(
         return met.said, encoding.moments(met.sum, len(met.said))
 
 
-def _report(content: RecordDict, order: Order, expected: dict[str, dict[str, Form]]) -> dict[str, Numbers]:
+def _report(content: Content, order: Order, expected: dict[str, dict[str, Form]]) -> dict[str, Numbers]:
     if wire.numbers(content) != {"round": order.round}:
         raise WireError(f"does not answer round {order.round + 1}")
     wanted = ["train"] * order.train + ["evaluate"] * order.evaluate

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedcomposite import files
@@ -26,7 +25,7 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import claims
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError
 from fedcomposite.federation.orders import Order, Shape
-from fedcomposite.federation.wire import Form, Vectors, WireError
+from fedcomposite.federation.wire import Content, Form, Vectors, WireError
 from fedcomposite.problems import Counter, Evaluation, Problem
 from fedcomposite.problems.measures import PARTS
 from fedcomposite.runtime import messages, records
@@ -116,9 +115,7 @@ class SiteTransport:
                 blocks[same] = blocks.get(same) or wire.block(vectors)
                 requests[site] = wire.content(order=order.model_dump_json(), vectors=blocks[same])
                 wanted[site] = order, forms
-        answers = self.post.collect(
-            requests, str(request.round + 1), lambda site, content: self._check(content, *wanted[site])
-        )
+        answers = self.post.collect(requests, lambda site, content: self._check(content, *wanted[site]))
         answers = self._familiar(answers)
         return SiteExchange(self, request, answers, [i for i in who if self.sites.names[i] in answers])
 
@@ -190,7 +187,7 @@ class SiteTransport:
             }
         return self._measurement
 
-    def _check(self, content: RecordDict, order: Order, forms: dict[str, Form]) -> Answer:
+    def _check(self, content: Content, order: Order, forms: dict[str, Form]) -> Answer:
         check_refusal(content)
         numbers, samples = wire.numbers(content), self.sites.samples[order.client]
         claims.check_numbers(numbers, order, samples, self._least)
@@ -301,7 +298,7 @@ class SiteExchange:
         return Gathered(messages.mean(decoded, weights), messages.mean_buffers(buffers, weights), len(who), False)
 
 
-def check_refusal(content: RecordDict) -> None:
+def check_refusal(content: Content) -> None:
     """Take a site's refusal as such."""
     if wire.kind(content) == "refusal":
         raise WireError("refuses: " + (wire.clean(wire.text(content, "refusal")) or "without a reason"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedcomposite.federation import wire
+from fedcomposite.federation.engines.superlink import PAYLOAD, carried
 from fedcomposite.federation.folders import SiteFolder
 
 SITE = "FEDCOMPOSITE_SITE"
@@ -28,4 +30,10 @@ def train(message: Message, context: Context) -> Message:
     """Answer one order in a process of its own (``join`` does without)."""
     from fedcomposite.federation.site.enrolment import open_site
 
-    return Message(open_site(SiteFolder(os.environ[SITE])).answer(message.content), reply_to=message)
+    try:
+        order = wire.decode(carried(message.content))
+    except wire.WireError as error:
+        made = wire.content(refusal=str(error))
+    else:
+        made = open_site(SiteFolder(os.environ[SITE])).answer(order)
+    return Message(RecordDict({PAYLOAD: ConfigRecord({PAYLOAD: wire.encode(made)})}), reply_to=message)

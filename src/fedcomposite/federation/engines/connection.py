@@ -25,7 +25,6 @@ from fedcomposite._validation import UserError
 from fedcomposite.federation import wire
 from fedcomposite.federation.engines import flower, pki, signing, site_api
 from fedcomposite.federation.engines.mailbox import SILENCE, Ticket
-from fedcomposite.federation.engines.parcel import pack, unpack
 from fedcomposite.federation.site.site import Site
 
 HEARTBEAT = SILENCE / 5
@@ -293,14 +292,14 @@ class Connection:
                 f"{self._coordinator.name} into the site's folder"
             )
         try:
-            content = unpack(payload)
-        except ValueError:
+            content = wire.decode(payload)
+        except wire.WireError:
             return self._refuse("the order cannot be read")
         done = threading.Event()
         beating = threading.Thread(target=self._beat, args=(done,), daemon=True)
         beating.start()
         try:
-            return pack(self._site.answer(content))
+            return wire.encode(self._site.answer(content))
         finally:
             done.set()
             beating.join()
@@ -315,7 +314,7 @@ class Connection:
 
     def _refuse(self, reason: str) -> bytes:
         self._log(f"refused: {reason}")
-        return pack(wire.content(refusal=reason))
+        return wire.encode(wire.content(refusal=reason))
 
     def _beat(self, done: threading.Event) -> None:
         while not done.wait(HEARTBEAT):

@@ -45,7 +45,6 @@ class Ticket(BaseModel):
     id: str = Field(pattern="^[0-9a-f]{32}$")
     site: str
     job: str
-    group: str = ""
     size: int = Field(ge=0)
     digest: str
     signature: str = ""

@@ -76,7 +76,6 @@ class Service:
             if name not in wanted or wanted[name][1] != node:
                 self.link.forget(node)
         self._keys = wanted
-        federation.set_nodes({name: node for name, (_, node) in wanted.items()})
         self.exchange.register(wanted, federation.revoked())
 
     def _begin(self, job: str) -> int:

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message, Metadata
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, Status
 from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
@@ -30,9 +30,17 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedcomposite.federation.engines import bundle, flower
-from fedcomposite.federation.engines.parcel import pack, unpack
 
 _TTL = 86400.0
+PAYLOAD = "fedcomposite"
+"""The one record, and the one entry, of a message."""
+
+
+def carried(content: RecordDict) -> bytes:
+    """The bytes that a message carries; none where it carries something else."""
+    record = content.get(PAYLOAD)
+    found = record.get(PAYLOAD) if isinstance(record, ConfigRecord) else None
+    return found if isinstance(found, bytes) else b""
 
 
 class SuperLink:
@@ -85,7 +93,7 @@ class SuperLink:
             run_id=run, message_id="", src_node_id=SUPERLINK_NODE_ID, dst_node_id=node, reply_to_message_id="",
             group_id=order, created_at=time.time(), ttl=_TTL, message_type="train",
         )  # fmt: skip
-        message = make_message(metadata=metadata, content=unpack(payload))
+        message = make_message(metadata=metadata, content=RecordDict({PAYLOAD: ConfigRecord({PAYLOAD: payload})}))
         with no_object_id_recompute():
             name = message.object_id
             message.metadata.__dict__["_message_id"] = name
@@ -118,7 +126,7 @@ class SuperLink:
             contents = {k: self._state.get_object(run, k) for k in wanted}
             if all(contents.values()):
                 message = inflate_object_from_contents(name, contents)
-                return pack(message.content) if isinstance(message, Message) else None
+                return carried(message.content) if isinstance(message, Message) else None
             if time.monotonic() > end:
                 return None
             time.sleep(0.05)

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flwr.app import RecordDict
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Policy
 from fedcomposite.federation.orders import AnalysisOrder, Key, Order, Secure
 from fedcomposite.federation.secure import keys, masking, shamir
 from fedcomposite.federation.secure.masking import Mask, MaskError, Numbers
-from fedcomposite.federation.wire import WireError
+from fedcomposite.federation.wire import Content, WireError
 
 _TRIES = 20  # epochs in a row that sites may spoil by being restarted
 
@@ -110,11 +109,10 @@ class Assembly:
             for site, one in what.items()
         }
 
-        def check(site: str, content: RecordDict) -> Any:
+        def check(site: str, content: Content) -> Any:
             return answer(content, policy) or read(site, wire.text(content, "secure"))
 
-        phase = next(iter(what.values())).phase if what else ""
-        return self._post.collect(requests, f"{order.round + 1}-{phase}", check, policy)
+        return self._post.collect(requests, check, policy)
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -169,7 +167,7 @@ class Assembly:
         return own, gone
 
 
-def answer(content: RecordDict, policy: Policy) -> Stale | None:
+def answer(content: Content, policy: Policy) -> Stale | None:
     """Take a refusal as such; whether a site has lost its keys, which "skip" does not wait for."""
     if wire.kind(content) == "refusal":
         raise WireError("refuses: " + (wire.clean(wire.text(content, "refusal")) or "without a reason"))

@@ -30,7 +30,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from flwr.app import RecordDict
 
 from fedcomposite.federation import wire
 from fedcomposite.federation.engines import signing
@@ -38,6 +37,7 @@ from fedcomposite.federation.orders import Key, Order, Secure
 from fedcomposite.federation.secure import masking, shamir
 from fedcomposite.federation.secure.masking import MaskError, Numbers, frame, seal
 from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.wire import Content
 
 _EPOCHS = 4  # that are remembered
 
@@ -88,7 +88,7 @@ class _Epoch:
     seeds: dict[str, bytes] = field(default_factory=dict)
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)  # of own masks and of mask keys
     used: set[str] = field(default_factory=set)  # masks
-    last: tuple[str, RecordDict] | None = None  # the latest sum that was asked for, and what was answered
+    last: tuple[str, Content] | None = None  # the latest sum that was asked for, and what was answered
     parties: list[str] = field(default_factory=list)  # of the latest sum
     summed: dict[str, tuple[str, list[str]]] = field(default_factory=dict)  # purposes: contents and parties
     opened: list[str] | None = None
@@ -113,7 +113,7 @@ class MaskKeys:
 
     # -- before a sum -------------------------------------------------------------------------------------------------
 
-    def prepare(self, order: Order, secure: Secure) -> RecordDict:
+    def prepare(self, order: Order, secure: Secure) -> Content:
         """Answer the phases "keys" and "shares"."""
         if secure.phase == "keys":
             return wire.content(secure=self._keys(order, secure).model_dump_json())
@@ -195,7 +195,7 @@ class MaskKeys:
 
     # -- a sum --------------------------------------------------------------------------------------------------------
 
-    def again(self, order: Order, secure: Secure, request: str) -> RecordDict | None:
+    def again(self, order: Order, secure: Secure, request: str) -> Content | None:
         """The answer to an order for a sum that came before, or that needs other keys; None if it is to be computed.
 
         ``request`` is the digest of the whole order: another one may not be answered under the same masks.
@@ -251,7 +251,7 @@ class MaskKeys:
             numbers, self._name, seeds, own, context(order, secure, epoch.bound, purpose, content, parties)
         )
 
-    def remember(self, secure: Secure, request: str, answer: RecordDict) -> None:
+    def remember(self, secure: Secure, request: str, answer: Content) -> None:
         """Keep an answer, to be given again if it is lost on the way; only the latest, since it may be large."""
         for epoch in self._epochs.values():
             epoch.last = None
@@ -282,7 +282,7 @@ class MaskKeys:
             found[purpose] = content, left
         return found
 
-    def open(self, secure: Secure) -> RecordDict:
+    def open(self, secure: Secure) -> Content:
         """The shares that open a sum: of the masks of those who are in it, and of the keys of those who are not."""
         epoch = self._epochs[secure.epoch]
         epoch.opened = secure.survivors
@@ -318,7 +318,7 @@ def commitment(seed: bytes) -> str:
     return seal("own", seed)
 
 
-def stale() -> RecordDict:
+def stale() -> Content:
     """The answer of a site that does not know an epoch."""
     return wire.content(secure=json.dumps({"stale": True}))
 

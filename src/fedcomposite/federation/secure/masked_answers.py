@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from flwr.app import RecordDict
-
 from fedcomposite import files
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
@@ -16,7 +14,7 @@ from fedcomposite.federation.secure.keys import MaskKeys, place, stale
 from fedcomposite.federation.secure.masking import Numbers, seal
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.wire import Vectors
+from fedcomposite.federation.wire import Content, Vectors
 from fedcomposite.problems.measures import Measures
 
 
@@ -46,10 +44,10 @@ class Computing(Protocol):
     def introduce(self, order: Order, config: Config) -> Introduction:
         """What it says about its data."""
 
-    def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
+    def work(self, order: Order, shape: Shape, config: Config, request: Content) -> Worked:
         """Carry out a round, an evaluation, or both."""
 
-    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         """Answer queries about a table, or questions about samples."""
 
 
@@ -59,7 +57,7 @@ class Sums:
     def __init__(self, vault: MaskKeys, ledger: Ledger, limits: Limits, samples: int) -> None:
         self._vault, self._ledger, self._limits, self._samples = vault, ledger, limits, samples
 
-    def answer(self, order: Order, secure: Secure, config: Config, request: RecordDict, site: Computing) -> RecordDict:
+    def answer(self, order: Order, secure: Secure, config: Config, request: Content, site: Computing) -> Content:
         """Do what one phase asks."""
         if secure.phase in ("keys", "shares"):
             return self._vault.prepare(order, secure)
@@ -96,7 +94,7 @@ class Sums:
             raise RefusalError("there are said to be fewer samples in all than here")
         return order.shape.clients * self._samples / secure.samples
 
-    def _introduce(self, order: Order, secure: Secure, config: Config, site: Computing) -> RecordDict:
+    def _introduce(self, order: Order, secure: Secure, config: Config, site: Computing) -> Content:
         """The introduction, without the numbers that are only told as sums."""
         whole = site.introduce(order, config)
         if whole.weight is not None and order.analysis is None:
@@ -105,7 +103,7 @@ class Sums:
         masked = self._masked(order, secure, {"introduce": encoding.of_introduction(whole)}, {"introduce": ""})
         return wire.content(introduction=hidden.model_dump_json(), vectors=masked)
 
-    def _tell(self, order: Order, secure: Secure, told: Told) -> RecordDict:
+    def _tell(self, order: Order, secure: Secure, told: Told) -> Content:
         """The sums of an analysis under masks; names beside them."""
         masked = self._masked(
             order, secure, {encoding.ANALYSIS: encoding.of_analysis(told.sums)}, {encoding.ANALYSIS: told.asked}
@@ -114,7 +112,7 @@ class Sums:
             return wire.content(report={"exchange": place(order)}, vectors=masked)
         return wire.content(answers=told.names, vectors=masked)
 
-    def _work(self, order: Order, secure: Secure, weight: float, done: Worked) -> RecordDict:
+    def _work(self, order: Order, secure: Secure, weight: float, done: Worked) -> Content:
         contents = contents_of(done.given, order.train, order.evaluate)
         parts = {"train": encoding.of_round(done.report, done.vectors, weight)} if order.train else {}
         if order.evaluate:

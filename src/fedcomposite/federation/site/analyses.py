@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 
 from fedcomposite.data import DataError, Recipe, Silos
 from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, parse_query, write_answer
@@ -30,7 +29,7 @@ from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.wire import Form, Vectors
+from fedcomposite.federation.wire import Content, Form, Vectors
 from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, ranges_of, silos_of
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class Desk:
         self._built: tuple[tuple[str, Shape, int, str], Silo] | None = None
         self._looked_at: Silo | None = None  # no column of it is rare
 
-    def answer(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> RecordDict:
+    def answer(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Content:
         """Do what is asked, or refuse it."""
         site = self._site
         if analysis.queries:
@@ -122,7 +121,7 @@ class Desk:
         site._log(f"job {order.job}: exchange {analysis.number}: {said}")
         return made
 
-    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         """The same as sums that are to be masked, and names."""
         site = self._site
         site._log(f"job {order.job}: exchange {analysis.number}: {asked(analysis)}; in a secure sum")
@@ -130,7 +129,7 @@ class Desk:
             return divided(analysis, answered_queries(site, sheet_of(site.name, site.silos), order, analysis, config))
         return self._questions(order, analysis, config, request)
 
-    def _questions(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
+    def _questions(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         if order.shape is None:
             raise RefusalError("questions about samples need the agreed columns")
         silo = self._silo(order, order.shape, config)

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import RecordDict
 
 from fedcomposite._validation import UserError
 from fedcomposite.federation import wire
 from fedcomposite.federation.engines import signing
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.site import analyses
-from fedcomposite.federation.wire import WireError
+from fedcomposite.federation.wire import Content, WireError
 from fedcomposite.files import write_atomic
 
 START = "0" * 64
@@ -52,7 +51,7 @@ class Audit:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(self, request: RecordDict, answer: RecordDict, epsilon: float | None = None) -> None:
+    def note(self, request: Content, answer: Content, epsilon: float | None = None) -> None:
         """Take down an order, what it was answered, and what all noised answers have cost if this was one."""
         entry: dict[str, Any] = {"asked by": self._coordinator, **_asked(request)}
         kind = wire.kind(answer)
@@ -166,7 +165,7 @@ def _digest(line: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
 
 
-def _asked(request: RecordDict) -> dict[str, Any]:
+def _asked(request: Content) -> dict[str, Any]:
     """What an order is about, in the words of the log."""
     try:
         order = Order.read(wire.text(request, "order"))

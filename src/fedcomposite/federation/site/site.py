@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedcomposite import files
@@ -37,7 +36,7 @@ from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
 from fedcomposite.federation.site.table_files import Newcomers
-from fedcomposite.federation.wire import Vectors, WireError
+from fedcomposite.federation.wire import Content, Vectors, WireError
 from fedcomposite.privacy import Query, SampleLevel, System
 from fedcomposite.problems import Batches, Counter, Problem, private
 from fedcomposite.problems.linear import Linear
@@ -133,7 +132,7 @@ class Site:
         mapped = {name: rows.identity() for name, rows in parts.items() if isinstance(rows, MappedRows)}
         return files.digest(plain, {"names": repr(silos.feature_names), **mapped})
 
-    def answer(self, request: RecordDict) -> RecordDict:
+    def answer(self, request: Content) -> Content:
         """Do what a message asks, or refuse it in one line; never raises because of what a message says.
 
         What leaves is in the audit log before it does.
@@ -147,7 +146,7 @@ class Site:
             return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
         return made
 
-    def _judged(self, request: RecordDict) -> RecordDict:
+    def _judged(self, request: Content) -> Content:
         try:
             return self._answer(request)
         except DataError as error:  # may quote samples, so its text stays here
@@ -161,7 +160,7 @@ class Site:
             reason = f"failed with {type(error).__name__} (see the site's log)"
         return wire.content(refusal=reason)
 
-    def _answer(self, request: RecordDict) -> RecordDict:
+    def _answer(self, request: Content) -> Content:
         if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
             most = self.limits.max_message_mb
             raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
@@ -195,14 +194,14 @@ class Site:
         self._log(f"job {order.job}: {what} in {time.perf_counter() - began:.2f} s")
         return done
 
-    def work(self, order: Order, shape: Shape, config: Config, request: RecordDict) -> Worked:
+    def work(self, order: Order, shape: Shape, config: Config, request: Content) -> Worked:
         """Carry out a round, an evaluation, or both."""
         job = self._job(order, shape, config)
         given = self._given(order, job, request)
         report, vectors = self._timed(order, job, given)
         return Worked(given, report, vectors, job.problem.measures)
 
-    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         """Answer queries about the samples as a table, or questions about them."""
         return self._desk.tell(order, analysis, config, request)
 
@@ -325,7 +324,7 @@ class Site:
         return self.ledger.secret_seed(order.job, config.seed, order.client)
 
     @staticmethod
-    def _given(order: Order, job: _Job, request: RecordDict) -> Vectors:
+    def _given(order: Order, job: _Job, request: Content) -> Vectors:
         """The vectors of an order."""
         expected = wire.form({"buffers": job.buffers})
         if order.train:

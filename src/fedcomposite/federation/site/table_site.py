@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
-from flwr.app import RecordDict
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
 from fedcomposite.data.queries import Answer, Query, write_answer
@@ -26,6 +25,7 @@ from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.site import Site
 from fedcomposite.federation.site.table_files import Newcomers, TableFile
+from fedcomposite.federation.wire import Content
 
 
 class _Prepared(Site):
@@ -76,7 +76,7 @@ class TableSite(Site):
         kinds = [sheet.kind(c) for c in sheet.columns]
         return pd.DataFrame({"column": list(sheet.columns), "kind": kinds, "rows": sheet.rows, "missing": gaps})
 
-    def answer(self, request: RecordDict) -> RecordDict:
+    def answer(self, request: Content) -> Content:
         """As every site; nothing here has noise that would have to be accounted for."""
         made = self._judged(request)
         try:
@@ -87,7 +87,7 @@ class TableSite(Site):
             return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
         return made
 
-    def _answer(self, request: RecordDict) -> RecordDict:
+    def _answer(self, request: Content) -> Content:
         if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
             most = self.limits.max_message_mb
             raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
@@ -118,7 +118,7 @@ class TableSite(Site):
             raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
         return analyses.answered_queries(self, sheet, order, analysis, config)
 
-    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: RecordDict) -> Told:
+    def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         """Answer queries about the table."""
         self._log(f"job {order.job}: exchange {analysis.number}: {analyses.asked(analysis)}; in a secure sum")
         return analyses.divided(analysis, self._queries(order, analysis, config))
