@@ -738,7 +738,9 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
     assert approvals[0].all()[name]["analysis"]
     for own, site in zip(approvals, sites, strict=True):
         if not own.all():
-            order = Order(job="job", site=site.name, config=asking._text, analysis={"queries": ["{}"]})
+            order = Order(
+                job="job", site=site.name, config=asking._text, analysis={"queries": ["{}"], "plan": asking.plan}
+            )
             site.answer(wire.content(order=order.model_dump_json()))
         own.decide(name[:16], "approved")
     target = Config.read(config).data["target"]

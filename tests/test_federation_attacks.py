@@ -148,7 +148,9 @@ def test_a_test_file_of_one_row(tmp_path):
 
 
 def introduce(site, loss):
-    answer = site.answer(wire.content(order=Order(job="j", site="a", config=experiment(loss)).model_dump_json()))
+    answer = site.answer(
+        wire.content(order=Order(job=loss.replace("_", "-"), site="a", config=experiment(loss)).model_dump_json())
+    )
     if wire.kind(answer) == "refusal":
         raise RefusalError(wire.text(answer, "refusal"))
     return Introduction.read(wire.text(answer, "introduction")).labels

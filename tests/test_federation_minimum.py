@@ -1,6 +1,7 @@
 """Attacks on minimum counts of analyses: each finds a patient where a site opts out, and is refused by default."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -240,6 +241,8 @@ def test_no_powers_of_a_column(tables):
 def gappy(tmp_path):
     """Three tables with gaps; at the first, one patient is 97 years old, one has the marker, and one the level."""
 
+    jobs = itertools.count()
+
     def make(recipe="one_hot = ['kind']\nimpute = 'median'\n", **limits):
         generator, made = np.random.default_rng(2), []
         for name in ("north", "south", "east"):
@@ -254,7 +257,7 @@ def gappy(tmp_path):
             made.append(TableSite(name, store, opened(**limits), source=TableFile(name, tmp_path / f"{name}.csv")))
         grid = LocalSites(made)
         text = f"{PLAIN}[recipe]\n{recipe}"
-        return Inquiry(grid, [s.name for s in made], grid.permitted, parse(text, recipe=True), "job")
+        return Inquiry(grid, [s.name for s in made], grid.permitted, parse(text, recipe=True), f"job{next(jobs)}")
 
     return make
 

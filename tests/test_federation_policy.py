@@ -150,8 +150,8 @@ for order in json.loads(sys.stdin.read()):
 def test_an_order_is_judged_before_anything_is_allocated(tmp_path):
     """With 256 MB of address space to spare, absurd numbers are refused by name and not by running out of memory."""
     orders = []
-    for shape, config, _ in HUGE.values():
-        order = {"job": "j", "site": "a", "config": config}
+    for i, (shape, config, _) in enumerate(HUGE.values()):
+        order = {"job": f"j{i}", "site": "a", "config": config}
         if shape is not None:
             whole = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "clients": 1}
             order |= {"shape": whole | shape, "train": True}

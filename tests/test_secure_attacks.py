@@ -392,13 +392,16 @@ def test_one_content_and_one_set_of_parties_per_round(silos, tmp_path):
     )
     used = "masks of this round were used for another answer"
     assert used in refusal(sites["a"].answer(moved))
-    for fields in ({"last": 0}, {"client": 3}, {"position": 1, "cohort": 2}):
+    for fields in ({"last": 0}, {"position": 1, "cohort": 2}):
         assert used in refusal(sites["a"].answer(changed(last["a"], **fields)))
+    assert "do not fit together" in refusal(sites["a"].answer(changed(last["a"], client=3)))
     assert refusal(sites["a"].answer(changed(last["a"], secure={"parties": ["a", "b", "c"]})))
     # fresh keys, for fewer parties or for another model
     fresh = fresh_epoch(sites, last["a"], ["a", "b", "c", "d"])
     assert "one model" in refusal(sites["a"].answer(changed(moved, secure={"epoch": fresh})))
-    assert "one model" in refusal(sites["a"].answer(changed(last["a"], client=1, secure={"epoch": fresh})))
+    permuted = order_of(last["a"]).shape.model_copy(update={"sites": ["b", "a", "c", "d"]})
+    swapped = changed(last["a"], client=1, shape=permuted, secure={"epoch": fresh})
+    assert "its shape is not the one" in refusal(sites["a"].answer(swapped))
     again = sites["a"].answer(changed(last["a"], secure={"epoch": fresh}))
     assert wire.kind(again) == "report"
     old = next(answer for s, c, answer in grid.log if s == "a" and c is last["a"])

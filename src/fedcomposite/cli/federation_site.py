@@ -67,7 +67,8 @@ def pending(
             for name, entry in known.items():
                 if name.startswith(digest):
                     who = f"secure sum of {', '.join(entry['parties'])}" if entry["secure"] else "not a secure sum"
-                    who = "an analysis: plain sums, as many as the ledger allows" if entry.get("analysis") else who
+                    if plan := entry.get("plan"):
+                        who = f"{who}, an analysis of at most {', '.join(f'{n} {kind}' for kind, n in plan.items())}"
                     out.print(
                         f"{name} {entry['status']}, asked for {entry['asked']}, {who}", highlight=False, soft_wrap=True
                     )
@@ -83,9 +84,13 @@ def pending(
         show(pd.DataFrame(rows), "fedcomposite federation pending | approve | reject SITE DIGEST")
 
 
-def approve(folder: Folder, digest: Digest) -> None:
-    """Site: let an experiment be computed here."""
-    _decide(folder, digest, "approved")
+def approve(
+    folder: Folder,
+    digest: Digest,
+    jobs: Annotated[int, typer.Option(min=1, help="How many more jobs the yes is for.")] = 1,
+) -> None:
+    """Site: let an experiment be computed here, in one job."""
+    _decide(folder, digest, "approved", jobs)
 
 
 def reject(folder: Folder, digest: Digest) -> None:
@@ -93,10 +98,10 @@ def reject(folder: Folder, digest: Digest) -> None:
     _decide(folder, digest, "rejected")
 
 
-def _decide(folder: Path, digest: str, status: Literal["approved", "rejected"]) -> None:
+def _decide(folder: Path, digest: str, status: Literal["approved", "rejected"], jobs: int = 1) -> None:
     with reporting():
         place = SiteFolder(folder)
-        name = Approvals(place.state, place.file.approval).decide(digest, status)
+        name = Approvals(place.state, place.file.approval).decide(digest, status, jobs)
         Audit(place.state, pki.read_private(place.key)).append(
             {"asked by": "this site", "what": status, "experiment": name}
         )

@@ -44,6 +44,8 @@ class Shape(_Data):
     labels: Labels = []
     """Classes of all sites together, for a classifier."""
     clients: int = Field(ge=1, le=2**31)
+    sites: Names = []
+    """Names of the clients in their order, so that every site can tell its own number; needed in secure sums."""
 
 
 class Key(_Data):
@@ -119,6 +121,8 @@ class AnalysisOrder(_Data):
     queries: Annotated[list[Annotated[str, Field(max_length=8 << 20)]], Field(max_length=64)] = []
     """As JSON, see ``data.queries``."""
     questions: Annotated[list[Question], Field(max_length=200)] = []
+    plan: Annotated[dict[Name, Number], Field(max_length=64)] = {}
+    """What the whole job will ask at most: kinds of answers, as ``site.analyses.kinds`` names them, and numbers."""
 
     @property
     def introduces(self) -> bool:
@@ -148,6 +152,16 @@ class Order(_Data):
     recipe: str = Field(default="", max_length=8 << 20)
     """How the site's table becomes features, once it has been learned, as JSON."""
     analysis: AnalysisOrder | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is answered with numbers of the site, and not with keys or shares."""
+        return self.secure is None or self.secure.phase == "sum"
+
+    def depends(self, *more: str) -> dict[str, str]:
+        """What every answer to this order depends on beside its vectors; ``more`` are further fields that matter."""
+        names = ("config", "shape", "client", "recipe", *more)
+        return {name: self.model_dump_json(include={name}) for name in names}
 
 
 class Introduction(_Data):

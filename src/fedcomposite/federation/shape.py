@@ -143,7 +143,12 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
         raise AgreementError(next(iter(strange.values())))
     labels = sorted({v for one in introductions for v in one.labels})
     return Shape(
-        features=first.features, dtype=first.dtype, names=first.names, labels=labels, clients=len(introductions)
+        features=first.features,
+        dtype=first.dtype,
+        names=first.names,
+        labels=labels,
+        clients=len(introductions),
+        sites=[one.site for one in introductions],
     )
 
 

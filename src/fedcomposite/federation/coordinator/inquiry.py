@@ -19,6 +19,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
+from fedcomposite.federation.coordinator.plans import PLANS
 from fedcomposite.federation.coordinator.transport import check_refusal
 from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Question, Samples, Shape
@@ -51,6 +52,9 @@ class Inquiry:
         job, and in secure sums sites do not go back in them: a second inquiry has a job of its own.
     config : Config
         The experiment; its method is not looked at.
+    plan : dict, optional
+        What will be asked at most, by kind (:mod:`fedcomposite.federation.coordinator.plans`); any analysis if left
+        out.
     """
 
     centre = None
@@ -64,9 +68,11 @@ class Inquiry:
         job: str,
         settings: Settings | None = None,
         *,
+        plan: Mapping[str, int] | None = None,
         log: Callable[[str], None] = lambda line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.plan = dict(PLANS["analysis"] if plan is None else plan)
         self.names, self.config, self.job = list(sites), config.only(dict(config.specs[0]), config.seed), job
         self.post = Delivery(engine, permitted, settings or Settings(), log, stop)
         self.assembly = Assembly(self.post, job) if self.post.settings.secure else None
@@ -155,7 +161,7 @@ class Inquiry:
 
     def _query(self, query: Query) -> list[Answer]:
         """The sites' answers to a query; where only sums are known, their sum alone, but names of each."""
-        analysis = AnalysisOrder(number=self.exchanges + 1, queries=[query.model_dump_json()])
+        analysis = AnalysisOrder(number=self.exchanges + 1, queries=[query.model_dump_json()], plan=self.plan)
         orders = self._orders(analysis=analysis)
         if self.assembly is None:
             return self._send(orders, None, lambda site, content: _answer(content))
@@ -189,7 +195,7 @@ class Inquiry:
 
     def _introductions(self) -> list[str]:
         """The sites' introductions; in secure sums without the numbers that only their sum tells."""
-        orders = self._orders(analysis=AnalysisOrder(number=self.exchanges + 1))
+        orders = self._orders(analysis=AnalysisOrder(number=self.exchanges + 1, plan=self.plan))
         if self.assembly is None:
             return self._send(orders, None, self._introduction)
         self.exchanges += 1
@@ -222,7 +228,7 @@ class Inquiry:
         expected: dict[str, wire.Form] = {}
         for i, (question, one) in enumerate(zip(questions, requests, strict=True)):
             expected |= analyses.answer_forms(question, dict(one.arrays), i, secure=self.assembly is not None)
-        analysis = AnalysisOrder(number=self.exchanges + 1, questions=questions)
+        analysis = AnalysisOrder(number=self.exchanges + 1, questions=questions, plan=self.plan)
         orders, block = self._orders(analysis=analysis, shape=self._shape), wire.block(vectors)
         if self.assembly is not None:
             _, sums = self._sum(self.assembly, orders, block, expected, self._exchange)

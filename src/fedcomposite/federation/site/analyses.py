@@ -40,12 +40,14 @@ _DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
 
 def asked(analysis: AnalysisOrder) -> str:
     """What an exchange of an analysis is about, in a few words: ``11 newton``."""
-    parts = [q.part if q.part == NEW else q.rows.kind for q in analysis.questions]
+    return wire.clean(", ".join(f"{count} {name}" for name, count in kinds(analysis).items())) or "introduction"
+
+
+def kinds(analysis: AnalysisOrder) -> dict[str, int]:
+    """The kinds of answers that an exchange asks for, ``newton (fold)``, and how many of each."""
+    parts = [q.part if q.part != "train" else q.rows.kind for q in analysis.questions]
     names = [q.name if p == "all" else f"{q.name} ({p})" for p, q in zip(parts, analysis.questions, strict=True)]
-    names += [_name(text) for text in analysis.queries]
-    return (
-        wire.clean(", ".join(f"{count} {name}" for name, count in collections.Counter(names).items())) or "introduction"
-    )
+    return dict(collections.Counter([*names, *(_name(text) for text in analysis.queries)]))
 
 
 def _name(query: str) -> str:
@@ -140,9 +142,8 @@ class Desk:
         given = wire.unpack(request, expected)
         requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
         content = asked_in(analysis, given)
-        self._site.ledger.admit(  # before anything is looked at: a refusal says something, too
-            order.job, place(order) if order.secure else 0, taken_down(order, content), **cost(requests)
-        )
+        number = place(order) if order.secure else 0  # before anything is looked at: a refusal says something, too
+        self._site.gate.admit(order, number, taken_down(order, content), kinds(analysis), **cost(requests))
         for one in requests if order.secure is not None else []:
             minimum_counts.check_summed(one)
         silo = self._newcomers(order, config, silo, requests)
@@ -255,7 +256,7 @@ def answered_queries(
     recipe = Recipe(**(config.recipe or {}))
     rules = Rules(min_count=site.limits.min_count)
     number, taken = (place(order), taken_down(order, asked_in(analysis, {}))) if order.secure else (0, {})
-    site.ledger.admit(order.job, number, taken, evaluations=len(analysis.queries))
+    site.gate.admit(order, number, taken, kinds(analysis), evaluations=len(analysis.queries))
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
         for query in asked_for:

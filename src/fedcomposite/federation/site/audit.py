@@ -53,7 +53,7 @@ class Audit:
 
     def note(self, request: Content, answer: Content, epsilon: float | None = None) -> None:
         """Take down an order, what it was answered, and what all noised answers have cost if this was one."""
-        entry: dict[str, Any] = {"asked by": self._coordinator, **_asked(request)}
+        entry: dict[str, Any] = {"asked by": self._coordinator, **_asked(request), "question": wire.digest(request)}
         kind = wire.kind(answer)
         if kind == "refusal":
             entry["refused"] = wire.text(answer, "refusal")

@@ -11,7 +11,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -67,8 +67,17 @@ class Ledger:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def admit(self, job: str, round: int, asked: dict[str, str], **work: int) -> None:
+    def admit(
+        self,
+        job: str,
+        round: int,
+        asked: dict[str, str],
+        kinds: Mapping[str, tuple[int, int | None]] | None = None,
+        **work: int,
+    ) -> None:
         """Take an order down: the digests of the models it is about, by what is done with them, and its work.
+
+        ``kinds`` are the kinds of answers that it asks for: how many, and how many the whole job may have.
 
         Each round of a job has its models, and rounds do not go back. So an order that was lost may come again, and one
         that goes through many models may not.
@@ -88,6 +97,11 @@ class Ledger:
                 what = "question" if unit == "exchange" else "model"
                 raise RefusalError(f"another {what} in {unit} {round + 1}: {why}")
             seen.append(digest)
+        answers = entry.setdefault("answers", {})
+        for kind, (count, allowed) in (kinds or {}).items():
+            answers[kind] = answers.get(kind, 0) + count
+            if allowed is not None and answers[kind] > allowed:
+                raise RefusalError(f"job {job} said that it would ask for {allowed} {kind!r}, and asks for more")
         entry |= {"round": max(round, entry["round"]), "used": book["day"]}
         entry["seen"] = {k: v for k, v in entry["seen"].items() if int(k.split()[1]) >= entry["round"] - 1}
         self._spend(book, job, work)
@@ -115,6 +129,31 @@ class Ledger:
         book["jobs"][job]["used"] = book["day"]
         self._write(book)
 
+    def bind(self, job: str, what: Mapping[str, str]) -> None:
+        """Take down what a job is about, by digests; one that was taken down before is refused if it differs."""
+        book = self._open()
+        bound = self._entry(book, job).setdefault("bound", {})
+        if other := [name for name, digest in what.items() if bound.get(name, digest) != digest]:
+            raise RefusalError(f"job {job}: its {other[0]} is not the one it began with; start the job anew")
+        if what.items() <= bound.items():
+            return
+        bound |= what
+        book["jobs"][job]["used"] = book["day"]
+        self._write(book)
+
+    def grant(self, job: str, rule: str, jobs: int, evaluations: int) -> None:
+        """Let a job be one of those that a rule allows: so many in a day, each with so many evaluations."""
+        book = self._open()
+        entry = self._entry(book, job)
+        if entry.get("rule") == [rule, evaluations]:
+            return
+        begun = book["today"].setdefault("rules", {})
+        if begun.get(rule, 0) >= jobs:
+            raise RefusalError(f"over max_jobs = {jobs} of a class of approved experiments in a day")
+        begun[rule] = begun.get(rule, 0) + 1
+        entry |= {"rule": [rule, evaluations], "used": book["day"]}
+        self._write(book)
+
     def spend(self, job: str, **work: int) -> None:
         """Count work before it is done."""
         book = self._open()
@@ -134,6 +173,8 @@ class Ledger:
             for place, span in ((book["jobs"][job], "job"), (book["today"], "day")):
                 name = f"{kind}_per_{span}"
                 self._count(place, kind, count, getattr(self._limits, name), f"this site's {name}")
+        if "rule" in (entry := book["jobs"][job]) and entry["evaluations"] > entry["rule"][1]:
+            raise RefusalError(f"over max_evaluations = {entry['rule'][1]} of its class of approved experiments")
 
     @staticmethod
     def _count(place: dict[str, Any], kind: str, count: int, most: int, what: str) -> None:

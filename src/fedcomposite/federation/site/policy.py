@@ -145,6 +145,16 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
     if (shape := order.shape) is not None:
         if shape.clients > limits.max_clients:
             raise RefusalError(f"{shape.clients} clients are over this site's max_clients = {limits.max_clients}")
+        if (
+            shape.sites
+            and order.tells
+            and (
+                len(shape.sites) != shape.clients
+                or len(set(shape.sites)) != shape.clients
+                or shape.sites[order.client : order.client + 1] != [order.site]
+            )
+        ):
+            raise RefusalError("the names of the clients, their number and this client's do not fit together")
         if not (order.client < shape.clients and order.position < order.cohort <= shape.clients):
             raise RefusalError("the numbers of this client, its place and its cohort do not fit together")
 

@@ -32,6 +32,7 @@ from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.budgeted_gradients import BudgetedGradients, margins_within
 from fedcomposite.federation.site.client_states import LostStateError, StateStore
+from fedcomposite.federation.site.gate import Gate
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
@@ -100,6 +101,7 @@ class Site:
         self._approvals, self._audit, self.newcomers = approvals, audit, newcomers
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())
+        self.gate = Gate(self.ledger)
         self._account = PrivacyAccount(self.ledger, self.limits)
         self._sums = Sums(vault or MaskKeys(name, self.limits), self.ledger, self.limits, self.sizes["train"])
         self._desk = Desk(self)
@@ -175,10 +177,13 @@ class Site:
         check_prepared(self.silos, config)
         if self._approvals is not None:
             features = math.prod(self.silos.features.shape[1:])
-            self._approvals.check(config, order, features, lambda: self._cost(order, config))
+            rule = self._approvals.check(config, order, features, lambda: self._cost(order, config))
+            self.gate.allow(order, rule)
+        if order.secure is None:
+            policy.check_plain(self.limits)
+        self.gate.bind(order, config)
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
-        policy.check_plain(self.limits)
         if order.analysis is not None and not order.analysis.introduces:
             return self._desk.answer(order, order.analysis, config, request)
         if order.shape is None:
@@ -353,10 +358,13 @@ class Site:
 
     def _admit(self, order: Order, job: _Job, given: Vectors) -> None:
         """Take the order down in the ledger, before anything is computed."""
-        sent, by = {k: v for k, v in given.items() if k != "model"}, {"recipe": order.recipe} if order.recipe else {}
-        asked = {"train": files.digest(sent, by)[:16]} if order.train else {}
+        sent, asked = {k: v for k, v in given.items() if k != "model"}, dict[str, str]()
+        if "start" in given:
+            self.gate.start(order, files.digest({"start": given["start"]}, {}))
+        if order.train:
+            asked["train"] = files.digest(sent, order.depends("last", "position", "cohort"))[:16]
         if order.evaluate:
-            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, by)[:16]
+            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, order.depends())[:16]
         if order.secure is not None:
             asked = asked_of(order, order.secure, asked, given)
         work = {"gradients": job.purse.expected} if order.train else {}

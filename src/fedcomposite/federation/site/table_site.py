@@ -21,6 +21,7 @@ from fedcomposite.federation.site import analyses, minimum_counts, policy
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.gate import Gate
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.site import Site
@@ -61,6 +62,7 @@ class TableSite(Site):
         self._source, self._classes, self._vault = source, classes, vault or MaskKeys(name, self.limits)
         self._approvals, self._audit = approvals, audit
         self.ledger = Ledger(store.folder, self.limits, source.digest)
+        self.gate = Gate(self.ledger)
         self._sums = Sums(self._vault, self.ledger, self.limits, 0)
         self._read: tuple[str, Sheet] | None = None
         self._prepared: tuple[str, Site] | None = None
@@ -101,10 +103,12 @@ class TableSite(Site):
         analyses.check_allowed(self.limits, config, order)
         policy.permit(self.limits, config, order)
         if self._approvals is not None:
-            self._approvals.check(config, order, len(self._table(config).columns))
+            self.gate.allow(order, self._approvals.check(config, order, len(self._table(config).columns)))
+        if order.secure is None:
+            policy.check_plain(self.limits)
+        self.gate.bind(order, config)
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
-        policy.check_plain(self.limits)
         assert order.analysis is not None
         answers = self._queries(order, order.analysis, config)
         made = wire.content(answers=json.dumps([write_answer(one) for _, one in answers]))
