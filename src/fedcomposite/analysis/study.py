@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
-from fedcomposite.analysis.inference import confidence
+from fedcomposite.analysis.inference import LIKELIHOODS, confidence
 from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
@@ -39,7 +39,7 @@ from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
-from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
+from fedcomposite.problems.losses import LOSSES, Logistic
 from fedcomposite.regularizers import Blocks, On
 from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result
@@ -316,7 +316,7 @@ def _measure(
 ) -> Analysis:
     """How sure and how good a model is."""
     intervals = (
-        confidence(problem, x, driver=driver) if isinstance(problem.loss, LeastSquares | Logistic | Poisson) else None
+        confidence(problem, x, driver=driver) if isinstance(problem.loss, LIKELIHOODS) else None
     )
     seen = tested = None
     if isinstance(problem.loss, Logistic) or is_regression(problem):

@@ -33,9 +33,10 @@ from fedcomposite.algorithms.base import Empty
 from fedcomposite.algorithms.proxnewton import Message
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.problem import Problem
 from fedcomposite.problems.products import hessians
+from fedcomposite.problems.risk_sets import EVENT
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.regularizers import Zero
 
@@ -195,11 +196,14 @@ class Silo:
     offset: Tensor | None = None  # (m,), what is added to the margins
     parts: Mapping[str, Held] = field(default_factory=dict)  # held-out X, b and offsets
     kept: dict[Rows, Tensor] = field(default_factory=dict, repr=False)  # weights of rows
+    ranked: list[Any] = field(default_factory=list, repr=False)  # targets as a loss that is not by sample places them
     about: Tensor | None = None  # X with features taken about a common centre, where their means are far from zero
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
-        """The samples' classes; all alike for a regression."""
+        """The samples' classes, those with and without an event; all alike for a regression."""
+        if isinstance(self.loss, Cox):
+            return self.b[:, EVENT].long().numpy()
         return self.labels(self.b).numpy() if self.loss.classifier else np.zeros(len(self.b), np.int64)
 
     def labels(self, b: Tensor) -> Tensor:
@@ -221,7 +225,7 @@ class Silo:
         if part == "train":
             return self
         X, b, offset = self.parts.get(part, (self.X[:0], self.b[:0], None))
-        return replace(self, X=X, b=b, offset=offset, importance=X.new_ones(len(X)), kept={})
+        return replace(self, X=X, b=b, offset=offset, importance=X.new_ones(len(X)), kept={}, ranked=[])
 
     def counted(self, rows: Rows) -> Silo:
         """The same site with every sample that is among some rows counted once, and no other."""
@@ -234,12 +238,19 @@ class Silo:
 
     def linear(self, x: Tensor) -> Tensor:
         """Margins without what is added to them."""
-        return self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
+        return self.X @ (x if self.loss.outputs == 1 else x.view(-1, self.loss.outputs))
+
+    @property
+    def placed(self) -> Any:
+        """The targets as sums over all samples take them; kept, since sorting takes longer than a sum."""
+        if not self.ranked:
+            self.ranked.append(self.loss.placed(self.b.unsqueeze(0)))
+        return self.ranked[0]
 
     @property
     def shift(self) -> Tensor:
         """What is added to the margins of samples with one output."""
-        return torch.zeros_like(self.b) if self.offset is None else self.offset
+        return self.X.new_zeros(len(self.X)) if self.offset is None else self.offset
 
 
 def centre_of(X: Tensor, bias: bool) -> Tensor | None:
@@ -319,8 +330,33 @@ class _Oracle:
         if not len(at):  # a loss with kinks has no second derivative
             return s.X.new_zeros(0, 0)
         second = s.loss.second(self._margins(x), s.b)
-        outputs = 1 if s.b.ndim == 1 else s.b.shape[1]
-        return hessians(s.X[None], second[None], self._weights[None], at, outputs)[0]
+        return hessians(s.X[None], second[None], self._weights[None], at, s.loss.outputs)[0]
+
+
+class _JointOracle(_Oracle):
+    """The same for a loss that is no sum over samples: what a sample adds depends on the others."""
+
+    def __init__(self, silo: Silo, weights: Tensor) -> None:
+        self._silo, self._weights = silo, weights / weights.sum()
+        self._seen = (None, weights)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The mean loss, ``(1,)``."""
+        return self._silo.loss.total(self._margins(x)[None], self._silo.placed, self._weights[None])
+
+    def full(self, x: Tensor) -> Tensor:
+        """Its gradient."""
+        slopes = self._silo.loss.slopes(self._margins(x)[None], self._silo.placed, self._weights[None])
+        return self._silo.X.T @ slopes[0]
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        """Its Hessian on the marked coordinates."""
+        s, at = self._silo, where.nonzero().squeeze(1)
+        return s.loss.hessians(s.X[None], self._margins(x)[None], s.placed, self._weights[None], at)[0]
+
+
+def _oracle(silo: Silo, weights: Tensor) -> _Oracle:
+    return _Oracle(silo, weights) if silo.loss.by_sample else _JointOracle(silo, weights)
 
 
 def answer(silo: Silo, request: Request) -> Sums:
@@ -355,7 +391,7 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
     if share == 0:
         weights = torch.ones_like(weights)  # shapes only
     message: Any = Message(**{k: request.arrays[k] for k in Message._fields})
-    reply, _ = _METHOD.local_round(message, Empty(), _Oracle(silo, weights), Zero())  # type: ignore[arg-type]
+    reply, _ = _METHOD.local_round(message, Empty(), _oracle(silo, weights), Zero())  # type: ignore[arg-type]
     made = {k: share * v if share > 0 else torch.zeros_like(v) for k, v in reply._asdict().items()}
     return {"weight": _weight(share, total, counted), **made}
 
@@ -374,6 +410,8 @@ def losses(
 
 
 def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    if isinstance(silo.loss, Cox):
+        return _partial_deviances(silo, weights, request)
     total, bins, models = float(weights.sum()), int(request.numbers["bins"]), request.arrays["models"]
     share = silo.share(total)
     o = weights / total if total > 0 else weights
@@ -391,6 +429,34 @@ def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:
             counts[k] = _histogram(z, silo.labels(silo.b), weights, bins)
     weight = torch.tensor([share, total], dtype=torch.float64)
     return {"weight": weight, "deviance": deviance, "error": error, "histogram": counts}
+
+
+def _partial_deviances(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """The deviances of partial likelihoods; of samples that are held out, by what they add to that of the others.
+
+    Samples that are held out have few others at risk beside them, so that the partial likelihood of these alone would
+    say little (Verweij & van Houwelingen 1993). They count by their events.
+    """
+    models, rows = request.arrays["models"], request.rows
+    parts = [(1.0, weights)]
+    counted = weights
+    if rows.held and rows.kind != "site":
+        parts = [(1.0, silo.weights(ALL)), (-1.0, silo.weights(rows.others))]
+        counted = weights * silo.b[:, EVENT]
+    total = float(counted.sum())
+    share = silo.share(total)
+    deviance = models.new_zeros(len(models))
+    for sign, w in parts:
+        if share == 0 or not float(w.sum()) > 0:
+            continue
+        unit = sign * float(w.sum()) / total
+        o = (w / w.sum())[None]
+        lowest = float(silo.placed.saturated(o))
+        for k, x in enumerate(models):
+            deviance[k] += 2 * share * unit * (float(silo.loss.total(silo.margins(x)[None], silo.placed, o)) - lowest)
+    weight = torch.tensor([share, total], dtype=torch.float64)
+    none = models.new_zeros(len(models), 2, 2, 0)
+    return {"weight": weight, "deviance": deviance, "error": models.new_zeros(0), "histogram": none}
 
 
 def _errors(silo: Silo, z: Tensor) -> Tensor:
@@ -427,12 +493,13 @@ def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
     if share == 0:
         none = x.new_zeros(d, d)
         return {"weight": weight, "loss": x.new_zeros(1), "gradient": x.new_zeros(d), "hessian": none, "outer": none}
-    oracle = _Oracle(silo, weights)
+    oracle = _oracle(silo, weights)
     z = silo.margins(x)
-    slope = (silo.loss.derivative(z, silo.b) * (share * weights / total).view(-1, *(1,) * (z.ndim - 1))).view(
-        len(z), -1
-    )
-    rows = (silo.X.unsqueeze(2) * slope.unsqueeze(1)).flatten(1)
+    if isinstance(silo.loss, Cox):
+        rows = silo.placed.residuals(silo.X[None], z[None], (share * weights / total)[None])[0]
+    else:
+        slope = silo.loss.derivative(z, silo.b) * (share * weights / total).view(-1, *(1,) * (z.ndim - 1))
+        rows = (silo.X.unsqueeze(2) * slope.view(len(z), -1).unsqueeze(1)).flatten(1)
     everything = torch.ones(d, dtype=torch.bool)
     return {
         "weight": weight,
