@@ -175,7 +175,12 @@ def test_single_precision_and_refusals() -> None:
     with pytest.raises(ValueError, match="one per sample"):
         fc.Problem(silos, loss="logistic")
     with pytest.raises(ValueError, match="all others at risk"):
-        fc.simulate(problem, fc.algorithms.ProximalGradient(step=0.5), rounds=2, privacy=fc.privacy.SampleLevel(noise=1.0, clip=1.0))
+        fc.simulate(
+            problem,
+            fc.algorithms.ProximalGradient(step=0.5),
+            rounds=2,
+            privacy=fc.privacy.SampleLevel(noise=1.0, clip=1.0),
+        )
 
 
 def test_structured_arrays_are_read() -> None:

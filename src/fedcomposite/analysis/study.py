@@ -315,9 +315,7 @@ def _measure(
     driver: Driver,
 ) -> Analysis:
     """How sure and how good a model is."""
-    intervals = (
-        confidence(problem, x, driver=driver) if isinstance(problem.loss, LIKELIHOODS) else None
-    )
+    intervals = confidence(problem, x, driver=driver) if isinstance(problem.loss, LIKELIHOODS) else None
     seen = tested = None
     if isinstance(problem.loss, Logistic) or is_regression(problem):
         seen = quality(problem, x if cv is None else cv, choice=lam, driver=driver)

@@ -16,7 +16,7 @@ from fedcomposite import rng
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import Features, SparseRows, tensors_only
 from fedcomposite.problems.base import Evaluation, Smooth
-from fedcomposite.problems.losses import Cox, Loss, Multinomial
+from fedcomposite.problems.losses import Loss, Multinomial
 from fedcomposite.problems.measures import CountRows, MeanLoss, Measures, Part
 from fedcomposite.problems.products import combine, hessians, margins, transposed
 from fedcomposite.problems.risk_sets import EVENT
@@ -97,7 +97,7 @@ class Linear(Smooth):
         for part, held in silos.held_out.items():
             self._held_offsets[part] = self._placed_offset(silos.held_margin_offsets.get(part))
             b, count = loss.prepare(silos, held[1]).to(device, exact), [len(held[1])]
-            if isinstance(loss, Cox) and part in silos.held_by:
+            if part in silos.held_by:
                 b = loss.apart(b, silos.held_by[part].to(device))
             self._held[part] = self._design(held[0]), b, self._as_targets(b), CountRows.of(count, count, device)
 
@@ -202,9 +202,7 @@ class Linear(Smooth):
         offset = None if self._offset is None else self._offset[rows]
         return self._gradient(x, X, self.b[rows], weight, offset)
 
-    def _gradient(
-        self, x: Tensor, X: Tensor | Stack, b: Any, weight: Tensor | float, offset: Tensor | None
-    ) -> Tensor:
+    def _gradient(self, x: Tensor, X: Tensor | Stack, b: Any, weight: Tensor | float, offset: Tensor | None) -> Tensor:
         return combine(X, self.loss.slopes(self._margins(x, X, offset), b, weight)).flatten(1)
 
     # -- what single samples add, for privacy -------------------------------------------------------------------------
@@ -366,14 +364,15 @@ class Linear(Smooth):
 
     def _radii(self) -> Tensor:
         """Of every client, the weighted share of events times the largest squared distance from its mean."""
-        sizes, weight = self.sizes.astype(np.int64).tolist(), self._weighed(self._per_sample(1 / self._divisors))
-        made = []
-        designs = self.X.blocks(self.offsets.astype(np.int64), self.sizes.astype(np.int64)).unbind() if isinstance(
-            self.X, Design) else self.X.split(sizes)  # fmt: skip
-        for X, b, w in zip(designs, self.b.split(sizes), weight.split(sizes), strict=True):
-            dense = X.columns(torch.arange(X.shape[2]))[0, : len(b)] if isinstance(X, Stack) else X.double()
-            radius = (dense - dense.mean(0)).square().sum(1).max()
-            made.append(float((w.double() * b[:, EVENT]).sum() * radius))
+        weight, made = self._weighed(self._per_sample(1 / self._divisors)).double(), []
+        for first, size in zip(self.offsets.astype(np.int64), self.sizes.astype(np.int64), strict=True):
+            own = slice(int(first), int(first + size))
+            if isinstance(self.X, Design):
+                X = self.X.blocks(np.array([first]), np.array([size])).columns(torch.arange(self.dimension))[0]
+            else:
+                X = self.X[own].double()
+            radius = (X - X.mean(0)).square().sum(1).max()
+            made.append(float((weight[own] * self.b[own, EVENT]).sum() * radius))
         return torch.tensor(made, dtype=torch.float64, device=self.device)
 
     def lipschitz(self, of: Literal["clients", "samples"] = "clients") -> float:

@@ -100,6 +100,10 @@ class Loss(ABC):
         """What margins say about targets: themselves, for most losses."""
         return z
 
+    def apart(self, b: Tensor, owner: Tensor) -> Tensor:
+        """Prepared targets of pooled samples such that those of different owners are not compared."""
+        return b
+
     # -- sums over the samples of stacked clients ---------------------------------------------------------------------
 
     def placed(self, b: Tensor) -> Any:
@@ -430,8 +434,8 @@ class Cox(Loss):
     baseline. Weights o_k of samples count relative to their mean.
 
     ``ties`` says what events at the same time are to each other: all at risk at each of them (``"breslow"``), or each
-    to a share, as if they had happened one after another (``"efron"``). Where events have causes 1, 2, ..., ``cause`` is
-    the one whose hazard is modelled; the others count as censored.
+    to a share, as if they had happened one after another (``"efron"``). Where events have causes 1, 2, ..., ``cause``
+    is the one whose hazard is modelled; the others count as censored.
     """
 
     ties: Literal["breslow", "efron"] = "breslow"
@@ -499,9 +503,8 @@ class Cox(Loss):
         """The derivative of the sum of these values."""
         return self.placed(b[None]).slopes(z[None], torch.ones_like(z)[None])[0]
 
-    @staticmethod
-    def apart(b: Tensor, owner: Tensor) -> Tensor:
-        """Prepared targets with the samples of every owner in strata of their own."""
+    def apart(self, b: Tensor, owner: Tensor) -> Tensor:
+        """With the samples of every owner in strata of their own."""
         pairs = torch.stack([owner.to(b), b[:, STRATUM]], 1)
         stratum = torch.unique(pairs, dim=0, return_inverse=True)[1]
         return torch.cat([b[:, :STRATUM], stratum.to(b).unsqueeze(1), b[:, CAUSE:]], 1)

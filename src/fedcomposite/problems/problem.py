@@ -356,6 +356,7 @@ class Problem:
         for part, (X, y), owner, offset in parts:
             outputs, targets = (v.cpu() for v in smooth.scored(point, X, y, offset))
             who = torch.full((len(y),), -1) if owner is None else owner
+            targets = self.loss.apart(targets, who) if isinstance(self.loss, Loss) else targets
             rows = [torch.nonzero(who == i).flatten() for i in range(len(silos))] + [torch.arange(len(y))]
             table[f"{part}_samples"] = [len(r) for r in rows]
             for metric in self.measures.metrics:

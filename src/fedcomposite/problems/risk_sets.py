@@ -1,7 +1,7 @@
 """Risk sets: who is still at risk at each event, and the sums over them that Cox's partial likelihood is made of.
 
-A sample is at risk at the time t if it entered before t and left at t or later, entry < t <= time. Within a client and a
-stratum samples are put in the order of their times, the latest first, so that the sum over those at risk at t is a
+A sample is at risk at the time t if it entered before t and left at t or later, entry < t <= time. Within a client and
+a stratum samples are put in the order of their times, the latest first, so that the sum over those at risk at t is a
 cumulative sum, and what all events add to a sample is one from the other end: loss and gradient take O(m p), whoever
 entered late included. All clients of a block are worked on at once, each group (a stratum of a client) in a row of its
 own: no sum is ever the difference of two groups' sums. Numbers are float64, whatever the features are.
@@ -73,11 +73,11 @@ class RiskSets:
         client = np.repeat(np.arange(n), m)
         kinds, group = np.unique(client * (int(strata.max(initial=0)) + 1) + strata, return_inverse=True)
         sorting = _Sorting(group.reshape(-1), ranks[:, 0], ranks[:, 1], len(kinds))
-        parts, found = [], []
+        parts, found = list[_Rows](), []
         for rows in sorting.levels():
-            part, at = sorting.padded(rows, table[:, EVENT], client, bool(np.isfinite(table[:, ENTRY]).any()))
+            fields, at = sorting.padded(rows, table[:, EVENT], client, bool(np.isfinite(table[:, ENTRY]).any()))
             found.append(at)
-            parts.append(_Rows(*(None if v is None else torch.from_numpy(v).to(b.device) for v in part)))  # type: ignore[arg-type]
+            parts.append(_Rows(*(None if v is None else torch.from_numpy(v).to(b.device) for v in fields)))  # type: ignore[arg-type]
         places, start = np.empty(n * m, np.int64), 0
         for part, inside in zip(parts, found, strict=True):
             at = part.at.cpu().numpy()

@@ -32,11 +32,12 @@ from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.algorithms.proxnewton import Message
 from fedcomposite.data.sparse import tensors_only
+from fedcomposite.problems import event_tables
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.problem import Problem
 from fedcomposite.problems.products import hessians
-from fedcomposite.problems.risk_sets import EVENT
+from fedcomposite.problems.risk_sets import CAUSE, EVENT, TIME
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.regularizers import Zero
 
@@ -197,6 +198,7 @@ class Silo:
     parts: Mapping[str, Held] = field(default_factory=dict)  # held-out X, b and offsets
     kept: dict[Rows, Tensor] = field(default_factory=dict, repr=False)  # weights of rows
     ranked: list[Any] = field(default_factory=list, repr=False)  # targets as a loss that is not by sample places them
+    origin: Silo | None = None  # the site's own samples, where this is a part that was held out
     about: Tensor | None = None  # X with features taken about a common centre, where their means are far from zero
 
     @property
@@ -225,7 +227,7 @@ class Silo:
         if part == "train":
             return self
         X, b, offset = self.parts.get(part, (self.X[:0], self.b[:0], None))
-        return replace(self, X=X, b=b, offset=offset, importance=X.new_ones(len(X)), kept={}, ranked=[])
+        return replace(self, X=X, b=b, offset=offset, importance=X.new_ones(len(X)), kept={}, ranked=[], origin=self)
 
     def counted(self, rows: Rows) -> Silo:
         """The same site with every sample that is among some rows counted once, and no other."""
@@ -605,7 +607,137 @@ def _rates(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"sums": torch.stack(made) if made else weights.new_zeros(0, 4)}
 
 
+# -- times to an event ------------------------------------------------------------------------------------------------
+
+
+def timetable(
+    times: Tensor, x: Tensor, edges: Tensor, causes: int = 1, part: str = "train", rows: Rows = ALL
+) -> Request:
+    """Ask how many are at risk, censored and have events of each cause, at the times of a grid.
+
+    Groups are bins of the margins a'x between ``edges``: none, for one group; a unit vector, for those of a feature.
+    """
+    return Request("timetable", {"times": times, "x": x, "edges": edges}, {"causes": causes}, rows, part)
+
+
+def _timetable(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    groups = len(request.arrays["edges"]) + 1
+    causes = int(request.numbers["causes"])
+    made = event_tables.counted(silo.b, weights, request.arrays["times"], _group(silo, request), groups, causes)
+    return {"counts": made}
+
+
+def _group(silo: Silo, request: Request) -> Tensor:
+    return torch.bucketize(silo.linear(request.arrays["x"]).contiguous(), request.arrays["edges"], right=True)
+
+
+def logrank(x: Tensor, edges: Tensor, rows: Rows = ALL) -> Request:
+    """Ask for the sums of a log-rank test between groups, each site's samples compared among themselves."""
+    return Request("logrank", {"x": x, "edges": edges}, {}, rows)
+
+
+def _logrank(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    groups = len(request.arrays["edges"]) + 1
+    observed, expected, covariance = event_tables.compared(silo.b, weights, _group(silo, request), groups)
+    return {"observed": observed, "expected": expected, "covariance": covariance}
+
+
+def schoenfeld(x: Tensor, times: Tensor, values: Tensor, rows: Rows = ALL) -> Request:
+    """Ask for the sums of a test of proportional hazards, for the function of time that steps to ``values``."""
+    return Request("schoenfeld", {"x": x, "times": times, "values": values}, {}, rows)
+
+
+def _schoenfeld(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    z = silo.margins(request.arrays["x"])
+    g = event_tables.step_values(request.arrays["times"], request.arrays["values"], silo.b[:, TIME], 0.0)
+    if not float((weights * silo.b[:, EVENT]).sum()) > 0:
+        d = silo.X.shape[1]
+        zeros = silo.X.new_zeros
+        return {"events": zeros(3), "total": zeros(d), "residuals": zeros(d), "covariances": zeros(2, d, d)}
+    return event_tables.schoenfeld(silo.placed, silo.X, z, weights, g)
+
+
+def risk_sums(x: Tensor, times: Tensor, working: Tensor | None = None, rows: Rows = ALL) -> Request:
+    """Ask for events and sums over those at risk at the times of a grid; with ``working`` what a common fit needs."""
+    arrays = {"x": x, "times": times} | ({} if working is None else {"working": working})
+    return Request("risk_sums", arrays, {}, rows)
+
+
+def _risk_sums(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    z, working = silo.margins(request.arrays["x"]), request.arrays.get("working")
+    made = event_tables.risk_sums(silo.b, silo.X, z, weights, request.arrays["times"], working)
+    total, counted = float(weights.sum()), float((weights > 0).sum())
+    return {"weight": _weight(silo.share(total), total, counted), **made}
+
+
+def concordance(x: Tensor, part: str = "train", rows: Rows = ALL) -> Request:
+    """Ask for the pairs of samples that a model has in the order of their times, and for all pairs."""
+    return Request("concordance", {"x": x}, {}, rows, part)
+
+
+def _concordance(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    events = weights * silo.b[:, EVENT]
+    counts = torch.stack([weights.sum(), (weights > 0).sum().double(), events.sum()])
+    pairs = event_tables.concordance(silo.b, silo.margins(request.arrays["x"]), weights)
+    return {"pairs": pairs, "counts": counts}
+
+
+def horizon(
+    x: Tensor,
+    at: float,
+    hazard: Tensor,
+    censoring: tuple[Tensor, Tensor],
+    edges: Tensor,
+    groups: Tensor,
+    part: str = "train",
+    rows: Rows = ALL,
+) -> Request:
+    """Ask how well a model tells at a time who has the event by then.
+
+    ``hazard`` is the baseline's until then for sites that the model was not made from, others have their own.
+    ``censoring`` is a grid and the curve of those not censored, by which samples are weighted; if it is empty a site
+    takes its own.
+    """
+    times, curve = censoring
+    arrays = {"x": x, "hazard": hazard, "times": times, "curve": curve, "edges": edges, "groups": groups}
+    return Request("horizon", arrays, {"at": at}, rows, part)
+
+
+def _horizon(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    z, at = silo.margins(request.arrays["x"]), request.numbers["at"]
+    own, rows = silo.origin or silo, request.rows
+    curve, hazard = (request.arrays["times"], request.arrays["curve"]), request.arrays["hazard"]
+    if not len(curve[0]):
+        curve = _own_censoring(own, own.weights(ALL))
+    trained = own.weights(ALL if silo.origin else rows.others if rows.held else rows)
+    if not len(hazard) or float((trained * own.b[:, EVENT]).sum()) > 0:
+        until = torch.tensor([at], dtype=torch.float64)
+        times = torch.unique(own.b[:, TIME])
+        sums = event_tables.risk_sums(
+            own.b, own.X, own.margins(request.arrays["x"]), trained, torch.cat([times[times < until], until]), None
+        )
+        hazard = torch.where(sums["events"] > 0, sums["events"] / sums["sizes"].clamp(min=1e-300), 0.0).sum().view(1)
+    seen = event_tables.Horizon.of(silo.b, z, weights, at, curve, float(hazard))
+    return seen.sums(z, weights, request.arrays["edges"], request.arrays["groups"])
+
+
+def _own_censoring(silo: Silo, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The curve of a site's samples that are not censored yet; at the same time events come first."""
+    times = torch.unique(silo.b[:, TIME])
+    if not len(times):
+        return times, times
+    none = torch.zeros(len(silo.b), dtype=torch.long)
+    at_risk, censored, *events = event_tables.counted(silo.b, weights, times, none, 1, int(silo.b[:, CAUSE].max()))[0]
+    return times, event_tables.kaplan_meier(at_risk - sum(events), censored)
+
+
 _ANSWERS = {
+    "timetable": _timetable,
+    "logrank": _logrank,
+    "schoenfeld": _schoenfeld,
+    "risk_sums": _risk_sums,
+    "concordance": _concordance,
+    "horizon": _horizon,
     "rates": _rates,
     "newton": _newton,
     "losses": _losses,
