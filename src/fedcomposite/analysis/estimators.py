@@ -20,7 +20,7 @@ from fedcomposite._validation import ZeroOrMore
 from fedcomposite.analysis.estimator import Array, LinearModel, Options, with_options
 from fedcomposite.analysis.survival_curves import baseline_hazard
 from fedcomposite.data import Silos
-from fedcomposite.data.arrays import as_tensor
+from fedcomposite.data.arrays import NO_ENTRY, as_tensor
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.concordance import pairs
 from fedcomposite.problems.losses import (
@@ -349,7 +349,7 @@ class CoxRegression(LinearModel):
         """
         if not isinstance(X, Silos) and y is not None and (entry is not None or strata is not None):
             y = self._times(y, len(X))[:, :2]
-            came = np.full(len(y), y[:, 0].min() - 1.0) if entry is None else np.asarray(entry, float)
+            came = np.full(len(y), NO_ENTRY) if entry is None else np.asarray(entry, float)
             groups = np.zeros(len(y)) if strata is None else np.unique(strata, return_inverse=True)[1]
             y = np.column_stack([y, came, groups])
         super().fit(X, y, sites=sites, sample_weight=sample_weight)

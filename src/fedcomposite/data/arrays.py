@@ -22,6 +22,8 @@ from fedcomposite.data.faults import DataError, Fault, refuse, refuse_all
 from fedcomposite.data.sparse import Features, SparseRows, is_sparse, joined, sparse_rows
 
 ArrayLike = Tensor | npt.ArrayLike
+NO_ENTRY = -1e30
+"""In a column of entries: observation began before anything could happen."""
 Array = npt.NDArray[Any]
 
 _WIDER = {"u2": "i4", "u4": "i8", "u8": "i8"}  # torch stores these unsigned types but does not compute with them

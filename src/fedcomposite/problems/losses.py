@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Positive, suggest, validate
+from fedcomposite.data.arrays import NO_ENTRY
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 from fedcomposite.problems.products import hessians
@@ -476,6 +477,7 @@ class Cox(Loss):
             )
         absent = [b.new_full((len(b), 1), -math.inf), b.new_zeros(len(b), 1)]
         made = torch.cat([b, *absent[b.shape[1] - ENTRY :], b[:, EVENT : EVENT + 1]], 1)
+        made[made[:, ENTRY] <= NO_ENTRY, ENTRY] = -math.inf
         made[:, EVENT] = (b[:, EVENT] == (self.cause or 1)).double()
         return made
 
