@@ -15,12 +15,22 @@ from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.analysis.solve import solve
 from fedcomposite.analysis.stability import Stability, stability
 from fedcomposite.analysis.study import Analysis, analyse
+from fedcomposite.analysis.survival_curves import (
+    EventCurves,
+    LogRank,
+    baseline_hazard,
+    event_curves,
+    logrank_test,
+    schoenfeld_test,
+)
+from fedcomposite.analysis.survival_quality import SurvivalQuality
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import Request, Rows, answer
 
 if TYPE_CHECKING:
     from fedcomposite.analysis.estimators import (
+        CoxRegression,
         HuberRegression,
         LinearRegression,
         LinearSVC,
@@ -32,12 +42,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Analysis",
+    "CoxRegression",
     "CrossValidation",
     "Driver",
     "Errors",
+    "EventCurves",
     "HuberRegression",
     "LinearRegression",
     "LinearSVC",
+    "LogRank",
     "LogisticRegression",
     "MultinomialRegression",
     "Path",
@@ -50,19 +63,24 @@ __all__ = [
     "Scored",
     "SeparationWarning",
     "Stability",
+    "SurvivalQuality",
     "UndeterminedWarning",
     "adjusted",
     "analyse",
     "answer",
+    "baseline_hazard",
     "bootstrap",
     "certify",
     "confidence",
     "cross_validate",
+    "event_curves",
     "fold_of_samples",
+    "logrank_test",
     "path",
     "predict",
     "quality",
     "refit",
+    "schoenfeld_test",
     "solve",
     "stability",
 ]

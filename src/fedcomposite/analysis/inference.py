@@ -48,7 +48,7 @@ from torch import Tensor
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
 from fedcomposite.analysis.newton import FitPlan, fit, moved
 from fedcomposite.problems import Problem
-from fedcomposite.problems.losses import LeastSquares, Logistic, Poisson
+from fedcomposite.problems.losses import Cox, LeastSquares, Logistic, Poisson
 from fedcomposite.runtime.driver import Driver, driver_of, driving
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Rows, information, newton
@@ -72,6 +72,11 @@ _VANISHED = 0.3  # share of its curvature that a direction keeps over these step
 _SHARE = 0.1  # root of the share of a variance that lies along such directions
 
 
+LIKELIHOODS = (LeastSquares, Logistic, Poisson, Cox)
+"""Losses that are likelihoods of models, so that intervals follow from their curvature."""
+_RATIOS: dict[type, str] = {Logistic: "odds", Poisson: "rate", Cox: "hazard"}  # what exponentials of coefficients are
+
+
 class SeparationWarning(UserWarning):
     """A coefficient has no finite estimate: some samples are told apart without error, or have no events."""
 
@@ -89,12 +94,12 @@ def confidence(
     robust: bool | None = None,
     driver: Driver | None = None,
 ) -> pd.DataFrame:
-    """Confidence intervals and p-values of all coefficients of a linear, logistic or Poisson model.
+    """Confidence intervals and p-values of all coefficients of a linear, logistic, Poisson or Cox model.
 
     Parameters
     ----------
     problem : Problem
-        With the loss ``"least_squares"``, ``"logistic"`` or ``"poisson"``.
+        With the loss ``"least_squares"``, ``"logistic"``, ``"poisson"`` or ``"cox"``.
     x : Tensor, array, Run or estimator
         Its regularized solution, or what has one: a run, a fitted estimator, a path or a cross-validation.
     level : float
@@ -114,19 +119,21 @@ def confidence(
     DataFrame
         A row per coordinate: ``coefficient`` (regularized), ``estimate`` (bias removed), ``se``, ``lower``, ``upper``,
         ``z``, ``p``, for a logistic model ``odds_ratio`` with ``odds_lower`` and ``odds_upper``, for counts
-        ``rate_ratio``, ``rate_lower`` and ``rate_upper``, all of them on the scale of the model: per standard deviation
+        ``rate_ratio``, ``rate_lower`` and ``rate_upper``, of a Cox model ``hazard_ratio``, ``hazard_lower`` and
+        ``hazard_upper``, all of them on the scale of the model: per standard deviation
         of a column that was standardized. Where a recipe prepared the features also per unit of the column, a year or a
-        mg/dL: ``unit_estimate``, ``unit_lower``, ``unit_upper``, ``unit_p``, and ``unit_odds_ratio`` or
-        ``unit_rate_ratio`` with their bounds; the intercept is then that of columns at 0, with a p-value of its own.
-        What the samples do not determine (constant columns with the intercept, columns that others give up to rounding;
-        in a federation, to within 3e-6 of their deviation) is NaN, with an :class:`UndeterminedWarning`, and so is what
-        grows without end, with a :class:`SeparationWarning`. Per unit, terms of splines and of products are NaN
-        (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one term is not a unit of the column.
+        mg/dL: ``unit_estimate``, ``unit_lower``, ``unit_upper``, ``unit_p``, and ``unit_odds_ratio``,
+        ``unit_rate_ratio`` or ``unit_hazard_ratio`` with their bounds; the intercept is then that of columns at 0, with
+        a p-value of its own. What the samples do not determine (constant columns with the intercept, columns that
+        others give up to rounding; in a federation, to within 3e-6 of their deviation) is NaN, with an
+        :class:`UndeterminedWarning`, and so is what grows without end, with a :class:`SeparationWarning`. Per unit,
+        terms of splines and of products are NaN (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one term is
+        not a unit of the column.
     """
     check_given(confidence, locals())
     loss, x = problem.loss, as_vector(x).double()
-    if not isinstance(loss, LeastSquares | Logistic | Poisson):
-        kinds = "'least_squares', 'logistic' and 'poisson'"
+    if not isinstance(loss, LIKELIHOODS):
+        kinds = "'least_squares', 'logistic', 'poisson' and 'cox'"
         raise ValueError(f"confidence intervals are for {kinds}; for {loss} take bootstrap(...)")
     driver = driver_of(problem, driver)
     weighted = problem.weighting == "uniform" or problem.silos.weights is not None
@@ -483,7 +490,7 @@ def _intervals(problem: Problem, rows: Floats, found: _Found, level: float) -> d
     columns = {"estimate": np.where(np.isnan(se), math.nan, center), "se": se}
     columns |= {"lower": center - half * se, "upper": center + half * se, "z": center / np.where(se > 0, se, math.nan)}
     columns["p"] = 2 * scipy.special.ndtr(-np.abs(columns["z"]))
-    kind = "odds" if isinstance(problem.loss, Logistic) else "rate" if isinstance(problem.loss, Poisson) else None
+    kind = _RATIOS.get(type(problem.loss))
     if kind is not None:
         ends = {"ratio": "estimate", "lower": "lower", "upper": "upper"}
         with np.errstate(over="ignore"):  # a bound of which hardly anything is known

@@ -22,7 +22,7 @@ from fedcomposite.analysis.scaling import rescale, worthwhile
 from fedcomposite.analysis.settling import settle
 from fedcomposite.choice import HESSIANS, Choice, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.problems.losses import Logistic, Multinomial, Poisson
+from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, simulate
 from fedcomposite.runtime.callbacks import Callback, View
@@ -219,6 +219,7 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
     if end == "endless":
         which = ", ".join(problem.coordinate_names[i] for i in grown)
         cause = "the classes can be separated" if problem.loss.classifier else "counts are zero wherever it matters"
+        cause = "whoever has the event can be told from all at risk" if isinstance(problem.loss, Cox) else cause
         return f"there is no solution, {cause} and the coefficients of {which} grow without end: regularize more"
     if end == "resisting":
         return (
@@ -381,7 +382,7 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
 
 def _falls_on(problem: Problem, x: Tensor) -> bool:
     """Whether a loss that has no least value by itself falls from x to 2 x, and h does not rise: x is no minimiser."""
-    if not isinstance(problem.loss, Logistic | Multinomial | Poisson) or not bool(x.any()):
+    if not isinstance(problem.loss, Logistic | Multinomial | Poisson | Cox) or not bool(x.any()):
         return False
     now, then = (float(problem.evaluate(k * x).loss) for k in (1, 2))
     held = float(problem.regularizer.value(2 * x)) > float(problem.regularizer.value(x))

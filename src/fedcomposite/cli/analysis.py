@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import click
+import numpy as np
 import pandas as pd
 import typer
 from click.core import ParameterSource
@@ -44,7 +45,7 @@ _SHOWN = 15  # coefficients
 _SEEN = 5e-4  # bounds of measures that are smaller are not printed
 _MEASURES = (
     *("samples", "positives", "auroc", "auroc_error", "brier", "mean", "r2", "rmse", "mae", "deviance_explained"),
-    *("calibration_slope", "calibration_slope_error"),
+    *("calibration_slope", "calibration_slope_error", "events", "c_index", "horizon", "predicted", "observed"),
 )
 
 ConfigFile = Annotated[
@@ -60,6 +61,10 @@ Ratio = Annotated[float | None, typer.Option(help="The last strength over the fi
 Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site is left out once.")]
 Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What is compared.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
+Horizon = Annotated[float | None, typer.Option(help="Of times to an event: by when it is looked at who has had it.")]
+Times = Annotated[
+    str | None, typer.Option(help="Of times to an event: the grid of curves, such as 6,12,24, or 60:6 for steps of 6.")
+]
 PathChoice = Annotated[Literal["aic", "bic", "ebic"], typer.Option(help="Which model of the path.")]
 CVChoice = Annotated[Literal["min", "1se", "aic", "bic", "ebic"], typer.Option(help="Which model.")]
 Federation = Annotated[
@@ -77,6 +82,8 @@ Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites
 def fit(
     config: ConfigFile = None,
     seconds: Seconds = None,
+    horizon: Horizon = None,
+    times: Times = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -89,7 +96,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a linear model, with confidence intervals and its quality at every site."""
-    conduct("fit", locals())
+    conduct("fit", {**locals(), "times": times_of(times)})
 
 
 def path(
@@ -98,6 +105,8 @@ def path(
     ratio: Ratio = None,
     choice: PathChoice = "bic",
     seconds: Seconds = None,
+    horizon: Horizon = None,
+    times: Times = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -110,7 +119,7 @@ def path(
     as_json: AsJson = False,
 ) -> None:
     """Fit a model for every strength of the regularizer."""
-    conduct("path", locals())
+    conduct("path", {**locals(), "times": times_of(times)})
 
 
 def cv(
@@ -121,6 +130,8 @@ def cv(
     ratio: Ratio = None,
     choice: CVChoice = "1se",
     seconds: Seconds = None,
+    horizon: Horizon = None,
+    times: Times = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -133,10 +144,10 @@ def cv(
     as_json: AsJson = False,
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
-    conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score})
+    conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score, "times": times_of(times)})
 
 
-_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "seconds")
+_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "seconds", "horizon", "times")
 _OF_SITES = ("policy", "patience", "give_up", "secure")
 
 
@@ -147,6 +158,21 @@ def folds_of(text: str) -> int | Literal["sites"]:
     if not text.isdecimal() or int(text) < 2:
         raise ConfigError(f"--folds {text}: must be a number from 2 on, or 'sites'")
     return int(text)
+
+
+def times_of(text: str | None) -> list[float] | None:
+    """A grid of times: numbers, or the last one and the steps to it."""
+    if text is None:
+        return None
+    try:
+        last, colon, step = text.partition(":")
+        found = (np.arange(1, 1 + round(float(last) / float(step))) * float(step)).tolist() if colon else [
+            float(part) for part in text.split(",")]  # fmt: skip
+    except (ValueError, ZeroDivisionError, OverflowError):
+        found = []
+    if not found or sorted(set(found)) != found or not 0 < found[0] <= found[-1] < float("inf"):
+        raise ConfigError(f"--times {text}: must be rising numbers, such as 6,12,24, or 60:6 for steps of 6 up to 60")
+    return found
 
 
 def checked(experiment: Config) -> Config:

@@ -75,12 +75,13 @@ class Learner:
         answers = self._answers(query)
         total = query.combine(answers)
         self.kinds = dict(zip(total["columns"].tolist(), total["kinds"].tolist(), strict=True))
-        known("target", [self.target], self.kinds)
-        features = [name for name in self.kinds if name != self.target]
+        special = [self.target, *self.spec.times]
+        known("target", special, self.kinds)
+        features = [name for name in self.kinds if name not in special]
         faults = [fault for part, names in self.spec.named.items() for fault in unknown(part, names, features)]
         for site, one in zip(self.sites, answers, strict=True):
             absent = sorted(set(self.kinds) - set(one["columns"].tolist()))
-            if self.target in absent or (absent and self.spec.absent == "refuse"):
+            if set(special) & set(absent) or (absent and self.spec.absent == "refuse"):
                 remedy = "rename or drop them, or set absent = 'missing'"
                 faults.append(Fault(site, f"no column {', '.join(map(repr, absent))}", remedy, count=len(absent)))
         for name in features:
@@ -91,16 +92,21 @@ class Learner:
         if self.kinds[self.target] in ("text", "date", "mixed") and not self.spec.target:
             remedy = "say which number each level is: target = {yes = 1, no = 0}"
             faults.append(Fault(f"target {self.target!r}", "is text", remedy, self.target))
+        for name in (self.spec.time, self.spec.entry):
+            if name is not None and self.kinds[name] in ("text", "date", "mixed"):
+                faults.append(
+                    Fault(f"column {name!r}", "is no number", "give times as numbers, of days or months", name)
+                )
         refuse(faults)
         if self.spec.absent == "missing" and any(set(self.kinds) - set(a["columns"].tolist()) for a in answers):
             self.steps.append(Absent(columns=features))
         if self.spec.missing_target == "drop":
-            self.steps.append(Complete(columns=[self.target]))
-        gaps = self._total(Gaps(columns=[self.target]))
-        if missing := int(gaps["missing"][0]):
-            raise DataError(
-                f"{missing} missing value(s) in the target {self.target!r}; mend them, or set missing_target = 'drop'"
-            )
+            self.steps.append(Complete(columns=special))
+        gaps = self._total(Gaps(columns=special))
+        for name, missing in zip(special, gaps["missing"].tolist(), strict=True):
+            if missing:
+                what = f"{int(missing)} missing value(s) in the target {name!r}"
+                raise DataError(f"{what}; mend them, or set missing_target = 'drop'")
         self.rows = int(gaps["n"][0])
         self.terms = {name: [name] for name in features}
 

@@ -151,7 +151,7 @@ class Config(Section):
 
         A method's grids are written out as methods; any other grid makes several experiments, which is for `compare`.
         """
-        content, told = grids.single(content)
+        content, told = grids.single(toml.with_times(content))
         large = list(toml.oversized(content))
         told, wrong = [*told, *(line for _, line in large)], {path[0] for path, _ in large}
         rest = {k: v for k, v in content.items() if k not in wrong}

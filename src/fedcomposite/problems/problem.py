@@ -356,6 +356,7 @@ class Problem:
         for part, (X, y), owner, offset in parts:
             outputs, targets = (v.cpu() for v in smooth.scored(point, X, y, offset))
             who = torch.full((len(y),), -1) if owner is None else owner
+            targets = self.loss.apart(targets, who) if isinstance(self.loss, Loss) else targets
             rows = [torch.nonzero(who == i).flatten() for i in range(len(silos))] + [torch.arange(len(y))]
             table[f"{part}_samples"] = [len(r) for r in rows]
             for metric in self.measures.metrics:
@@ -457,15 +458,15 @@ class LinearProblem(Problem):
     ) -> None:
         if self.model is not None:
             raise ValueError("a LinearProblem takes no model; Problem(..., model=...) is a NetworkProblem")
-        if self.silos.targets.ndim > 1:
-            shape = tuple(self.silos.targets.shape)
-            raise DataError(f"targets have shape {shape}, expected ({shape[0]},): a linear model has one per sample")
         if self.options != NetworkOptions():
             given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
             raise ValueError(f"{', '.join(given)}: only for a problem with a model")
         if loss is not None and not isinstance(loss, str | Loss):
             raise ValueError(f"loss = {loss!r}: a function of outputs and targets needs a model")
         self.loss = get_loss("logistic" if loss is None else loss, options)
+        if self.silos.targets.ndim > 1 and self.loss.by_sample:
+            shape = tuple(self.silos.targets.shape)
+            raise DataError(f"targets have shape {shape}, expected ({shape[0]},): a linear model has one per sample")
         self.measures = Measures.of(self.loss.adapt(self.silos), metrics)
         linear = self._linear()
         inner = linear.dimension - linear.bias_coordinates
