@@ -8,14 +8,11 @@ import os
 import pytest
 import tomli_w
 import torch
-
-from fedcomposite.data import Silos
-
-
 from local_federation import L1, LocalSites, alone, federate, method, opened, write
 from lone_site import D, experiment, people
 from secure_sites import make_keys, secure_sites
 
+from fedcomposite.data import Silos
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.orders import Order, Shape
@@ -120,7 +117,7 @@ def evaluations(site, orders):
         vectors = {"buffers": torch.zeros(0, dtype=torch.float64), "model": model}
         answer = site.answer(wire.content(order=order.model_dump_json(), vectors=vectors))
         if wire.kind(answer) != "refusal":
-            found.append(wire.deserialise(answer[wire.RECORD]["vectors"])["gradient"])
+            found.append(wire.deserialise(answer["vectors"])["gradient"])
     return found
 
 

@@ -224,7 +224,7 @@ def formerly(**names: str) -> Callable[[type[_R]], type[_R]]:
     """Let a dataclass take fields by the names that they had in the last version; ``formerly`` of it are the names."""
 
     def decorate(cls: type[_R]) -> type[_R]:
-        cls.__init__ = renamed(**names)(cls.__init__)  # type: ignore[misc]
+        cls.__init__ = renamed(**names)(cls.__init__)  # type: ignore[method-assign]
         cls.formerly = names  # type: ignore[attr-defined]
         return cls
 
