@@ -250,6 +250,8 @@ def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan) -> Task[t
     if float(state.step) == 0:
         return ()
     model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    if model.blind:  # steps are short of what they could be
+        return ()
     goal, far = 1e-6 * float(h.optimality(seen.at, seen.reply.gradient)), []
     for times in _FAR:
         far.append(seen.at.clone())
@@ -280,8 +282,9 @@ def _hidden(seen: Seen, h: Regularizer) -> float:
         return 0.0
     root = diagonal.clamp(min=torch.finfo(model.H.dtype).tiny).rsqrt()
     values = torch.linalg.eigvalsh(model.H * root * root.unsqueeze(1))
-    values = values.clamp(min=4 * len(values) * eps * float(values[-1]))
-    return float((eps * reach) ** 2 * (0.5 / values).sum())
+    least = 4 * len(values) * eps * float(values[-1])
+    slope = torch.where(values > least, eps * reach, model.blur)  # steps leave out what H has lost, up to the blur
+    return float((slope.square() / (2 * values.clamp(min=least))).sum())
 
 
 def _mean(sums: Sums) -> tuple[Reply, float]:
