@@ -112,6 +112,8 @@ class FitPlan:
     """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
     deadline: Deadline = NEVER
     """When a fit ends where it is."""
+    effort: float = 1.0
+    """The share of the server's own work that may be taken: less for a model whose neighbours resisted."""
     watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
     """Receives the model before the first exchange and after each, and how many there were."""
 
@@ -136,7 +138,7 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...]
 def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The same in coordinates of the plan's centre."""
     settled(h)
-    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at))
+    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at), plan.effort)
     method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
@@ -190,9 +192,9 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
 class _Called(Wrapped):
     """h, with the calls of its prox counted: the server's work has a bound."""
 
-    def __init__(self, h: Regularizer, dimension: int) -> None:
+    def __init__(self, h: Regularizer, dimension: int, effort: float = 1.0) -> None:
         super().__init__(h)
-        self.calls, self.most = 0, _CALLS[torch.unique(h.coupling(dimension)).numel() < dimension]
+        self.calls, self.most = 0, effort * _CALLS[torch.unique(h.coupling(dimension)).numel() < dimension]
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         self.calls += 1
