@@ -41,7 +41,7 @@ from fedcomposite.algorithms.inner import QuadraticModel, minimise
 from fedcomposite.regularizers.base import Regularizer
 
 _COUPLED = 4000  # coordinates up to which an h that couples them all is taken
-_BLUR = 1e3  # times the rounding of margins: a gradient that is known
+_BLUR = 10.0  # times the rounding of margins: a gradient that is known
 _LARGEST = 10000  # coordinates of the largest working set: half of its square is sent by every client
 
 
