@@ -153,8 +153,8 @@ def test_an_order_is_judged_before_anything_is_allocated(tmp_path):
     for i, (shape, config, _) in enumerate(HUGE.values()):
         order = {"job": f"j{i}", "site": "a", "config": config}
         if shape is not None:
-            whole = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "clients": 1}
-            order |= {"shape": whole | shape, "train": True}
+            whole = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "clients": 3}
+            order |= {"shape": whole | shape, "train": True, "cohort": 3}
         orders.append(order)
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path)],

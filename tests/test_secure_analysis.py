@@ -173,13 +173,14 @@ def test_weighted_samples_with_offsets(loss, tmp_path):
 def test_stability_and_areas_of_folds(silos, tmp_path):
     made = []
     for place, settings in (("plain", None), ("secure", SECURE)):
-        limits = opened(min_count=5)
-        sites = make_sites(silos, tmp_path / place, limits) if settings is None else secure_sites(
-            silos, tmp_path / place, limits
-        )  # fmt: skip
-        asking, _ = ask_of(sites, settings=settings)
-        problem, driver = asking.meet(), Driver(asking)
-        stable = fc.stability(problem, draws=4, count=5, ratio=0.1, seed=3, driver=driver)
+        found = []
+        for least in (1, 5):  # halves that follow from a seed may differ by few
+            limits, folder = opened(min_count=least), tmp_path / f"{place}{least}"
+            sites = make_sites(silos, folder, limits) if settings is None else secure_sites(silos, folder, limits)
+            asking, _ = ask_of(sites, settings=settings)
+            found.append((asking.meet(), Driver(asking)))
+        stable = fc.stability(found[0][0], draws=4, count=5, ratio=0.1, seed=3, driver=found[0][1])
+        problem, driver = found[1]
         cv = fc.cross_validate(problem, folds=2, seed=3, scoring="auc", count=4, ratio=0.1, driver=driver)
         made.append({"share": stable.share.tolist(), "mean": cv.mean.tolist(), "off": cv.mean_error.tolist()})
     compare(made[1], made[0])

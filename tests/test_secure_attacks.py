@@ -237,7 +237,7 @@ def test_skip_without_a_site_that_goes_away_at_a_phase(phase, silos, tmp_path):
 @pytest.mark.parametrize("phase", PHASES)
 def test_two_of_four_missing_refuses_the_round(phase, silos, tmp_path):
     """Fewer than the threshold are left: an error, and no sum."""
-    sites = secure_sites(silos, tmp_path, opened(changing_cohorts=True))
+    sites = secure_sites(silos, tmp_path, opened(changing_cohorts=True, min_parties=3))
     grid = Dropping(sites, "bc", phase)
     with pytest.raises(FederationError, match=r"fewer than min_sites = 1|are needed"):
         federate(grid, TEXT, SKIP)

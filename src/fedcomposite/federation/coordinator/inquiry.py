@@ -17,7 +17,7 @@ from fedcomposite.data.queries import Answer, LevelCounts, Query, Schema, parse_
 from fedcomposite.data.steps import known
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
-from fedcomposite.federation.coordinator import secure_transport
+from fedcomposite.federation.coordinator import claims, secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
 from fedcomposite.federation.coordinator.plans import PLANS
 from fedcomposite.federation.coordinator.transport import check_refusal
@@ -164,7 +164,7 @@ class Inquiry:
         analysis = AnalysisOrder(number=self.exchanges + 1, queries=[query.model_dump_json()], plan=self.plan)
         orders = self._orders(analysis=analysis)
         if self.assembly is None:
-            return self._send(orders, None, lambda site, content: _answer(content))
+            return self._send(orders, None, lambda site, content: _answer(query, content))
         like = query.sums()
         form = {key: wire.Form(value.shape, torch.float64) for key, value in like.items()}
         names, sums = self._sum(self.assembly, orders, None, form, lambda site, content: _names(query, content))
@@ -233,9 +233,31 @@ class Inquiry:
         if self.assembly is not None:
             _, sums = self._sum(self.assembly, orders, block, expected, self._exchange)
             return [_sums(sums, i) for i in range(len(requests))]
-        found = self._send(orders, block, lambda site, content: wire.unpack(content, expected))
+        found = self._send(
+            orders, block, lambda site, content: self._possible(requests, wire.unpack(content, expected))
+        )
         each = [[_sums(one, i) for one in found] for i in range(len(requests))]
+        for one, sums in zip(requests, each, strict=True):
+            self._familiar(one, sums)
         return [e if one.by_site else added(e) for one, e in zip(requests, each, strict=True)]
+
+    @staticmethod
+    def _possible(requests: Sequence[Request], vectors: Vectors) -> Vectors:
+        """A site's sums, as they can be."""
+        for i, one in enumerate(requests):
+            claims.check_sums(one.name, _sums(vectors, i))
+        return vectors
+
+    def _familiar(self, request: Request, each: Sequence[Sums]) -> None:
+        """Refuse sums that one site alone could spoil everybody's with."""
+        names = ("loss", "gradient", "deviance", "error", "sums")
+        reports = {
+            site: {k: float(v.abs().max()) for k, v in sums.items() if k in names and v.numel()}
+            for site, sums in zip(self.names, each, strict=True)
+        }
+        settings = self.post.settings
+        for site, reason in claims.strangers(reports, settings.max_entry, settings.max_ratio).items():
+            self.post.refuse(site, f"{request.name}: {reason}", "wait")
 
     def _exchange(self, site: str, content: Content) -> None:
         """Whether a masked answer is one to this exchange."""
@@ -262,8 +284,14 @@ def _sums(vectors: Vectors, place: int) -> Sums:
     return {k.partition(".")[2]: v for k, v in vectors.items() if k.partition(".")[0] == str(place)}
 
 
-def _answer(content: Content) -> Answer:
-    """A site's answer to one query."""
+def _answer(query: Query, content: Content) -> Answer:
+    """A site's answer to one query, as it can be."""
+    told = _told(content)
+    claims.check_answer(query, told)
+    return told
+
+
+def _told(content: Content) -> Answer:
     said = wire.text(content, "answers")
     try:
         (one,) = json.loads(said)
@@ -274,7 +302,7 @@ def _answer(content: Content) -> Answer:
 
 def _names(query: Query, content: Content) -> Answer:
     """The names in a site's answer to a query whose sums are masked."""
-    told, columns = _answer(content), query.columns if isinstance(query, LevelCounts) and query.known is None else []
+    told, columns = _told(content), query.columns if isinstance(query, LevelCounts) and query.known is None else []
     wanted = {"columns", "kinds"} if isinstance(query, Schema) else {f"levels:{name}" for name in columns}
     if told.keys() != wanted or any(v.dtype.kind != "U" for v in told.values()):
         raise WireError("its answer to a query says more than names, or fewer")

@@ -30,7 +30,8 @@ def _in(part: str, plan: Plan, times: int = 1) -> Plan:
 _FIT = _together([_DESCRIBE, _RECIPE, {"newton": 4000, "losses": 400, "information": 8}, _QUALITY])
 _PATH = _together([_FIT, {"newton": 16_000, "losses": 4000}])
 _FOLDS: Plan = {"newton": 2000, "losses": 800, **_QUALITY}
-_EVERYTHING: Plan = {"newton": 40_000, "losses": 20_000, "information": 20, **_QUALITY}
+_MORE: Plan = {"scores": 400, "residuals": 400, "rates": 4000}
+_EVERYTHING: Plan = {"newton": 40_000, "losses": 20_000, "information": 400, **_MORE}
 
 PLANS: dict[str, Plan] = {
     "describe": _DESCRIBE,
@@ -39,6 +40,6 @@ PLANS: dict[str, Plan] = {
     "path": _PATH,
     "cv": _together([_PATH, _in("fold", _FOLDS, 20), _in("site", _FOLDS, 20)]),
     "predict": _in("new", {"scores": 2, "residuals": 2}),
-    "analysis": _together([_PATH, *(_in(part, _EVERYTHING) for part in _PARTS)]),
+    "analysis": _together([_PATH, _EVERYTHING, *(_in(part, _EVERYTHING) for part in _PARTS)]),
 }
 """By command; ``analysis`` is whatever an analysis may ask."""

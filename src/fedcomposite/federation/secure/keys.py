@@ -159,7 +159,7 @@ class MaskKeys:
     def _check_parties(self, parties: list[str]) -> None:
         if self._name not in parties or len(set(parties)) < len(parties):
             raise RefusalError("the parties of a secure sum are not told apart, or this site is not among them")
-        if len(parties) < self._limits.min_parties:
+        if len(parties) < max(2, self._limits.min_parties):
             raise RefusalError(
                 f"a sum of {len(parties)} parties is below this site's min_parties = {self._limits.min_parties}"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, p
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
+from fedcomposite.data.steps import Complete, Step, prepared
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import AnalysisOrder, Order, Question, Shape
@@ -28,14 +30,16 @@ from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
+from fedcomposite.federation.site.noise import histograms, noised
 from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.row_sets import Kept
 from fedcomposite.federation.wire import Content, Form, Vectors
-from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, ranges_of, silos_of
+from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, Sums, ranges_of, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site.site import Site
 
-_DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
+_DRAWN = ("fold", "half", "bootstrap")  # parts of the site's samples
 
 
 def asked(analysis: AnalysisOrder) -> str:
@@ -140,7 +144,7 @@ class Desk:
         for i, question in enumerate(analysis.questions):
             expected |= forms(question, i, d)
         given = wire.unpack(request, expected)
-        requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
+        requests = [self._request(silo, config, q, i, given) for i, q in enumerate(analysis.questions)]
         content = asked_in(analysis, given)
         number = place(order) if order.secure else 0  # before anything is looked at: a refusal says something, too
         self._site.gate.admit(order, number, taken_down(order, content), kinds(analysis), **cost(requests))
@@ -151,15 +155,32 @@ class Desk:
             minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
             self._looked_at = silo
         for one in requests:
-            minimum_counts.check_samples(self._site.limits, silo, one)
+            minimum_counts.check_samples(self._site.limits, silo, one, self._site.gate.most)
+        self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
         vectors: Vectors = {}
-        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests)):
+        apart = functools.partial(self._site.gate.apart, self._site.kept)
+        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests, apart)):
+            if requests[i].name == "losses":
+                self._blur(silo, requests[i], sums)
             if order.secure is not None and requests[i].name == "scores":
                 sums["ranges"] = ranges_of(sums.pop("counts"))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")
         return Told(content, vectors)
+
+    def _blur(self, silo: Silo, request: Request, sums: Sums) -> None:
+        """Put noise on what is counted at models of the asker's choice: wrong predictions, and groups of margins."""
+        gate, models = self._site.gate, request.arrays["models"]
+        if gate.scale <= 0 or not silo.loss.classifier:
+            return
+        draw = gate.draw("losses", models.numpy().tobytes(), repr(request.rows), repr(sorted(request.numbers.items())))
+        share, total = sums["weight"].tolist()
+        if sums["error"].numel() and share > 0:
+            wrong = noised(sums["error"] * (total / share), gate.scale, draw)
+            sums["error"] = (wrong * (share / total)).clamp(max=share)
+        if sums["histogram"].numel():
+            sums["histogram"] = histograms(sums["histogram"], gate.scale, draw)
 
     def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
         key = order.config, shape, order.client, order.job
@@ -216,19 +237,18 @@ class Desk:
         site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
         return made
 
-    def _request(self, order: Order, config: Config, q: Question, place: int, given: Vectors) -> Request:
+    def _request(self, silo: Silo, config: Config, q: Question, place: int, given: Vectors) -> Request:
         """A question as the function that answers it takes it; draws are nobody else's business."""
         rows = Rows(**q.rows.model_dump())
-        if rows.kind in ("fold", *_DRAWN) and rows.seed != config.seed:
+        if rows.kind in _DRAWN and rows.seed != config.seed:
             raise RefusalError(f"parts by the seed {rows.seed}; the experiment's seed is {config.seed}")
-        if rows.kind in _DRAWN and not self._site.limits.reproducible_batches:
-            secret = self._site.ledger.secret_seed(order.job, config.seed, order.client)
-            rows = dataclasses.replace(rows, seed=secret)
+        rows = self._site.gate.choose(silo, rows, self._site.kept)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
         numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
         return Request(q.name, arrays, numbers, rows, q.part)
 
 
+_PLACE = "\0place"  # a column that no file has
 _EXACT = "analyses, learning a recipe among them, are sums without noise"
 
 
@@ -260,10 +280,22 @@ def answered_queries(
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
         for query in asked_for:
-            minimum_counts.check_steps(site.limits, sheet, query, recipe)
+            minimum_counts.check_query(query, recipe)
+            if (left := kept_rows(sheet, query.steps)) is not None:
+                site.gate.let_out(np.ones(len(left.places)), left)
         return [(query, tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None
+
+
+def kept_rows(sheet: Sheet, steps: Sequence[Step]) -> Kept | None:
+    """Places of the rows that steps leave in a table; None if they leave all."""
+    last = max((i for i, step in enumerate(steps) if isinstance(step, Complete)), default=-1)
+    if last < 0:
+        return None
+    numbered = sheet.having({**sheet.columns, _PLACE: np.arange(sheet.rows, dtype=np.float64)})
+    left = prepared(numbered, steps[: last + 1])[_PLACE].astype(np.int64)
+    return None if len(left) == sheet.rows else Kept(left, sheet.rows)
 
 
 def divided(analysis: AnalysisOrder, answers: Sequence[tuple[Query, Answer]]) -> Told:

@@ -2,6 +2,9 @@
 
 For every job: the digest of the data it began with, the gradients and evaluations so far, and the models of its latest
 rounds; for every day: gradients, evaluations and new jobs. Beside it lies the site's secret, which nobody else knows.
+
+It is numbered: each writing has the next number, which the audit log takes down with every answer, and a process knows
+the last one it saw. So a ledger that was removed, or taken back to an earlier day, is found.
 """
 
 from __future__ import annotations
@@ -37,23 +40,33 @@ class Ledger:
     def __init__(self, folder: Path, limits: Limits, data: str, day: Callable[[], date] = today) -> None:
         self._folder, self._limits, self._data, self._day = folder, limits, data, day
         self._path = folder / "ledger.json"
+        self.number = 0
+        """The least number that the file can have: the last that was seen."""
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> dict[str, Any]:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])} | {
-                "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])]
+            book = {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])} | {
+                "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])],
+                "number": int(found.get("number", 0)),
+                "files": dict(found.get("files", {})),
             }
         except FileNotFoundError:
-            return {"day": "", "today": {}, "jobs": {}, "privacy": []}
+            book = {"day": "", "today": {}, "jobs": {}, "privacy": [], "number": 0, "files": {}}
         except (ValueError, KeyError, TypeError, OSError):
             raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
+        if book["number"] < self.number:
+            raise RefusalError("its ledger was removed, or turned back; the site's people have to look at it")
+        self.number = book["number"]
+        return book
 
     def _write(self, book: dict[str, Any]) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        book["number"] += 1
         write_atomic(self._path, json.dumps(book).encode())
+        self.number = book["number"]
 
     def _open(self) -> dict[str, Any]:
         """The book of today."""
@@ -223,6 +236,23 @@ class Ledger:
 
     def _cost(self, past: list[list[float]]) -> float:
         return compose({Query(n, r): int(c) for n, r, c in past}, self._limits.delta)
+
+    # -- other books -------------------------------------------------------------------------------------------------
+
+    def vouch(self, name: str, content: bytes) -> None:
+        """Take down what a file beside the ledger holds, before it is written."""
+        book = self._read()
+        known = book["files"].get(name, [])
+        book["files"][name] = [*known[-1:], hashlib.sha256(content).hexdigest()]
+        self._write(book)
+
+    def check(self, name: str, content: bytes | None) -> None:
+        """Refuse to go on with a file that is not the one that was written; a crash may have left the one before."""
+        known = self._read()["files"].get(name)
+        first = known is not None and len(known) == 1 and content is None
+        if known is None or first or (content is not None and hashlib.sha256(content).hexdigest() in known):
+            return
+        raise RefusalError(f"its {name} was removed, changed or turned back; the site's people have to look at it")
 
     # -- the secret ---------------------------------------------------------------------------------------------------
 

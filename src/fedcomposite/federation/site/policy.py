@@ -70,9 +70,15 @@ class Limits(BaseModel):
     parameter_share: float = Field(default=1 / 3, gt=0)
     """Most parameters of a linear model, per sample (as in DataSHIELD)."""
     max_margin: float = Field(default=10.0, gt=0)
-    """Largest a'x of a sample at which a gradient is given, where the loss is not quadratic."""
+    """Largest a'x of a sample at which a gradient is given, where the loss is not quadratic; a random bit more."""
+    exact_counts: bool = False
+    """Whether counts at a model, and the largest margin, are exact; otherwise they have noise by a secret."""
     reproducible_batches: bool = False
     """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows."""
+    reproducible_parts: bool = False
+    """The same for folds, halves and bootstrap weights, which otherwise are of blocks that a secret makes."""
+    foreign_reading: bool = False
+    """Whether an experiment may say how this site's file is written, and what its columns are called and mean."""
     epsilon: float | None = Field(default=None, gt=0)
     """Privacy budget of this site's samples, over all jobs there will ever be; experiments then need ``[privacy]``."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -93,8 +99,8 @@ class Limits(BaseModel):
     # -- with whom
     secure: Literal["allowed", "required"] = "allowed"
     """Whether this site takes part in secure sums only."""
-    min_parties: int = Field(default=3, ge=2)
-    """Fewest sites in a secure sum."""
+    min_parties: int = Field(default=3, ge=1)
+    """Fewest sites of an experiment, of a round, and of a secure sum: of two, each can tell the other's numbers."""
     honest_parties: int | None = Field(default=None, ge=1)
     """How many sites of a secure sum, this one included, are assumed to keep their shares of the noise to themselves.
 
@@ -155,6 +161,12 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
             )
         ):
             raise RefusalError("the names of the clients, their number and this client's do not fit together")
+        fewest = min(shape.clients, order.cohort) if order.train else shape.clients
+        if order.tells and fewest < limits.min_parties:
+            raise RefusalError(
+                f"{fewest} sites are below this site's min_parties = {limits.min_parties}: the others could tell its "
+                "numbers from the mean"
+            )
         if not (order.client < shape.clients and order.position < order.cohort <= shape.clients):
             raise RefusalError("the numbers of this client, its place and its cohort do not fit together")
 

@@ -1,0 +1,171 @@
+"""Which rows were behind the answers that a site has given, for each of its data sets, over all jobs there ever were.
+
+The sets of rows behind all answers divide the rows into parts: two rows are in one part if no answer tells them apart.
+From sums over such sets somebody gets the sum over a part by adding and subtracting, so that every part must have
+``min_count`` rows, whatever the jobs were that asked. The parts of a data set, the ways in which its values were read,
+and the numbers that it is divided by lie in ``state/rows/DATA.json``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.policy import RefusalError
+from fedcomposite.files import write_atomic
+
+Ints = npt.NDArray[np.int64]
+_READINGS = 200  # ways of reading a data set that are kept apart
+
+
+class Kept(NamedTuple):
+    """Rows of a data set that samples are made of, where some are left out."""
+
+    places: Ints
+    of: int
+    """Rows of the data set."""
+
+
+class RowSets:
+    """The parts of one data set, none of which may have fewer than ``least`` rows."""
+
+    def __init__(self, folder: Path, data: str, least: int, ledger: Ledger) -> None:
+        self._path, self._least, self._ledger = folder / "rows" / f"{data[:32]}.json", least, ledger
+
+    def _read(self, rows: int) -> dict[str, Any]:
+        try:
+            content = self._path.read_bytes() if self._path.exists() else None
+            self._ledger.check(f"rows/{self._path.name}", content)
+            if content is None:
+                raise FileNotFoundError
+            found = json.loads(content)
+            if found["rows"] != rows:
+                raise ValueError
+            return {"rows": rows, "parts": list(found["parts"]), "readings": list(found["readings"])}
+        except FileNotFoundError:
+            return {"rows": rows, "parts": _run_lengths(np.zeros(rows)), "readings": []}
+        except RefusalError:
+            raise
+        except (ValueError, KeyError, TypeError, OSError):
+            raise RefusalError("its book of rows cannot be read; the site's people have to look at it") from None
+
+    def _write(self, book: Mapping[str, Any]) -> None:
+        _put(self._ledger, self._path, json.dumps(book).encode())
+
+    def tell(self, counts: npt.NDArray[Any]) -> None:
+        """Take down an answer in which row i counts ``counts[i]`` times; refuse one that makes a part too small.
+
+        A part that is small already (of a data set that is small itself) may stay as it is.
+        """
+        book = self._read(len(counts))
+        before = _expanded(book["parts"])
+        _, kinds = np.unique(counts, return_inverse=True)
+        _, after, sizes = np.unique(
+            before * (kinds.max(initial=0) + 1) + kinds, return_inverse=True, return_counts=True
+        )
+        if len(sizes) == before.max(initial=0) + 1:
+            return  # the parts are what they were
+        divided = sizes[after] != np.bincount(before)[before]
+        if bool((divided & (sizes[after] < self._least)).any()):
+            raise RefusalError(
+                f"with what was answered before, this would tell of fewer than min_count = {self._least} rows"
+            )
+        self._write({**book, "parts": _run_lengths(after)})
+
+    def read_as(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take down how some columns are read, by numbers for their values; refuse one that differs for a few rows.
+
+        Whoever says which values are missing, or what a level is called, changes these rows alone: the difference to
+        an answer from before is about them.
+        """
+        book = self._read(len(next(iter(values.values()))))
+        now = {name: _run_lengths(each) for name, each in values.items()}
+        if now in book["readings"]:
+            return
+        if len(book["readings"]) >= _READINGS:
+            raise RefusalError(f"its data set was read in {_READINGS} ways already")
+        for other in book["readings"]:
+            for name in now.keys() & other.keys():
+                changed = int((_expanded(now[name]) != _expanded(other[name])).sum())
+                if 0 < changed < self._least:
+                    raise RefusalError(
+                        f"fewer than min_count = {self._least} values of a column are read otherwise than in an "
+                        "earlier job; mark values as missing, and name levels, in the site.toml"
+                    )
+        self._write({**book, "readings": [*book["readings"], now]})
+
+
+class Cuts:
+    """Sets of samples that sums in bins were told of: those below the ends of groups of bins.
+
+    Moving an edge, or a model, past one patient makes two such sets that differ by that patient. So a set is told only
+    if in each class it differs from every earlier one in no sample or in ``least``; they lie in ``state/rows/*.npy``.
+    """
+
+    def __init__(self, path: Path, least: int, ledger: Ledger) -> None:
+        self._path, self._least, self._ledger = path, least, ledger
+
+    def apart(self, places: Ints, classes: Ints, ends: list[int]) -> list[bool]:
+        """Which of the sets of samples in bins up to some ends may be told; those are taken down."""
+        width = -(-len(places) // 8)
+        try:
+            found = self._path.read_bytes() if self._path.exists() else None
+            self._ledger.check(f"rows/{self._path.name}", found)
+            known = np.zeros((0, width), np.uint8) if found is None else np.load(io.BytesIO(found), allow_pickle=False)
+        except RefusalError:
+            raise
+        except (ValueError, OSError, EOFError):
+            raise RefusalError("its book of rows cannot be read; the site's people have to look at it") from None
+        kinds = [np.packbits(classes == one) for one in np.unique(classes)]
+        sets = np.stack([np.packbits((places >= 0) & (places <= end)) for end in ends])
+        told = []
+        for one in sets:
+            sizes = [_BITS[(known ^ one) & kind].sum(1) for kind in kinds]
+            told.append(not any(bool(((size > 0) & (size < self._least)).any()) for size in sizes))
+        after = np.unique(np.concatenate([known, sets[told]]), axis=0)
+        if len(after) > _CUTS:
+            raise RefusalError("its scores were told for so many models that more would single patients out")
+        if len(after) > len(known):
+            content = io.BytesIO()
+            np.save(content, after)
+            _put(self._ledger, self._path, content.getvalue())
+        return told
+
+
+def _put(ledger: Ledger, path: Path, content: bytes) -> None:
+    """Write a book that the ledger knows."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ledger.vouch(f"rows/{path.name}", content)
+    write_atomic(path, content)
+
+
+_CUTS = 20_000
+_BITS = np.array([bin(octet).count("1") for octet in range(256)], np.int64)
+
+
+def _run_lengths(values: npt.NDArray[Any]) -> list[list[int]]:
+    """Values and how often each is repeated."""
+    whole = np.asarray(values, np.int64)
+    starts = np.flatnonzero(np.diff(whole, prepend=whole[:1] - 1)) if len(whole) else np.zeros(0, np.int64)
+    lengths = np.diff(starts, append=len(whole))
+    return [whole[starts].tolist(), lengths.tolist()]
+
+
+def _expanded(runs: list[list[int]]) -> Ints:
+    made: Ints = np.repeat(np.asarray(runs[0], np.int64), np.asarray(runs[1], np.int64))
+    return made
+
+
+def blocks(secret: int, rows: int, least: int) -> Ints:
+    """The block of each row: a random division into blocks of at least ``least`` rows, or one of all."""
+    count = max(1, rows // max(1, least))
+    place = np.random.Generator(np.random.Philox(key=secret)).permutation(rows)
+    made: Ints = place % count
+    return made
