@@ -268,6 +268,33 @@ def test_baselines_are_breslows(table):
             assert cumulated == pytest.approx(wanted, rel=1e-10, abs=1e-300)
 
 
+def test_one_baseline_is_the_pooled_model(table):
+    """All times as grid: the unstratified model of pooled data; a coarser one: that of rounded times."""
+    from statsmodels.duration.hazard_regression import PHReg
+
+    silos = sites_of(table, "week", "arrest")
+    problem = fc.Problem(silos, loss="cox", weights="samples")
+    X = table.drop(columns=["week", "arrest", "site"]).to_numpy()
+    for times, week in ((None, table["week"]), (range(13, 53, 13), np.ceil(table["week"] / 13) * 13)):
+        driver = fc.analysis.common_baseline(problem, times=times)
+        pooled = PHReg(week, X, table["arrest"], ties="breslow").fit(method="newton", disp=0, tol=1e-14)
+        found = fc.confidence(problem, torch.zeros(7), driver=driver)
+        assert np.abs(found["estimate"] - pooled.params).max() < 1e-8
+        np.testing.assert_allclose(found["se"], pooled.bse, rtol=1e-7)
+    one = fc.Problem(fc.Silos.from_arrays([problem_pair(table)]), loss="cox", regularizer=L1(1.0), weights="samples")
+    many = fc.Problem(silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    alone, together = (fc.path(one, count=5), fc.path(many, count=5, driver=fc.analysis.common_baseline(many)))
+    np.testing.assert_allclose(alone.coefficients, together.coefficients, atol=1e-8)
+    np.testing.assert_allclose(alone.deviance, together.deviance, rtol=1e-8)
+    cv = fc.cross_validate(many, folds=3, count=5, driver=fc.analysis.common_baseline(many))
+    assert cv.fold_weights.sum() == table["arrest"].sum()
+    y = table[["week", "arrest"]].to_numpy()
+    model = fc.CoxRegression(baseline="common", tolerance=1e-12).fit(X, y, sites=table["site"].to_numpy())
+    assert np.abs(model.coef_ - fc.CoxRegression(tolerance=1e-12).fit(X, y).coef_).max() < 1e-8
+    with pytest.raises(ValueError, match="Breslow"):
+        fc.analysis.common_baseline(fc.Problem(silos, loss="cox"))
+
+
 # -- curves and tests -------------------------------------------------------------------------------------------------
 
 

@@ -370,6 +370,11 @@ def _grid(times: Sequence[float] | None, silos: list[Silo] | None, part: str) ->
     return every
 
 
+def grid_of(times: Sequence[float] | None, driver: Driver) -> Tensor:
+    """A grid that was given, or all times of the training samples at hand."""
+    return _grid(times, _at_hand(driver), "train")
+
+
 def _groups(
     problem: Problem, by: str | int | None, cuts: Sequence[float] | None, silos: list[Silo] | None
 ) -> tuple[Tensor, Tensor, list[str]]:
