@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Inside, as_vector
 from fedcomposite.problems import Problem
-from fedcomposite.problems.event_tables import kaplan_meier
+from fedcomposite.problems.event_tables import kaplan_meier, steps
 from fedcomposite.problems.losses import Cox
 from fedcomposite.problems.risk_sets import CAUSE, TIME
 from fedcomposite.results import Result, counted
@@ -339,8 +339,8 @@ def baseline_hazard(
 
 
 def _hazard_rows(site: str, sums: Sums, grid: Tensor) -> pd.DataFrame:
-    steps = torch.where(sums["events"] > 0, sums["events"] / sums["sizes"].clamp(min=1e-300), 0.0)
-    columns = {"time": grid.numpy(), "events": sums["events"].numpy(), "cumulative_hazard": steps.cumsum(0).numpy()}
+    hazard = steps(sums["events"], sums["sizes"]).cumsum(0)
+    columns = {"time": grid.numpy(), "events": sums["events"].numpy(), "cumulative_hazard": hazard.numpy()}
     return pd.DataFrame({"site": site, **columns})
 
 
