@@ -85,7 +85,8 @@ def _loss(sums: Sums) -> Tensor:
 
 
 def _lowest(sums: Sums) -> Tensor:
-    return torch.special.xlogy(sums["events"], sums["events"]).sum()
+    made: Tensor = torch.special.xlogy(sums["events"], sums["events"]).sum()
+    return made
 
 
 def assembled(sums: Sums, working: Tensor) -> Sums:

@@ -290,9 +290,9 @@ class CoxRegression(LinearModel):
     --------
     >>> import fedcomposite as fc
     >>> silos = fc.data.load("survival", clients=3, samples=100)
-    >>> model = fc.CoxRegression(0.02, regularizer="l1").fit(silos)
-    >>> X, y = silos[0]
-    >>> model.predict_survival_function(X[:2], times=[1.0, 2.0], site=silos.names[0]).shape, model.score(X, y) > 0.6
+    >>> X, y = (v.numpy() for v in silos[0])
+    >>> model = fc.CoxRegression(0.02, regularizer="l1").fit(X, y)
+    >>> model.predict_survival_function(X[:2], times=[12.0, 60.0]).shape, model.score(X, y) > 0.6
     ((2, 2), True)
     """
 

@@ -324,8 +324,8 @@ def analyse(
             x, converged = made.x, made.converged
             reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
         chosen = "as given" if along is None else str(choice)
-        made = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, horizon)
-        return _of_times(made, driver, horizon, times) if isinstance(problem.loss, Cox) else made
+        found = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, horizon)
+        return _of_times(found, driver, horizon, times) if isinstance(problem.loss, Cox) else found
 
 
 def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequence[float] | None) -> Analysis:
@@ -345,8 +345,16 @@ def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequ
         test = schoenfeld_test(made.problem, at, times=None if silos else grid, driver=driver)
     every = sorted({*grid, *([] if horizon is None else [horizon])})
     baseline = baseline_hazard(made.problem, made.x, times=None if silos else every, driver=driver)
-    sent = {"exchanges": driver.exchanges, "bytes_up": driver.bytes_up, "bytes_down": driver.bytes_down}
-    return dataclasses.replace(made, curves=curves, proportional=test, baseline=baseline, horizon=horizon, **sent)
+    return dataclasses.replace(
+        made,
+        curves=curves,
+        proportional=test,
+        baseline=baseline,
+        horizon=horizon,
+        exchanges=driver.exchanges,
+        bytes_up=driver.bytes_up,
+        bytes_down=driver.bytes_down,
+    )
 
 
 def _measure(
