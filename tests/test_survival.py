@@ -204,6 +204,17 @@ def test_cross_validation_is_verweij_and_van_houwelingens(problem):
     assert by_site.each.shape == (3, 5)
 
 
+def test_segments_of_a_path_have_the_same_models_in_fewer_exchanges(problem):
+    own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    options = {"folds": 3, "count": 10, "ratio": 0.05, "tolerance": 1e-11}
+    one, several = fc.cross_validate(own, **options), fc.cross_validate(own, **options, segments=5)
+    assert several.exchanges < 0.6 * one.exchanges
+    np.testing.assert_allclose(several.models, one.models, atol=1e-8)
+    np.testing.assert_allclose(several.mean, one.mean, rtol=1e-9)
+    with pytest.raises(ValueError, match="not convex"):
+        fc.path(fc.Problem(problem.silos, loss="cox", regularizer=MCP(1.0, 3.0)), count=4, segments=2)
+
+
 def test_deviance_of_a_path_is_that_of_the_saturated_model(problem):
     own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")
     path = fc.path(own, count=4, ratio=0.1)
