@@ -204,6 +204,17 @@ def test_cross_validation_is_verweij_and_van_houwelingens(problem):
     assert by_site.each.shape == (3, 5)
 
 
+def test_segments_of_a_path_have_the_same_models_in_fewer_exchanges(problem):
+    own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    options = {"folds": 3, "count": 10, "ratio": 0.05, "tolerance": 1e-11}
+    one, several = fc.cross_validate(own, **options), fc.cross_validate(own, **options, segments=5)
+    assert several.exchanges < 0.6 * one.exchanges
+    np.testing.assert_allclose(several.models, one.models, atol=1e-8)
+    np.testing.assert_allclose(several.mean, one.mean, rtol=1e-9)
+    with pytest.raises(ValueError, match="not convex"):
+        fc.path(fc.Problem(problem.silos, loss="cox", regularizer=MCP(1.0, 3.0)), count=4, segments=2)
+
+
 def test_deviance_of_a_path_is_that_of_the_saturated_model(problem):
     own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")
     path = fc.path(own, count=4, ratio=0.1)
@@ -266,6 +277,33 @@ def test_baselines_are_breslows(table):
             events = own.loc[(own["arrest"] > 0) & (own["week"] <= t), "week"]
             wanted = sum(1 / np.exp(z[own["week"] >= u]).sum() for u in events)
             assert cumulated == pytest.approx(wanted, rel=1e-10, abs=1e-300)
+
+
+def test_one_baseline_is_the_pooled_model(table):
+    """All times as grid: the unstratified model of pooled data; a coarser one: that of rounded times."""
+    from statsmodels.duration.hazard_regression import PHReg
+
+    silos = sites_of(table, "week", "arrest")
+    problem = fc.Problem(silos, loss="cox", weights="samples")
+    X = table.drop(columns=["week", "arrest", "site"]).to_numpy()
+    for times, week in ((None, table["week"]), (range(13, 53, 13), np.ceil(table["week"] / 13) * 13)):
+        driver = fc.analysis.common_baseline(problem, times=times)
+        pooled = PHReg(week, X, table["arrest"], ties="breslow").fit(method="newton", disp=0, tol=1e-14)
+        found = fc.confidence(problem, torch.zeros(7), driver=driver)
+        assert np.abs(found["estimate"] - pooled.params).max() < 1e-8
+        np.testing.assert_allclose(found["se"], pooled.bse, rtol=1e-7)
+    one = fc.Problem(fc.Silos.from_arrays([problem_pair(table)]), loss="cox", regularizer=L1(1.0), weights="samples")
+    many = fc.Problem(silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    alone, together = (fc.path(one, count=5), fc.path(many, count=5, driver=fc.analysis.common_baseline(many)))
+    np.testing.assert_allclose(alone.coefficients, together.coefficients, atol=1e-8)
+    np.testing.assert_allclose(alone.deviance, together.deviance, rtol=1e-8)
+    cv = fc.cross_validate(many, folds=3, count=5, driver=fc.analysis.common_baseline(many))
+    assert cv.fold_weights.sum() == table["arrest"].sum()
+    y = table[["week", "arrest"]].to_numpy()
+    model = fc.CoxRegression(baseline="common", tolerance=1e-12).fit(X, y, sites=table["site"].to_numpy())
+    assert np.abs(model.coef_ - fc.CoxRegression(tolerance=1e-12).fit(X, y).coef_).max() < 1e-8
+    with pytest.raises(ValueError, match="Breslow"):
+        fc.analysis.common_baseline(fc.Problem(silos, loss="cox"))
 
 
 # -- curves and tests -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Classes with scikit-learn's conventions are loaded when they are asked for, sinc
 
 from typing import TYPE_CHECKING, Any
 
+from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.cross_validation import CrossValidation, cross_validate, fold_of_samples
 from fedcomposite.analysis.inference import SeparationWarning, UndeterminedWarning, adjusted, bootstrap, confidence
 from fedcomposite.analysis.paths import Path, path
@@ -71,6 +72,7 @@ __all__ = [
     "baseline_hazard",
     "bootstrap",
     "certify",
+    "common_baseline",
     "confidence",
     "cross_validate",
     "event_curves",

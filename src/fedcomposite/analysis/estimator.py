@@ -173,6 +173,10 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
     def _loss(self) -> Loss:
         raise NotImplementedError
 
+    def _driver(self, problem: Problem) -> Driver:
+        """Who answers."""
+        return driver_of(problem)
+
     @property
     def _with_intercept(self) -> bool:
         return bool(self.fit_intercept)
@@ -227,7 +231,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         else:
             silos = self._silos(X, y, sites, sample_weight)
         problem = self._posed(silos, self.lam)
-        return self._solved(problem, driver_of(problem))
+        return self._solved(problem, self._driver(problem))
 
     def problem(self, silos: Silos) -> Problem:
         """The problem that :meth:`fit` solved, on such silos: for confidence intervals and quality of the model.

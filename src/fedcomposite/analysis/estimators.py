@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore
+from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.estimator import Array, LinearModel, Options, with_options
 from fedcomposite.analysis.survival_curves import baseline_hazard
 from fedcomposite.data import Silos
@@ -34,6 +35,7 @@ from fedcomposite.problems.losses import (
     Quantile,
     SquaredHinge,
 )
+from fedcomposite.runtime.driver import Driver
 
 
 class _Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
@@ -275,7 +277,8 @@ class CoxRegression(LinearModel):
     """Cox's model of times to an event: hazards that are proportional, with a baseline of each site's own.
 
     Targets have the columns time and event (1, or 0 if censored), and if wanted entry and stratum; or they are a
-    structured array as scikit-survival's ``Surv``. There is no intercept.
+    structured array as scikit-survival's ``Surv``. There is no intercept. ``baseline="common"`` compares patients of
+    different sites as well, as if all had one baseline; see :func:`fedcomposite.analysis.common_baseline`.
 
     Attributes
     ----------
@@ -287,9 +290,9 @@ class CoxRegression(LinearModel):
     --------
     >>> import fedcomposite as fc
     >>> silos = fc.data.load("survival", clients=3, samples=100)
-    >>> model = fc.CoxRegression(0.02, regularizer="l1").fit(silos)
-    >>> X, y = silos[0]
-    >>> model.predict_survival_function(X[:2], times=[1.0, 2.0], site=silos.names[0]).shape, model.score(X, y) > 0.6
+    >>> X, y = (v.numpy() for v in silos[0])
+    >>> model = fc.CoxRegression(0.02, regularizer="l1").fit(X, y)
+    >>> model.predict_survival_function(X[:2], times=[12.0, 60.0]).shape, model.score(X, y) > 0.6
     ((2, 2), True)
     """
 
@@ -299,10 +302,12 @@ class CoxRegression(LinearModel):
         lam: ZeroOrMore | Literal["cv"] | None = None,
         *,
         ties: Literal["breslow", "efron"] = "breslow",
+        baseline: Literal["site", "common"] = "site",
         **options: Unpack[Options],
     ) -> None:
         super().__init__(lam, **options)
         self.ties = ties
+        self.baseline = baseline
 
     @property
     def _with_intercept(self) -> bool:
@@ -310,6 +315,11 @@ class CoxRegression(LinearModel):
 
     def _loss(self) -> Loss:
         return Cox(self.ties)
+
+    def _driver(self, problem: Problem) -> Driver:
+        if self.baseline not in ("site", "common"):
+            raise ValueError(f"baseline = {self.baseline!r}, must be 'site' or 'common'")
+        return super()._driver(problem) if self.baseline == "site" else common_baseline(problem)
 
     def _checked(self, X: Any, y: Any) -> tuple[Array, Array]:
         if y is None:

@@ -25,7 +25,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore, renamed
+from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.inference import LIKELIHOODS, confidence
 from fedcomposite.analysis.newton import FitPlan, fit
@@ -256,6 +256,7 @@ def analyse(
     count: Several = 100,
     ratio: Inside | None = None,
     tolerance: ZeroOrMore = 1e-8,
+    segments: Count = 1,
     seconds: Positive | None = None,
     horizon: Positive | None = None,
     times: Sequence[float] | None = None,
@@ -272,7 +273,7 @@ def analyse(
         A linear model with a smooth loss.
     kind : {"fit", "path", "cv"}
         The problem as it is; a path of strengths; a path and cross-validation.
-    folds, seed, scoring, count, ratio, tolerance, seconds
+    folds, seed, scoring, count, ratio, tolerance, segments, seconds
         As in :func:`fedcomposite.cross_validate`.
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
@@ -300,7 +301,7 @@ def analyse(
     with driving(analyse, locals()) as driver:
         along = cv = None
         options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
-        options |= {"driver": driver}
+        options |= {"segments": segments, "driver": driver}
         if kind == "cv":
             cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, **options)
             along, choice = cv.path, choice or "1se"
@@ -324,8 +325,8 @@ def analyse(
             x, converged = made.x, made.converged
             reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
         chosen = "as given" if along is None else str(choice)
-        made = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, horizon)
-        return _of_times(made, driver, horizon, times) if isinstance(problem.loss, Cox) else made
+        found = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, horizon)
+        return _of_times(found, driver, horizon, times) if isinstance(problem.loss, Cox) else found
 
 
 def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequence[float] | None) -> Analysis:
@@ -345,8 +346,16 @@ def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequ
         test = schoenfeld_test(made.problem, at, times=None if silos else grid, driver=driver)
     every = sorted({*grid, *([] if horizon is None else [horizon])})
     baseline = baseline_hazard(made.problem, made.x, times=None if silos else every, driver=driver)
-    sent = {"exchanges": driver.exchanges, "bytes_up": driver.bytes_up, "bytes_down": driver.bytes_down}
-    return dataclasses.replace(made, curves=curves, proportional=test, baseline=baseline, horizon=horizon, **sent)
+    return dataclasses.replace(
+        made,
+        curves=curves,
+        proportional=test,
+        baseline=baseline,
+        horizon=horizon,
+        exchanges=driver.exchanges,
+        bytes_up=driver.bytes_up,
+        bytes_down=driver.bytes_down,
+    )
 
 
 def _measure(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Inside, as_vector
 from fedcomposite.problems import Problem
-from fedcomposite.problems.event_tables import kaplan_meier
+from fedcomposite.problems.event_tables import kaplan_meier, steps
 from fedcomposite.problems.losses import Cox
 from fedcomposite.problems.risk_sets import CAUSE, TIME
 from fedcomposite.results import Result, counted
@@ -339,8 +339,8 @@ def baseline_hazard(
 
 
 def _hazard_rows(site: str, sums: Sums, grid: Tensor) -> pd.DataFrame:
-    steps = torch.where(sums["events"] > 0, sums["events"] / sums["sizes"].clamp(min=1e-300), 0.0)
-    columns = {"time": grid.numpy(), "events": sums["events"].numpy(), "cumulative_hazard": steps.cumsum(0).numpy()}
+    hazard = steps(sums["events"], sums["sizes"]).cumsum(0)
+    columns = {"time": grid.numpy(), "events": sums["events"].numpy(), "cumulative_hazard": hazard.numpy()}
     return pd.DataFrame({"site": site, **columns})
 
 
@@ -368,6 +368,11 @@ def _grid(times: Sequence[float] | None, silos: list[Silo] | None, part: str) ->
         raise ValueError("times: sites tell counts on a grid only; give one, such as range(30, 1800, 30)")
     every: Tensor = torch.unique(torch.cat([silo.of_part(part).b[:, TIME] for silo in silos]))
     return every
+
+
+def grid_of(times: Sequence[float] | None, driver: Driver) -> Tensor:
+    """A grid that was given, or all times of the training samples at hand."""
+    return _grid(times, _at_hand(driver), "train")
 
 
 def _groups(

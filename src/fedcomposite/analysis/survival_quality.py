@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fedcomposite.problems.event_tables import steps
 from fedcomposite.results import Result
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import Request, Rows, Silo, Sums, concordance, horizon, risk_sums
@@ -152,12 +153,10 @@ def survival_quality(
     """The quality at each site that tells it, of models each with its rows; ``silos`` are those at hand, if any are."""
     asked: list[Request] = [concordance(x, part, rows) for x, rows in pairs]
     if at is not None:
-        none = torch.zeros(0, dtype=torch.float64)
-        hazards = [_common(driver, x, rows, at, silos) if _elsewhere(rows, part) else none for x, rows in pairs]
+        hazards = [_common(driver, x, rows, at, silos) if _elsewhere(rows, part) else -1.0 for x, rows in pairs]
         groups = torch.from_numpy(GROUPS)
         asked += [
-            horizon(x, at, hazard, (none, none), edges, groups, part, rows)
-            for (x, rows), hazard in zip(pairs, hazards, strict=True)
+            horizon(x, at, edges, groups, hazard, part, rows) for (x, rows), hazard in zip(pairs, hazards, strict=True)
         ]
     told = driver.told(asked)
     return {name: SurvivalQuality.told(one, len(pairs), math.nan if at is None else at) for name, one in told.items()}
@@ -168,7 +167,7 @@ def _elsewhere(rows: Rows, part: str) -> bool:
     return part != "train" or (rows.kind == "site" and rows.held)
 
 
-def _common(driver: Driver, x: Tensor, rows: Rows, at: float, silos: Sequence[Silo] | None) -> Tensor:
+def _common(driver: Driver, x: Tensor, rows: Rows, at: float, silos: Sequence[Silo] | None) -> float:
     """The baseline hazard until a time of all sites that the model was made from, on a grid of up to hundred steps."""
     if silos is None:
         grid = at * torch.arange(1, 101, dtype=torch.float64) / 100
@@ -177,4 +176,4 @@ def _common(driver: Driver, x: Tensor, rows: Rows, at: float, silos: Sequence[Si
         grid = torch.unique(torch.cat([times[times < at], torch.tensor([at], dtype=torch.float64)]))
     made_from = rows.others if rows.held else rows
     [sums] = driver.ask([risk_sums(x, grid, rows=made_from)])
-    return torch.where(sums["events"] > 0, sums["events"] / sums["sizes"].clamp(min=1e-300), 0.0).sum().view(1)
+    return float(steps(sums["events"], sums["sizes"]).sum())

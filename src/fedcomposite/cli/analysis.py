@@ -61,6 +61,9 @@ Ratio = Annotated[float | None, typer.Option(help="The last strength over the fi
 Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site is left out once.")]
 Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What is compared.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
+Segments = Annotated[
+    int, typer.Option(min=1, help="Parts of the path that are followed side by side: fewer exchanges.")
+]
 Horizon = Annotated[float | None, typer.Option(help="Of times to an event: by when it is looked at who has had it.")]
 Times = Annotated[
     str | None, typer.Option(help="Of times to an event: the grid of curves, such as 6,12,24, or 60:6 for steps of 6.")
@@ -104,6 +107,7 @@ def path(
     count: Count = 100,
     ratio: Ratio = None,
     choice: PathChoice = "bic",
+    segments: Segments = 1,
     seconds: Seconds = None,
     horizon: Horizon = None,
     times: Times = None,
@@ -129,6 +133,7 @@ def cv(
     count: Count = 100,
     ratio: Ratio = None,
     choice: CVChoice = "1se",
+    segments: Segments = 1,
     seconds: Seconds = None,
     horizon: Horizon = None,
     times: Times = None,
@@ -147,7 +152,7 @@ def cv(
     conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score, "times": times_of(times)})
 
 
-_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "seconds", "horizon", "times")
+_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "segments", "seconds", "horizon", "times")
 _OF_SITES = ("policy", "patience", "give_up", "secure")
 
 

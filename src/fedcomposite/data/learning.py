@@ -92,11 +92,10 @@ class Learner:
         if self.kinds[self.target] in ("text", "date", "mixed") and not self.spec.target:
             remedy = "say which number each level is: target = {yes = 1, no = 0}"
             faults.append(Fault(f"target {self.target!r}", "is text", remedy, self.target))
-        for name in (self.spec.time, self.spec.entry):
-            if name is not None and self.kinds[name] in ("text", "date", "mixed"):
-                faults.append(
-                    Fault(f"column {name!r}", "is no number", "give times as numbers, of days or months", name)
-                )
+        for moment in (self.spec.time, self.spec.entry):
+            if moment is not None and self.kinds[moment] in ("text", "date", "mixed"):
+                remedy = "give times as numbers, of days or months"
+                faults.append(Fault(f"column {moment!r}", "is no number", remedy, moment))
         refuse(faults)
         if self.spec.absent == "missing" and any(set(self.kinds) - set(a["columns"].tolist()) for a in answers):
             self.steps.append(Absent(columns=features))
@@ -105,8 +104,8 @@ class Learner:
         gaps = self._total(Gaps(columns=special))
         for name, missing in zip(special, gaps["missing"].tolist(), strict=True):
             if missing:
-                what = f"{int(missing)} missing value(s) in the target {name!r}"
-                raise DataError(f"{what}; mend them, or set missing_target = 'drop'")
+                lacking = f"{int(missing)} missing value(s) in the target {name!r}"
+                raise DataError(f"{lacking}; mend them, or set missing_target = 'drop'")
         self.rows = int(gaps["n"][0])
         self.terms = {name: [name] for name in features}
 

@@ -43,6 +43,7 @@ standardize = true
 [problem]
 loss = "cox"
 weights = "samples"
+loss_options = {{ least_at_risk = 5 }}      # events with fewer at risk do not count: apart, sites tell no less
 
 [regularizer]
 name = "L1"

@@ -98,7 +98,10 @@ class Samples(_Data):
 class Question(_Data):
     """One request for sums over samples; its arrays travel as vectors ``i.NAME``."""
 
-    name: Literal["newton", "losses", "information", "scores", "residuals", "rates"]
+    name: Literal[
+        "newton", "losses", "information", "scores", "residuals", "rates",
+        "timetable", "logrank", "schoenfeld", "risk_sums", "concordance", "horizon",
+    ]  # fmt: skip
     width: Constant = 0.0
     """Over which a kink of the loss is rounded off."""
     bins: int = Field(default=0, ge=0, le=4096)
@@ -106,7 +109,19 @@ class Question(_Data):
     errors: bool = False
     """Whether ``losses`` are to tell errors as well."""
     count: int = Field(default=0, ge=0, le=10_000)
-    """Models of ``losses``, edges of ``scores`` and ``residuals``, slopes of ``rates``."""
+    """Models of ``losses``, slopes of ``rates``; edges of ``scores``, ``residuals`` and of groups of times."""
+    times: int = Field(default=0, ge=0, le=1000)
+    """Of the grid of times to an event."""
+    causes: int = Field(default=1, ge=1, le=20)
+    """Of events."""
+    groups: int = Field(default=0, ge=0, le=100)
+    """Edges of groups of predictions at a ``horizon``."""
+    products: bool = False
+    """Whether ``risk_sums`` are to tell sums of products of features as well."""
+    at: float = Field(default=0.0, allow_inf_nan=False)
+    """The time of a ``horizon``."""
+    hazard: float = Field(default=-1.0, allow_inf_nan=False)
+    """Of the baseline until then, for sites that a model was not made from; negative if each has its own."""
     rows: Samples = Samples()
     part: Literal["train", "validation", "test", "new"] = "train"
     threshold: float = Field(default=0.5, gt=0, lt=1)

@@ -96,6 +96,11 @@ def kaplan_meier(at_risk: Tensor, events: Tensor) -> Tensor:
     return torch.cumprod(1 - share, -1)
 
 
+def steps(events: Tensor, sizes: Tensor) -> Tensor:
+    """By how much Breslow's cumulated baseline hazard rises at each time."""
+    return torch.where(events > 0, events / sizes.clamp(min=1e-300), 0.0)
+
+
 def schoenfeld(sets: RiskSets, X: Tensor, z: Tensor, w: Tensor, g: Tensor) -> dict[str, Tensor]:
     """The sums of a test of proportional hazards, for a function g of time, known at each sample's ``(m,)``.
 

@@ -436,11 +436,14 @@ class Cox(Loss):
 
     ``ties`` says what events at the same time are to each other: all at risk at each of them (``"breslow"``), or each
     to a share, as if they had happened one after another (``"efron"``). Where events have causes 1, 2, ..., ``cause``
-    is the one whose hazard is modelled; the others count as censored.
+    is the one whose hazard is modelled; the others count as censored. Events with fewer than ``least_at_risk`` samples
+    at risk do not count: sites of a federation have a minimum, since the term of an event with few others is about
+    them.
     """
 
     ties: Literal["breslow", "efron"] = "breslow"
     cause: Count | None = None
+    least_at_risk: Count = 1
 
     curvature = 1.0
     slope = math.inf
@@ -483,7 +486,7 @@ class Cox(Loss):
 
     def placed(self, b: Tensor) -> RiskSets:
         """Their risk sets."""
-        return RiskSets.of(b, self.ties == "efron")
+        return RiskSets.of(b, self.ties == "efron", self.least_at_risk)
 
     def total(self, z: Tensor, b: RiskSets, w: Tensor) -> Tensor:
         """Minus the logarithms of the clients' partial likelihoods."""

@@ -50,7 +50,8 @@ class _Sums(NamedTuple):
     top: Tensor  # (r, 1), the largest margin, which is taken off before exponentials
     size: Tensor  # weight times exp(z - top)
     risk: Tensor  # sum of the sizes at risk, at an event; in Efron's way less a share of the tied ones
-    counted: Tensor  # weight of the event
+    event: Tensor  # 1 where an event counts
+    counted: Tensor  # its weight
     share: Tensor | None  # Efron's share of the tied events that is taken off
 
 
@@ -62,9 +63,11 @@ class RiskSets:
     parts: tuple[_Rows, ...]
     places: Tensor  # (n * m,), where each sample is among the parts, one after another
     efron: bool
+    least: int
+    """Events with fewer samples at risk do not count."""
 
     @classmethod
-    def of(cls, b: Tensor, efron: bool = False) -> RiskSets:
+    def of(cls, b: Tensor, efron: bool = False, least: int = 1) -> RiskSets:
         """From prepared targets ``(n, m, 5)``."""
         n, m = b.shape[:2]
         table = b.double().cpu().numpy().reshape(n * m, -1)
@@ -83,7 +86,7 @@ class RiskSets:
             at = part.at.cpu().numpy()
             places[at[inside]] = start + np.flatnonzero(inside)
             start += at.size
-        return cls((n, m), tuple(parts), torch.from_numpy(places).to(b.device), efron)
+        return cls((n, m), tuple(parts), torch.from_numpy(places).to(b.device), efron, least)
 
     # -- what a partial likelihood is made of -------------------------------------------------------------------------
 
@@ -98,7 +101,7 @@ class RiskSets:
         for part in self.parts:
             s = self._sums(part, z, w)
             logs = torch.where(s.counted > 0, s.risk, 1.0).log() + s.top + unit[part.client].unsqueeze(1)
-            made.append(s.counted * logs - s.weight * part.event * s.z)
+            made.append(s.counted * logs - s.weight * s.event * s.z)
         return self._back(made).to(z.dtype)
 
     def saturated(self, w: Tensor) -> Tensor:
@@ -107,7 +110,7 @@ class RiskSets:
         total = torch.zeros(self.shape[0], dtype=torch.float64, device=w.device)
         for part in self.parts:
             s = self._sums(part, torch.zeros_like(w), w)
-            tied = _tied(part, s.weight * part.event)
+            tied = _tied(part, s.weight * s.event)
             logs = torch.where(s.counted > 0, tied if s.share is None else (1 - s.share) * tied, 1.0).log()
             total.index_add_(0, part.client, (s.counted * (logs + unit[part.client].unsqueeze(1))).sum(1))
         return total
@@ -117,7 +120,7 @@ class RiskSets:
         made = []
         for part in self.parts:
             s = self._sums(part, z, w)
-            made.append(s.size * self._hazard(part, s) - s.weight * part.event)
+            made.append(s.size * self._hazard(part, s) - s.weight * s.event)
         return self._back(made).to(z.dtype)
 
     def hazards(self, z: Tensor, w: Tensor) -> Tensor:
@@ -163,7 +166,7 @@ class RiskSets:
             for r in range(len(part.client)):
                 Z = columns[part.at[r]]
                 seen = self._seen(part, s, r, Z)
-                own = Z * (s.size[r] * hazard[r] - s.weight[r] * part.event[r]).unsqueeze(1) + seen
+                own = Z * (s.size[r] * hazard[r] - s.weight[r] * s.event[r]).unsqueeze(1) + seen
                 out.index_add_(0, part.at[r], own * part.there[r].unsqueeze(1))
         return out.view(n, m, -1)
 
@@ -189,14 +192,17 @@ class RiskSets:
         top = torch.where(top.isfinite(), top, 0.0)
         size = weight * torch.exp((own - top).clamp(max=0.0))
         risk = torch.maximum(self._at_risk(part, size), size)  # what is left behind a difference may be rounding
-        counted, share = weight * part.event, None
+        event, share = part.event * (weight > 0), None
+        if self.least > 1:
+            event = event * (self._at_risk(part, (weight > 0).double()) > self.least - 0.5)
+        counted = weight * event
         if self.efron:
             events = (counted > 0).double()
             number = _tied(part, events)
             share = torch.where(events > 0, (events.cumsum(1) - _up_to(events, part.first) - 1) / number, 0.0)
             counted = torch.where(events > 0, _tied(part, counted) / number, 0.0)
             risk = risk - share * _tied(part, size * events)
-        return _Sums(own, weight, top, size, risk, counted, share)
+        return _Sums(own, weight, top, size, risk, event, counted, share)
 
     def _at_risk(self, part: _Rows, values: Tensor) -> Tensor:
         """Sums over those at risk at each sample's time, along axis 1 of ``(r, l)``."""
@@ -211,7 +217,7 @@ class RiskSets:
         each = s.counted / torch.where(s.counted > 0, s.risk, 1.0)
         made = self._while_there(part, each)
         if s.share is not None:  # an event is at risk to a part of those that are tied with it
-            own = ((s.weight * part.event) > 0).double()
+            own = ((s.weight * s.event) > 0).double()
             made = made - own * _tied(part, s.share * each)
         return made
 
@@ -234,7 +240,7 @@ class RiskSets:
         """Means of columns ``(l, k)`` over those at risk at some events of one row, ``(e, k)``, columns by blocks."""
         made = Z.new_empty(len(event), Z.shape[1])
         size, last = s.size[r].unsqueeze(1), part.last[r][event]
-        tied = ((s.weight[r] * part.event[r]) > 0).double().unsqueeze(1)
+        tied = ((s.weight[r] * s.event[r]) > 0).double().unsqueeze(1)
         for c in _blocks(*Z.shape):
             sized = Z[:, c] * size
             sums = sized.cumsum(0)[last]
@@ -272,7 +278,7 @@ class RiskSets:
             if part.before is not None:
                 hazard = hazard - later[part.before[r]]
             if s.share is not None:
-                tied = ((s.weight[r] * part.event[r]) > 0).double().unsqueeze(1)
+                tied = ((s.weight[r] * s.event[r]) > 0).double().unsqueeze(1)
                 partly = torch.zeros_like(drift)
                 partly[event] = drift[event] * s.share[r][event].unsqueeze(1)
                 hazard = hazard - tied * _tied_rows(part, r, partly)

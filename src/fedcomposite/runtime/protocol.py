@@ -685,39 +685,34 @@ def _concordance(silo: Silo, weights: Tensor, request: Request) -> Sums:
 def horizon(
     x: Tensor,
     at: float,
-    hazard: Tensor,
-    censoring: tuple[Tensor, Tensor],
     edges: Tensor,
     groups: Tensor,
+    hazard: float = -1.0,
     part: str = "train",
     rows: Rows = ALL,
 ) -> Request:
     """Ask how well a model tells at a time who has the event by then.
 
-    ``hazard`` is the baseline's until then for sites that the model was not made from, others have their own.
-    ``censoring`` is a grid and the curve of those not censored, by which samples are weighted; if it is empty a site
-    takes its own.
+    ``edges`` are those of bins of margins, ``groups`` of groups of predictions. ``hazard`` is the baseline's until then
+    for sites that the model was not made from, if it is not negative; others have their own. Samples are weighted by
+    each site's own curve of censoring.
     """
-    times, curve = censoring
-    arrays = {"x": x, "hazard": hazard, "times": times, "curve": curve, "edges": edges, "groups": groups}
-    return Request("horizon", arrays, {"at": at}, rows, part)
+    return Request("horizon", {"x": x, "edges": edges, "groups": groups}, {"at": at, "hazard": hazard}, rows, part)
 
 
 def _horizon(silo: Silo, weights: Tensor, request: Request) -> Sums:
     z, at = silo.margins(request.arrays["x"]), request.numbers["at"]
     own, rows = silo.origin or silo, request.rows
-    curve, hazard = (request.arrays["times"], request.arrays["curve"]), request.arrays["hazard"]
-    if not len(curve[0]):
-        curve = _own_censoring(own, own.weights(ALL))
+    curve, hazard = _own_censoring(own, own.weights(ALL)), request.numbers["hazard"]
     trained = own.weights(ALL if silo.origin else rows.others if rows.held else rows)
-    if not len(hazard) or float((trained * own.b[:, EVENT]).sum()) > 0:
+    if hazard < 0 or float((trained * own.b[:, EVENT]).sum()) > 0:
         until = torch.tensor([at], dtype=torch.float64)
         times = torch.unique(own.b[:, TIME])
         sums = event_tables.risk_sums(
             own.b, own.X, own.margins(request.arrays["x"]), trained, torch.cat([times[times < until], until]), None
         )
-        hazard = torch.where(sums["events"] > 0, sums["events"] / sums["sizes"].clamp(min=1e-300), 0.0).sum().view(1)
-    seen = event_tables.Horizon.of(silo.b, z, weights, at, curve, float(hazard))
+        hazard = float(event_tables.steps(sums["events"], sums["sizes"]).sum())
+    seen = event_tables.Horizon.of(silo.b, z, weights, at, curve, hazard)
     return seen.sums(z, weights, request.arrays["edges"], request.arrays["groups"])
 
 

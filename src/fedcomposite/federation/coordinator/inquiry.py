@@ -275,6 +275,12 @@ def _question(request: Request) -> Question:
         errors=bool(request.numbers.get("errors", 0)),
         count=count,
         threshold=float(request.numbers.get("threshold", 0.5)),
+        times=len(arrays.get("times", ())),
+        causes=int(request.numbers.get("causes", 1)),
+        groups=len(arrays.get("groups", ())),
+        products=request.name == "risk_sums" and "working" in arrays,
+        at=float(request.numbers.get("at", 0.0)),
+        hazard=float(request.numbers.get("hazard", -1.0)),
         rows=Samples(**dataclasses.asdict(request.rows)),
         part=request.part,  # type: ignore[arg-type]
     )

@@ -78,8 +78,39 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
         "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
         "residuals": {"x": x, "edges": Form((question.count,), torch.float64)},
         "rates": {"x": x, "slopes": Form((question.count,), torch.float64)},
+        **_of_times(question, d),
     }[question.name]
     return {f"{place}.{key}": form for key, form in made.items()}
+
+
+def _of_times(question: Question, d: int) -> dict[str, dict[str, Form]]:
+    """The vectors of questions about times to an event."""
+    x, times, edges = (Form((n,), torch.float64) for n in (d, question.times, question.count))
+    working = {"working": Form((d,), torch.bool)} if question.products else {}
+    return {
+        "timetable": {"x": x, "times": times, "edges": edges},
+        "logrank": {"x": x, "edges": edges},
+        "schoenfeld": {"x": x, "times": times, "values": times},
+        "risk_sums": {"x": x, "times": times, **working},
+        "concordance": {"x": x},
+        "horizon": {"x": x, "edges": edges, "groups": Form((question.groups,), torch.float64)},
+    }
+
+
+def _told_of_times(question: Question, d: int, on: int) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The shapes of their answers, for models of d coordinates of which ``on`` are worked on."""
+    T, K = question.times, question.count + 1
+    sums: dict[str, tuple[int, ...]] = {"weight": (3,), "events": (T,), "sizes": (T,)}
+    if question.products:
+        sums |= {"margins": (1,), "features": (d,), "firsts": (T, d), "seconds": (T, on * (on + 1) // 2)}
+    return {
+        "timetable": {"counts": (K, 2 + question.causes, T)},
+        "logrank": {"observed": (K,), "expected": (K,), "covariance": (K, K)},
+        "schoenfeld": {"events": (3,), "total": (d,), "residuals": (d,), "covariances": (2, d, d)},
+        "risk_sums": sums,
+        "concordance": {"pairs": (3,), "counts": (3,)},
+        "horizon": {"scores": (K, 2), "error": (2,), "groups": (question.groups + 1, 4)},
+    }
 
 
 def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: bool = False) -> dict[str, Form]:
@@ -94,6 +125,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: boo
         "scores": {"squares": (2,), **({"ranges": (2, 2, k + 1, 7)} if secure else {"counts": (2, k + 1, 5)})},
         "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
         "rates": {"sums": (k, 4)},
+        **_told_of_times(question, d, on),
     }
     return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
 
@@ -103,7 +135,11 @@ def sheet_of(name: str, silos: Silos, target: str = "target") -> Sheet:
     X = tensors_only(silos.features, "a description").double().flatten(1).numpy()
     names = silos.feature_names or [f"x{j}" for j in range(X.shape[1])]
     columns = {column: np.ascontiguousarray(X[:, j]) for j, column in enumerate(names)}
-    return Sheet(name, {**columns, target: silos.targets.double().numpy()}, len(X))
+    y = silos.targets.double().numpy()
+    told = (
+        {target: y} if y.ndim == 1 else {"time": np.ascontiguousarray(y[:, 0]), target: np.ascontiguousarray(y[:, 1])}
+    )
+    return Sheet(name, {**columns, **told}, len(X))
 
 
 class Desk:
@@ -209,7 +245,7 @@ class Desk:
         if not asked_for:
             return silo
         site, shape = self._site, order.shape
-        possible = site.newcomers is not None and silo.b.ndim == 1
+        possible = site.newcomers is not None and silo.loss.outputs == 1 and silo.loss.by_sample
         if not possible or any(one.name not in ("scores", "residuals") for one in asked_for):
             raise RefusalError("there is nothing to be scored here")
         assert site.newcomers is not None
@@ -245,6 +281,7 @@ class Desk:
         rows = self._site.gate.choose(silo, rows, self._site.kept)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
         numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
+        numbers |= {"causes": q.causes, "at": q.at, "hazard": q.hazard}
         return Request(q.name, arrays, numbers, rows, q.part)
 
 
@@ -313,6 +350,13 @@ def divided(analysis: AnalysisOrder, answers: Sequence[tuple[Query, Answer]]) ->
     return Told(asked_in(analysis, {}), sums, names)
 
 
+def _products(request: Request) -> int:
+    """Gradients that sums of products at the times of a grid are worth."""
+    if "working" not in request.arrays:
+        return 0
+    return len(request.arrays["times"]) * (1 + int(request.arrays["working"].sum()))
+
+
 def cost(requests: list[Request]) -> dict[str, int]:
     """What an exchange is in the ledger: a Hessian on k coordinates tells as much as k gradients."""
     gradients = evaluations = 0
@@ -321,6 +365,8 @@ def cost(requests: list[Request]) -> dict[str, int]:
             gradients += 1 + int(one.arrays["working"].sum())
         elif one.name == "information":
             gradients += 1 + 2 * len(one.arrays["x"])
+        elif one.name in ("schoenfeld", "risk_sums"):  # a covariance each, at every time
+            gradients += 1 + (2 * len(one.arrays["x"]) if one.name == "schoenfeld" else _products(one))
         else:
             slopes = len(one.arrays.get("slopes", ()))  # ten of them tell less than the bins of one model
             evaluations += len(one.arrays["models"]) if one.name == "losses" else max(1, -(-slopes // 10))

@@ -20,10 +20,10 @@ from torch import Tensor
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.queries import Below, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows
-from fedcomposite.federation.site import policy
+from fedcomposite.federation.site import event_times, policy
 from fedcomposite.federation.site.learned_steps import check_steps
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
@@ -45,7 +45,7 @@ def _all_apart(part: str, places: Ints, classes: Ints, ends: list[int]) -> list[
 
 def width(silo: Silo) -> int:
     """Coordinates of a model."""
-    return silo.X.shape[1] * (1 if silo.b.ndim == 1 else silo.b.shape[1])
+    return silo.X.shape[1] * silo.loss.outputs
 
 
 def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[Tensor], float]) -> None:
@@ -60,6 +60,10 @@ def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[
             raise RefusalError(f"{number} samples are {what} a sum, {least}{remedy}")
     if request.part != "train":
         check_classes(limits, own, request.part)
+    if isinstance(silo.loss, Cox):
+        event_times.check(limits, own, request)
+    elif request.name in event_times.QUESTIONS:
+        raise RefusalError("a question about times to an event, and the experiment is about something else")
     if request.name in ("newton", "information") and request.rows.kind == "fold" and request.rows.held:
         _check_columns(limits, own.X[inside], " of a fold")  # models are fitted to the others
     if request.name == "losses" and request.numbers.get("errors"):
@@ -112,7 +116,7 @@ def check_columns(limits: Limits, silo: Silo, names: Sequence[str]) -> None:
     """Refuse samples of which a few alone differ from the others in a column, or in a target that is no class."""
     inside = silo.importance > 0
     _check_columns(limits, silo.X[inside], "", names)
-    if not silo.loss.classifier and not enough(silo.b[inside].numpy(), limits.min_class):
+    if silo.loss.by_sample and not silo.loss.classifier and not enough(silo.b[inside].numpy(), limits.min_class):
         raise RefusalError(f"fewer than min_class = {limits.min_class} targets differ from the commonest one")
 
 
@@ -178,7 +182,7 @@ def told(limits: Limits, silo: Silo, requests: Sequence[Request], apart: Apart =
     allowed, absolute errors without "mae", and rates at slopes that take a margin beyond ``max_margin``. ``apart`` says
     which of some sets of samples, those below the ends of groups, may be told beside what was told before.
     """
-    made = [dict(answer(silo, one)) for one in requests]
+    made = [dict(answer(event_times.coarse(limits, silo, one), one)) for one in requests]
     for places in _together(requests):
         asked, answers = [requests[i] for i in places], [made[i] for i in places]
         match asked[0].name:
@@ -188,6 +192,8 @@ def told(limits: Limits, silo: Silo, requests: Sequence[Request], apart: Apart =
                 _tell_residuals(limits, silo, asked, answers, apart)
             case "rates":
                 _tell_rates(limits, silo, asked, answers)
+            case "horizon":
+                event_times.tell_horizon(limits, silo, asked[0], answers[0], joined)
             case "losses" if answers[0]["histogram"].numel():
                 plain = _counted(silo, asked[0])["histogram"]
                 answers[0]["histogram"] = _histograms(answers[0]["histogram"], plain, limits.min_count)

@@ -19,7 +19,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.shape import blank
 from fedcomposite.privacy import SampleLevel
-from fedcomposite.problems.losses import LOSSES, LeastSquares, Loss, Multinomial, get_loss
+from fedcomposite.problems.losses import LOSSES, Cox, LeastSquares, Loss, Multinomial, get_loss
 from fedcomposite.problems.metrics import METRICS
 from fedcomposite.registry import fold
 
@@ -46,7 +46,7 @@ class Limits(BaseModel):
     """Gradients in one round."""
     methods: list[str] = []
     """Allowed methods; empty allows all."""
-    losses: list[str] = ["least_squares", "logistic", "multinomial"]
+    losses: list[str] = ["least_squares", "logistic", "multinomial", "cox"]
     """Allowed losses of linear models; empty allows all. The others single samples out more easily."""
     metrics: list[str] = ["accuracy", "balanced_accuracy", "f1", "log_loss", "brier", "r2"]
     """Allowed metrics; empty allows all. The others are histograms of single samples, or as good as that."""
@@ -63,6 +63,10 @@ class Limits(BaseModel):
     """Fewest samples of a class that occurs here."""
     min_count: int = Field(default=5, ge=1)
     """Fewest rows behind a count: of a description, a recipe, a bin of scores."""
+    min_events: int = Field(default=10, ge=1)
+    """Fewest events behind a sum over times to an event; fewest of a part that is left out: ``min_class``."""
+    min_at_risk: int = Field(default=5, ge=1)
+    """Fewest samples at risk at an event that counts: what an experiment's ``least_at_risk`` must be at least."""
     min_batch: int = Field(default=10, ge=1)
     """Smallest minibatch: a gradient is a mean over at least so many samples."""
     min_evaluation: int = Field(default=10, ge=1)
@@ -141,6 +145,7 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
         listed(METRICS.canonical(metric), limits.metrics, "metrics")
     if config.model is None:
         listed(LOSSES.canonical(config.problem.loss or "logistic"), limits.losses, "losses")
+        at_risk(limits, _loss(config))
     elif not limits.networks:
         raise RefusalError("this site allows linear models only (networks = true in its [limits] would allow others)")
     else:
@@ -169,6 +174,15 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
             )
         if not (order.client < shape.clients and order.position < order.cohort <= shape.clients):
             raise RefusalError("the numbers of this client, its place and its cohort do not fit together")
+
+
+def at_risk(limits: Limits, loss: Loss) -> None:
+    """Refuse times to an event where an event with few others at risk would count."""
+    if isinstance(loss, Cox) and loss.least_at_risk < limits.min_at_risk:
+        raise RefusalError(
+            f"events with fewer than min_at_risk = {limits.min_at_risk} samples at risk would count; put least_at_risk "
+            f"= {limits.min_at_risk} under [problem.loss_options] in the experiment"
+        )
 
 
 def check_plain(limits: Limits) -> None:
