@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fedcomposite.data import FittedRecipe, Recipe
 from fedcomposite.data.queries import LevelCounts, Rules
 from fedcomposite.data.sheets import Sheet
-from fedcomposite.data.spec import Constant
+from fedcomposite.data.spec import ConstantFill
 from fedcomposite.data.steps import (
     Absent,
     Complete,
@@ -75,7 +75,7 @@ def _filled(recipe: Recipe, step: Impute) -> bool:
         text = name in recipe.one_hot_columns
         if way is None:
             return False
-        if isinstance(way, Constant) and value != (str(way.constant) if text else way.constant):
+        if isinstance(way, ConstantFill) and value != (str(way.constant) if text else way.constant):
             return False
         if isinstance(way, int | float) and value != (f"{way:g}" if text else way):
             return False
