@@ -230,7 +230,7 @@ def _source(given: Mapping[str, Any], kept: Identity) -> Source:
     if given["federation"] is not None:
         if given["overwrite"]:
             raise ConfigError("--overwrite cannot be given with --federation; give another --out")
-        made: Source = load("federation", "fedcomposite.cli.federation_analysis:AtSites", "flower")(given, kept)
+        made: Source = load("fedcomposite.cli.federation_analysis:AtSites")(given, kept)
         return made
     for name in sorted(_explicit() & {*_OF_SITES}):
         raise ConfigError(f"--{name.replace('_', '-')} is for the sites of a --federation")

@@ -61,9 +61,7 @@ class Commands(LazyGroup):
             "Say what noise an epsilon needs, or what epsilon a noise gives; accounting by dp-accounting.",
         ),
         "data": Entry(_HERE + "data:data_app", "Look at data before using it, and get it ahead of time."),
-        "federation": Entry(
-            _HERE + "federation:federation_app", "A real federation, over Flower.", extra="flower", package="flwr"
-        ),
+        "federation": Entry(_HERE + "federation:federation_app", "A real federation, over NVIDIA FLARE or Flower."),
     }
 
 

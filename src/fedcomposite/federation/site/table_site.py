@@ -55,8 +55,9 @@ class TableSite(Site):
         approvals: Approvals | None = None,
         audit: Audit | None = None,
         newcomers: Newcomers | None = None,
+        device: str = "cpu",
     ) -> None:
-        self.newcomers = newcomers
+        self.newcomers, self.device = newcomers, device
         self.name, self.store, self.limits, self._log = name, store, limits or Limits(), log
         self._source, self._classes, self._vault = source, classes, vault or MaskKeys(name, self.limits)
         self._approvals, self._audit = approvals, audit
@@ -143,7 +144,7 @@ class TableSite(Site):
             minimum_counts.check_own(self.limits, learned.few(sheet, self.limits.min_count))
             made = _Prepared(
                 self._source.digest, self.name, silos, self.store, self.limits, self._log, self._classes,
-                vault=self._vault, approvals=self._approvals, newcomers=self.newcomers,
+                vault=self._vault, approvals=self._approvals, newcomers=self.newcomers, device=self.device,
             )  # fmt: skip
             self._prepared = order.recipe, made
         return self._prepared[1]
