@@ -1,8 +1,7 @@
-"""Time per round of a real federation on this machine: TLS, site keys, one process per party.
+"""Time per round of a real federation on this machine: an engine's server and clients, one process per party or more.
 
 * warm: four sites that run ``join``, the Heart Disease hospitals, FedNMap;
 * many: as many sites as ``--sites`` says, each with a part of the same patients;
-* stock: the same with Flower's own SuperNode, which starts a process per message;
 * large: two sites with a ResNet-18 in float32 (45 MB a vector) and FedDR (two vectors of state at each site);
 * state: the same with a perceptron of 13 million weights (52 MB a vector, over 100 MB of state at each site);
 * newton: the four hospitals with ProxNewton to a stationarity of 1e-9; also prints rounds, their seconds, and the
@@ -11,11 +10,12 @@
   with ``--secure --policy skip`` (shares of the masks' seeds in every round); prints the ratios to the plain round.
 
 Every round is evaluated. The time of a round is the median difference between the history's clock readings; ``compute``
-is the part that the slowest site spent computing, by its own log, and the rest is overhead. ``cpu`` is the service's
-processor time per round, ``idle`` its share of a core while nothing happens, ``service_mb`` its largest memory, and
-``files_mb`` what lies in its folder in the end.
+is the part that the slowest site spent computing, by its own log, and the rest is overhead. ``first`` are the seconds
+from the start of ``run`` to its first record. ``cpu`` is the processor time per round of ``serve`` and what it started,
+``idle`` their share of a core while nothing happens, ``service_mb`` the largest memory of any of them, and ``files_mb``
+what lies in its folder in the end.
 
-Run ``python benchmarks/federation.py [--cases warm,many,stock,large,state,newton,secure] [--sites 20] [--json FILE]``.
+Run ``python benchmarks/federation.py [--cases warm,many,large,state,newton,secure] [--sites 20] [--engine nvflare]``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ import tomli_w
 
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo
-from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.folders import EngineName, FederationFolder
 
 SECURE = {"secure": ["--secure"], "skip": ["--secure", "--policy", "skip"], "plain": []}
-ROUNDS = {"warm": 12, "many": 12, "stock": 4, "large": 3, "state": 3, "newton": 40, **dict.fromkeys(SECURE, 8)}
+ROUNDS = {"warm": 12, "many": 12, "large": 3, "state": 3, "newton": 40, **dict.fromkeys(SECURE, 8)}
 IDLE = 20.0  # seconds for which an idle service is watched
 MODELS = {"large": {"name": "resnet18"}, "state": {"name": "mlp", "options": {"hidden": [4096, 64]}}}
 
@@ -73,15 +73,33 @@ def parts(folder: Path, rounds: int, count: int) -> tuple[list[str], str, str]:
     return sites, "csv", "num"
 
 
+def family(pid: int) -> list[int]:
+    """A process and those below it."""
+    found = [pid]
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found += family(int(path.parent.name))
+    return found
+
+
 def spent(pid: int) -> float:
-    """Processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time of a process and those below it so far, with those that have ended."""
+    total = 0.0
+    for one in family(pid):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def most_memory(pid: int) -> float:
-    """Largest resident memory of a process so far, in MB."""
-    return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1e3
+    """Largest resident memory of a process, or of one below it, so far, in MB."""
+    found = []
+    for one in family(pid):
+        with contextlib.suppress(OSError, TypeError):
+            found.append(int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{one}/status").read_text())[1]) / 1e3)
+    return max(found)
 
 
 def images(folder: Path, rounds: int, model: dict[str, object]) -> tuple[list[str], str, str]:
@@ -118,7 +136,7 @@ def long_vectors(folder: Path, rounds: int) -> tuple[list[str], str, str]:
     return sites, "npz", "label"
 
 
-def measure(case: str, folder: Path, count: int) -> dict[str, float]:
+def measure(case: str, folder: Path, count: int, engine: EngineName) -> dict[str, float]:
     rounds = ROUNDS[case]
     data = folder / "data"
     if case in SECURE:
@@ -129,11 +147,10 @@ def measure(case: str, folder: Path, count: int) -> dict[str, float]:
         sites, kind, target = images(data, rounds, MODELS[case])
     else:
         sites, kind, target = parts(data, rounds, count) if case == "many" else hospitals(data, rounds)
-    stock = ["--stock"] * (case == "stock")
-    fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, sites)
+    fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, sites, engine=engine)
     with contextlib.ExitStack() as stack:
         began = time.perf_counter()
-        server = stack.enter_context(demo.party(folder / "serve.log", "serve", str(fed.path), *stock))
+        server = stack.enter_context(demo.party(folder / "serve.log", "serve", str(fed.path)))
         demo.wait_for(folder / "serve.log", "serving on", server)
         joined = {}
         for site in sites:
@@ -144,19 +161,21 @@ def measure(case: str, folder: Path, count: int) -> dict[str, float]:
             limits = "networks = true\nmin_batch = 1\nmin_class = 1\n"
             limits += "parameter_share = 1e6\nchanging_cohorts = true\n" if case in SECURE else ""
             (place / "site.toml").write_text(text.replace("[data]\n", added, 1) + limits)
-            joined[site] = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place), *stock))
+            joined[site] = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place)))
         for site, process in joined.items():
-            demo.wait_for(folder / f"{site}.log", "SuperNode ID" if stock else "waiting for work", process, 600)
+            demo.wait_for(folder / f"{site}.log", "waiting for work", process, 600)
         ready, before = time.perf_counter() - began, spent(server.pid)
         time.sleep(IDLE if case not in SECURE else 1.0)
         idle, before = (spent(server.pid) - before) / IDLE, spent(server.pid)
         command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run"), *SECURE.get(case, [])]
+        asked = time.time()
         with demo.party(folder / "run.log", *command) as run:
             if run.wait(900) != 0:
                 raise RuntimeError((folder / "run.log").read_text())
         cpu, service = (spent(server.pid) - before) / rounds, most_memory(server.pid)
     history = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
     clock = [record["seconds"] for record in history]
+    first = (folder / "run" / "history.jsonl").stat().st_mtime - asked - (clock[-1] - clock[0])
     each = [b - a for a, b in itertools.pairwise(clock)][1:]
     worked = [re.findall(r"round \d+ in ([\d.]+) s", (folder / f"{s}.log").read_text()) for s in sites]
     slowest = [max(map(float, one)) for one in zip(*worked, strict=False)] or [0.0]
@@ -169,6 +188,7 @@ def measure(case: str, folder: Path, count: int) -> dict[str, float]:
     return {
         **own,
         "ready": ready,
+        "first": first,
         "round": statistics.median(each),
         "worst": max(each),
         "compute": statistics.median(slowest),
@@ -183,8 +203,9 @@ def measure(case: str, folder: Path, count: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="warm,many,stock,large,state")
+    parser.add_argument("--cases", default="warm,many,large,state")
     parser.add_argument("--sites", type=int, default=20, help="for the case many")
+    parser.add_argument("--engine", choices=["nvflare", "flower"], default="nvflare")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     results = {}
@@ -193,11 +214,9 @@ def main() -> None:
     ]
     for case in cases:
         with tempfile.TemporaryDirectory(prefix=f"federation-{case}-") as folder:
-            results[case] = measure(case, Path(folder), chosen.sites)
+            results[case] = measure(case, Path(folder), chosen.sites, chosen.engine)
         shown = "  ".join(f"{k} {v:.2f}" if v > 0.005 or v == 0 else f"{k} {v:.1e}" for k, v in results[case].items())
         print(f"{case:6s} {shown}", flush=True)
-    if {"warm", "stock"} <= set(results):
-        print(f"stock / warm: {results['stock']['round'] / results['warm']['round']:.1f}")
     for case in ("secure", "skip"):
         if {"plain", case} <= set(results):
             print(f"{case} / plain: {results[case]['round'] / results['plain']['round']:.2f}")

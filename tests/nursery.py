@@ -16,8 +16,6 @@ import threading
 import time
 from pathlib import Path
 
-SILENCE = 8.0
-"""Seconds without a word after which a site counts as away here; 20 in life."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -100,15 +98,6 @@ def _become(request, file):
     sys.exit(0)
 
 
-def _impatient():
-    """Parties that count as away sooner than in life, so that a test in which one is killed need not wait as long."""
-    from fedcomposite.federation.engines import connection, mailbox, site_api
-
-    faster = mailbox.SILENCE / SILENCE
-    mailbox.SILENCE = SILENCE
-    site_api.HOLD, connection.HEARTBEAT = site_api.HOLD / faster, connection.HEARTBEAT / faster
-
-
 def serve(number):
     """Fork when asked; say who has ended, and how."""
     import held_site
@@ -116,7 +105,6 @@ def serve(number):
 
     import fedcomposite.cli.federation  # noqa: F401
 
-    _impatient()
     assert held_site.main
     assert threading.active_count() == 1
     alive, codes = set(), {}

@@ -14,7 +14,7 @@ from nursery import NURSERY
 from safetensors.torch import load_file
 
 import fedcomposite as fc
-from fedcomposite.cli.federation_jobs import tell_service
+from fedcomposite.federation.engines import selection
 from fedcomposite.federation.folders import FederationFolder
 
 SITES = ["north", "south", "west"]
@@ -83,14 +83,14 @@ def leave(parties):
 class Parties:
     """A coordinator and three sites."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, engine="nvflare"):
         self.folder, self.others, self.server, self.sites = folder, [], None, {}
         self.silos = fc.data.load("synthetic", clients=3, features=20, samples=1500, seed=3)
         self.disk = folder / "disk"
         self.disk.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(self.disk)]
         self.small = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-        self.fed = FederationFolder.create(self.disk / "fed", "127.0.0.1", 0, SITES)
+        self.fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, SITES, engine=engine)
         shutil.move(self.fed.path / "sites", folder / "sites")  # as they are carried to the sites
         for i, name in enumerate(SITES):
             X, y = self.silos[i]
@@ -139,10 +139,13 @@ class Parties:
         for party in self.others:
             party.kill()
         self.others = []
-        for name in self.fed.revoked():
+        revoked = self.fed.revoked()
+        for name in revoked:
             self.fed.reinstate(name)
-        if self.server is None or not self.server.alive or not tell_service(self.fed):
+        if self.server is None or not self.server.alive or selection.unreachable(self.fed):
             self.serve()
+        elif revoked:
+            selection.tell(self.fed)
         for name in SITES:
             if name not in self.sites or not self.sites[name].alive or not self.sites[name].usual:
                 self.join(name)

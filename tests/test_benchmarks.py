@@ -358,7 +358,6 @@ def test_what_takes_more_than_newton_steps_is_measured(capsys):
 
 def test_bounds_of_quality_hold_for_small_sites():
     """Three of the random splits: every number that sites tell is within its bounds."""
-    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     pytest.importorskip("statsmodels")
     from benchmarks import quality
 

@@ -87,7 +87,6 @@ def test_what_clipping_would_spoil_is_refused():
 
 
 def test_a_federation_clips_as_its_file_says(tmp_path):
-    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     from local_federation import LocalSites, federate, make_sites
 
     method = FedNMap(2, 0.5, gamma=1.0)

@@ -5,19 +5,15 @@ import math
 import pytest
 import tomli_w
 import torch
+from local_federation import LocalSites, federate, make_sites
 
 import fedcomposite as fc
 from fedcomposite import algorithms, callbacks
-from fedcomposite.testing import small_problem
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from local_federation import LocalSites, federate, make_sites
-
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.site import Site
 from fedcomposite.regularizers.base import StepError
+from fedcomposite.testing import small_problem
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Methods over sites in one process, compared with the simulator."""
 
 import contextlib
-import io
 import itertools
 import json
 import math
@@ -10,7 +9,6 @@ import random
 import re
 import stat
 import time
-import zipfile
 
 import numpy as np
 import pandas as pd
@@ -18,33 +16,28 @@ import pytest
 import safetensors.torch
 import tomli_w
 import torch
-
-import fedcomposite as fc
-from fedcomposite import algorithms
-from fedcomposite.choice import choose
-from fedcomposite.data import Silos
-from fedcomposite.experiments import Config, RunFolder
-from fedcomposite.runtime.client import Client
-from fedcomposite.runtime.simulator import simulate
-from fedcomposite.testing import small_problem
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
 from cryptography import x509
 from local_federation import L1, LocalSites, Lost, alone, federate, make_sites, method, opened, regularizer_of, write
 from typer.testing import CliRunner
 
+import fedcomposite as fc
+from fedcomposite import algorithms
+from fedcomposite.choice import choose
 from fedcomposite.cli.federation import federation_app
+from fedcomposite.data import Silos
+from fedcomposite.experiments import Config, RunFolder
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.jobs import Job, carry_out
-from fedcomposite.federation.engines import bundle, flower
 from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Introduction, Order
 from fedcomposite.federation.shape import AgreementError, parse
 from fedcomposite.federation.site.client_states import LostStateError, StateStore
 from fedcomposite.federation.site.site import Site
+from fedcomposite.runtime.client import Client
+from fedcomposite.runtime.simulator import simulate
+from fedcomposite.testing import small_problem
 
 
 def close(a, b):
@@ -745,53 +738,29 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
 # -- the parts ------------------------------------------------------------------------------------------------------
 
 
-def fab(**files):
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name.replace("__", "/"), content)
-    return made.getvalue()
-
-
-def test_a_bundle_with_code_is_refused(tmp_path):
-    label = (bundle.write(tmp_path / "b") / "pyproject.toml").read_text()
-    bundle.check(fab(**{"pyproject.toml": label, ".info__CONTENT": "x"}))
-    for archive, reason in [
-        (fab(**{"pyproject.toml": label, "fedcomposite__federation__apps.py": "import os"}), "holds 'fedcomposite/fed"),
-        (fab(**{"pyproject.toml": label, "conftest.py": ""}), "holds 'conftest.py'"),
-        (
-            fab(**{"pyproject.toml": label.replace("fedcomposite.federation.engines.apps:client", "os:system")}),
-            "entry points",
-        ),
-        (fab(**{"other.toml": label}), "holds 'other.toml'"),
-        (fab(), "no readable pyproject"),
-        (b"#!/bin/sh", "cannot be read"),
-        (fab(**{"pyproject.toml": label}) + bytes(10**6), "weighs"),
-    ]:
-        with pytest.raises(bundle.BundleError, match=reason):
-            bundle.check(archive)
-
-
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own use of pathspec
-def test_flower_builds_the_bundle_that_sites_accept(tmp_path):
-    from flwr.cli.build import build_fab_from_disk
-
-    bundle.check(build_fab_from_disk(bundle.write(tmp_path / "label")))
-
-
 def test_keys_and_certificates(tmp_path):
-    """Private keys are owner-only; the certificate carries the address and is signed by the authority alone."""
+    """Private keys are owner-only; FLARE's certificates carry the address and are signed by one authority."""
+    pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
     made = FederationFolder.create(tmp_path / "fed", "10.1.2.3", 9443, ["a", "b"])
-    for key in ("ca/ca.key", "server/server.key", "sites/a/site.key", "sites/b/site.key"):
-        assert stat.S_IMODE((made.path / key).stat().st_mode) == 0o600
-    server = x509.load_pem_x509_certificate((made.path / "server/server.pem").read_bytes())
-    authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
-    server.verify_directly_issued_by(authority)
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
+    keys = {str(p.relative_to(made.path)) for p in made.path.rglob("*.key")}
+    assert keys >= {
+        "orders.key",
+        "sites/a/site.key",
+        "sites/b/flare/startup/client.key",
+        "flare/server/startup/server.key",
+    }
+    for key in keys:
+        assert stat.S_IMODE((made.path / key).stat().st_mode) == 0o600, key
+    server = x509.load_pem_x509_certificate((made.path / "flare/server/startup/server.crt").read_bytes())
+    for kit in ("flare/server", "flare/admin", "sites/a/flare"):
+        authority = x509.load_pem_x509_certificate((made.path / kit / "startup/rootCA.pem").read_bytes())
+        server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "10.1.2.3" in [str(a) for a in names.get_values_for_type(x509.IPAddress)]
-    assert (made.bind, made.address) == ("0.0.0.0", "127.0.0.1:9443")
+    assert (made.reached, made.address) == ("10.1.2.3:9443", "127.0.0.1:9443")
     site = SiteFolder(made.path / "sites" / "a")
-    assert (site.name, site.address) == ("a", "10.1.2.3:9443")
+    assert (site.name, site.address, site.engine) == ("a", "10.1.2.3:9443", "nvflare")
     with pytest.raises(FolderError, match="already holds files"):
         FederationFolder.create(tmp_path / "fed", "10.1.2.3", 9443, ["a"])
     with pytest.raises(FolderError, match="different names"):
@@ -865,7 +834,7 @@ def test_test_data_at_the_sites(silos, tmp_path):
 
 def test_a_whole_job_leaves_the_run_folder_of_a_simulation(silos, nmap, tmp_path):
     """The coordinator's entry point: config, history, model, coefficients, summary, plot, and status for others."""
-    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c", "d"])
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c", "d"], engine="local")
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(nmap)
@@ -899,7 +868,7 @@ def test_a_federated_model_is_exported_where_no_data_are(kind, tmp_path, cli, mo
     content = {"problem": {"loss": "multinomial"}} if kind == "linear" else {"model": {"name": "mlp"}}
     if kind == "images":
         content["data"] = {"name": "mnist"}  # says how pixels are normalised, and must not be loaded
-    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c"])
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b", "c"], engine="local")
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(tomli_w.dumps(content) + write(method("FedNMap"), L1, rounds=2))
@@ -920,7 +889,7 @@ def test_a_federated_model_is_exported_where_no_data_are(kind, tmp_path, cli, mo
 
 
 def test_a_job_that_fails_says_why(silos, nmap, tmp_path):
-    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b"])
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["a", "b"], engine="local")
     made.revoke("b")
     folder = RunFolder(tmp_path / "run")
     folder.create()
@@ -944,7 +913,7 @@ def command(*arguments):
 
 def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path):
     fed = tmp_path / "fed"
-    assert command("init", fed, "--sites", "a,b", "--port", 0, "--keys")[0] == 0
+    assert command("init", fed, "--sites", "a,b", "--port", 0, "--keys", "--engine", "flower")[0] == 0
     (tmp_path / "a.csv").write_text("x,y\n" + "1.5,0\n2.5,1\n" * 10)
     (tmp_path / "bad.toml").write_text("[run]\nround = 3\n")
     (tmp_path / "good.toml").write_text(write(method("FedNMap"), L1))
@@ -967,9 +936,3 @@ def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path):
         exit_code, said = command(*arguments)
         assert exit_code == code, said
         assert re.search(reason, " ".join(said.split())), said
-
-
-def test_another_version_of_flower_is_refused(monkeypatch):
-    monkeypatch.setattr(flower, "version", lambda name: "1.42.0")
-    with pytest.raises(flower.EngineError, match=r"flwr 1\.42\.0 is installed, but this release knows flwr 1\.41"):
-        flower.check_version()

@@ -14,26 +14,21 @@ import scipy.optimize
 import scipy.special
 import tomli_w
 import torch
+from analyst import PLAIN, compare, inquiry, question, same
+from cryptography.hazmat.primitives.asymmetric import ec
+from local_federation import LocalSites, make_sites, opened
 from sklearn.metrics import r2_score
 from typer.testing import CliRunner
 
 import fedcomposite as fc
 from fedcomposite.analysis.prediction import predict_at_sites
-from fedcomposite.data import DataError, Recipe, describe
-from fedcomposite.data.describing import look_at, table_of
-from fedcomposite.experiments import Config, ConfigError
-from fedcomposite.runtime.protocol import HIGHEST, rates, residuals, scores, silos_of
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from analyst import PLAIN, compare, inquiry, question, same
-from cryptography.hazmat.primitives.asymmetric import ec
-from local_federation import LocalSites, make_sites, opened
-
 from fedcomposite.cli import federation_analysis, federation_jobs
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.federation_analysis import read
 from fedcomposite.cli.main import app
+from fedcomposite.data import DataError, Recipe, describe
+from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError
@@ -50,6 +45,7 @@ from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.runtime import Driver
+from fedcomposite.runtime.protocol import HIGHEST, rates, residuals, scores, silos_of
 from fedcomposite.runtime.transports import SiloTransport
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -398,7 +394,7 @@ def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path)
     ],
 )
 def test_what_does_not_go_with_a_recipe_at_a_site_says_what_does(tmp_path, line, remedy):
-    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["north"])
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["north"], engine="local")
     place = fed.path / "sites" / "north"
     text = (place / "site.toml").read_text()
     (place / "site.toml").write_text(text.replace("[data]", f'[data]\nfile = "a.csv"\nrecipe = true\n{line}', 1))
@@ -428,7 +424,7 @@ def test_an_analysis_needs_no_rounds(messy, tmp_path):
 
 def _written(folder, data):
     """A site's folder with such data in its site.toml."""
-    fed = FederationFolder.create(folder, "127.0.0.1", 9093, ["north", "south"])
+    fed = FederationFolder.create(folder, "127.0.0.1", 9093, ["north", "south"], engine="local")
     made = []
     for name, text in data.items():
         place = fed.path / "sites" / name / "site.toml"
@@ -781,7 +777,7 @@ class KilledError(BaseException):
 def commanded(messy, tmp_path, monkeypatch):
     """Commands of a coordinator whose four sites are in this process; ``at`` is the exchange after which it dies."""
     files, config = messy
-    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files))
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files), engine="local")
 
     class Coordinated:
         path, grid, at, experiment = fed.path, None, None, config
@@ -810,8 +806,8 @@ def commanded(messy, tmp_path, monkeypatch):
             raise KilledError
 
     monkeypatch.setattr(federation_analysis.AtSites, "_watch", dying)
-    monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
-    monkeypatch.setattr(federation_analysis, "ServiceEngine", lambda federation, job: one.grid)
+    monkeypatch.setattr(federation_analysis, "require_service", lambda federation: None)
+    monkeypatch.setattr(federation_analysis, "open_engine", lambda federation, job, log: one.grid)
     return one
 
 

@@ -9,15 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from analyst import compare
+
+pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
+
+from parties import Party, leave
 from typer.testing import CliRunner
 
 import fedcomposite as fc
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from analyst import compare
-from parties import Party, leave
-
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.main import app
 from fedcomposite.federation.folders import FederationFolder

@@ -6,14 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from lone_site import D, M, ask, experiment, make_site, people
 
 import fedcomposite as fc
 from fedcomposite import rng
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from lone_site import D, M, ask, experiment, make_site, people
-
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import Introduction, Order
 from fedcomposite.federation.site.policy import RefusalError

@@ -5,18 +5,14 @@ import math
 
 import numpy as np
 import pytest
+import safetensors.torch
 import tomli_w
 import torch
-
-import fedcomposite as fc
-from fedcomposite.data import Silos
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-import safetensors.torch
 from local_federation import LocalSites, federate, make_sites, method, write
 from orders import DEEP, ORDER
 
+import fedcomposite as fc
+from fedcomposite.data import Silos
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import claims
 from fedcomposite.federation.coordinator.coordinator import Coordinator

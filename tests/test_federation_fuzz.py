@@ -6,19 +6,15 @@ import math
 
 import numpy as np
 import pytest
+import safetensors.torch
 import tomli_w
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from fedcomposite.data import Silos
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-import safetensors.torch
 from local_federation import LocalSites, Lost, make_sites, opened
 from orders import CONFIG, DEEP, ORDER
 
+from fedcomposite.data import Silos
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings

@@ -8,18 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from analyst import PLAIN, inquiry, question, same
+from local_federation import LocalSites, make_sites, opened
 
 import fedcomposite as fc
 from fedcomposite.analysis import Request, Rows
 from fedcomposite.analysis.prediction import predict_at_sites
 from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Schema
 from fedcomposite.data.steps import Absent, Complete, Impute, Interact, Local, Log, Spline, Standardize
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from analyst import PLAIN, inquiry, question, same
-from local_federation import LocalSites, make_sites, opened
-
 from fedcomposite.federation.coordinator.delivery import FederationError
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
 from fedcomposite.federation.shape import parse

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
 from lone_site import D, ask, experiment, make_site, people
 
 from fedcomposite.federation.orders import Shape

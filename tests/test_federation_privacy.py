@@ -5,11 +5,8 @@ import tomllib
 
 import numpy as np
 import pytest
-import torch
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
 import tomli_w
+import torch
 from local_federation import LocalSites, federate, make_sites, opened, write
 from lone_site import D, ask, experiment, make_site, people
 

@@ -1,32 +1,33 @@
 """A federation of real processes on loopback: TLS, keys, SIGKILL, refusals. Everything that is started is stopped."""
 
 import contextlib
-import http.server
 import json
+import os
 import re
 import shutil
 import signal
-import threading
 import time
+from pathlib import Path
 
-import httpx
 import pytest
 import tomli_w
 import torch
 
 import fedcomposite as fc
 
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
 
 from bad_network import Proxy
-from parties import SITES, Parties, Party, leave, model, records
+from parties import PATIENCE, SITES, Parties, Party, children, leave, model, records
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.federation.engines import pki
-from fedcomposite.federation.folders import FederationFolder, free_port
+from fedcomposite.federation.engines import pki, selection
+from fedcomposite.federation.engines.nvflare import administration, write_job
+from fedcomposite.federation.folders import FederationFolder
 
 pytestmark = pytest.mark.slow
+SOCKETS = shutil.ignore_patterns("*.sock")
 
 
 def experiment(name="FedNMap", rounds=5, local_steps=20, **fields):
@@ -95,40 +96,70 @@ def test_a_site_is_killed_in_the_middle_of_a_round(parties, whole, when, missed)
 
 
 def test_the_server_and_then_everybody_is_killed(parties, whole):
-    """The run fails with a hint; --resume goes on from the checkpoint; twice; the same to the bit."""
+    """A run outlives its server; one whose analyst is killed as well goes on from its checkpoint: the same bits."""
     out = parties.folder / "killed-server"
     west = parties.join("west", held=("after", 2))
     run = parties.run("run-killed-server", parties.folder / "config.toml", "--out", out)
     west.wait_for("held in round 2")
     parties.server.kill()
-    assert "--resume" in run.ends(1)
-    west = parties.join("west", held=("before", 4))
+    run.wait_for("FLARE does not answer")
+    parties.release("west")
     parties.serve()
-    run = parties.run("run-resume-1", "--resume", out)
+    run.wait_for("FLARE's server is back")
+    run.ends(0)
+    assert torch.equal(model(out), model(whole))
+    assert records(out) == records(whole)
+    again = parties.folder / "killed-all"
+    west = parties.join("west", held=("before", 4))
+    run = parties.run("run-killed-all", parties.folder / "config.toml", "--out", again)
     west.wait_for("held in round 4")
-    assert "going on after round 1" in run.said()
-    for party in (parties.server, *parties.sites.values()):
+    for party in (run, parties.server, *parties.sites.values()):
         party.kill()
-    assert "--resume" in run.ends(1)
     parties.serve()
     for name in SITES:
         parties.join(name)
-    run = parties.run("run-resume-2", "--resume", out)
+    run = parties.run("run-resume", "--resume", again)
     assert "going on after round 3" in run.ends(0)
-    assert torch.equal(model(out), model(whole))
-    assert records(out) == records(whole)
+    assert torch.equal(model(again), model(whole))
+    assert records(again) == records(whole)
+
+
+def test_a_job_process_is_killed(parties, whole):
+    """FLARE's own processes below the server and below a site: the run has FLARE start others."""
+    for role in ("server", "site"):
+        out = parties.folder / f"killed-job-{role}"
+        west = parties.join("west", held=("before", 2))
+        run = parties.run(f"run-killed-job-{role}", parties.folder / "config.toml", "--out", out)
+        west.wait_for("held in round 2")
+        party = parties.server if role == "server" else parties.sites["south"]
+        jobs = [pid for pid in children(party.process.pid) if is_job(pid)]
+        assert jobs
+        for pid in jobs:
+            os.kill(pid, signal.SIGKILL)
+        parties.release("west")
+        run.ends(0)
+        assert torch.equal(model(out), model(whole))
+        assert records(out) == records(whole)
+
+
+def is_job(pid):
+    """Whether a process is one that FLARE started for a job."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"worker_process" in words or b"runner_process" in words
+    return False
 
 
 def test_a_bad_network_changes_no_bit(parties, whole):
     """Delays of 100 ms and resets at one site, a slow uplink at another, and a cable cut for 30 s at the third."""
     with contextlib.ExitStack() as stack:
-        troubles = {"north": {"delay": 0.1, "resets": 0.03}, "south": {"rate": 20_000}, "west": {}}
+        troubles = {"north": {"delay": 0.1, "resets": 0.003}, "south": {"rate": 100_000}, "west": {}}
         proxies = {name: Proxy(parties.fed.port, **trouble) for name, trouble in troubles.items()}
         for name, proxy in proxies.items():
             stack.callback(proxy.close)
-            far = shutil.copytree(parties.folder / "sites" / name, parties.folder / "far" / name)
-            text = (far / "site.toml").read_text()
-            (far / "site.toml").write_text(text.replace(f":{parties.fed.port}", f":{proxy.port}"))
+            far = shutil.copytree(parties.folder / "sites" / name, parties.folder / "far" / name, ignore=SOCKETS)
+            kit = far / "flare" / "startup" / "fed_client.json"
+            kit.write_text(kit.read_text().replace(f":{parties.fed.port}", f":{proxy.port}"))
             parties.join(name, far, held=("before", 3) if name == "west" else None)
         out = parties.folder / "bad-network"
         run = parties.run("run-bad-network", parties.folder / "config.toml", "--out", out)
@@ -142,7 +173,6 @@ def test_a_bad_network_changes_no_bit(parties, whole):
         leave(list(parties.sites.values()))
     assert torch.equal(model(out), model(whole))
     assert records(out) == records(whole)
-    assert proxies["north"].broken > 0
     assert proxies["west"].lost > 0
 
 
@@ -201,11 +231,11 @@ def fill(file):
 
 
 def test_the_coordinators_disk_is_full(parties, whole):
-    """The run ends with a line, the service lives, nothing is damaged, and with room again the run goes on."""
+    """The run ends with a line, the server lives, nothing is damaged, and with room again the run goes on."""
     if not parties.small:
         pytest.skip("needs the right to mount a small disk")
     out, ballast = parties.disk / "full", parties.disk / "ballast"
-    west, before = parties.join("west", held=("before", 3)), set(parties.fed.spool.iterdir())
+    west = parties.join("west", held=("before", 3))
     run = parties.run("run-full", parties.folder / "config.toml", "--out", out)
     west.wait_for("held in round 3")
     try:
@@ -223,40 +253,32 @@ def test_the_coordinators_disk_is_full(parties, whole):
     assert "going on after round 2" in parties.run("run-full-on", "--resume", out).ends(0)
     assert torch.equal(model(out), model(whole))
     assert records(out) == records(whole)
-    assert set(parties.fed.spool.iterdir()) <= before
 
 
 def test_strangers_and_impostors_are_refused(parties):
-    """An unknown key, a wrong authority, a service without TLS, and plain HTTP to ours: one line each."""
-    stranger = shutil.copytree(parties.folder / "sites" / "north", parties.folder / "stranger")
+    """Another key in a good kit, and a kit of another authority: the run takes nothing from either."""
+    config = parties.folder / "few.toml"
+    config.write_text(tomli_w.dumps(experiment("FedAvg", rounds=1)))
+    stranger = shutil.copytree(parties.folder / "sites" / "north", parties.folder / "stranger", ignore=SOCKETS)
+    shutil.rmtree(stranger / "state", ignore_errors=True)
     (stranger / "site.key").unlink()
     pki.make_site_key(stranger / "site.key")
+    parties.join("north", stranger).wait_for("waiting for work")
+    run = parties.run("run-stranger", config, "--out", parties.folder / "strange")
+    run.wait_for("north did not answer: its answer is not signed by north for this order")
     other = FederationFolder.create(parties.folder / "other", "127.0.0.1", parties.fed.port, SITES)
-    port = free_port()
-    plain = http.server.ThreadingHTTPServer(("127.0.0.1", port), http.server.SimpleHTTPRequestHandler)
-    threading.Thread(target=plain.serve_forever, daemon=True).start()
-    naive = shutil.copytree(parties.folder / "sites" / "south", parties.folder / "naive")
-    text = (naive / "site.toml").read_text()
-    (naive / "site.toml").write_text(text.replace(f":{parties.fed.port}", f":{port}"))
-    try:
-        for place, said in [
-            (stranger, "does not accept north: its key is not registered"),
-            (other.path / "sites" / "north", "is not vouched for by ca.crt"),
-            (naive, "does not speak TLS; nothing was sent to it"),
-        ]:
-            assert said in parties.start(place.name, *parties.site("north", place)).ends(1)
-    finally:
-        plain.shutdown()
-        plain.server_close()
-    with pytest.raises(httpx.HTTPError):
-        httpx.get(f"http://127.0.0.1:{parties.fed.port}/health")
+    parties.join("north", other.path / "sites" / "north").wait_for("cannot be reached")
+    run.wait_for("waiting for north")
+    parties.join("north")
+    run.ends(0)
 
 
 def test_a_revoked_site_is_out(parties):
-    """Its process ends with one line; a run that needs it stops by its name, others go on without it from the start."""
+    """FLARE's server takes it no more; a run that needs it stops by its name, others begin without it."""
     done = CliRunner().invoke(federation_app, ["revoke", str(parties.fed.path), "south"])
     assert "south is revoked" in done.output
-    assert "no longer accepts south: it was revoked" in parties.sites["south"].ends(1)
+    until(lambda: "south" not in selection.seen(parties.fed))
+    assert re.search(r"south\W+revoked", status(parties))
     config = parties.folder / "after.toml"
     config.write_text(tomli_w.dumps(experiment("FedAvg", rounds=2)))
     run = parties.run("run-revoked", config, "--out", parties.folder / "revoked")
@@ -268,11 +290,55 @@ def test_a_revoked_site_is_out(parties):
     assert torch.equal(model(parties.folder / "after-skip"), model(parties.folder / "after-named"))
 
 
+def test_jobs_with_foreign_code_or_classes_are_refused(parties):
+    """FLARE's administrator cannot have a site run anything: no code, no class of FLARE's."""
+    place, evil = parties.folder / "foreign", parties.folder / "EVIL"
+    with administration(parties.fed) as session:
+        for name, change in [("code", with_code), ("class", with_class), ("settings", with_component)]:
+            job = write_job(place / name, "foreign", list(SITES))
+            change(job, evil)
+            with contextlib.suppress(Exception):  # FLARE may refuse it before it is a job
+                number = session.submit_job(str(job))
+                until(lambda n=number: str(session.get_job_meta(n)["status"]).startswith(("FINISHED", "FAILED")))
+                assert "COMPLETED" not in str(session.get_job_meta(number)["status"])
+    assert not evil.exists()
+    logs = [(parties.folder / "sites" / name / "state" / "flare.log").read_text() for name in SITES]
+    logs.append((parties.fed.state / "flare" / "server.log").read_text())
+    assert any("BYOC not permitted" in text or "not authorized" in text.lower() for text in logs)
+
+
+def with_code(job, evil):
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "evil.py").write_text(f"open({str(evil)!r}, 'w').write('x')\n")
+
+
+def with_class(job, evil):
+    path = job / "app" / "config" / "config_fed_client.json"
+    content = json.loads(path.read_text())
+    content["executors"][0]["executor"] = {"path": "nvflare.app_common.np.np_trainer.NPTrainer", "args": {}}
+    path.write_text(json.dumps(content))
+
+
+def with_component(job, evil):
+    path = job / "app" / "config" / "config_fed_client.json"
+    content = json.loads(path.read_text())
+    content["components"] = [{"id": "x", "path": "subprocess.Popen", "args": {"args": ["touch", str(evil)]}}]
+    path.write_text(json.dumps(content))
+
+
+def until(what):
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("engine", ["nvflare", "local"])
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
-def test_the_demo_in_one_command(tmp_path, secure):
+def test_the_demo_in_one_command(tmp_path, secure, engine):
     """TLS, keys, four hospitals, a coefficient table, and the simulator's result, up to the rounding of masked sums."""
     options = ["--secure"] if secure else []
-    party = Party(tmp_path / "demo.log", "demo", tmp_path / "demo", "--rounds", "8", *options)
+    party = Party(tmp_path / "demo.log", "demo", tmp_path / "demo", "--rounds", "8", "--engine", engine, *options)
     try:
         said = party.ends(0)
     finally:

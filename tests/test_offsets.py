@@ -325,7 +325,6 @@ def test_refused_offsets():
 
 def test_a_federation_of_weighted_sparse_sites_is_the_simulator(tmp_path):
     """Sites count by the sums of their samples' weights, not by their numbers."""
-    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     import tomli_w
     from local_federation import LocalSites, federate, opened
 
@@ -384,7 +383,6 @@ def test_weights_of_classes_in_an_experiment():
 
 @pytest.mark.parametrize("option", ["weight", "offset", "class_weights"])
 def test_a_federation_leaves_weights_to_its_sites(option):
-    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     from fedcomposite.federation.shape import parse
 
     text = (

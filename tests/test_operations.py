@@ -1,42 +1,29 @@
-"""Keeping a federation going: certificates that end, units, containers, metrics, the live page, logs, proxies."""
+"""Keeping a federation going: certificates that end, units, containers, logs."""
 
 import ast
-import asyncio
 import configparser
 import contextlib
-import html.parser
 import json
 import os
 import re
 import shlex
 import shutil
-import socket
-import ssl
 import subprocess
-import sys
 import threading
 import tomllib
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
-import httpx
 import pytest
-from browser import DESKTOP, PHONE
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from running_service import Running, ask, joined, until, vectors
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.federation import logs, systemd
-from fedcomposite.federation.coordinator import monitor, monitor_page
-from fedcomposite.federation.engines import certificate_lifetimes, connection, pki, service
-from fedcomposite.federation.engines.mailbox import Mailbox
+from fedcomposite.federation.engines import certificate_lifetimes, pki
 from fedcomposite.federation.folders import FederationFolder, SiteFolder
 from fedcomposite.federation.site import audit
 from fedcomposite.federation.site.audit import Audit, AuditError
@@ -52,113 +39,58 @@ def cli(*words):
 
 @pytest.fixture
 def fed(tmp_path):
-    return FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, SITES)
+    return FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, SITES, engine="local")
 
 
 # -- certificates -----------------------------------------------------------------------------------------------------
 
 
-def shortened(monkeypatch, fed, **days):
-    """The federation with certificates that end soon."""
-    for name, value in days.items():
-        monkeypatch.setattr(pki, name, value)
-    if "DAYS_AUTHORITY" in days:
-        pki.extend_authority(fed.path / "ca")
-    certificate_lifetimes.renew(fed)
-    monkeypatch.undo()
+@pytest.fixture
+def flare(tmp_path):
+    pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
+    return FederationFolder.create(tmp_path / "flare", "127.0.0.1", 0, SITES[:2])
 
 
-def test_what_ends_soon_is_said_in_time(fed, monkeypatch):
-    place = SiteFolder(fed.path / "sites" / "north")
-    assert certificate_lifetimes.warnings(fed) == certificate_lifetimes.warnings(place) == []
-    shortened(monkeypatch, fed, DAYS_SERVER=10)
-    (line,) = certificate_lifetimes.warnings(fed)
-    assert "service expires in 10 days" in line
-    assert f"renew {fed.path}" in line
-    shortened(monkeypatch, fed, DAYS_AUTHORITY=100)
-    assert any("authority expires in 100 days" in w and "--authority" in w for w in certificate_lifetimes.warnings(fed))
-    place.authority.write_bytes(fed.authority.read_bytes())
-    (line,) = certificate_lifetimes.warnings(place)
-    assert "ask the coordinator for a new ca.crt" in line
-    code, said = cli("join", place.path, "--data", "nowhere.csv", "--target", "num")
-    assert code == 2
-    assert "ask the coordinator for a new ca.crt" in said
+def ends(place):
+    """When each certificate ends."""
+    found = certificate_lifetimes.certificates(place)
+    return {k: x509.load_pem_x509_certificate(v.read_bytes()).not_valid_after_utc for k, v in found.items()}
 
 
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own use of pathspec
-def test_a_service_renews_its_certificate_in_time(fed, monkeypatch):
-    running = service.Service(fed)
-    said = []
-    running.keep_certificate(said.append)
-    assert said == []
-    shortened(monkeypatch, fed, DAYS_AUTHORITY=100, DAYS_SERVER=10)
-    running.keep_certificate(said.append)
-    assert "a new one is in use" in said[0]
-    assert "authority expires in 100 days" in said[1]
-    assert 90 < certificate_lifetimes.days(fed)["service"] <= 100
-
-
-def test_a_renewal_that_was_cut_short_is_made_again(fed):
-    """A crash between the two files leaves a key that does not belong to the certificate."""
-    assert not certificate_lifetimes.keep(fed)
-    pki.make_server_certificate(fed.path / "ca", fed.path / "server" / "next", fed.host)
-    os.replace(fed.path / "server" / "next" / "server.key", fed.path / "server" / "server.key")
-    assert certificate_lifetimes.keep(fed)
-    assert trusted(fed, fed.authority) == "127.0.0.1"
-    assert not certificate_lifetimes.keep(fed)
+def test_what_ends_soon_is_said_in_time(flare, monkeypatch):
+    place = SiteFolder(flare.path / "sites" / "north")
+    assert certificate_lifetimes.warnings(flare) == certificate_lifetimes.warnings(place) == []
+    assert 3649 < certificate_lifetimes.days(flare)["authority"] <= 3650  # not FLARE's 360 days
+    monkeypatch.setattr(pki, "days_left", lambda path: 20.0)
+    said = certificate_lifetimes.warnings(flare)
+    assert [line.split(" expires")[0] for line in said] == [
+        f"the certificate of the {name}" for name in ("server", "administrator", "authority")
+    ]
+    assert said[0].endswith(f"expires in 20 days: fedcomposite federation renew {flare.path}")
+    assert certificate_lifetimes.warnings(place)[0].endswith("ask the coordinator for new ones")
 
 
 @pytest.mark.parametrize(("left", "said"), [(-3.0, "has expired"), (0.4, "expires today"), (29.6, "in 30 days")])
 def test_words_for_the_time_that_is_left(left, said):
-    (line,) = certificate_lifetimes._lines({"service": left}, Path("/fed"))
+    (line,) = certificate_lifetimes.lines({"server": left, "authority": 181.0})
     assert said in line
 
 
-def trusted(fed, authority):
-    """Whether the service's certificate is good under an authority's file, by a handshake in memory."""
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(authority))
-    server.load_cert_chain(fed.path / "server" / "server.pem", fed.path / "server" / "server.key")
-    ends = [ssl.MemoryBIO() for _ in range(2)]
-    one, other = (
-        client.wrap_bio(ends[0], ends[1], server_hostname="127.0.0.1"),
-        server.wrap_bio(ends[1], ends[0], server_side=True),
-    )
-    for _ in range(4):
-        for end in (one, other):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                end.do_handshake()
-    return one.getpeercert()["subject"][0][0][1]
-
-
-def test_renewal_is_good_under_the_old_and_the_new_authority(fed, tmp_path):
-    """Sites get the new ca.crt one after another; until then the old one still vouches for the service."""
-    old = tmp_path / "old.crt"
-    shutil.copy(fed.authority, old)
-    before = (fed.path / "server" / "server.key").read_bytes()
-    code, said = cli("renew", fed.path, "--authority", "--days", 90)
+def test_renewal_gives_everybody_new_certificates_under_the_same_authority(flare):
+    place = SiteFolder(flare.path / "sites" / "north")
+    files = {**certificate_lifetimes.certificates(flare), "site": certificate_lifetimes.certificates(place)["site"]}
+    before = {name: path.read_bytes() for name, path in files.items()}
+    code, said = cli("renew", flare.path)
     assert code == 0, said
-    assert "the service does not run" in said
-    assert "90 days" in said
-    assert (fed.path / "server" / "server.key").read_bytes() != before
-    assert os.stat(fed.path / "server" / "server.key").st_mode & 0o077 == 0
-    for name in SITES:
-        assert (fed.path / "sites" / name / "ca.crt").read_bytes() == fed.authority.read_bytes() != old.read_bytes()
-        assert f"carry to {name}" in said
-    assert trusted(fed, old) == trusted(fed, fed.authority) == "127.0.0.1"
-    other = FederationFolder.create(tmp_path / "other", "127.0.0.1", 0, ["a"])
-    with pytest.raises(ssl.SSLCertVerificationError):
-        trusted(fed, other.authority)
-
-
-def test_nothing_outlives_who_vouches_for_it(fed, monkeypatch):
-    shortened(monkeypatch, fed, DAYS_AUTHORITY=50)
-    certificate_lifetimes.renew(fed)
-    ends = [
-        x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-        for path in certificate_lifetimes.certificates(fed).values()
-        for p in certificate_lifetimes.certificates(fed).values()
-    ]
-    assert ends[0] <= ends[1] < datetime.now(UTC) + timedelta(days=51)
+    after = {name: path.read_bytes() for name, path in files.items()}
+    assert {name for name in files if before[name] == after[name]} == {"authority"}
+    assert "carry to north, in place of its flare" in said
+    authority = x509.load_pem_x509_certificate(after["authority"])
+    for name in ("server", "administrator", "site"):
+        x509.load_pem_x509_certificate(after[name]).verify_directly_issued_by(authority)
+    assert all(end <= ends(flare)["authority"] + timedelta(seconds=1) for end in ends(flare).values())
+    for key in flare.path.rglob("*.key"):
+        assert key.stat().st_mode & 0o077 == 0, key
 
 
 # -- units of systemd -------------------------------------------------------------------------------------------------
@@ -176,7 +108,7 @@ def read_unit(text):
 @pytest.mark.parametrize("form", ["user", "system"])
 def test_a_site_as_a_service(form, tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://me:50%25@proxy:3128")
-    fed = FederationFolder.create(tmp_path / "a fed of $HOME 100%", "127.0.0.1", 0, ["north"])
+    fed = FederationFolder.create(tmp_path / "a fed of $HOME 100%", "127.0.0.1", 0, ["north"], engine="local")
     place = fed.path / "sites" / "north"
     code, said = cli("join", place, "--data", "my data.csv", "--target", "num", "--service", form, "--log", "l/x.log")
     assert code == 0, said
@@ -205,10 +137,10 @@ def test_a_site_as_a_service(form, tmp_path, monkeypatch):
 
 
 def test_a_coordinator_as_a_service(fed):
-    code, said = cli("serve", fed.path, "--monitor", 9464, "--service", "system")
+    code, said = cli("serve", fed.path, "--service", "system")
     assert code == 0, said
     _, words = read_unit((fed.path / "fedcomposite-coordinator.service").read_text())
-    assert words[4:] == ["serve", str(fed.path), "--monitor", "9464"]
+    assert words[4:] == ["serve", str(fed.path)]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
@@ -259,7 +191,7 @@ def test_the_container_recipe(tmp_path):
     asked = re.search(r"'\.\[(.*?)\]'", dict(stages["build"])["RUN"]).group(1).split(",")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(asked) <= extras.keys()
-    assert "flower" in asked
+    assert "federation" in asked
     for name, first in (("coordinator", "serve"), ("site", "join")):
         last = dict(stages[name])
         user = last["USER"].split(":")
@@ -279,123 +211,24 @@ def test_commands_in_the_recipes_comments_exist():
     assert accepts(shlex.split(words)) == "join"
 
 
-# -- the page, health and metrics -------------------------------------------------------------------------------------
-
-EVIL = "<img src=x onerror=alert(1)>\"'\n\\" + 60 * "x"
+# -- what a job says of itself ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def watched(fed):
-    """A federation whose newest job has text of others in it."""
-    run = fed.runs / "heart"
+def analysed(fed):
+    """A federation whose newest job is an analysis."""
+    run = fed.runs / "heart-cv"
     run.mkdir(parents=True)
     (fed.state / "jobs").mkdir()
-    (fed.state / "jobs" / "a.json").write_text(
-        json.dumps({"name": "a", "out": str(run), "settings": {"secure": True}, "data": None})
-    )
-    status = {
-        "pid": os.getpid(),
-        "state": "running",
-        "round": 2,
-        "rounds": 9,
-        "missing": {"south": 35},
-        "message": EVIL,
-    }
-    (run / "status.json").write_text(json.dumps({**status, "message": EVIL}))
-    record = {"objective": 0.5, "bytes_up": 3e6, "bytes_down": 4e6, "epsilon": 1.25, "nonzeros": 3, "stationarity": 0.1}
-    lines = [json.dumps({"round": r, **record, "objective": 1 / (1 + r)}) for r in range(3)]
-    (run / "history.jsonl").write_text("\n".join(lines) + "\n" + '{"round": 3, "obj')
-    exchange = Mailbox(fed.spool)
-    exchange.register({n: (pki.read_public(fed.public_key(n)), i) for i, n in enumerate(SITES[:2])}, ["west"])
-    return fed, exchange
-
-
-def parse_metrics(text):
-    """Prometheus's text format, strictly: every sample has a HELP and a TYPE before it."""
-    found, typed = {}, set()
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            name, kind = line.split()[2:]
-            assert kind in ("gauge", "counter")
-            typed.add(name)
-        elif not line.startswith("# HELP "):
-            name, labels, value = re.fullmatch(r'([a-z_]+)(\{[a-z]+="(?:[^"\\\n]|\\[\\n"])*"\})? (\S+)', line).groups()
-            assert name in typed
-            found[name + (labels or "")] = float(value)
-    assert text.endswith("\n")
-    return found
-
-
-def test_metrics_are_prometheus_text(watched):
-    found = parse_metrics(monitor.metrics(monitor.snapshot(*watched)))
-    assert found["fedcomposite_up"] == 1
-    assert [found[f'fedcomposite_site_online{{site="{s}"}}'] for s in SITES] == [0, 0, 0]
-    assert found["fedcomposite_round"] == 2
-    assert found["fedcomposite_rounds"] == 9
-    assert found["fedcomposite_objective"] == pytest.approx(1 / 3)
-    assert found["fedcomposite_epsilon"] == 1.25
-    assert found['fedcomposite_missing_seconds{site="south"}'] == 35
-    assert found['fedcomposite_sent_bytes{way="up"}'] == 3e6
-    assert found['fedcomposite_job_state{state="running"}'] == 1
-    assert found['fedcomposite_certificate_days{of="service"}'] > 800
-    odd = {"sites": [{"site": EVIL, "state": "online", "silent": None}], "certificates": {},
-           "job": {"state": EVIL, "last": {"objective": float("inf")}}}  # fmt: skip
-    assert parse_metrics(monitor.metrics(odd))["fedcomposite_objective"] == float("inf")
-
-
-def test_without_prometheus_client_the_monitor_says_how_it_is_installed(watched, monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [(b"host", b"localhost:1")]}
-    asyncio.run(monitor.Monitor(*watched)(scope, None, send))
-    assert sent[0]["status"] == 501
-    assert b"fedcomposite[flower]" in sent[1]["body"]
-
-
-def test_a_snapshot_of_what_is_there(watched):
-    fed, exchange = watched
-    seen = monitor.snapshot(fed, exchange)
-    assert [s["state"] for s in seen["sites"]] == ["offline", "offline", "revoked"]
-    assert seen["job"]["curve"] == [[0, 1.0], [1, 0.5], [2, pytest.approx(1 / 3)]]
-    status = fed.runs / "heart" / "status.json"
-    status.write_text(status.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194304'))
-    assert monitor.snapshot(fed, exchange)["job"]["state"] == "gone"
-    status.write_text("{")
-    assert monitor.snapshot(fed, exchange)["job"] == {}
-    assert parse_metrics(monitor.metrics(monitor.snapshot(fed, exchange)))["fedcomposite_up"] == 1
-
-
-@pytest.fixture
-def analysed(watched):
-    """The newest job is an analysis."""
-    fed, exchange = watched
-    run = fed.runs / "heart-cv"
-    run.mkdir()
-    job = {"name": "b", "out": str(run), "kind": "cv", "settings": {}}
-    (fed.state / "jobs" / "b.json").write_text(json.dumps(job))
-    os.utime(fed.state / "jobs" / "a.json", (1, 1))
+    job = {"name": "a", "out": str(run), "kind": "cv", "settings": {}, "data": None}
+    (fed.state / "jobs" / "a.json").write_text(json.dumps(job))
     status = {"pid": os.getpid(), "state": "running", "kind": "cv", "missing": {"south": 7}, "exchanges": 41}
     (run / "status.json").write_text(json.dumps(status | {"fits": 11, "asked": "11 newton (fold)"}))
-    return fed, exchange
+    return fed
 
 
-def test_a_snapshot_of_an_analysis(analysed):
-    seen = monitor.snapshot(*analysed)
-    job = seen["job"]
-    assert (job["kind"], job["state"], job["exchanges"], job["fits"]) == ("cv", "running", 41, 11)
-    found = parse_metrics(monitor.metrics(seen))
-    assert found["fedcomposite_exchanges"] == 41
-    assert found['fedcomposite_missing_seconds{site="south"}'] == 7
-    assert "fedcomposite_round" not in found
-
-
-def test_the_status_of_an_analysis(analysed, monkeypatch):
-    fed, _ = analysed
-    monkeypatch.setattr("fedcomposite.cli.federation.require_service", lambda federation: {"sites": []})
+def test_the_status_of_an_analysis(analysed):
+    fed = analysed
     run = fed.runs / "heart-cv"
     with FolderLock(run):
         other = threading.Thread(target=lambda: said.append(cli("status", fed.path)))
@@ -407,141 +240,6 @@ def test_the_status_of_an_analysis(analysed, monkeypatch):
     job = json.loads(text)["job"]
     assert code == 0
     assert (job["kind"], job["exchanges"], job["state"]) == ("cv", 41, "gone (go on with --resume)")
-
-
-class _Tags(html.parser.HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.ids = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.ids += [v for k, v in attrs if k == "id"]
-
-
-def test_the_page_is_whole_and_asks_nobody_else():
-    tags = _Tags()
-    tags.feed(monitor_page.PAGE)
-    assert not [a for _, attrs in tags.tags for a in attrs if a in ("src", "href") or a.startswith("on")]
-    for name in set(re.findall(r'(?:at|say|rows)\("(\w+)"', monitor_page._SCRIPT)):
-        assert name in tags.ids
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|https?://", monitor_page._SCRIPT)
-    assert "default-src 'none'" in monitor_page.POLICY
-    for block in (monitor_page._SCRIPT, monitor_page._STYLE):
-        assert monitor_page._hash(block) in monitor_page.POLICY
-        assert f">{block}</" in monitor_page.PAGE
-
-
-NODE = """
-const elements = {};
-function made(tag) {
-  return {tag, children: [], attributes: {}, className: "", textContent: "",
-    appendChild(c) { this.children.push(c); }, replaceChildren() { this.children = []; },
-    setAttribute(k, v) { this.attributes[k] = v; }};
-}
-globalThis.document = {createElement: made, getElementById: id => elements[id] ??= made(id)};
-globalThis.setTimeout = () => {};
-globalThis.fetch = async () => ({json: async () => JSON.parse(process.env.SEEN)});
-(0, eval)(process.env.SCRIPT);
-setImmediate(() => setImmediate(() => process.stdout.write(JSON.stringify(elements))));
-"""
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-def test_the_pages_script_shows_text_as_text(watched):
-    """The script in a JavaScript engine, with elements that only remember what was done to them."""
-    seen = monitor._plain(monitor.snapshot(*watched))
-    seen["sites"][0] |= {"site": EVIL, "state": EVIL}
-    environment = {**os.environ, "SEEN": json.dumps(seen), "SCRIPT": monitor_page._SCRIPT}
-    got = subprocess.run(["node", "-e", NODE], capture_output=True, text=True, check=True, env=environment)
-    shown = json.loads(got.stdout)
-    first = shown["sites"]["children"][0]["children"]
-    assert [c["textContent"] for c in first[:2]] == [EVIL, EVIL]
-    assert first[1]["className"] == ""
-    cells = {row["children"][0]["textContent"]: row["children"][1]["textContent"] for row in shown["job"]["children"]}
-    assert cells["round"] == "2 of 9"
-    assert cells["waiting for"] == "south"
-    assert cells["message"] == EVIL
-    assert cells["sent by the sites"] == "3.00 MB"
-    assert cells["privacy budget used (epsilon)"] == "1.25"
-    assert len(shown["line"]["attributes"]["points"].split()) == 3
-    assert shown["when"]["textContent"].startswith("as of ")
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-def test_the_pages_script_shows_an_analysis(analysed):
-    seen = monitor._plain(monitor.snapshot(*analysed))
-    environment = {**os.environ, "SEEN": json.dumps(seen), "SCRIPT": monitor_page._SCRIPT}
-    got = subprocess.run(["node", "-e", NODE], capture_output=True, text=True, check=True, env=environment)
-    rows = json.loads(got.stdout)["job"]["children"]
-    cells = {row["children"][0]["textContent"]: row["children"][1]["textContent"] for row in rows}
-    assert (cells["kind"], cells["exchanges"], cells["asked"]) == ("cv", "41", "11 newton (fold)")
-    assert cells["waiting for"] == "south"
-    assert "round" not in cells
-
-
-@pytest.fixture
-def live(watched):
-    """A real service with its page."""
-    fed, _ = watched
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    running = Running(fed, "--monitor", str(port), "--log", str(fed.path / "serve-own.log"))
-    assert "serving on" in running.said(), running.said()
-    yield fed, f"http://127.0.0.1:{port}", running
-    running.stop()
-
-
-def test_the_service_is_watched_from_its_own_machine_only(live, monkeypatch):
-    fed, url, _ = live
-    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-    assert parse_metrics(httpx.get(f"{url}/metrics").text)["fedcomposite_round"] == 2
-    got = httpx.get(url)
-    assert got.text == monitor_page.PAGE
-    assert got.headers["content-security-policy"] == monitor_page.POLICY
-    for bad in (
-        httpx.get(f"{url}/status.json", headers={"host": "evil.example"}),
-        httpx.get(f"{url}/status.json", headers={"host": "evil.example:80"}),
-        httpx.post(f"{url}/status.json"),
-    ):
-        assert bad.status_code == 403
-        assert "heart" not in bad.text
-    assert httpx.get(f"{url}/fed").status_code == 404
-    with joined(fed, "north"):
-        online = until(lambda: [s for s in httpx.get(f"{url}/status.json").json()["sites"] if s["state"] == "online"])
-        assert [s["site"] for s in online] == ["north"]
-        outside = ssl.create_default_context(cafile=str(fed.authority))
-        for path in ("/metrics", "/status.json"):
-            assert httpx.get(f"https://{fed.address}{path}", verify=outside, trust_env=False).status_code == 403
-    before = ssl.get_server_certificate(("127.0.0.1", fed.port))
-    code, said = cli("renew", fed.path)  # a running service uses it at once
-    assert (code, "the service uses it" in said) == (0, True), said
-    assert ssl.get_server_certificate(("127.0.0.1", fed.port)) != before
-    pki.extend_authority(fed.path / "ca")
-    monkeypatch.setattr(certificate_lifetimes, "WARN", {"service": 1e4, "authority": 1e4})
-    code, said = cli("status", fed.path)
-    assert (code, said.count("the certificate of the")) == (0, 2), said
-    with joined(fed, "north"):
-        assert "x" in str(ask(fed, {"north": vectors(3)}))
-    assert "serving on" in (fed.path / "serve-own.log").read_text()
-
-
-def test_the_page_in_a_browser(live, browser):
-    """Live numbers, text of others as text, no other address, within the policy, on every screen."""
-    _, url, _ = live
-    for size, dark in ((DESKTOP, False), (PHONE, True)):
-        browser.open(url, size, dark=dark)
-        said = browser.until("return /as of/.test(document.body.innerText) && document.body.innerText")
-        assert "2 of 9" in said
-        assert "missing for 35 s" in said
-        assert "1.00000 after round 0, 0.333333 after round 2" in said
-        assert EVIL in browser.run("return [...document.querySelectorAll('td')].map(e => e.textContent)")
-        assert browser.run("return document.images.length") == 0
-        seen = browser.seen()
-        assert (seen["cut"], seen["wide"], browser.faint()) == ([], 0, [])
-        assert len(browser.one("#line").get_attribute("points").split()) == 3
-        assert browser.console() == []
-        assert {r.removeprefix(url) for r in browser.requests()} == {"/", "/status.json"}
 
 
 # -- logs -------------------------------------------------------------------------------------------------------------
@@ -594,119 +292,3 @@ def test_a_part_of_the_audit_log_that_was_changed_is_found(parted):
     part.write_text(part.read_text().replace("line", "lime", 1))
     with pytest.raises(AuditError, match=f"{part.name}, line"):
         Audit(folder, key).append({"what": "more"})
-
-
-# -- proxies ----------------------------------------------------------------------------------------------------------
-
-
-class ConnectProxy:
-    """A small proxy that knows CONNECT and nothing else; it takes down whom it connected to, and what passed."""
-
-    def __init__(self, impostor=None):
-        self.asked, self.passed, self._impostor = [], bytearray(), impostor
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self._sockets = [self._server]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                one, _ = self._server.accept()
-                self._sockets.append(one)
-                threading.Thread(target=self._serve, args=(one,), daemon=True).start()
-
-    def _serve(self, one):
-        with contextlib.suppress(OSError):
-            head = b""
-            while b"\r\n\r\n" not in head:
-                head += one.recv(4096)
-            method, target, _ = head.split(b" ", 2)
-            self.asked.append(head.decode())
-            if method != b"CONNECT":
-                one.sendall(b"HTTP/1.1 405 no\r\n\r\n")
-                return
-            if self._impostor is not None:  # as proxies do that want to read along
-                one.sendall(b"HTTP/1.1 200 ok\r\n\r\n")
-                self._impostor.wrap_socket(one, server_side=True).close()
-                return
-            host, _, port = target.decode().rpartition(":")
-            other = socket.create_connection((host, int(port)))
-            self._sockets.append(other)
-            one.sendall(b"HTTP/1.1 200 ok\r\n\r\n")
-            threading.Thread(target=self._pump, args=(other, one), daemon=True).start()
-            self._pump(one, other)
-
-    def _pump(self, source, sink):
-        with contextlib.suppress(OSError):
-            while block := source.recv(65536):
-                self.passed += block
-                sink.sendall(block)
-
-    def close(self):
-        for one in self._sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-
-def test_a_site_behind_a_proxy(live, monkeypatch):
-    """Orders and replies go through CONNECT, encrypted end to end; without the proxy there is no way."""
-    fed, _, _ = live
-    proxy = ConnectProxy()
-    try:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://me:secret@{proxy.address}")
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        place = SiteFolder(fed.path / "sites" / "south")
-        assert connection.reach(place.address, place.authority) == ""
-        with joined(fed, "south"):
-            got = ask(fed, {"south": vectors(50)})
-        assert str(got["south"]) == str(vectors(50))
-        assert all(line.startswith(f"CONNECT {fed.address} ") for line in proxy.asked)
-        assert len(proxy.asked) >= 2
-        assert "Proxy-Authorization: Basic" in proxy.asked[0]
-        assert b"south" not in bytes(proxy.passed)  # the site's name is in every request
-    finally:
-        proxy.close()
-    assert connection.reach(place.address, place.authority)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    assert connection.reach(place.address, place.authority) == ""
-
-
-def test_a_proxy_that_reads_along_is_an_impostor(fed, tmp_path, monkeypatch):
-    other = FederationFolder.create(tmp_path / "other", "127.0.0.1", 0, ["a"])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(other.path / "server" / "server.pem", other.path / "server" / "server.key")
-    proxy = ConnectProxy(context)
-    monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    try:
-        with pytest.raises(connection.RefusedError, match="may be an impostor"):
-            connection.reach(fed.address, fed.authority)
-    finally:
-        proxy.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "environment", "proxy"),
-    [
-        ("fed.example.org:9443", {}, None),
-        ("fed.example.org:9443", {"HTTPS_PROXY": "proxy:3128"}, "http://proxy:3128"),
-        ("fed.example.org:9443", {"https_proxy": "http://proxy:3128"}, "http://proxy:3128"),
-        ("fed.example.org:9443", {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".example.org"}, None),
-        ("[2001:db8::7]:9443", {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "2001:db8::7"}, None),
-        ("fed.example.org:9443", {"HTTP_PROXY": "http://proxy:3128"}, None),
-    ],
-)
-def test_which_proxy_is_used(address, environment, proxy, monkeypatch):
-    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert connection.proxy_for(address) == proxy
-
-
-def test_a_proxy_that_is_none_is_refused(monkeypatch):
-    monkeypatch.setenv("HTTPS_PROXY", "socks9://proxy")
-    with pytest.raises(connection.RefusedError, match="HTTPS_PROXY is not of the form"):
-        connection.proxy_for("fed.example.org:9443")

@@ -105,7 +105,6 @@ def test_the_laws_of_methods_hold_over_many_rounds(method):
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_federation_does_the_same(method, tmp_path):
-    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     from local_federation import LocalSites, federate, make_sites
 
     problem = small_problem(method)

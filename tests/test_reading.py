@@ -135,7 +135,6 @@ def test_experiments_name_columns_and_style(tmp_path):
 
 
 def test_sites_read_their_files_alike(tmp_path):
-    pytest.importorskip("flwr")
     from fedcomposite.federation.folders import FederationFolder, SiteFile, SiteFolder
     from fedcomposite.federation.site.enrolment import open_site
 
@@ -148,9 +147,13 @@ def test_sites_read_their_files_alike(tmp_path):
         "columns": {"size": "größe"},
     }
     limits = {"min_samples": 1, "min_batch": 1, "min_evaluation": 1}
-    file = SiteFile.model_validate({"site": {"name": "s", "address": "h:1"}, "data": section, "limits": limits})
+    file = SiteFile.model_validate(
+        {"site": {"name": "s", "engine": "local", "address": "h:1"}, "data": section, "limits": limits}
+    )
 
-    folder = SiteFolder(FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["s"]).path / "sites" / "s")
+    folder = SiteFolder(
+        FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, ["s"], engine="local").path / "sites" / "s"
+    )
     folder.file = file
     site = open_site(folder)
     assert site.silos.names == ("s",)
@@ -160,7 +163,6 @@ def test_sites_read_their_files_alike(tmp_path):
 
 def test_messages_name_sections_that_exist():
     """A section of site.toml that a message tells to edit is one that the template has."""
-    pytest.importorskip("flwr")
     from fedcomposite.federation import folders, shape
 
     assert "[data.columns]" in folders.SITE_TOML

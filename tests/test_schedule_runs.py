@@ -79,7 +79,6 @@ def test_it_goes_through_a_configuration(schedule, tmp_path):
 
 
 def test_a_federation_follows_it(tmp_path):
-    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     from local_federation import LocalSites, federate, make_sites
 
     method = scheduled("FedAvg")
@@ -126,7 +125,6 @@ def test_and_it_is_the_users_to_set_right(cli, tmp_path):
 
 
 def test_a_federation_names_the_round_as_well(tmp_path):
-    pytest.importorskip("flwr", reason="the extra [flower] is not installed")
     from local_federation import LocalSites, federate, make_sites
 
     from fedcomposite.federation.coordinator.delivery import FederationError

@@ -7,24 +7,20 @@ import os
 import pytest
 import tomli_w
 import torch
+from local_federation import L1, LocalSites, alone, federate, make_sites, method, opened, regularizer_of, write
+from secure_sites import make_keys, make_site, secure_sites, vault_of
 
 import fedcomposite as fc
 from fedcomposite import algorithms
 from fedcomposite.data import Silos
 from fedcomposite.experiments import Config
-from fedcomposite.runtime.simulator import simulate
-from fedcomposite.testing import small_problem
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from local_federation import L1, LocalSites, alone, federate, make_sites, method, opened, regularizer_of, write
-from secure_sites import make_keys, make_site, secure_sites, vault_of
-
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.runtime.protocol import Round
+from fedcomposite.runtime.simulator import simulate
+from fedcomposite.testing import small_problem
 
 SECURE = Settings(secure=True)
 SKIP = Settings("skip", secure=True, patience=0.0)

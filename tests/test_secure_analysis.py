@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 import tomli_w
 import torch
+from local_federation import LocalSites, make_sites, opened
+from secure_sites import make_keys, make_site, secure_sites, secure_tables
 
 import fedcomposite as fc
 from fedcomposite.analysis.score_bins import Cells
@@ -18,14 +20,6 @@ from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.data.queries import LevelCounts, Moments
 from fedcomposite.data.steps import Absent
 from fedcomposite.experiments import Config, RunFolder
-from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import ALL, HIGHEST, LOWEST, Rows, losses, newton, ranges_of, scores
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from local_federation import LocalSites, make_sites, opened
-from secure_sites import make_keys, make_site, secure_sites, secure_tables
-
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
@@ -39,6 +33,8 @@ from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.runtime import Driver
+from fedcomposite.runtime.protocol import ALL, HIGHEST, LOWEST, Rows, losses, newton, ranges_of, scores
 
 SECURE = Settings(secure=True)
 PLAIN = """
@@ -526,7 +522,7 @@ def test_a_run_learns_its_recipe_first(secure, messy, tmp_path):
     content = {**tomllib.loads(text), "run": {"rounds": 3, "stationarity_step": 0.1}}
     content["algorithm"] = {"name": "FedAvg", "local_steps": 2, "step": 0.05}
     content["regularizer"] = {"name": "Zero"}
-    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, [*files])
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, [*files], engine="local")
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(tomli_w.dumps(content))

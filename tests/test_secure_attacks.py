@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-
-from fedcomposite.data import Silos
-from fedcomposite.runtime.simulator import simulate
-from fedcomposite.testing import small_problem
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
 from local_federation import LocalSites, alone, federate, make_sites, method, opened, write
 from secure_sites import make_keys, make_site, secure_sites
 
 import fedcomposite as fc
+from fedcomposite.data import Silos
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
@@ -30,6 +24,8 @@ from fedcomposite.federation.secure.keys import bundle
 from fedcomposite.federation.secure.masking import Numbers
 from fedcomposite.federation.shape import parse
 from fedcomposite.runtime.protocol import Round
+from fedcomposite.runtime.simulator import simulate
+from fedcomposite.testing import small_problem
 
 WAIT = Settings(secure=True)
 SKIP = Settings("skip", secure=True, patience=0.0)

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from scipy import stats
-
-import fedcomposite as fc
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
 from local_federation import LocalSites, alone, federate, make_sites, opened, write
+from scipy import stats
 from secure_sites import make_keys, secure_sites
 
+import fedcomposite as fc
 from fedcomposite.experiments import ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings

@@ -9,12 +9,11 @@ import pytest
 import tomli_w
 import torch
 
-import fedcomposite as fc
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
 
 from parties import SITES, Parties, leave, model, records
 
+import fedcomposite as fc
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.folders import FederationFolder, SiteFolder
 from fedcomposite.federation.site.enrolment import make_request

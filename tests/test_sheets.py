@@ -309,7 +309,6 @@ def test_from_a_mess_to_an_answer_in_three_commands(cli, tmp_path, monkeypatch):
 
 
 def test_a_federation_takes_a_recipe_and_knows_units(tmp_path):
-    pytest.importorskip("flwr")
     from fedcomposite.federation.folders import FolderError
     from fedcomposite.federation.shape import parse as parse_order
     from fedcomposite.federation.site.enrolment import _in_units

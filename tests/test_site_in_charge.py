@@ -7,9 +7,6 @@ import stat
 import pandas as pd
 import pytest
 import torch
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
 from local_federation import L1, LocalSites, alone, federate, method, opened, write
 from secure_sites import make_keys
 from typer.testing import CliRunner
@@ -268,7 +265,7 @@ def test_a_site_whose_log_was_changed_answers_nothing(silos, tmp_path, key):
 def test_keys_are_made_at_the_site(tmp_path):
     """init makes no site's key; enrol does, at the site; admit takes the request, and the folder goes back."""
     fed = tmp_path / "fed"
-    assert "enrol FOLDER --name a" in command("init", fed, "--sites", "a,b", "--port", 0)
+    assert "enrol FOLDER --name a" in command("init", fed, "--sites", "a,b", "--port", 0, "--engine", "local")
     assert not list(fed.rglob("site.key"))
     assert FederationFolder(fed).permitted() == []
     for name in ("a", "b", "late"):
@@ -298,7 +295,7 @@ def test_keys_are_made_at_the_site(tmp_path):
 
 def test_requests_that_prove_nothing_are_refused(tmp_path):
     fed = tmp_path / "fed"
-    command("init", fed, "--sites", "a", "--port", 0)
+    command("init", fed, "--sites", "a", "--port", 0, "--engine", "local")
     command("enrol", tmp_path / "a", "--name", "a")
     request = tmp_path / "a" / "a.csr"
     text = request.read_text()
@@ -312,7 +309,7 @@ def test_requests_that_prove_nothing_are_refused(tmp_path):
 
 
 def test_the_commands_of_a_sites_people(silos, tmp_path):
-    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, list(silos.names))
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 9443, list(silos.names), engine="local")
     sites = []
     for i, name in enumerate(silos.names):
         place = fed.path / "sites" / name

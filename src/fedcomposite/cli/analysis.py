@@ -261,7 +261,7 @@ def _source(given: Mapping[str, Any], kept: Identity) -> AnalysisSource:
     if given["federation"] is not None:
         if given["overwrite"]:
             raise ConfigError("--overwrite cannot be given with --federation; give another --out")
-        made: AnalysisSource = load("federation", "fedcomposite.cli.federation_analysis:AtSites", "flower")(given, kept)
+        made: AnalysisSource = load("fedcomposite.cli.federation_analysis:AtSites")(given, kept)
         return made
     for name in sorted(_explicit() & {*_OF_SITES}):
         raise ConfigError(f"--{name.replace('_', '-')} is for the sites of a --federation")

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import subprocess
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +30,6 @@ from fedcomposite.cli.federation_jobs import (
     require_service,
     say,
     show,
-    tell_service,
 )
 from fedcomposite.cli.federation_site import add_site_commands
 from fedcomposite.experiments.locks import FolderLock
@@ -40,18 +37,18 @@ from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.jobs import Job
-from fedcomposite.federation.engines import certificate_lifetimes, flower, pki
-from fedcomposite.federation.engines.admin_socket import AdminSocketError
-from fedcomposite.federation.engines.apps import SITE
-from fedcomposite.federation.engines.connection import Connection, RefusedError, reach
-from fedcomposite.federation.engines.service import serve as serve_sites
-from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder, free_port
+from fedcomposite.federation.engines import certificate_lifetimes, pki, selection
+from fedcomposite.federation.engines.engine import EngineError
+from fedcomposite.federation.folders import EngineName, FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.site.enrolment import open_site
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.federation.systemd import write_unit
 
 federation_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A real federation, over Flower."
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A real federation, over NVIDIA FLARE or Flower.",
 )
 add_site_commands(federation_app)
 add_analysis_commands(federation_app)
@@ -60,12 +57,13 @@ UnitForm = Annotated[
     Literal["user", "system"] | None,
     typer.Option(help="Write a unit of systemd that runs this command, and start nothing."),
 ]
+Engine = Annotated[EngineName, typer.Option(help="What carries orders; 'local' is for sites on this machine.")]
 LogFile = Annotated[Path | None, typer.Option(help="Also write what is said to this file; old parts are numbered.")]
 LogSize = Annotated[float, typer.Option(min=0.001, help="Megabytes of that file; five older parts are kept.")]
 
 
 def _one_line() -> contextlib.AbstractContextManager[None]:
-    return reporting(failures=(FederationError, flower.EngineError, AdminSocketError, RefusedError))
+    return reporting(failures=(FederationError, EngineError))
 
 
 def _interruptible() -> None:
@@ -86,11 +84,14 @@ def init(
     keys: Annotated[
         bool, typer.Option("--keys", help="Also make the sites' private keys here, to be carried to them.")
     ] = False,
+    engine: Engine = "nvflare",
 ) -> None:
-    """Make a federation: authority, server certificate, order key; sites make their own keys (`enrol`)."""
+    """Make a federation: the engine's project, certificates and kits, the order key; sites make their own (`enrol`)."""
     with _one_line():
-        made = FederationFolder.create(folder, host, port, [s.strip() for s in sites.split(",")], keys)
-        out.print(f"written: {escape(str(folder))} for {made.host}:{made.port}")
+        made = FederationFolder.create(folder, host, port, [s.strip() for s in sites.split(",")], keys, engine)
+        out.print(f"written: {escape(str(folder))} for {made.reached}, over {engine}", highlight=False, soft_wrap=True)
+        for name, left in certificate_lifetimes.days(made).items():
+            out.print(f"  the certificate of the {name} is good for {left:.0f} days", highlight=False)
         for site in made.sites:
             if keys:
                 out.print(f"  carry to {site}: {escape(str(folder / 'sites' / site))}", highlight=False)
@@ -98,43 +99,36 @@ def init(
                 out.print(f"  at {site}: fedcomposite federation enrol FOLDER --name {site}", highlight=False)
         if not keys:
             out.print(f"then, for each request: fedcomposite federation admit {escape(str(folder))} REQUEST")
-        out.print(f"next: fedcomposite federation serve {escape(str(folder))}")
+        if engine != "local":
+            out.print(f"next: fedcomposite federation serve {escape(str(folder))}")
 
 
 @federation_app.command()
 def serve(
     folder: Federation,
-    stock: Annotated[
-        bool,
-        typer.Option("--stock", help="Also take sites that run Flower's own SuperNode; their signatures are weaker."),
-    ] = False,
-    monitor: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of a live page and metrics, for this machine only.")
-    ] = None,
     service: UnitForm = None,
     log: LogFile = None,
     log_mb: LogSize = 5.0,
 ) -> None:
-    """Coordinator: run the service (TLS, signed requests) until Ctrl-C."""
+    """Coordinator: run the engine's own server until Ctrl-C."""
     with _one_line():
+        _interruptible()
         federation = FederationFolder(folder)
         if service is not None:
-            arguments = _serve_arguments(federation.path, stock, monitor, log, log_mb)
+            arguments = ["serve", str(federation.path), *_logged(log, log_mb)]
             _install(service, "coordinator", federation.path, arguments, log)
             return
         log_to(log, log_mb)
-        flower.check_version()
-        assert federation.order_key  # refused here, not when somebody waits for the first order
         with FolderLock(federation.state):
+            for line in certificate_lifetimes.warnings(federation):
+                say(line)
             names = ", ".join(federation.permitted()) or "nobody yet"
-
-            def ready() -> None:
-                say(f"serving on {federation.bind} port {federation.port} for {names}; Ctrl-C stops")
-                if monitor is not None:
-                    say(f"live page: http://127.0.0.1:{monitor}")
-
-            serve_sites(federation, ready, stock, monitor=monitor, log=say)
-            say("stopping")
+            try:
+                selection.serve(
+                    federation, lambda: say(f"serving on port {federation.port} for {names}; Ctrl-C stops"), say
+                )
+            except KeyboardInterrupt:
+                say("stopping")
 
 
 @federation_app.command()
@@ -142,8 +136,8 @@ def join(
     folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's enrolment folder.")],
     data: Annotated[Path | None, typer.Option(help="The site's data: .csv, .parquet or .npz.")] = None,
     target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    stock: Annotated[
-        bool, typer.Option("--stock", help="Use Flower's own SuperNode: slower, and it runs code that bundles bring.")
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Only answer: the engine's own client is run by others on this machine.")
     ] = False,
     service: UnitForm = None,
     log: LogFile = None,
@@ -154,7 +148,7 @@ def join(
         _interruptible()
         place = SiteFolder(folder)
         if service is not None:
-            arguments = _join_arguments(place.path, data, target, stock, log, log_mb)
+            arguments = [*_join_arguments(place.path, data, target, log, log_mb), *["--beside"] * beside]
             _install(service, place.name, place.path, arguments, log)
             return
         log_to(log, log_mb)
@@ -166,39 +160,11 @@ def join(
         else:
             count = math.prod(site.silos.features.shape[1:])
             show(site.silos.summary(), f"{place.name}: {count} features; this stays here")
-        told = ""
-        while reason := reach(place.address, place.authority):
-            if reason != told:
-                say(f"{reason}; trying until it is there")
-                told = reason
-            time.sleep(1.0)
-        if stock:
-            _join_stock(place, data, target)
-            return
         with FolderLock(place.state):
             try:
-                Connection(site, place.address, place.authority, place.key, place.coordinator, say).serve()
+                selection.join(place, site, say, beside=beside)
             except KeyboardInterrupt:
                 say(f"{place.name} has left")
-
-
-def _join_stock(place: SiteFolder, data: Path | None, target: str | None) -> None:
-    if data is not None or target is not None:
-        raise FolderError(f"--stock starts processes of its own: give file and target in {place.path / 'site.toml'}")
-    say("Flower's own SuperNode runs whatever code a bundle brings: only for a coordinator you trust")
-    command = [
-        str(Path(sys.executable).parent / "flower-supernode"), "--superlink", place.address,
-        "--root-certificates", str(place.authority), "--auth-supernode-private-key", str(place.key),
-        "--host", "127.0.0.1", "--port", str(free_port()),
-    ]  # fmt: skip
-    environment = flower.environment(place.state / "flwr", {SITE: str(place.path)})
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        process.wait()
-    except KeyboardInterrupt:
-        say(f"{place.name} has left")
-    finally:
-        demonstration.stop(process)
 
 
 @federation_app.command()
@@ -237,20 +203,13 @@ def status(folder: Federation, as_json: AsJson = False) -> None:
     """Show the sites (online, last seen) and what the newest job is doing."""
     with _one_line(), results(as_json) as found:
         federation = FederationFolder(folder)
-        seen = {s["site"]: s for s in require_service(federation)["sites"]}
-        rows = [_site_row(name, seen.get(name), name in federation.revoked()) for name in federation.sites]
-        found |= {"service": federation.address, "sites": rows, "job": None}
-        show(pd.DataFrame(rows), f"service at {federation.address}")
+        require_service(federation)
+        seen = selection.seen(federation)
+        rows = [_site_row(name, seen, name in federation.revoked()) for name in federation.sites]
+        found |= {"engine": federation.engine, "address": federation.reached, "sites": rows, "job": None}
+        show(pd.DataFrame(rows), f"{federation.engine} at {federation.reached}")
         for line in certificate_lifetimes.warnings(federation):
             out.print(line, style="red", highlight=False, soft_wrap=True)
-        for name, one in seen.items():
-            for at, old, new in one["taken_over"][-3:]:
-                out.print(
-                    f"{name}: a second process came with its key at {_clock(at)} from {new}, while one from {old} was "
-                    f"connected; if the site did not start it, the key was stolen: fedcomposite federation rekey "
-                    f"{federation.path} {name}",
-                    style="red", highlight=False,
-                )  # fmt: skip
         jobs = sorted((federation.state / "jobs").glob("*.json"), key=lambda p: p.stat().st_mtime)
         if not jobs:
             out.print("no job yet")
@@ -267,16 +226,9 @@ def status(folder: Federation, as_json: AsJson = False) -> None:
         out.print(line + (f", waiting for {missing}" if missing else ""), highlight=False)
 
 
-def _clock(at: float) -> str:
-    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" if at else ""
-
-
-def _site_row(name: str, seen: dict[str, Any] | None, revoked: bool) -> dict[str, str]:
-    if seen is None:
-        return {"site": name, "status": "revoked" if revoked else "unknown", "address": "", "since": "", "left": ""}
-    state = "online" if seen["online"] else ("silent" if seen["address"] else "offline")
-    since, left = _clock(seen["opened"]), _clock(seen["left"])
-    return {"site": name, "status": state, "address": seen["address"], "since": since, "left": left}
+def _site_row(name: str, seen: dict[str, str] | None, revoked: bool) -> dict[str, str]:
+    state = "revoked" if revoked else "unknown" if seen is None else "online" if name in seen else "offline"
+    return {"site": name, "status": state, "last heard": (seen or {}).get(name, "")}
 
 
 Site = Annotated[str, typer.Argument(metavar="SITE", help="Its name.")]
@@ -288,7 +240,7 @@ def revoke(folder: Federation, site: Site) -> None:
     with _one_line():
         federation = FederationFolder(folder)
         federation.revoke(site)
-        tell_service(federation)
+        selection.tell(federation)
         out.print(f"{site} is revoked")
 
 
@@ -298,7 +250,7 @@ def reinstate(folder: Federation, site: Site) -> None:
     with _one_line():
         federation = FederationFolder(folder)
         federation.reinstate(site)
-        tell_service(federation)
+        selection.tell(federation)
         out.print(f"{site} may take part again")
 
 
@@ -308,7 +260,6 @@ def add_site(folder: Federation, site: Site) -> None:
     with _one_line():
         federation = FederationFolder(folder)
         made = federation.add_site(site)
-        tell_service(federation)
         out.print(f"  carry to {site}: {escape(str(made))}", highlight=False)
 
 
@@ -323,7 +274,6 @@ def admit(
         federation = FederationFolder(folder)
         name, public = pki.read_request(request)
         made = federation.admit(name, public, replace)
-        tell_service(federation)
         shown = pki.fingerprint(pki.read_public(federation.public_key(name)))
         out.print(f"{name} is admitted; its key is {shown}: compare it with {name}'s people", highlight=False)
         out.print(f"  carry to {name}, beside its site.key: {escape(str(made))}", highlight=False)
@@ -334,11 +284,10 @@ def admit(
 
 @federation_app.command()
 def rekey(folder: Federation, site: Site) -> None:
-    """Give a site a new key; the old one is no longer accepted."""
+    """Give a site a new key; what is signed with the old one is no longer accepted."""
     with _one_line():
         federation = FederationFolder(folder)
         made = federation.rekey(site)
-        tell_service(federation)
         out.print(f"  carry to {site}, in place of its site.key: {escape(str(made / 'site.key'))}", highlight=False)
 
 
@@ -359,11 +308,11 @@ def demo(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 30,
     secure: Secure = False,
+    engine: Engine = "nvflare",
 ) -> None:
-    """Everything on this machine: four hospitals, TLS and keys, one sparse model, compared with the simulator."""
+    """Everything on this machine: four hospitals, keys and an engine, one sparse model, compared with the simulator."""
     with _one_line(), contextlib.ExitStack() as stack:
         _interruptible()
-        flower.check_version()
         place = folder or Path(f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}")
         if place.exists() and any(place.iterdir()):
             raise FolderError(f"{place}: already holds files")
@@ -371,10 +320,10 @@ def demo(
         sites = demonstration.write_hospitals(place / "data")
         config = place / "config.toml"
         config.write_text(demonstration.CONFIG.format(rounds=rounds), encoding="utf-8")
-        federation = FederationFolder.create(place / "fed", "127.0.0.1", 0, sites)
+        federation = FederationFolder.create(place / "fed", "127.0.0.1", 0, sites, engine=engine)
         demonstration.write_limits(federation.path / "sites", secure)
-        say(f"{place}: keys and certificates made; starting the service and {len(sites)} sites")
-        parties = [("serve", "serving", ["serve", str(federation.path)])]
+        say(f"{place}: keys and certificates made; starting {len(sites)} sites over {engine}")
+        parties = [] if engine == "local" else [("serve", "serving", ["serve", str(federation.path)])]
         for site in sites:
             data = str(place / "data" / f"{site}.csv")
             command = ["join", str(federation.path / "sites" / site), "--data", data, "--target", "num"]
@@ -388,6 +337,8 @@ def demo(
         say("all sites are connected" + (", and answer in secure sums only" if secure else ""))
         run_folder = begin(federation, str(config), None, place / "run", Settings(secure=secure))
         conduct(federation, run_folder, {})
+        for _, _, process in started:  # all at once: each takes its time
+            process.send_signal(signal.SIGINT)
         stack.close()
         difference = demonstration.compare_with_simulation(place, config, run_folder)
         seconds = time.monotonic() - began
@@ -398,25 +349,17 @@ def demo(
 
 
 @federation_app.command()
-def renew(
-    folder: Federation,
-    authority: Annotated[
-        bool, typer.Option("--authority", help="Also the authority's; its new ca.crt is carried to the sites.")
-    ] = False,
-    days: Annotated[int, typer.Option(min=1, help="For how long the service's is good.")] = pki.DAYS_SERVER,
-) -> None:
-    """Coordinator: make new certificates; a running service uses them at once."""
-    with reporting():
+def renew(folder: Federation) -> None:
+    """Coordinator: make new certificates for all parties; the sites' new kits are carried to them."""
+    with _one_line():
         federation = FederationFolder(folder)
-        before = pki.days_left(federation.authority)
-        carried = certificate_lifetimes.renew(federation, days, authority=authority)
-        used = tell_service(federation)
+        carried = certificate_lifetimes.renew(federation)
         for name, left in certificate_lifetimes.days(federation).items():
             out.print(f"the certificate of the {name} is good for {left:.0f} days", highlight=False)
         for path in carried:
-            out.print(f"  carry to {path.parent.name}, in place of its ca.crt, within {max(0.0, before):.0f} days: "
-                      f"{escape(str(path))}", highlight=False, soft_wrap=True)  # fmt: skip
-        out.print("the service uses it" if used else "the service does not run; it uses it when it starts")
+            out.print(f"  carry to {path.parent.name}, in place of its {path.name}: {escape(str(path))}",
+                      highlight=False, soft_wrap=True)  # fmt: skip
+        out.print("the server uses its own when it starts again: restart `fedcomposite federation serve`")
 
 
 def _install(form: Literal["user", "system"], name: str, folder: Path, arguments: list[str], log: Path | None) -> None:
@@ -432,16 +375,8 @@ def _logged(log: Path | None, log_mb: float) -> list[str]:
     return [] if log is None else ["--log", str(log.absolute()), "--log-mb", f"{log_mb:g}"]
 
 
-def _serve_arguments(folder: Path, stock: bool, monitor: int | None, log: Path | None, log_mb: float) -> list[str]:
-    """The words of a `serve` command, whatever folder it is started in."""
-    watched = [] if monitor is None else ["--monitor", str(monitor)]
-    return ["serve", str(folder), *["--stock"] * stock, *watched, *_logged(log, log_mb)]
-
-
-def _join_arguments(
-    folder: Path, data: Path | None, target: str | None, stock: bool, log: Path | None, log_mb: float
-) -> list[str]:
+def _join_arguments(folder: Path, data: Path | None, target: str | None, log: Path | None, log_mb: float) -> list[str]:
     """The words of a `join` command, whatever folder it is started in."""
     given = [] if data is None else ["--data", str(data.absolute())]
     given += [] if target is None else ["--target", target]
-    return ["join", str(folder), *given, *["--stock"] * stock, *_logged(log, log_mb)]
+    return ["join", str(folder), *given, *_logged(log, log_mb)]

@@ -47,8 +47,8 @@ from fedcomposite.federation.coordinator.delivery import Delivery, FederationErr
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
 from fedcomposite.federation.coordinator.jobs import Diary, Job, followed
 from fedcomposite.federation.coordinator.plans import PLANS
-from fedcomposite.federation.engines.admin_socket import AdminSocketError
-from fedcomposite.federation.engines.grid import ServiceEngine
+from fedcomposite.federation.engines.engine import EngineError
+from fedcomposite.federation.engines.selection import open_engine
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.files import write_atomic
@@ -89,7 +89,7 @@ def _with_federation(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _one_line() -> contextlib.AbstractContextManager[None]:
-    return reporting(failures=(FederationError, AdminSocketError))
+    return reporting(failures=(FederationError, EngineError))
 
 
 # -- asking -----------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def inquiry(
     """
     require_service(federation)
     name = job or uuid.uuid4().hex[:16]
-    with contextlib.closing(ServiceEngine(federation, name)) as engine:
+    with contextlib.closing(open_engine(federation, name, log)) as engine:
         taking_part = list(sites) or federation.sites
         if settings.policy == "skip" and not sites:
             taking_part = Delivery(engine, federation.permitted, settings, log, stop).present(federation.permitted())
@@ -148,7 +148,7 @@ class AtSites:
     """The sites of a federation: see :class:`fedcomposite.cli.analysis.AnalysisSource`."""
 
     most = None  # what a site was asked once it is not asked again
-    failures = FederationError, AdminSocketError
+    failures = FederationError, EngineError
 
     def __init__(self, given: Mapping[str, Any], kept: Identity) -> None:
         self._federation, self._kept = FederationFolder(given["federation"]), kept

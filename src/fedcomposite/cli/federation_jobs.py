@@ -25,8 +25,8 @@ from fedcomposite.experiments.toml import locate, read_text
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import target_of
 from fedcomposite.federation.coordinator.jobs import Job, carry_out
-from fedcomposite.federation.engines.admin_socket import AdminClient, AdminSocketError
-from fedcomposite.federation.engines.grid import ServiceEngine
+from fedcomposite.federation.engines import selection
+from fedcomposite.federation.engines.selection import open_engine
 from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.logs import Rotating
 from fedcomposite.federation.shape import parse, write
@@ -113,29 +113,10 @@ def keep(federation: FederationFolder, job: Job) -> None:
     federation.job(job.name).write_text(job.model_dump_json(), encoding="utf-8")
 
 
-def require_service(federation: FederationFolder) -> dict[str, Any]:
-    """What the coordinator's service says about itself; an error without it."""
-    try:
-        counter = AdminClient(federation.state)
-        try:
-            return counter.ask("status")
-        finally:
-            counter.close()
-    except AdminSocketError as error:
-        raise FederationError(f"{error}; is `fedcomposite federation serve` running?") from None
-
-
-def tell_service(federation: FederationFolder) -> bool:
-    """Have the service read the list of sites again; false if it does not run, since it reads it when it starts."""
-    try:
-        counter = AdminClient(federation.state)
-        try:
-            counter.ask("reload")
-        finally:
-            counter.close()
-    except AdminSocketError:
-        return False
-    return True
+def require_service(federation: FederationFolder) -> None:
+    """An error where the engine's server does not run."""
+    if reason := selection.unreachable(federation):
+        raise FederationError(reason)
 
 
 class Interrupt:
@@ -165,7 +146,7 @@ def conduct(federation: FederationFolder, place: RunFolder, told: dict[str, Any]
     hint = f"go on with: fedcomposite federation run {federation.path} --resume {place.path}"
     rounds = parse(place.config.read_text(encoding="utf-8"), "config.toml").run.rounds
     try:
-        with Interrupt() as interrupt, contextlib.closing(ServiceEngine(federation, job)) as engine:
+        with Interrupt() as interrupt, contextlib.closing(open_engine(federation, job, say)) as engine:
             carry_out(engine, federation, job, say, _Shown(rounds), lambda: interrupt.asked)
     except StepError:
         raise  # the experiment has to be changed, so there is nothing to go on with

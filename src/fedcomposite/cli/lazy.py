@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Iterator, MutableMapping
 from typing import Any, NamedTuple
 
@@ -10,8 +10,6 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
-
-from fedcomposite._faults import UserError
 
 
 class LazyCommand(NamedTuple):
@@ -21,10 +19,6 @@ class LazyCommand(NamedTuple):
     """``module:name`` of its function, or of its group of commands."""
     help: str
     """The first paragraph of its documentation."""
-    extra: str = ""
-    """The extra that it is installed with, if any."""
-    package: str = ""
-    """What that extra brings."""
 
 
 class CommandTable(MutableMapping[str, click.Command]):
@@ -53,8 +47,8 @@ class CommandTable(MutableMapping[str, click.Command]):
 
 
 def _load(name: str, entry: LazyCommand) -> click.Command:
-    """Import a command; one whose extra is not installed says how it is."""
-    found = load(name, entry.place, entry.extra)
+    """Import a command."""
+    found = load(entry.place)
     if isinstance(found, typer.Typer):
         group = get_command(found)
         group.name = name
@@ -64,16 +58,10 @@ def _load(name: str, entry: LazyCommand) -> click.Command:
     return get_command(alone)
 
 
-def load(name: str, place: str, extra: str = "") -> Any:
-    """What lies at ``module:name``; where its extra is not installed, the error says how it is."""
+def load(place: str) -> Any:
+    """What lies at ``module:name``."""
     module, _, attribute = place.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as missing:
-        package = str(missing.name).partition(".")[0]
-        if not extra or package == "fedcomposite":
-            raise
-        raise UserError(f"a {name} needs the package {package!r}: pip install 'fedcomposite[{extra}]'") from None
+    return getattr(importlib.import_module(module), attribute)
 
 
 class LazyGroup(TyperGroup):
@@ -91,20 +79,5 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the help of a group with the same words and empty commands."""
-        shown: list[click.Command] = [TyperCommand(k, help=_said(v)) for k, v in self.entries.items()]
+        shown: list[click.Command] = [TyperCommand(k, help=v.help) for k, v in self.entries.items()]
         TyperGroup(name=self.name, commands=shown, params=self.params, help=self.help).format_help(ctx, formatter)
-
-
-def _said(entry: LazyCommand) -> str:
-    """What a command is for, and what it lacks."""
-    if not entry.package or _installed(entry.package):
-        return entry.help
-    return f"{entry.help} Not installed: pip install 'fedcomposite\\[{entry.extra}]'"
-
-
-def _installed(package: str) -> bool:
-    """Whether a package could be imported, without importing it."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # it is marked as missing
-        return False

@@ -4,7 +4,7 @@
 ``site/``          who may ask what of a site
 ``secure/``        sums that nobody can open
 ``coordinator/``   jobs, checks of what sites claim, the transports that turn requests into orders
-``engines/``       what carries messages between machines
+``engines/``       what carries bytes between machines: NVIDIA FLARE, Flower, or one machine's sockets
 ``orders``         what a coordinator asks of a site and what a site answers, as plain checked data
 ``wire``           tuples of tensors as messages, with strict checks on arrival
 ``shape``          the problem without data: what all sites must agree on

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: four hospitals as processes of their own, with TLS and keys."""
+"""A whole federation on one machine: an engine's server and four hospitals as processes of their own."""
 
 from __future__ import annotations
 

@@ -1,18 +1,20 @@
 """Folders: the federation's at the coordinator, and the one that each site receives.
 
 ====================  ===============================================================================================
-federation.toml       host, port and the sites in their order (site i is client i)
-ca/                   the authority: ``ca.crt``, ``ca.key``
-server/               ``server.pem``, ``server.key``; ``orders.key``, with which orders are signed
+federation.toml       engine, host, port and the sites in their order (site i is client i)
+orders.key            the key with which orders are signed
 keys/NAME.pub         the sites' public keys
 sites/NAME/           an enrolment folder, to be carried to the site
-state/                the service's socket and spool, the sites' node numbers, who is revoked, jobs
+flare/                NVIDIA FLARE's project file, its authority and certificates, the server's and the
+                      administrator's kits
+flower/               Flower's certificates, where that is the engine
+state/                sockets, logs and stores of the engine, who is revoked, jobs
 runs/                 run folders
 ====================  ===============================================================================================
 
-An enrolment folder has ``ca.crt``, ``coordinator.pub``, ``site.toml``, a README, and in ``peers/`` the public keys of
-the other sites. ``site.key`` is made at the site, or here if that was asked for (and then to be deleted here); at the
-site ``state/`` is added.
+An enrolment folder has ``coordinator.pub``, ``site.toml``, a README, in ``peers/`` the public keys of the other sites,
+and what the engine needs: ``flare/``, FLARE's startup kit, or ``ca.crt`` of Flower's server. ``site.key`` is made at
+the site, or here if that was asked for (and then to be deleted here); at the site ``state/`` is added.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import socket
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,12 +36,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedcomposite._validation import UserError, suggest
 from fedcomposite.data.spec import Recoding
 from fedcomposite.data.steps import Unit
-from fedcomposite.federation.engines import pki
+from fedcomposite.federation.engines import nvflare_kits, pki
+from fedcomposite.federation.engines.engine import check_installed
 from fedcomposite.federation.site.approval import Approval
 from fedcomposite.federation.site.site import Limits
-from fedcomposite.federation.templates import README, SITE_TOML
+from fedcomposite.federation.templates import EXTRAS, README, SITE_TOML
 from fedcomposite.files import write_atomic
 
+EngineName = Literal["nvflare", "flower", "local"]
+"""What carries orders: NVIDIA FLARE, Flower, or nothing but this machine."""
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -51,6 +58,7 @@ class _Section(BaseModel):
 
 
 class _Federation(_Section):
+    engine: EngineName
     host: str
     port: int = Field(ge=1, le=65535)
     sites: list[str]
@@ -58,7 +66,10 @@ class _Federation(_Section):
 
 class _Site(_Section):
     name: str
+    engine: EngineName
     address: str
+    device: str = "cpu"
+    """Where rounds are computed."""
 
 
 class DataSection(_Section):
@@ -124,20 +135,25 @@ class FederationFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         content: _FederationFile = _read(self.path / "federation.toml", _FederationFile)
-        self.host, self.port, self.sites = (
+        self.engine, self.host, self.port, self.sites = (
+            content.federation.engine,
             content.federation.host,
             content.federation.port,
             content.federation.sites,
         )
         self.state, self.runs = self.path / "state", self.path / "runs"
-        self.authority = self.path / "ca" / "ca.crt"
-        self.spool = self.state / "spool"
 
     @classmethod
     def create(
-        cls, path: str | Path, host: str, port: int, sites: Sequence[str], keys: bool = True
+        cls,
+        path: str | Path,
+        host: str,
+        port: int,
+        sites: Sequence[str],
+        keys: bool = True,
+        engine: EngineName = "nvflare",
     ) -> FederationFolder:
-        """Make an authority, certificates, and with ``keys`` the sites' keys in their folders; port 0 takes a free one.
+        """Make what the engine needs, and with ``keys`` the sites' keys in their folders; port 0 takes a free one.
 
         Without, every site makes its own and is admitted by its request.
         """
@@ -145,35 +161,70 @@ class FederationFolder:
         check_names(sites)
         if path.exists() and any(path.iterdir()):
             raise FolderError(f"{path}: already holds files")
+        check_installed(engine)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         port = port or free_port()
-        pki.make_authority(path / "ca")
-        pki.make_server_certificate(path / "ca", path / "server", host)
-        pki.make_order_key(path / "server" / "orders.key")
+        pki.make_order_key(path / "orders.key")
         (path / "keys").mkdir()
-        _write_federation(path, host, port, sites)
+        _write_federation(path, engine, host, port, sites)
         made = cls(path)
         made.state.mkdir(mode=0o700)
+        if engine == "flower":
+            pki.make_authority(path / "flower")
+            pki.make_server_certificate(path / "flower", path / "flower", host)
         for name in sites if keys else []:
             made._enrol(name)
+        made.equip()
         return made
+
+    def equip(self, fresh: bool = False) -> list[Path]:
+        """Give every party that has none its part of the engine; ``fresh`` gives all of them new certificates.
+
+        Returns the folders that are to be carried to sites.
+        """
+        if self.engine != "nvflare":
+            return []
+        place = self.path / "flare"
+        nvflare_kits.write_project(place, self.host, self.port, self.sites)
+        if fresh:
+            nvflare_kits.forget_certificates(place)
+        kits, carried = nvflare_kits.provision(place), []
+        for owner, target in {nvflare_kits.SERVER: place / "server", nvflare_kits.ADMIN: place / "admin"}.items():
+            nvflare_kits.carry(kits[owner], target)
+        nvflare_kits.harden(place / "server", self.state / "flare")
+        for name in self.sites:
+            target = self.path / "sites" / name / "flare"
+            if self.public_key(name).exists() and (fresh or not target.exists()):
+                nvflare_kits.carry(kits[name], target)
+                nvflare_kits.harden(target)
+                carried.append(target)
+        shutil.rmtree(kits[nvflare_kits.SERVER].parent)
+        return carried
 
     def _enrol(self, name: str, public: bytes | None = None) -> Path:
         """Write a site's enrolment folder, with a new key unless the site has one; what is in site.toml stays."""
         folder, coordinator = self.path / "sites" / name, pki.public_part(self.order_key)
-        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         (folder / "site.key").unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         if public is None:
             public = pki.make_site_key(folder / "site.key")
-        (folder / "ca.crt").write_bytes(self.authority.read_bytes())
         (folder / "coordinator.pub").write_bytes(coordinator)
+        if self.engine == "flower":
+            (folder / "ca.crt").write_bytes((self.path / "flower" / "ca.crt").read_bytes())
+        words = {"name": name, "address": self.reached, "engine": self.engine, "extra": EXTRAS[self.engine]}
         if not (folder / "site.toml").exists():
-            (folder / "site.toml").write_text(SITE_TOML.format(name=name, address=address), encoding="utf-8")
-        (folder / "README.md").write_text(README.format(name=name, address=address), encoding="utf-8")
+            (folder / "site.toml").write_text(SITE_TOML.format(**words), encoding="utf-8")
+        (folder / "README.md").write_text(README.format(**words), encoding="utf-8")
         write_atomic(self.public_key(name), public + b"\n")
         self._introduce(name)
         return folder
+
+    @property
+    def reached(self) -> str:
+        """Where sites reach the coordinator: an address, or a folder of this machine."""
+        if self.engine == "local":
+            return str(self.state / "sites")
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def _introduce(self, name: str) -> None:
         """Put a site's public key into the others' folders, and theirs into its: with these they know each other."""
@@ -193,7 +244,8 @@ class FederationFolder:
         folder = self._enrol(name, public)
         if name not in self.sites:
             self.sites = [*self.sites, name]
-            _write_federation(self.path, self.host, self.port, self.sites)
+            _write_federation(self.path, self.engine, self.host, self.port, self.sites)
+        self.equip()
         return folder
 
     def add_site(self, name: str) -> Path:
@@ -201,7 +253,8 @@ class FederationFolder:
         check_names([*self.sites, name])
         folder = self._enrol(name)
         self.sites = [*self.sites, name]
-        _write_federation(self.path, self.host, self.port, self.sites)
+        _write_federation(self.path, self.engine, self.host, self.port, self.sites)
+        self.equip()
         return folder
 
     def rekey(self, name: str) -> Path:
@@ -212,17 +265,11 @@ class FederationFolder:
     @property
     def order_key(self) -> Path:
         """The key with which orders are signed."""
-        key = self.path / "server" / "orders.key"
-        if not key.is_file():
-            raise FolderError(
-                f"{self.path}: has no key for orders, as in folders of older versions; make one with: "
-                f"fedcomposite federation rotate {self.path}"
-            )
-        return key
+        return self.path / "orders.key"
 
     def rotate(self) -> list[Path]:
         """A new key for orders; returns the sites' new ``coordinator.pub``, to be carried to them."""
-        fresh = self.path / "server" / "orders.new"
+        fresh = self.path / "orders.new"
         fresh.unlink(missing_ok=True)
         pki.make_order_key(fresh)
         folders = [self.path / "sites" / name for name in self.sites]
@@ -235,18 +282,17 @@ class FederationFolder:
     @property
     def address(self) -> str:
         """Where this machine reaches the service."""
-        host = self.host if _is_loopback(self.host) else ("::1" if self.bind == "::" else "127.0.0.1")
+        host = self.host if _is_loopback(self.host) else "127.0.0.1"
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
-    @property
-    def bind(self) -> str:
-        """The interface on which the service listens: all of the host's family, both for a name."""
-        if _is_loopback(self.host):
-            return "127.0.0.1" if self.host == "localhost" else self.host
+    def answers(self) -> bool:
+        """Whether somebody answers at the engine's port, seen from this machine."""
+        host, port = self.address.rsplit(":", 1)
         try:
-            return "::" if ipaddress.ip_address(self.host).version == 6 else "0.0.0.0"
-        except ValueError:
-            return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+            socket.create_connection((host.strip("[]"), int(port)), 2.0).close()
+        except OSError:
+            return False
+        return True
 
     def public_key(self, site: str) -> Path:
         """The file with a site's public key."""
@@ -291,11 +337,11 @@ class SiteFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         self.file: SiteFile = _read(self.path / "site.toml", SiteFile)
-        self.name, self.address = self.file.site.name, self.file.site.address
-        self.authority, self.key = self.path / "ca.crt", self.path / "site.key"
-        self.coordinator = self.path / "coordinator.pub"
+        self.name, self.address, self.engine = self.file.site.name, self.file.site.address, self.file.site.engine
+        self.key, self.coordinator = self.path / "site.key", self.path / "coordinator.pub"
         self.state = self.path / "state"
-        for path in (self.authority, self.key, self.coordinator):
+        needed = {"nvflare": ["flare/startup/client.key"], "flower": ["ca.crt"], "local": []}[self.engine]
+        for path in (self.key, self.coordinator, *(self.path / name for name in needed)):
             if not path.is_file():
                 hint = "; ask the coordinator for it (its command is: federation rotate)" * (path == self.coordinator)
                 raise FolderError(f"{path}: missing from the enrolment folder{hint}")
@@ -315,8 +361,8 @@ def check_names(sites: Sequence[str]) -> None:
         raise FolderError("the sites must have different names, and there must be at least one")
 
 
-def _write_federation(path: Path, host: str, port: int, sites: Sequence[str]) -> None:
-    content = {"federation": {"host": host, "port": port, "sites": list(sites)}}
+def _write_federation(path: Path, engine: EngineName, host: str, port: int, sites: Sequence[str]) -> None:
+    content = {"federation": {"engine": engine, "host": host, "port": port, "sites": list(sites)}}
     write_atomic(path / "federation.toml", tomli_w.dumps(content).encode())
 
 

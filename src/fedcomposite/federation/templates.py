@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+EXTRAS = {"nvflare": "[federation]", "flower": "[flower]", "local": ""}
+"""What is installed with the package for an engine."""
+
 README = """\
 # Enrolment of {name}
 
 This folder lets {name} take part in a federation. `site.key` is its private key, made by `federation enrol` on the
-site's own machine: keep it there, readable by one account only. `ca.crt` is the authority that vouches for the
-coordinator at {address}, and `coordinator.pub` is the key with which it signs its orders. `peers/` holds the public
-keys of the other sites; compare them with those sites (`fedcomposite federation peers .`), since secure sums are as
-good as these keys. `site.toml` holds your data's columns and your limits.
+site's own machine: keep it there, readable by one account only. `coordinator.pub` is the key with which the
+coordinator at {address} signs its orders. `peers/` holds the public keys of the other sites; compare them with those
+sites (`fedcomposite federation peers .`), since secure sums are as good as these keys. `site.toml` holds your data's
+columns and your limits. What carries orders and reports is {engine}; its own files are beside this one.
 
-    pip install 'fedcomposite[flower]'
+    pip install 'fedcomposite{extra}'
     fedcomposite federation join . --data patients.csv --target num
 
-Nothing listens on this machine; it connects to {address} over TLS. Samples never leave. To leave the federation, stop
-the command and delete this folder.
+Nothing listens on this machine's network; it connects outwards. Samples never leave. To leave the federation, stop the
+command and delete this folder.
 """
 
 SITE_TOML = """\
 # {name}: edit freely; this file stays at the site.
 [site]
 name = "{name}"
+engine = "{engine}"
 address = "{address}"
+# device = "cuda"              # where rounds are computed; refused where there is none
 
 [data]
 # file = "patients.csv"        # .csv, .parquet, .npz or .svm; or give --data

@@ -7,6 +7,5 @@
 ``delivery``            sending to sites that come and go: waiting, skipping, refusing
 ``claims``              what a site says, held against what can be
 ``jobs``                one experiment from its run folder to its end
-``monitor``             what the coordinator's machine may see: ``monitor_page``, health, metrics
 ======================  ============================================================================================
 """

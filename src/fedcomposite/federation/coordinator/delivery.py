@@ -107,6 +107,8 @@ class Delivery:
         """The sites that are there now, or come within the patience of "skip"."""
         ends = time.monotonic() + self.settings.patience
         while True:
+            if not self.engine.settled():
+                ends = time.monotonic() + self.settings.patience
             permitted, online = self.permitted(), self.engine.present()
             here = [site for site in sites if site in permitted and site in online]
             if len(here) == len(sites) or time.monotonic() > ends:
@@ -142,7 +144,7 @@ class _Exchange(Generic[T]):
         self.pending, self.answers = dict(requests), dict[str, T]()
         self._sent: dict[str, _Sent] = {}
         self._not_before: dict[str, float] = {}
-        self._began = self._told = time.monotonic()
+        self._began = self._told = self._settled = time.monotonic()
         self._look, self._permitted, self._online = 0.0, post.permitted(), post.engine.present()
 
     @property
@@ -219,13 +221,16 @@ class _Exchange(Generic[T]):
     def lose_patience(self, now: float) -> None:
         """Name the missing sites, and go on without them or give up when it is time."""
         post, waited = self._post, now - self._began
+        if self.policy == "skip" and waited < self._post.settings.give_up and not post.engine.settled():
+            self._settled = now  # an engine that starts, or is lost itself, says nothing about sites
+        patient = now - self._settled
         away = [p for p in self.pending if p not in self._sent]
         post.missing = {p: waited for p in (away if waited < post.settings.patience else self.pending)}
         if self.policy == "skip":
-            if waited > 1.0 or self.answers:
+            if patient > 1.0 or self.answers:
                 for name in [p for p in away if p in post.absent]:
                     del self.pending[name]
-            if waited > post.settings.patience:
+            if patient > post.settings.patience:
                 for name in self.pending:
                     post.log(f"going on without {name}, missing for {waited:.0f} s")
                 post.absent |= set(self.pending)

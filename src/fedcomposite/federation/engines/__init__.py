@@ -1,15 +1,19 @@
-"""What carries messages between machines: the service of the coordinator, the sites' connections, keys, signatures.
+"""What carries bytes between machines: NVIDIA FLARE, Flower, or the sockets of one machine.
 
 ==========================  ========================================================================================
-``engine``                  what a run asks of an engine; ``local``: sites on this machine, without a network
-``service``                 the coordinator's process: one port for sites (TLS), one socket for its owner
-``mailbox``                 sessions, orders on their way, replies that have arrived
-``site_api``                what the network may ask; ``connection_limit``: connections are few and short for strangers
-``admin_socket``            what the owner's account may ask
-``connection``              a site's long-lived connection
-``grid``                    a run's way to its sites
-``pki``, ``signing``        certificates and keys; signed requests and orders; ``certificate_lifetimes`` renews them
-``superlink``, ``flower``   Flower's SuperLink in memory (uses internals; version-checked), Flower as a program
-``apps``, ``bundle``        the entry points that Flower's own SuperNode starts, and the bundle, which holds no code
+``engine``                  what a run asks of an engine; ``selection``: the one that a folder names
+``dispatch``                a run's signed orders on their way, and what has become of them
+``relayed_dispatch``        the same over relays, which connect to the run's socket; ``relaying``: a relay
+``answering``               a site's own process: ``answer(bytes) -> bytes`` at a socket
+``sealing``, ``signing``    orders signed by the coordinator, reports by their site; ``pki``: keys and certificates
+``sockets``, ``processes``  programs of one account: frames between them; engines' programs below a party's, ``watched``
+``nvflare``                 a run over FLARE; ``nvflare_parties``: its server and client; ``nvflare_kits``: their kits
+``nvflare_job``             what FLARE runs: relays at the server and at a site
+``flower``                  a run over Flower, its SuperLink and SuperNode; ``flower_apps``: what Flower runs
+``local_processes``         sites of this machine as processes, ``local`` in this one
+``certificate_lifetimes``   what ends soon, and renewal
 ==========================  ========================================================================================
+
+No type of an engine leaves this room. The modules that engines' own processes load (``sockets``, ``relaying``,
+``nvflare_job``, ``flower_apps``, ``watched``) need neither PyTorch nor NumPy.
 """

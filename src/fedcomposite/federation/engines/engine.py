@@ -5,12 +5,27 @@ At a site the other half is one function, ``answer(bytes) -> bytes``. What the b
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 
 class EngineError(RuntimeError):
     """An engine that is missing, cannot be started, or refused a command; says what to do."""
+
+
+_NEEDS = {"nvflare": ("nvflare", "NVIDIA FLARE", "federation"), "flower": ("flwr", "Flower", "flower")}
+
+
+def check_installed(engine: str) -> None:
+    """Refuse an engine whose package is not installed."""
+    package, name, extra = _NEEDS.get(engine, ("json", "", ""))
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # it is marked as missing
+        found = None
+    if found is None:
+        raise EngineError(f"this federation needs {name}: pip install 'fedcomposite[{extra}]' (or use --engine local)")
 
 
 class Reply(NamedTuple):
@@ -29,6 +44,9 @@ class Engine(Protocol):
 
     def present(self) -> Mapping[str, str]:
         """The sites that are there now, and each one's session, which is another after the site was restarted."""
+
+    def settled(self) -> bool:
+        """Whether whoever can be there has had the time to: not while the engine itself starts, or is lost."""
 
     def push(self, orders: Mapping[str, bytes]) -> Mapping[str, str]:
         """Send each site its order; the orders' names, by site."""

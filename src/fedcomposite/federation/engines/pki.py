@@ -1,7 +1,7 @@
-"""Keys and certificates: a private authority, the server's certificate, a key pair per site and one for orders.
+"""Keys and certificates: a key pair per site and one for orders; an authority and a certificate for Flower's server.
 
-The authority signs only the server's certificate; sites are known by their public keys, which are registered with the
-server, and know the coordinator's by their enrolment. Private keys are born with owner-only permissions.
+Sites are known by their public keys, which are registered with the coordinator, and know the coordinator's by their
+enrolment. (FLARE makes its certificates itself.) Private keys are born with owner-only permissions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcomposite._validation import UserError
-from fedcomposite.files import write_atomic
 
 DAYS_AUTHORITY, DAYS_SERVER = 3650, 825
 """For how long certificates are good."""
@@ -33,7 +32,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def _key() -> ec.EllipticCurvePrivateKey:
-    # P-256: a site signs every request, and larger curves are ten times slower to check.
+    # P-256: every order and report is signed, and larger curves are ten times slower to check.
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -94,12 +93,6 @@ def _vouch(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
         .sign(key, hashes.SHA256())
     )
     return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def extend_authority(folder: Path) -> None:
-    """A new ``ca.crt`` with the same name and key; what the old one vouches for, the new one does as well."""
-    old = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    write_atomic(folder / "ca.crt", _vouch(read_private(folder / "ca.key"), _common(old)))
 
 
 def _common(certificate: x509.Certificate) -> str:
@@ -203,6 +196,12 @@ def read_public(path: Path) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f"{path}: not an elliptic-curve key")
     return key
+
+
+def common_name(path: Path) -> str:
+    """Whose certificate this is."""
+    subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
+    return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def days_left(path: Path) -> float:

@@ -82,7 +82,7 @@ class StateStore:
         wanted = {k: (tuple(v.shape), v.dtype) for k, v in like._asdict().items()}
         if wanted != {k: (tuple(v.shape), v.dtype) for k, v in tensors.items()}:
             raise LostStateError(f"{path.name} has other vectors than this method's state")
-        return type(like)(**{k: tensors[k] for k in like._fields})
+        return type(like)(**{k: tensors[k].to(getattr(like, k).device) for k in like._fields})
 
     def forget(self) -> None:
         """Remove every state; the site's ledger and its secret stay."""

@@ -72,7 +72,21 @@ def _own(folder: SiteFolder) -> dict[str, Any]:
         "vault": MaskKeys(folder.name, limits, key, peers),
         "approvals": Approvals(folder.state, folder.file.approval),
         "audit": Audit(folder.state, key, pki.fingerprint(pki.read_public(folder.coordinator))),
+        "device": _device(folder),
     }
+
+
+def _device(folder: SiteFolder) -> str:
+    """Where rounds are computed; a device that this machine lacks is refused, never replaced."""
+    device = folder.file.site.device
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FolderError(
+            f"{folder.path / 'site.toml'}: [site] device = {device!r} cannot be used here: {reason}"
+        ) from None
+    return device
 
 
 def _newcomers(folder: SiteFolder, source: TableFile, target: str | None = None) -> Newcomers:

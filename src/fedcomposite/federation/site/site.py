@@ -85,7 +85,7 @@ class Site:
     """One party: its samples, its limits, its memory.
 
     ``classes`` are the labels that its targets may have, where it has declared them; ``log`` receives one line per
-    thing worth telling the site's own people.
+    thing worth telling the site's own people; ``device`` is where rounds are computed (analyses and noise: the CPU).
     """
 
     def __init__(
@@ -101,7 +101,9 @@ class Site:
         approvals: Approvals | None = None,
         audit: Audit | None = None,
         newcomers: Newcomers | None = None,
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.name, self.silos, self.store, self.limits, self._log = name, silos, store, limits or Limits(), log
         if len(silos) != 1:
             raise DataError(f"{name}: a site holds one silo, these are {len(silos)}")
@@ -229,8 +231,8 @@ class Site:
         """Carry out a round, an evaluation, or both."""
         job = self._job(order, shape, config)
         given = self._given(order, job, request)
-        report, vectors = self._timed(order, job, given)
-        return Worked(given, report, vectors, job.problem.measures)
+        report, vectors = self._timed(order, job, {k: v.to(job.start.device) for k, v in given.items()})
+        return Worked(given, report, {k: v.cpu() for k, v in vectors.items()}, job.problem.measures)
 
     def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         """Answer queries about the samples as a table, or questions about them."""
@@ -322,7 +324,8 @@ class Site:
         silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
         problem = self._problem(config, shape, silos)
         algorithm = config.make_algorithm(config.specs[0], None)
-        smooth = problem.smooth(config.dtype)
+        where = self.device if config.privacy is None else "cpu"  # noise is drawn by the system, in memory
+        smooth = problem.smooth(config.dtype, where)
         if isinstance(smooth, Linear) and self._account.query(order, config) is None:
             minimum_counts.check_features(self.limits, silos, shape.names)
         smooth.check_batches(config.run.batch_size, silos)

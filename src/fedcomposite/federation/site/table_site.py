@@ -61,8 +61,9 @@ class TableSite(Site):
         approvals: Approvals | None = None,
         audit: Audit | None = None,
         newcomers: Newcomers | None = None,
+        device: str = "cpu",
     ) -> None:
-        self.newcomers = newcomers
+        self.newcomers, self.device = newcomers, device
         self.name, self.store, self.limits, self._log = name, store, limits or Limits(), log
         self._source, self._classes, self._vault = source, classes, vault or MaskKeys(name, self.limits)
         self._approvals, self._audit = approvals, audit
@@ -193,7 +194,7 @@ class TableSite(Site):
             self._check_labels(learned.target, silos, kept)
             made = _Prepared(
                 self._source.digest, kept, self.name, silos, self.store, self.limits, self._log, self._classes,
-                vault=self._vault, approvals=self._approvals, newcomers=self.newcomers,
+                vault=self._vault, approvals=self._approvals, newcomers=self.newcomers, device=self.device,
             )  # fmt: skip
             self._prepared = order.recipe, made
             self._number()

@@ -1,0 +1,164 @@
+"""A run over NVIDIA FLARE: it has FLARE start jobs that relay its orders, and starts others when they are lost.
+
+A job has the sites that were there when it began. A site that comes later, or again, gets a job of its own beside the
+first; a job or a server that is lost is begun anew when FLARE is there again. The run only sees sites come and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedcomposite.federation.engines import pki
+from fedcomposite.federation.engines.engine import EngineError, check_installed
+from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
+from fedcomposite.federation.engines.sockets import place
+from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.wire import clean
+
+_LOOK = 1.0  # seconds between two looks at FLARE
+_AGAIN = 5.0  # seconds before a site that a job has lost gets another one
+_START = 60.0  # seconds for a job to start
+_ADAPTER = "fedcomposite.federation.engines.nvflare_job."
+
+
+def relay_socket(federation: FederationFolder, job: str) -> Path:
+    """Where a run waits for the relays of its jobs."""
+    return place(federation.state / "relays", job)
+
+
+@contextlib.contextmanager
+def administration(federation: FederationFolder, timeout: float = 5.0) -> Iterator[Any]:
+    """A session with FLARE's server, as the coordinator."""
+    made = _connect(federation, timeout)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(Exception):
+            made.close()
+
+
+def _connect(federation: FederationFolder, timeout: float) -> Any:
+    check_installed("nvflare")
+    from nvflare.fuel.flare_api.flare_api import Session
+
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters is said in our own words
+    try:
+        kit = federation.path / "flare" / "admin"
+        made = Session(pki.common_name(kit / "startup" / "client.crt"), str(kit))
+        made.api._print_hci = lambda line: None  # it speaks to a person at FLARE's console
+        made.try_connect(timeout)
+        return made
+    except Exception as error:  # FLARE has many
+        raise EngineError(
+            f"FLARE's server at {federation.address} does not answer ({clean(error, 80) or type(error).__name__})"
+        ) from None
+
+
+def seen(federation: FederationFolder) -> dict[str, str]:
+    """The sites that FLARE's server has, and when each was last heard."""
+    with administration(federation) as session:
+        found = session.get_system_info().client_info
+    return {one.name: f"{datetime.fromtimestamp(float(one.last_connect_time)):%Y-%m-%d %H:%M:%S}" for one in found}
+
+
+class NvflareEngine(RelayedDispatch):
+    """FLARE as a run's engine."""
+
+    def __init__(self, federation: FederationFolder, job: str, log: Callable[[str], None]) -> None:
+        super().__init__(federation, relay_socket(federation, job))
+        self._job, self._log, self._over = job, log, threading.Event()
+        self._begun: dict[str, tuple[list[str], float]] = {}  # jobs that are to start: their sites, and since when
+        self._tried: dict[str, float] = {}  # when a site was last given a job
+        self._lost = self._settled = False
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Let the jobs end: their relays see that the run is over."""
+        self._over.set()
+        super().close()
+        self._keeper.join(10.0)
+
+    def settled(self) -> bool:
+        """Whether every site that FLARE has is in a job, or cannot be."""
+        return self._settled and not self._lost
+
+    def _keep(self) -> None:
+        """See to it that every site that FLARE has is in a job of this run."""
+        session = None
+        while not self._over.is_set():
+            try:
+                session = session or _connect(self._federation, 5.0)
+                if self._lost:
+                    self._log("FLARE's server is back")
+                    self._lost = False
+                self._look(session)
+            except Exception as error:  # whatever FLARE raises, it is asked again
+                if not self._lost:
+                    self._log(f"FLARE does not answer ({clean(error, 120) or type(error).__name__}); asking again")
+                self._lost = True
+                if session is not None:
+                    with contextlib.suppress(Exception):
+                        session.close()
+                session = None
+            self._over.wait(_LOOK)
+        if session is not None:
+            for name in self._begun:
+                with contextlib.suppress(Exception):
+                    session.abort_job(name)
+            with contextlib.suppress(Exception):
+                session.close()
+
+    def _look(self, session: Any) -> None:
+        now = time.monotonic()
+        self._begun = {k: v for k, v in self._begun.items() if k not in self.relayed() and self._starts(session, k, v)}
+        online = {one.name for one in session.get_system_info().client_info} & set(self._federation.permitted())
+        away = [site for site in self._federation.permitted() if site in online and site not in self.present()]
+        starting = {site for sites, _ in self._begun.values() for site in sites}
+        waited = {site: now - self._tried.get(site, -_START) for site in away if site not in starting}
+        if wanted := [site for site, seconds in waited.items() if seconds >= _AGAIN]:
+            self._begun[self._submit(session, wanted)] = wanted, now
+            self._tried |= dict.fromkeys(wanted, now)
+        self._settled = not starting and all(seconds >= _START for seconds in waited.values())
+
+    def _starts(self, session: Any, name: str, begun: tuple[list[str], float]) -> bool:
+        """Whether a job that has no relay yet may still get one."""
+        try:
+            status = str(session.get_job_meta(name).get("status", ""))
+        except Exception as error:
+            if "connect" in type(error).__name__.lower():
+                raise
+            return False  # a server that was started anew does not know it
+        if time.monotonic() - begun[1] < _START:
+            return not status.startswith(("FINISHED", "FAILED"))
+        with contextlib.suppress(Exception):
+            session.abort_job(name)
+        return False
+
+    def _submit(self, session: Any, sites: Sequence[str]) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            return str(session.submit_job(str(write_job(Path(folder), self._job, sites))))
+
+
+def write_job(folder: Path, job: str, sites: Sequence[str]) -> Path:
+    """The job as FLARE takes it: names of installed classes, and nothing else."""
+    place = folder / f"fedcomposite-{job}"
+    config = place / "app" / "config"
+    config.mkdir(parents=True)
+    meta = {"name": place.name, "resource_spec": {}, "deploy_map": {"app": ["server", *sites]}, "min_clients": 1}
+    server = {"workflows": [{"id": "relay", "path": f"{_ADAPTER}ServerRelay", "args": {"job": job}}], "components": []}
+    site = {"executors": [{"tasks": ["*"], "executor": {"path": f"{_ADAPTER}SiteRelay", "args": {}}}], "components": []}
+    files = {place / "meta.json": meta, config / "config_fed_server.json": {"format_version": 2, **server},
+             config / "config_fed_client.json": {"format_version": 2, **site}}  # fmt: skip
+    for path, content in files.items():
+        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return place

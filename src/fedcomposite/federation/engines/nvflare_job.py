@@ -1,0 +1,91 @@
+"""What NVIDIA FLARE runs: the job that carries orders, at its server and at the sites.
+
+Nothing of it travels: a job names these classes, which are installed with the package, and sites allow no others. In
+the server's job process :class:`ServerRelay` connects to the run's socket; in a site's job process :class:`SiteRelay`
+asks at the socket of ``federation join``. Neither can read or sign anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import ReturnCode, Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from fedcomposite.federation.engines import sockets
+from fedcomposite.federation.engines.relaying import Relay
+
+FEDERATION, SITE = "FEDCOMPOSITE_FEDERATION", "FEDCOMPOSITE_SITE"
+"""Variables that name the folder of ``serve`` and of ``join`` to what FLARE starts."""
+TOPIC = "fedcomposite"
+_SESSION, _ORDER = 5.0, 86400.0  # seconds for an answer
+
+
+def relay_socket(state: Path, job: str) -> Path:
+    """Where a run waits for the relays of its jobs."""
+    return sockets.place(state / "relays", job)
+
+
+class ServerRelay(Controller):  # type: ignore[misc]
+    """In the server's job process: carries orders between a run's socket and the sites of the job."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__()
+        if not re.fullmatch("[0-9a-z-]{1,64}", job):
+            raise ValueError("not a job's name")
+        self._job = job
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is prepared."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is left."""
+
+    def process_result_of_unknown_task(self, *args: Any) -> None:
+        """There are no tasks."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Relay until the run has ended or the job is aborted."""
+        engine, path = fl_ctx.get_engine(), relay_socket(Path(os.environ[FEDERATION]) / "state", self._job)
+
+        def ask(site: str, order: bytes | None) -> tuple[str, bytes | None] | None:
+            request, limit = Shareable({} if order is None else {"order": order}), _SESSION if order is None else _ORDER
+            got = engine.send_aux_request([site], TOPIC, request, limit, fl_ctx, optional=True).get(site)
+            if got is None or got.get_return_code() != ReturnCode.OK:
+                return None
+            return got["session"], got.get("report")
+
+        try:
+            relay = Relay(path, sorted(c.name for c in engine.get_clients()), ask, fl_ctx.get_job_id())
+        except OSError:
+            self.log_info(fl_ctx, "the run that asked for this job is gone")
+            return
+        relay.run(lambda: bool(abort_signal.triggered))
+
+
+class SiteRelay(Executor):  # type: ignore[misc]
+    """In a site's job process: asks at the socket of the site's own process."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Take orders from the start of the job."""
+        if event_type == EventType.START_RUN:
+            fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._handle)
+
+    def _handle(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        try:
+            path = sockets.place(Path(os.environ[SITE]) / "state" / "socket", sockets.SITE_SOCKET)
+            made = sockets.ask_site(path, request.get("order"))
+        except OSError:
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        return Shareable({"session": made.session, "report": made.report})
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """There are no tasks."""
+        return make_reply(ReturnCode.TASK_UNKNOWN)

@@ -1,0 +1,86 @@
+"""Between a run and an engine: orders come over the run's socket and go to sites by whatever the engine has.
+
+The relay is the only part that an engine's server runs. It holds no key and no data: what it carries is signed, and it
+ends when the run does. ``ask(site, order)`` is the engine's way: a site's session and report, or None.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcomposite.federation.engines.sockets import Channel
+
+Ask = Callable[[str, bytes | None], tuple[str, bytes | None] | None]
+"""Asks a site for its session, or to carry out an order; nothing if it does not answer."""
+MISSES = 3
+"""Looks in a row that a site may miss before it counts as gone."""
+
+
+def start(work: Callable[..., None], *given: Any) -> None:
+    """Do something in a thread that holds nobody up, however long it takes."""
+    threading.Thread(target=work, args=given, daemon=True).start()
+
+
+class Relay:
+    """One job's relay, from its first look at the sites until the run or the job is over."""
+
+    def __init__(self, path: Path, sites: Sequence[str], ask: Ask, name: str = "") -> None:
+        self._sites, self._ask, self._over = list(sites), ask, threading.Event()
+        self._channel = Channel.to(path)
+        self._channel.send({"what": "relay", "name": name})
+
+    def run(self, stop: Callable[[], bool] = lambda: False, every: float = 2.0) -> None:
+        """Carry orders until the run has ended, or ``stop()`` says so between two looks."""
+        start(self._read)
+        for site in self._sites:
+            start(self._watch, site, every)
+        while not self._over.wait(0.5):
+            if stop():
+                self._over.set()
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                head, body = self._channel.receive()
+                start(self._carry, str(head["site"]), str(head["order"]), body)
+        except (OSError, KeyError):  # the run is over
+            self._over.set()
+
+    def _say(self, head: dict[str, Any], body: bytes = b"") -> None:
+        try:
+            self._channel.send(head, body)
+        except OSError:
+            self._over.set()
+
+    def _watch(self, site: str, every: float) -> None:
+        """Look whether a site is there, and say what has changed."""
+        session, missed = "", 0
+        while True:
+            found = self._asked(site, None)
+            missed = 0 if found is not None else missed + 1
+            if found is not None and found[0] != session:
+                session = found[0]
+                self._say({"what": "came", "site": site, "session": session})
+            elif missed == MISSES and session:
+                session = ""
+                self._say({"what": "left", "site": site})
+            if self._over.wait(every if session and not missed else 0.3):
+                return
+
+    def _carry(self, site: str, order: str, body: bytes) -> None:
+        found = self._asked(site, body) if site in self._sites else None
+        if found is None or found[1] is None:
+            why = "the site does not answer" if found is None else "the site was started anew"
+            self._say({"what": "lost", "order": order, "why": why})
+        else:
+            self._say({"what": "report", "order": order}, found[1])
+
+    def _asked(self, site: str, order: bytes | None) -> tuple[str, bytes | None] | None:
+        try:
+            return self._ask(site, order)
+        except Exception:  # whatever an engine comes up with, the site did not answer
+            return None
