@@ -544,6 +544,26 @@ def test_histograms_of_one_edge_tell_no_single_value(consortium):
     assert not one_edge(consortium({"drop": ["kind"]}), "age", ages.min() - 1, ages.max() + 1)
 
 
+def hinges(asking, at):
+    """Sums of a spline's term with its knots close around a number: a hinge there."""
+    asking.plan, found = {}, []
+    for v in at:
+        steps = [Spline(knots={"age": [v - 1e-4, v, v + 1e-4]})]
+        found.append(asking.ask([Moments(columns=["age spline 1"], steps=steps)])[0][0]["sum"][0])
+    return np.array(found)
+
+
+def test_knots_that_move_past_patients_are_counted(consortium):
+    """The second difference of the sums is how many patients are between."""
+    recipe, ages = {"drop": ["kind"], "splines": {"age": 3}}, frame_of("a")["age"].to_numpy()
+    at = np.linspace(np.quantile(ages, 0.3), np.quantile(ages, 0.6), 60)
+    second = np.diff(hinges(consortium(recipe, min_count=1), at), 2)
+    there = np.array([((ages > low) & (ages < high)).any() for low, high in zip(at, at[2:], strict=False)])
+    assert ((second > 1e-6 * second.max()) == there).all()
+    with pytest.raises(FederationError, match="the knots of 'age' were chosen in 10 ways already"):
+        hinges(consortium(recipe), at)
+
+
 def test_other_levels_are_asked_of_categories(consortium):
     """Products of columns have as many levels as there are patients."""
     recipe = {"one_hot": ["kind"], "interactions": [["age", "dose"]]}

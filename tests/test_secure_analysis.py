@@ -406,7 +406,6 @@ FEW = "over some of the sites"
         ({}, losses(AT[None], Rows("site", 1, held=True)), FEW),
         ({}, losses(AT[None], Rows("sites", 1, 4)), FEW),
         ({}, scores(AT, AT[:1], "test"), "one site alone"),
-        ({}, newton(AT + 1e40, OFF, ALL), "range of a secure sum of 4 sites"),
     ],
 )
 def test_what_is_refused_before_anything_is_masked(limits, request_, reason, silos, tmp_path, monkeypatch):

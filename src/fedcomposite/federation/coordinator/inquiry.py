@@ -237,8 +237,8 @@ class Inquiry:
             orders, block, lambda site, content: self._possible(requests, wire.unpack(content, expected))
         )
         each = [[_sums(one, i) for one in found] for i in range(len(requests))]
-        for one, sums in zip(requests, each, strict=True):
-            self._familiar(one, sums)
+        for one, answers in zip(requests, each, strict=True):
+            self._familiar(one, answers)
         return [e if one.by_site else added(e) for one, e in zip(requests, each, strict=True)]
 
     @staticmethod

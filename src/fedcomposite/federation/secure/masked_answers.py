@@ -10,6 +10,7 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Secure, Shape
 from fedcomposite.federation.secure import encoding
+from fedcomposite.federation.secure.encoding import width_of
 from fedcomposite.federation.secure.keys import MaskKeys, alike, place, stale
 from fedcomposite.federation.secure.masking import Numbers, seal
 from fedcomposite.federation.site.ledger import Ledger
@@ -124,8 +125,7 @@ class Sums:
         self, order: Order, secure: Secure, parts: Mapping[str, encoding.Part], contents: Mapping[str, str]
     ) -> Vectors:
         """The numbers of some sums under their masks."""
-        who = {k: secure.trainers if k == "train" else secure.parties for k in parts}
-        numbers = {k: Numbers.of(*part, len(who[k]), encoding.width_of(k)) for k, part in parts.items()}
+        numbers = {k: Numbers.of(*encoding.with_share(part, width_of(k)), width_of(k)) for k, part in parts.items()}
         hidden = {k: self._vault.conceal(order, secure, k, contents[k], n) for k, n in numbers.items()}
         return {f"{k}.{name}": t for k, n in hidden.items() for name, t in encoding.tensors(n).items()}
 

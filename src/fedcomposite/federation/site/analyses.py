@@ -30,6 +30,7 @@ from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
+from fedcomposite.federation.site.learned_steps import bends
 from fedcomposite.federation.site.noise import histograms, noised
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.row_sets import Kept
@@ -318,6 +319,7 @@ def answered_queries(
         asked_for = [parse_query(text) for text in analysis.queries]
         for query in asked_for:
             minimum_counts.check_query(query, recipe)
+            site.gate.rows.bend(bends(query.steps), sheet.rows)
             if (left := kept_rows(sheet, query.steps)) is not None:
                 site.gate.let_out(np.ones(len(left.places)), left)
         return [(query, tell(sheet, query, rules)) for query in asked_for]

@@ -68,6 +68,8 @@ class Gate:
             rows = replace(rows, seed=secret)
             if rows not in silo.kept:
                 block = blocks(secret, len(silo.X), self._limits.min_count)
+                if rows.kind == "fold" and rows.of > int(block.max(initial=0)) + 1:
+                    raise RefusalError(f"{rows.of} folds: its samples are in {int(block.max()) + 1} blocks; take fewer")
                 strata = np.zeros(int(block.max(initial=0)) + 1, np.int64)
                 np.add.at(strata, block, silo.strata)
                 counts = rows.counts(0, strata)[block]

@@ -89,6 +89,17 @@ def _made(recipe: Recipe, term: str, column: str) -> bool:
     return term in (column, base) or term.startswith((f"{column}=", f"{base} spline "))
 
 
+def bends(steps: Sequence[Step]) -> dict[str, list[float]]:
+    """The constants of steps that are not straight lines, by what they are of."""
+    found: dict[str, list[float]] = {}
+    for step in steps:
+        if isinstance(step, Spline):
+            found |= {f"knots of {name!r}": list(knots) for name, knots in step.knots.items()}
+        elif isinstance(step, Log):
+            found |= {f"offsets of the logarithm of {name!r}": [offset] for name, offset in step.offsets.items()}
+    return found
+
+
 def check_learned(recipe: Recipe, learned: FittedRecipe, sheet: Sheet, rules: Rules) -> None:
     """Refuse a learned recipe that is not the experiment's, or whose levels lack one that this site would tell of."""
     if learned.recipe.model_dump() != recipe.model_dump():

@@ -48,7 +48,11 @@ class Ledger:
     def _read(self) -> dict[str, Any]:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            book = {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])} | {
+            book: dict[str, Any] = {
+                "day": str(found["day"]),
+                "today": dict(found["today"]),
+                "jobs": dict(found["jobs"]),
+            } | {
                 "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])],
                 "number": int(found.get("number", 0)),
                 "files": dict(found.get("files", {})),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,9 @@ from fedcomposite.federation.site.policy import RefusalError
 from fedcomposite.files import write_atomic
 
 Ints = npt.NDArray[np.int64]
+_BLOCKS = 20
 _READINGS = 200  # ways of reading a data set that are kept apart
+_BENT = 10  # sets of knots, or offsets of a logarithm, of one column
 
 
 class Kept(NamedTuple):
@@ -48,9 +50,10 @@ class RowSets:
             found = json.loads(content)
             if found["rows"] != rows:
                 raise ValueError
-            return {"rows": rows, "parts": list(found["parts"]), "readings": list(found["readings"])}
+            kept = {"parts": list(found["parts"]), "readings": list(found["readings"])}
+            return {"rows": rows, **kept, "constants": dict(found["constants"])}
         except FileNotFoundError:
-            return {"rows": rows, "parts": _run_lengths(np.zeros(rows)), "readings": []}
+            return {"rows": rows, "parts": _run_lengths(np.zeros(rows)), "readings": [], "constants": {}}
         except RefusalError:
             raise
         except (ValueError, KeyError, TypeError, OSError):
@@ -78,6 +81,23 @@ class RowSets:
                 f"with what was answered before, this would tell of fewer than min_count = {self._least} rows"
             )
         self._write({**book, "parts": _run_lengths(after)})
+
+    def bend(self, constants: Mapping[str, Sequence[float]], rows: int) -> None:
+        """Take down the constants of functions that are not straight lines, by column; refuse too many of them.
+
+        A sum of them as a function of its knot, or of what is added before a logarithm, has a kink or a pole at every
+        patient's value: some sums are a description, very many are the values.
+        """
+        if self._least <= 1 or not constants:
+            return
+        book = self._read(rows)
+        known = {name: list(book["constants"].get(name, [])) for name in constants}
+        new = {name: list(given) for name, given in constants.items() if list(given) not in known[name]}
+        if full := [name for name in new if len(known[name]) >= _BENT]:
+            raise RefusalError(f"the {full[0]} were chosen in {_BENT} ways already, and more would tell its values")
+        if new:
+            after = {name: [*known[name], given] for name, given in new.items()}
+            self._write({**book, "constants": {**book["constants"], **after}})
 
     def read_as(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take down how some columns are read, by numbers for their values; refuse one that differs for a few rows.
@@ -164,8 +184,12 @@ def _expanded(runs: list[list[int]]) -> Ints:
 
 
 def blocks(secret: int, rows: int, least: int) -> Ints:
-    """The block of each row: a random division into blocks of at least ``least`` rows, or one of all."""
-    count = max(1, rows // max(1, least))
+    """The block of each row: a random division into blocks of at least ``least`` rows, at most 20 of them.
+
+    Sums over many halves give the sum over each block. The larger blocks are, the less that is, also to somebody who
+    knows much about the patients; and 20 are enough for folds, halves and bootstrap weights.
+    """
+    count = max(1, min(_BLOCKS, rows // max(1, least)))
     place = np.random.Generator(np.random.Philox(key=secret)).permutation(rows)
     made: Ints = place % count
     return made

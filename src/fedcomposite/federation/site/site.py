@@ -402,7 +402,7 @@ class Site:
             asked = asked_of(order, order.secure, asked, given)
         work = {"gradients": job.purse.expected} if order.train else {}
         work |= {"evaluations": 1} if order.evaluate else {}
-        self.ledger.admit(order.job, order.round, asked, **work)
+        self.ledger.admit(order.job, order.round, asked, None, **work)
 
     def _train(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         client, counter = job.client, job.client.counter
@@ -446,13 +446,13 @@ class Site:
             # The model has diverged: say so in a scalar, since vectors must be finite.
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
         counts = {k: v for k, v in seen.counts.items() if messages.all_finite(v)}
-        if job.query is None:
+        if job.query is None and self.gate.scale > 0:
             model_bytes = model.detach().numpy().tobytes()
             counts = {
                 k: metric_counts(k.partition("/")[2], v, self.gate.scale, self.gate.draw("metric", k, model_bytes))
                 for k, v in counts.items()
             }
-        elif self.samples != self.sizes["train"]:
+        elif job.query is not None and self.samples != self.sizes["train"]:
             factor = self.samples / self.sizes["train"]
             counts |= {k: v * factor for k, v in counts.items() if k in ("train/samples", "train/accuracy")}
         return {"gradient": gradient, **{f"counts.{k}": v for k, v in counts.items()}}

@@ -24,7 +24,7 @@ from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.gate import Gate
-from fedcomposite.federation.site.learned_steps import check_learned
+from fedcomposite.federation.site.learned_steps import bends, check_learned
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.row_sets import Kept
@@ -72,6 +72,7 @@ class TableSite(Site):
         self.gate = Gate(self.ledger, self.limits, store.folder, source.digest)
         self._sums = Sums(self._vault, self.ledger, self.limits, 0)
         self._read: tuple[str, Sheet] | None = None
+        self._taken_down: str | None = None  # the recipe whose reading is in the book
         self._prepared: tuple[str, Site] | None = None
 
     def summary(self) -> pd.DataFrame:
@@ -115,6 +116,8 @@ class TableSite(Site):
         self._check_reading(Recipe(**(config.recipe or {})), order)
         keys = order.secure is not None and order.secure.phase in ("keys", "shares")
         if not keys and (order.analysis is None or not order.analysis.queries):
+            if self._approvals is not None and config.privacy is None:  # before its recipe is in any book
+                self._approvals.check(config, order, len(self._table(config).columns))
             return self._features(order, config)._answer(request)
         analyses.check_allowed(self.limits, config, order)
         policy.permit(self.limits, config, order)
@@ -136,6 +139,7 @@ class TableSite(Site):
         sheet = self._table(config)
         if sheet.rows < self.limits.min_samples:
             raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
+        self._own_table(config)
         return analyses.answered_queries(self, sheet, order, analysis, config)
 
     def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
@@ -147,14 +151,16 @@ class TableSite(Site):
         """The table with the names and units of an experiment."""
         if self._read is None or self._read[0] != repr(config.recipe):
             recipe = Recipe(**(config.recipe or {}))
-            self._read = repr(config.recipe), self._own_table(recipe)
+            self._read = repr(config.recipe), recipe.local(self.name).apply(self._source.sheet(recipe))
         return self._read[1]
 
-    def _own_table(self, recipe: Recipe) -> Sheet:
-        """The table as an experiment reads it; how is taken down, since the difference of two readings says much."""
-        local, file = recipe.local(self.name), self._source.sheet(recipe)
-        self.gate.rows.read_as(reading(file, local))
-        return local.apply(file)
+    def _own_table(self, config: Config) -> Sheet:
+        """The same, for an answer: how it is read is taken down, since the difference of two readings says much."""
+        recipe = Recipe(**(config.recipe or {}))
+        if self._taken_down != repr(config.recipe):
+            self.gate.rows.read_as(reading(self._source.sheet(recipe), recipe.local(self.name)))
+            self._taken_down = repr(config.recipe)
+        return self._table(config)
 
     def _check_reading(self, recipe: Recipe, order: Order) -> None:
         """Refuse an experiment that says how this site's file is written, or in a secure sum treats sites unlike."""
@@ -186,8 +192,9 @@ class TableSite(Site):
             raise RefusalError("its table needs a recipe: use an experiment with a [recipe] (or recipe = false there)")
         if self._prepared is None or self._prepared[0] != order.recipe:
             learned, recipe = FittedRecipe.parse(order.recipe), Recipe(**config.recipe)
-            sheet, table = self._source.sheet(recipe), self._own_table(recipe)
+            sheet, table = self._source.sheet(recipe), self._own_table(config)
             check_learned(recipe, learned, table, Rules(self.limits.min_count))
+            self.gate.rows.bend(bends(learned.steps), table.rows)
             silos = learned.silos([sheet])
             minimum_counts.check_own(self.limits, learned.few(sheet, self.limits.min_count))
             kept = analyses.kept_rows(table, learned.steps)
