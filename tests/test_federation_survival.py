@@ -16,7 +16,7 @@ from fedcomposite.runtime.protocol import ALL, Rows, horizon, losses, newton, ri
 
 pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 
-from local_federation import LocalGrid, make_sites, opened
+from local_federation import LocalSites, make_sites, opened
 from secure_sites import secure_tables
 
 from fedcomposite.federation.coordinator import inquiry as inquiries
@@ -29,7 +29,7 @@ from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
 
-SECURE = Settings(secure=True, poll=0.01)
+SECURE = Settings(secure=True)
 PLAIN = """
 seed = 3
 [problem]
@@ -59,8 +59,8 @@ def files(tmp_path_factory):
 
 
 def asking(sites, text=PLAIN, settings=None):
-    grid = LocalGrid(sites)
-    return Inquiry(grid, [s.name for s in sites], grid.nodes, parse(text, recipe=True), "job", settings)
+    grid = LocalSites(sites)
+    return Inquiry(grid, [s.name for s in sites], grid.permitted, parse(text, recipe=True), "job", settings)
 
 
 def met(sites, text=PLAIN):
