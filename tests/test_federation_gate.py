@@ -368,6 +368,28 @@ def test_parts_are_unions_of_blocks(tmp_path):
     assert len(X) == len(y)
 
 
+def batches(site, rounds):
+    """Gradients of least squares at zero on minibatches, one each round."""
+    config, zero = experiment("least_squares", batch_size=10), np.zeros(D)
+    return np.stack([ask(site, config, round=r, message=zero, labels=())[1]["reply.dx"].numpy() for r in range(rounds)])
+
+
+def test_minibatches_are_of_whole_blocks(tmp_path):
+    """An outlier is in some batches and not in others, of which the differences are about that patient."""
+    X, y = people()
+    loose = batches(make_lone(tmp_path / "a", reproducible_batches=True), 200)
+    assert len(np.unique(loose.round(12), axis=0)) == 200
+    told = batches(make_lone(tmp_path / "b"), 200)
+    count = M // 5
+    assert len(np.unique(told.round(12), axis=0)) <= count * (count + 1) // 2  # two blocks each
+    np.testing.assert_allclose(told.mean(0), (X * y[:, None]).mean(0), atol=0.15)
+    site = make_lone(tmp_path / "c")
+    drawn = site.gate.batches(parse(experiment(batch_size=10)), 3, M, None)
+    rows = drawn.draw(np.zeros(1, np.uint64), np.array([M], np.uint64), 0, range(4000))
+    weight = np.bincount(rows.astype(int).ravel(), minlength=M) / rows.size * M
+    np.testing.assert_allclose(weight, 1.0, atol=0.15)  # every row counts alike
+
+
 def test_a_file_is_read_as_the_site_says(consortium):
     """With another separator it is one column: whole lines, identifiers among them."""
     foreign = {"sites": {"a": {"separator": "|"}}, "absent": "missing"}

@@ -31,7 +31,8 @@ from fedcomposite.federation.site.approval import Rule
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.noise import generator, slack
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.site.row_sets import Cuts, Ints, Kept, RowSets, blocks
+from fedcomposite.federation.site.row_sets import BlockBatches, Cuts, Ints, Kept, RowSets, blocks, small_blocks
+from fedcomposite.problems import Batches
 from fedcomposite.runtime.protocol import Rows, Silo
 
 
@@ -58,13 +59,26 @@ class Gate:
         """The scale of the noise of counts at a model."""
         return 0.0 if self._limits.exact_counts or self._limits.min_count <= 1 else self._limits.min_count / 2
 
+    def _division(self, kept: Kept | None) -> int:
+        """The secret number by which the samples are divided into blocks."""
+        return self._ledger.secret_seed("rows", self._data, "" if kept is None else seal(kept.places.tobytes()))
+
+    def batches(self, config: Config, seed: int, samples: int, kept: Kept | None) -> Batches:
+        """Minibatches of samples of a linear model: of whole blocks, unless the asker may know their rows."""
+        run = config.run
+        given = seed, run.batch_size, run.sampling, run.clip_norm
+        if run.batch_size is None or config.model is not None or self._limits.reproducible_batches:
+            return Batches(*given)
+        block = small_blocks(self._division(kept), samples, self._limits.min_count)
+        return BlockBatches(*given, block, max(1, self._limits.min_count))
+
     def choose(self, silo: Silo, rows: Rows, kept: Kept | None) -> Rows:
         """The rows that are meant, as the site has them; their weights are put where the silo looks for them.
 
         ``kept`` are the places of the silo's samples in the data set, where some of its rows are left out.
         """
         if rows.kind in ("fold", "half", "bootstrap") and not self._limits.reproducible_parts:
-            secret = self._ledger.secret_seed("rows", self._data, "" if kept is None else seal(kept.places.tobytes()))
+            secret = self._division(kept)
             rows = replace(rows, seed=secret)
             if rows not in silo.kept:
                 block = blocks(secret, len(silo.X), self._limits.min_count)

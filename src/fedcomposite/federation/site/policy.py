@@ -78,7 +78,10 @@ class Limits(BaseModel):
     exact_counts: bool = False
     """Whether counts at a model, and the largest margin, are exact; otherwise they have noise by a secret."""
     reproducible_batches: bool = False
-    """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows."""
+    """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows.
+
+    Otherwise those of linear models are of whole blocks of ``min_count`` rows or more, which a secret makes.
+    """
     reproducible_parts: bool = False
     """The same for folds, halves and bootstrap weights, which otherwise are of blocks that a secret makes."""
     foreign_reading: bool = False

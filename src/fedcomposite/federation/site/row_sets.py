@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcomposite import rng
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import RefusalError
 from fedcomposite.files import write_atomic
+from fedcomposite.problems import Batches
 
 Ints = npt.NDArray[np.int64]
 _BLOCKS = 20
@@ -183,13 +188,47 @@ def _expanded(runs: list[list[int]]) -> Ints:
     return made
 
 
+def small_blocks(secret: int, rows: int, least: int) -> Ints:
+    """The small block of each row: a random division into blocks of at least ``least`` rows, or one of all."""
+    place = np.random.Generator(np.random.Philox(key=secret)).permutation(rows)
+    made: Ints = place % max(1, rows // max(1, least))
+    return made
+
+
 def blocks(secret: int, rows: int, least: int) -> Ints:
-    """The block of each row: a random division into blocks of at least ``least`` rows, at most 20 of them.
+    """The block of each row: small blocks together, so that there are at most 20.
 
     Sums over many halves give the sum over each block. The larger blocks are, the less that is, also to somebody who
     knows much about the patients; and 20 are enough for folds, halves and bootstrap weights.
     """
-    count = max(1, min(_BLOCKS, rows // max(1, least)))
-    place = np.random.Generator(np.random.Philox(key=secret)).permutation(rows)
-    made: Ints = place % count
+    small = small_blocks(secret, rows, least)
+    count = int(small.max(initial=0)) + 1
+    made: Ints = small % max(1, count // -(-count // _BLOCKS))
     return made
+
+
+@dataclass(frozen=True)
+class BlockBatches(Batches):
+    """Minibatches of whole blocks: a row is drawn, and all of its small block counts, as much as any other block.
+
+    So a minibatch has the mean that it would have of rows, and no two of them differ by fewer than a block.
+    """
+
+    block: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # of each row
+    least: int = 1
+
+    @cached_property
+    def members(self) -> Ints:
+        """The rows of each block, repeated until all lists are equally long."""
+        order = np.argsort(self.block, kind="stable")
+        each = np.split(order, np.cumsum(np.bincount(self.block))[:-1])
+        length = math.lcm(*{len(rows) for rows in each})
+        made: Ints = np.stack([np.tile(rows, length // len(rows)) for rows in each])
+        return made
+
+    def draw(self, ids: rng.Ints, sizes: rng.Ints, round: int, steps: range) -> rng.Ints:
+        """As of rows."""
+        assert self.size is not None
+        rule = rng.batches if self.sampling == "replacement" else rng.epochs
+        drawn = rule(self.seed, ids, sizes, round, steps, -(-self.size // self.least)).astype(np.int64)
+        return self.members[self.block[drawn]].reshape(*drawn.shape[:2], -1).astype(np.uint64)

@@ -43,7 +43,7 @@ from fedcomposite.federation.site.row_sets import Kept
 from fedcomposite.federation.site.table_files import Newcomers
 from fedcomposite.federation.wire import Content, Vectors, WireError
 from fedcomposite.privacy import Query, SampleLevel, System
-from fedcomposite.problems import Batches, Counter, Problem, private
+from fedcomposite.problems import Counter, Problem, private
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss
 from fedcomposite.regularizers.base import StepError
@@ -330,7 +330,7 @@ class Site:
             minimum_counts.check_features(self.limits, silos, shape.names)
         smooth.check_batches(config.run.batch_size, silos)
         per = config.run.batch_size or int(silos.sizes[0])
-        batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling, config.run.clip_norm)
+        batches = self.gate.batches(config, self._seed(order, config), int(silos.sizes[0]), self.kept)
         look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, self.limits, self.gate.most)
         privacy, query = level(config), self._account.query(order, config)
         if query is not None:
