@@ -62,7 +62,7 @@ def compare_tcga() -> None:
     """Single fits, and a cross-validation of 50 strengths and 5 folds."""
     silos, tests = tcga()
     print(f"{len(silos.targets)} training samples, {int(silos.targets[:, 1].sum())} events, {len(silos)} sites")
-    print("| model | exchanges | optimality / first slope | mean C-index of the sites' tests | of all test samples |")
+    print("| model | exchanges | optimality / first slope | mean C-index of the sites | C-index of all |")
     print("| --- | --- | --- | --- | --- |")
     for name, kind in (("l1", L1), ("ridge", L2Squared)):
         for lam in STRENGTHS:

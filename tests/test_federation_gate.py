@@ -666,7 +666,7 @@ def test_an_analysis_does_not_take_anything_for_a_sum(silos, tmp_path, lie):
 )  # fmt: skip
 def test_answers_of_another_form_are_refused_by_name(consortium, query, answer):
     asking = consortium({"one_hot": ["kind"]})
-    asking.post.grid.meddle = lambda site, order, reply: wire.content(answers=json.dumps([answer]))
+    asking.post.engine.meddle = lambda site, order, reply: wire.content(answers=json.dumps([answer]))
     with pytest.raises(FederationError, match=r"a: .*(lacks or adds|another form|cannot be)"):
         asking.ask([query])
 
@@ -764,7 +764,7 @@ def test_errors_and_areas_of_a_cross_validation_have_noise(tmp_path, silos):
     problem = asking.meet()
     models = torch.linspace(-1, 1, 3 * problem.dimension, dtype=torch.float64).view(3, -1)
     exact = LocalSites(make_sites(silos, tmp_path / "exact", opened(min_count=1)))
-    other = Inquiry(exact, list(silos.names), exact.nodes, parse(ANALYST, recipe=True), "job")
+    other = Inquiry(exact, list(silos.names), exact.permitted, parse(ANALYST, recipe=True), "job")
     other.meet()
     request = losses(models, ALL, bins=64, errors=True)
     told, true = ([one[0] for one in Driver(by).each([request])] for by in (asking, other))

@@ -42,7 +42,7 @@ lam = 0.02
 [algorithm]
 name = "ProxNewton"
 """
-CAREFUL = Limits(max_margin=20.0)
+CAREFUL = Limits(max_margin=20.0, min_parties=1)  # some attacks are on one site, which would not answer alone
 NONE = torch.zeros(0, dtype=torch.float64)
 
 

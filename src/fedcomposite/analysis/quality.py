@@ -391,7 +391,7 @@ def quality(
     check_given(quality, {k: v for k, v in locals().items() if not (k == "x" and folds)})
     x = x if folds else as_vector(x).double()
     if not (isinstance(problem.loss, Logistic | Cox) or is_regression(problem)):
-        raise ValueError(f"quality is measured of logistic and Cox models and regressions; {problem.loss} is none")
+        raise ValueError(f"quality is measured of logistic models, Cox models and regressions; {problem.loss} is none")
     if horizon is not None and not isinstance(problem.loss, Cox):
         raise ValueError("horizon is a time to an event; this model has none")
     if exact and driver is not None:

@@ -136,7 +136,7 @@ class AnalysisOrder(_Data):
     queries: Annotated[list[Annotated[str, Field(max_length=8 << 20)]], Field(max_length=64)] = []
     """As JSON, see ``data.queries``."""
     questions: Annotated[list[Question], Field(max_length=200)] = []
-    plan: Annotated[dict[Name, Number], Field(max_length=64)] = {}
+    plan: Annotated[dict[Name, Number], Field(max_length=128)] = {}
     """What the whole job will ask at most: kinds of answers, as ``site.analyses.kinds`` names them, and numbers."""
 
     @property

@@ -300,7 +300,7 @@ class Linear(Smooth):
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """One pass over the pooled samples."""
-        z = self.pooled_margins(x)
+        z = self.pooled_margins(x) if self.loss.by_sample or self.measures.metrics else x[:0]
         if self.loss.by_sample:
             loss = self._sample_weights.view(-1) @ self.loss.value(z, self.b)
             gradient = transposed(self.X, self.loss.derivative(z, self.b) * self._sample_weights).flatten()
@@ -316,8 +316,14 @@ class Linear(Smooth):
 
     def _by_clients(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and gradient of f from those of the clients."""
-        everyone, each = np.arange(len(self.sizes), dtype=np.uint64), x.expand(len(self.sizes), -1)
-        return self._shares @ self.losses(everyone, each)[:, 0], self._shares @ self.full(everyone)(each)
+        everyone = np.arange(len(self.sizes), dtype=np.uint64)
+        loss, gradient = x.new_zeros(()), torch.zeros_like(x)
+        for block in self._blocks(everyone):
+            z = self._margins(x.expand(len(block.members), -1), block.X, block.offset)
+            total, slopes = self.loss.together(z, block.b, block.weight)
+            shares = self._shares[block.members]
+            loss, gradient = loss + shares @ total, gradient + shares @ combine(block.X, slopes).flatten(1)
+        return loss, gradient
 
     def pooled_margins(self, x: Tensor) -> Tensor:
         """The margins of all training samples at one point, ``(samples,)`` or ``(samples, C)``."""

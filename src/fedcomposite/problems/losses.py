@@ -120,6 +120,10 @@ class Loss(ABC):
         """The derivatives of these sums in the margins, ``(n, m, ...)``."""
         return self.derivative(z, b).mul_(w)
 
+    def together(self, z: Tensor, b: Any, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Both of these."""
+        return self.total(z, b, w), self.slopes(z, b, w)
+
     def hessians(self, X: Tensor | Stack, z: Tensor, b: Any, w: Tensor, at: Tensor) -> Tensor:
         """Their second derivatives in the coordinates ``at`` of the coefficients, ``(n, k, k)``."""
         return hessians(X, self.second(z, b), w, at, self.outputs)
@@ -495,6 +499,10 @@ class Cox(Loss):
     def slopes(self, z: Tensor, b: RiskSets, w: Tensor | float) -> Tensor:
         """Events that were expected less those that were."""
         return b.slopes(z, w if isinstance(w, Tensor) else torch.full_like(z, w))
+
+    def together(self, z: Tensor, b: RiskSets, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in one pass."""
+        return b.together(z, w)
 
     def hessians(self, X: Tensor | Stack, z: Tensor, b: RiskSets, w: Tensor, at: Tensor) -> Tensor:
         """Covariances of the features over the risk sets."""

@@ -96,17 +96,23 @@ class RiskSets:
         Weights count relative to their mean over the client's samples that have some, so that their unit does not
         matter, and weights that are all alike are as none.
         """
-        unit = ((w > 0).sum(1) / w.double().sum(1)).log().nan_to_num(0.0, 0.0, 0.0)
-        made = []
+        unit = _unit(w)
+        made = [_terms(part, self._sums(part, z, w), unit) for part in self.parts]
+        return self._back(made).to(z.dtype)
+
+    def together(self, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of the terms ``(n,)`` and :meth:`slopes`, in one pass."""
+        unit, made = _unit(w), []
+        total = torch.zeros(self.shape[0], dtype=torch.float64, device=z.device)
         for part in self.parts:
             s = self._sums(part, z, w)
-            logs = torch.where(s.counted > 0, s.risk, 1.0).log() + s.top + unit[part.client].unsqueeze(1)
-            made.append(s.counted * logs - s.weight * s.event * s.z)
-        return self._back(made).to(z.dtype)
+            total.index_add_(0, part.client, _terms(part, s, unit).sum(1))
+            made.append(s.size * self._hazard(part, s) - s.weight * s.event)
+        return total.to(z.dtype), self._back(made).to(z.dtype)
 
     def saturated(self, w: Tensor) -> Tensor:
         """Minus the logarithm of the largest partial likelihood that risk sets of any margins have, ``(n,)``."""
-        unit = ((w > 0).sum(1) / w.double().sum(1)).log().nan_to_num(0.0, 0.0, 0.0)
+        unit = _unit(w)
         total = torch.zeros(self.shape[0], dtype=torch.float64, device=w.device)
         for part in self.parts:
             s = self._sums(part, torch.zeros_like(w), w)
@@ -238,21 +244,21 @@ class RiskSets:
 
     def _at_events(self, part: _Rows, s: _Sums, r: int, Z: Tensor, event: Tensor) -> Tensor:
         """Means of columns ``(l, k)`` over those at risk at some events of one row, ``(e, k)``, columns by blocks."""
-        made = Z.new_empty(len(event), Z.shape[1])
-        size, last = s.size[r].unsqueeze(1), part.last[r][event]
-        tied = ((s.weight[r] * s.event[r]) > 0).double().unsqueeze(1)
+        made = Z.new_empty(Z.shape[1], len(event))
+        size, last = s.size[r], part.last[r][event]
+        tied = ((s.weight[r] * s.event[r]) > 0).double()
         for c in _blocks(*Z.shape):
-            sized = Z[:, c] * size
-            sums = sized.cumsum(0)[last]
+            sized = Z[:, c].T.contiguous() * size  # columns in one piece, along which sums run
+            sums = sized.cumsum(1)[:, last]
             if part.entered is not None:
                 assert part.late is not None
-                sums -= torch.nn.functional.pad(sized[part.entered[r]].cumsum(0), (0, 0, 1, 0))[part.late[r][event]]
+                since = torch.nn.functional.pad(sized[:, part.entered[r]].cumsum(1), (1, 0))
+                sums -= since[:, part.late[r][event]]
             if s.share is not None:
-                own = torch.nn.functional.pad((sized * tied).cumsum(0), (0, 0, 1, 0))
-                of_ties = own[last + 1] - own[part.first[r][event]]
-                sums -= s.share[r][event].unsqueeze(1) * of_ties
-            made[:, c] = sums
-        return made / s.risk[r][event].unsqueeze(1)
+                own = torch.nn.functional.pad((sized * tied).cumsum(1), (1, 0))
+                sums -= s.share[r][event] * (own[:, last + 1] - own[:, part.first[r][event]])
+            made[c] = sums / s.risk[r][event]
+        return made.T
 
     def _own_means(self, part: _Rows, s: _Sums, r: int, means: Tensor, event: Tensor) -> Tensor:
         """The means that events are compared with: in Efron's way, that over all events of the same time."""
@@ -291,6 +297,17 @@ class RiskSets:
         """Numbers of rows as those of samples, ``(n, m)``."""
         flat = torch.cat([one.reshape(-1) for one in made]) if len(made) > 1 else made[0].reshape(-1)
         return flat[self.places].view(self.shape)
+
+
+def _unit(w: Tensor) -> Tensor:
+    """The logarithm of what makes the mean of each client's weights one, ``(n,)``."""
+    return ((w > 0).sum(1) / w.double().sum(1)).log().nan_to_num(0.0, 0.0, 0.0)
+
+
+def _terms(part: _Rows, s: _Sums, unit: Tensor) -> Tensor:
+    """What the samples of some rows add to minus the logarithm of the partial likelihood."""
+    logs = torch.where(s.counted > 0, s.risk, 1.0).log() + s.top + unit[part.client].unsqueeze(1)
+    return s.counted * logs - s.weight * s.event * s.z
 
 
 def _centred(X: Tensor | Stack, w: Tensor, at: Tensor) -> Tensor:

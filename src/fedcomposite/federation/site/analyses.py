@@ -33,7 +33,7 @@ from fedcomposite.federation.site import minimum_counts, policy
 from fedcomposite.federation.site.learned_steps import bends
 from fedcomposite.federation.site.noise import histograms, noised
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.site.row_sets import Kept
+from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.wire import Content, Form, Vectors
 from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, Sums, ranges_of, silos_of
 
@@ -327,14 +327,14 @@ def answered_queries(
         raise RefusalError(str(error)) from None
 
 
-def kept_rows(sheet: Sheet, steps: Sequence[Step]) -> Kept | None:
+def kept_rows(sheet: Sheet, steps: Sequence[Step]) -> KeptRows | None:
     """Places of the rows that steps leave in a table; None if they leave all."""
     last = max((i for i, step in enumerate(steps) if isinstance(step, Complete)), default=-1)
     if last < 0:
         return None
     numbered = sheet.having({**sheet.columns, _PLACE: np.arange(sheet.rows, dtype=np.float64)})
     left = prepared(numbered, steps[: last + 1])[_PLACE].astype(np.int64)
-    return None if len(left) == sheet.rows else Kept(left, sheet.rows)
+    return None if len(left) == sheet.rows else KeptRows(left, sheet.rows)
 
 
 def divided(analysis: AnalysisOrder, answers: Sequence[tuple[Query, Answer]]) -> Told:

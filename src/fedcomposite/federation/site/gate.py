@@ -31,7 +31,7 @@ from fedcomposite.federation.site.approval import Rule
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.noise import generator, slack
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.site.row_sets import BlockBatches, Cuts, Ints, Kept, RowSets, blocks, small_blocks
+from fedcomposite.federation.site.row_sets import BlockBatches, Cuts, Ints, KeptRows, RowSets, blocks, small_blocks
 from fedcomposite.problems import Batches
 from fedcomposite.runtime.protocol import Rows, Silo
 
@@ -59,11 +59,11 @@ class Gate:
         """The scale of the noise of counts at a model."""
         return 0.0 if self._limits.exact_counts or self._limits.min_count <= 1 else self._limits.min_count / 2
 
-    def _division(self, kept: Kept | None) -> int:
+    def _division(self, kept: KeptRows | None) -> int:
         """The secret number by which the samples are divided into blocks."""
         return self._ledger.secret_seed("rows", self._data, "" if kept is None else seal(kept.places.tobytes()))
 
-    def batches(self, config: Config, seed: int, samples: int, kept: Kept | None) -> Batches:
+    def batches(self, config: Config, seed: int, samples: int, kept: KeptRows | None) -> Batches:
         """Minibatches of samples of a linear model: of whole blocks, unless the asker may know their rows."""
         run = config.run
         given = seed, run.batch_size, run.sampling, run.clip_norm
@@ -72,7 +72,7 @@ class Gate:
         block = small_blocks(self._division(kept), samples, self._limits.min_count)
         return BlockBatches(*given, block, max(1, self._limits.min_count))
 
-    def choose(self, silo: Silo, rows: Rows, kept: Kept | None) -> Rows:
+    def choose(self, silo: Silo, rows: Rows, kept: KeptRows | None) -> Rows:
         """The rows that are meant, as the site has them; their weights are put where the silo looks for them.
 
         ``kept`` are the places of the silo's samples in the data set, where some of its rows are left out.
@@ -90,7 +90,7 @@ class Gate:
                 silo.kept[rows] = silo.importance * torch.from_numpy(counts)
         return rows
 
-    def tell(self, silo: Silo, asked: Iterable[Rows], kept: Kept | None) -> None:
+    def tell(self, silo: Silo, asked: Iterable[Rows], kept: KeptRows | None) -> None:
         """Take down which rows are behind some answers, before they are computed."""
         for rows in dict.fromkeys(asked):
             chosen = rows.kind in ("fold", "half", "bootstrap")
@@ -100,13 +100,13 @@ class Gate:
                 counts = torch.where(heavy, silo.weights(rows) / silo.importance.where(heavy, 1.0), -1.0).numpy()
             self.let_out(counts, kept)
 
-    def apart(self, kept: Kept | None, part: str, places: Ints, classes: Ints, ends: list[int]) -> list[bool]:
+    def apart(self, kept: KeptRows | None, part: str, places: Ints, classes: Ints, ends: list[int]) -> list[bool]:
         """Which groups of bins may be told apart, beside all that were told of the same samples before."""
         samples = seal(self._data, part, len(places), b"" if kept is None else kept.places.tobytes())
         book = Cuts(self._folder / "rows" / f"{samples[:32]}.npy", self._limits.min_count, self._ledger)
         return book.apart(places, classes, ends)
 
-    def let_out(self, counts: npt.NDArray[Any], kept: Kept | None) -> None:
+    def let_out(self, counts: npt.NDArray[Any], kept: KeptRows | None) -> None:
         """Take down an answer in which samples count so often, and rows that are left out do not."""
         if kept is not None:
             every = np.full(kept.of, -1.0)

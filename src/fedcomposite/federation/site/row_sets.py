@@ -32,7 +32,7 @@ _READINGS = 200  # ways of reading a data set that are kept apart
 _BENT = 10  # sets of knots, or offsets of a logarithm, of one column
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """Rows of a data set that samples are made of, where some are left out."""
 
     places: Ints

@@ -39,7 +39,7 @@ from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.noise import metric_counts, rounded
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
-from fedcomposite.federation.site.row_sets import Kept
+from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.site.table_files import Newcomers
 from fedcomposite.federation.wire import Content, Vectors, WireError
 from fedcomposite.privacy import Query, SampleLevel, System
@@ -115,7 +115,7 @@ class Site:
                 least = self.limits.min_evaluation
                 raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
         self._approvals, self._audit, self.newcomers = approvals, audit, newcomers
-        self.kept: Kept | None = None
+        self.kept: KeptRows | None = None
         """Places of the samples in the data set, where they are not all of it."""
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())

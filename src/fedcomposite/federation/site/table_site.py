@@ -27,7 +27,7 @@ from fedcomposite.federation.site.gate import Gate
 from fedcomposite.federation.site.learned_steps import bends, check_learned
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.site.row_sets import Kept
+from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.site.site import Site, reconcile
 from fedcomposite.federation.site.table_files import Newcomers, TableFile, marks_of, reading
 from fedcomposite.federation.wire import Content
@@ -36,7 +36,7 @@ from fedcomposite.federation.wire import Content
 class _Prepared(Site):
     """A site with the features of a learned recipe; in the ledger its data are the table's file."""
 
-    def __init__(self, digest: str, kept: Kept | None, *given: Any, **more: Any) -> None:
+    def __init__(self, digest: str, kept: KeptRows | None, *given: Any, **more: Any) -> None:
         self._file = digest
         super().__init__(*given, **more)
         self.kept = kept
@@ -177,7 +177,7 @@ class TableSite(Site):
                 "about a site belongs into its site.toml"
             )
 
-    def _check_labels(self, target: str, silos: Silos, kept: Kept | None) -> None:
+    def _check_labels(self, target: str, silos: Silos, kept: KeptRows | None) -> None:
         """Take down which label each row has: another one for few of them would tell who they are."""
         labels = marks_of(silos.targets.tolist())
         if kept is not None:
