@@ -247,7 +247,7 @@ def test_what_a_site_refuses(silos, tmp_path):
     column = x.clone()
     column[6] = 1.0
     for request, reason in (
-        (newton(x, flags, Rows("fold", 0, 60, seed=3)), "left out of a sum"),
+        (newton(x, flags, Rows("fold", 0, 60, seed=3)), "take fewer"),
         (losses(x[None], Rows("fold", 0, 20, held=True, seed=3)), "min_samples|min_class"),
         (timetable(torch.tensor([2.0, 1.0]).double(), x, NONE), "must rise"),
         (timetable(torch.tensor([12.0]).double(), column, torch.tensor([5.0]).double()), "min_samples|finite|group"),

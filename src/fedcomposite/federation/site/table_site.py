@@ -179,7 +179,8 @@ class TableSite(Site):
 
     def _check_labels(self, target: str, silos: Silos, kept: KeptRows | None) -> None:
         """Take down which label each row has: another one for few of them would tell who they are."""
-        labels = marks_of(silos.targets.tolist())
+        targets = silos.targets.tolist()
+        labels = marks_of([tuple(t) if isinstance(t, list) else t for t in targets])  # a time and an event are one
         if kept is not None:
             every = np.zeros(kept.of, np.int64)
             every[kept.places] = labels
