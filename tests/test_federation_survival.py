@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from secure_sites import secure_tables
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.orders import Question
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import event_times
+from fedcomposite.federation.site.analyses import answer_forms
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import TableFile
@@ -129,6 +132,15 @@ def test_a_recipe_and_an_analysis_in_secure_sums_are_the_plain_ones(files, tmp_p
     exact = fc.event_curves(here, times=sorted(set(ours.curves.table["time"])))
     assert np.abs(theirs.curves.of()["survival"] - ours.curves.of()["survival"]).max() < 1e-9
     assert np.abs(ours.curves.of()["survival"] - exact.of()["survival"]).max() < 0.05  # times are rounded further
+
+
+def test_the_docs_list_what_is_told():
+    told = (Path(__file__).parents[1] / "docs" / "federation.md").read_text().splitlines()
+    for name in event_times.QUESTIONS:
+        question = Question(name=name, products=True)
+        row = next(line for line in told if line.startswith(f"| `{name}`"))
+        fields = {key.partition(".")[2] for key in answer_forms(question, {"x": torch.zeros(2)}, 0)}
+        assert all(f"`{field}" in row for field in fields), row
 
 
 # -- attacks: they work where a site opts out, and not by default ------------------------------------------------------
