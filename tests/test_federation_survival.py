@@ -1,12 +1,15 @@
 """Times to an event across sites: the numbers of silos at hand, and no patient's time or features for whoever asks."""
 
+import json
 import math
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tomli_w
 import torch
+from typer.testing import CliRunner
 
 import fedcomposite as fc
 from fedcomposite.experiments import Config
@@ -19,11 +22,16 @@ pytest.importorskip("flwr", reason="the extra [flower] is not installed")
 from local_federation import LocalSites, make_sites, opened
 from secure_sites import secure_tables
 
+from fedcomposite.cli import federation_analysis
+from fedcomposite.cli.federation import federation_app
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.orders import Question
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import event_times
+from fedcomposite.federation.site.analyses import answer_forms
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import TableFile
@@ -129,6 +137,40 @@ def test_a_recipe_and_an_analysis_in_secure_sums_are_the_plain_ones(files, tmp_p
     exact = fc.event_curves(here, times=sorted(set(ours.curves.table["time"])))
     assert np.abs(theirs.curves.of()["survival"] - ours.curves.of()["survival"]).max() < 1e-9
     assert np.abs(ours.curves.of()["survival"] - exact.of()["survival"]).max() < 0.05  # times are rounded further
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_command_for_the_sites_of_a_federation(files, tmp_path, monkeypatch, secure):
+    """The experiment of the files at hand, with its columns of times, asked of sites; the report and predictions."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]))
+    limits = {"max_margin": 20.0, **({"secure": "required"} if secure else {})}
+    grid = LocalGrid(secure_tables(files[0], tmp_path / "sites", Limits(**limits)))
+    grid.close = lambda: None
+    monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
+    monkeypatch.setattr(federation_analysis, "ServiceGrid", lambda federation, job: grid)
+    monkeypatch.setattr(FederationFolder, "nodes", lambda self: grid.nodes())
+    folder, run = Path(files[0]["hospital_1"]).parent, tmp_path / "found"
+    words = ["cv", fed.path, folder / "experiment.toml", "--folds", 3, "--count", 6, "--ratio", 0.1, "--segments", 3]
+    words += ["--horizon", 60, "--times", "100:10", "--out", run, *(["--secure"] if secure else [])]
+    done = CliRunner().invoke(federation_app, [str(word) for word in words])
+    assert done.exit_code == 0, (done.output, done.exception)
+    told = json.loads((run / "analysis.json").read_text())
+    assert told["quality"]["all"]["c_index"] > 0.6
+    assert sorted({row["time"] for row in told["curves"]}) == list(range(10, 101, 10))
+    assert {row["site"] for row in told["curves"]} == ({"all"} if secure else {*files[0], "all"})
+    fc.write_report(run)
+    assert "Survival curves" in (run / "report.html").read_text()
+    scored = fc.predict(run, files[0]["hospital_1"])
+    assert scored.table["prediction"].between(0, 1).all()
+
+
+def test_the_docs_list_what_is_told():
+    told = (Path(__file__).parents[1] / "docs" / "federation.md").read_text().splitlines()
+    for name in event_times.QUESTIONS:
+        question = Question(name=name, products=True)
+        row = next(line for line in told if line.startswith(f"| `{name}`"))
+        fields = {key.partition(".")[2] for key in answer_forms(question, {"x": torch.zeros(2)}, 0)}
+        assert all(f"`{field}" in row for field in fields), row
 
 
 # -- attacks: they work where a site opts out, and not by default ------------------------------------------------------

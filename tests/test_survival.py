@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import os
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -86,6 +88,28 @@ def test_weights_are_those_of_lifelines(table):
         )
     found = fc.solve(problem, tolerance=1e-13).solution.numpy()
     assert np.abs(found - pooled.params_.to_numpy()).max() < 1e-8
+
+
+@pytest.mark.parametrize("name", ["lung", "tcga_brca"])
+def test_real_sites_are_those_of_lifelines(name):
+    path = Path(os.environ.get("FEDCOMPOSITE_DATA", "")) / "multicentre" / f"{name}.csv.gz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not at hand")
+    table = pd.read_csv(path)
+    if name == "lung":
+        table = table[["inst", "time", "status", "age", "sex", "ph.ecog", "wt.loss"]].dropna()
+        table = table.rename(columns={"inst": "site"}).assign(status=table["status"] - 1.0)
+    else:
+        kept = ["age_at_index", "race_white", "ajcc_pathologic_t_T2", "morphology_8500/3", "treatment_or_therapy_yes"]
+        table = table[["site", "T", "E", *kept]].rename(columns={"T": "time", "E": "status"}).astype(float)
+        table = table[table["time"] > 0]
+    problem = fc.Problem(
+        sites_of(table, "time", "status"), loss="cox", loss_options={"ties": "efron"}, weights="samples"
+    )
+    pooled = lifelines.CoxPHFitter().fit(table, "time", "status", strata=["site"], fit_options=TIGHT)
+    found = fc.confidence(problem, fc.solve(problem, tolerance=1e-13).solution)
+    assert np.abs(found["estimate"] - pooled.params_).max() < 1e-8
+    assert np.abs(found["se"] - pooled.standard_errors_).max() < 1e-8
 
 
 @pytest.mark.parametrize("ties", ["breslow", "efron"])
