@@ -137,7 +137,7 @@ def test_tables_of_files_are_valid(name):
             content = tomllib.loads(text)
             data = content.get("data", {})
             if {"limits", "approval"} & set(content) or {"file", "classes"} & set(data):
-                SiteFile.model_validate({"site": {"name": "north", "address": "a:1"}, **content})
+                SiteFile.model_validate({"site": {"name": "north", "engine": "nvflare", "address": "a:1"}, **content})
             elif "project" not in content:
                 frame = {"data": {"name": "mnist"}, **content, "run": {"rounds": 1, **content.get("run", {})}}
                 Config.check(first_values(frame))
@@ -193,7 +193,7 @@ def test_the_docs_extra_brings_what_the_examples_need():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     brought = re.search(r"fedcomposite\[(.*)\]", " ".join(extras["docs"]))[1].split(",")
     examples = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("plot_*.py")]
-    needed = {"flower"} | {"privacy" for text in examples if "fc.privacy" in text}  # flower: the commands' page
+    needed = {"privacy" for text in examples if "fc.privacy" in text}
     assert needed <= set(brought)
 
 

@@ -123,14 +123,17 @@ def test_a_session_that_has_taken_many_orders_is_another(keys, monkeypatch):
 
 
 def test_nothing_of_a_seal_can_be_changed(keys):
-    """Every byte of the cover and of the payload counts; any other bytes are refused with one kind of error."""
+    """Whichever byte of cover or payload is changed, nothing else comes out; other bytes are one kind of error."""
     site = keys[1]
     sealed = sealing.seal_report(site, "1", "north", b"numbers")
     assert sealing.open_report(site.public_key(), "1", "north", sealed) == b"numbers"
     for i in range(len(sealed)):
         changed = sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :]
-        with pytest.raises(SealError):
-            sealing.open_report(site.public_key(), "1", "north", changed)
+        try:
+            got = sealing.open_report(site.public_key(), "1", "north", changed)
+        except SealError:
+            continue
+        assert got == b"numbers"  # spare bits of the last letter of a signature
     for wrong in (b"", b"\xff\xff", sealed[:-1], sealed + b"x", b"\x00\x02{}", b"\x00\x04null"):
         with pytest.raises(SealError):
             sealing.open_report(site.public_key(), "1", "north", wrong)
@@ -422,7 +425,8 @@ def test_a_program_ends_with_its_parent(tmp_path):
     code = (
         "import os, signal, sys, time; from pathlib import Path; "
         "from fedcomposite.federation.engines.processes import EngineProcess; "
-        "one = EngineProcess([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'], "
+        "says = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'; "
+        "one = EngineProcess([sys.executable, '-c', says], "
         f"Path({str(tmp_path / 'log')!r}), {{}}); one.start(); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
