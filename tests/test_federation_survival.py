@@ -116,9 +116,11 @@ def learned(files, sites, settings):
 
 
 def test_a_recipe_and_an_analysis_in_secure_sums_are_the_plain_ones(files, tmp_path):
-    """At the limits that sites have by themselves."""
-    plain = [TableSite(n, StateStore(tmp_path / n), CAREFUL, source=TableFile(n, p)) for n, p in files[0].items()]
-    masked = secure_tables(files[0], tmp_path / "secure", Limits(max_margin=20.0, secure="required"))
+    """At the limits that sites have by themselves, but with the folds and counts of files at hand."""
+    alike = {"max_margin": 20.0, "reproducible_parts": True, "exact_counts": True}
+    own = Limits(**alike)
+    plain = [TableSite(n, StateStore(tmp_path / n), own, source=TableFile(n, p)) for n, p in files[0].items()]
+    masked = secure_tables(files[0], tmp_path / "secure", Limits(**alike, secure="required"))
     found = []
     for sites, settings in ((plain, None), (masked, SECURE)):
         problem, driver = learned(files, sites, settings)
@@ -144,11 +146,9 @@ def test_one_command_for_the_sites_of_a_federation(files, tmp_path, monkeypatch,
     """The experiment of the files at hand, with its columns of times, asked of sites; the report and predictions."""
     fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]))
     limits = {"max_margin": 20.0, **({"secure": "required"} if secure else {})}
-    grid = LocalGrid(secure_tables(files[0], tmp_path / "sites", Limits(**limits)))
-    grid.close = lambda: None
+    grid = LocalSites(secure_tables(files[0], tmp_path / "sites", Limits(**limits)))
     monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
-    monkeypatch.setattr(federation_analysis, "ServiceGrid", lambda federation, job: grid)
-    monkeypatch.setattr(FederationFolder, "nodes", lambda self: grid.nodes())
+    monkeypatch.setattr(federation_analysis, "open_engine", lambda federation, job, log: grid)
     folder, run = Path(files[0]["hospital_1"]).parent, tmp_path / "found"
     words = ["cv", fed.path, folder / "experiment.toml", "--folds", 3, "--count", 6, "--ratio", 0.1, "--segments", 3]
     words += ["--horizon", 60, "--times", "100:10", "--out", run, *(["--secure"] if secure else [])]
@@ -290,7 +290,7 @@ def test_what_a_site_refuses(silos, tmp_path):
     column[6] = 1.0
     for request, reason in (
         (newton(x, flags, Rows("fold", 0, 60, seed=3)), "take fewer"),
-        (losses(x[None], Rows("fold", 0, 20, held=True, seed=3)), "min_samples|min_class"),
+        (losses(x[None], Rows("fold", 0, 16, held=True, seed=3)), "min_samples|min_class"),
         (timetable(torch.tensor([2.0, 1.0]).double(), x, NONE), "must rise"),
         (timetable(torch.tensor([12.0]).double(), column, torch.tensor([5.0]).double()), "min_samples|finite|group"),
     ):

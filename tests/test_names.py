@@ -206,8 +206,13 @@ def test_merged_errors_have_one_name():
 def test_fields_of_methods_had_other_names():
     """inner_steps, inner_step and eta of the last version, in Python and in an experiment."""
     new = fc.algorithms.FedDR(prox_step=1.0, alpha=1.0, local_steps=3, step=0.1)
-    with pytest.warns(DeprecationWarning, match="inner_step is now step"):
+    with pytest.warns(DeprecationWarning) as said:
         assert fc.algorithms.FedDR(eta=1.0, alpha=1.0, inner_steps=3, inner_step=0.1) == new
+    assert [str(one.message).split(";")[0] for one in said] == [
+        "inner_steps is now local_steps",
+        "inner_step is now step",
+        "eta is now prox_step",
+    ]
     with pytest.raises(TypeError, match="give step alone"):
         fc.algorithms.FedProx(prox_step=1.0, step=0.1, inner_step=0.1, local_steps=2)
     old = {"name": "feddr", "eta": 1.0, "alpha": 1.0, "inner_steps": 3, "inner_step": 0.1}
