@@ -14,7 +14,7 @@ demo: $(VENV)/.core
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes and not site and not slow"
 
-# Studies that take longer than one waits for: 100 cases of the fuzz, laws over many rounds, benchmarks against other packages. CI runs them.
+# Studies that take longer than one waits for: 100 cases of the fuzz, laws over many rounds, killed commands, whole reports, benchmarks. CI runs them.
 test-slow: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "slow and not processes and not site" tests
 

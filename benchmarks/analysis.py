@@ -44,7 +44,7 @@ def main() -> None:
         for name, path in files.items():
             site = fed.path / "sites" / name
             text = (site / "site.toml").read_text().replace("[data]", f'[data]\nfile = "{path}"\nrecipe = true', 1)
-            (site / "site.toml").write_text(text)
+            (site / "site.toml").write_text(text + "reproducible_parts = true\n")  # the folds of files at hand
             starting.append((name, "waiting for work", ["join", str(site)]))
         for name, sign, command in starting:
             process = stack.enter_context(party(folder / f"{name}.log", *command))

@@ -12,6 +12,10 @@ coefficients that are not zero and of those that are; beside it, that of Wald's 
 pooled samples by statsmodels. There are 5, 10 and 50 samples per coordinate, the intercept among these. Data sets in
 which the maximum of the likelihood does not exist are counted and left out of both.
 
+"Few samples": five for each of 12 and of 20 coordinates of a logistic model, of which the maximum of the likelihood is
+too large, with powers of Jeffreys' prior beside it (``confidence(jeffreys=)``). All data sets count, those in which the
+likelihood alone has no maximum without its column.
+
 "Many" features: fewer than five samples per coordinate, nodewise regressions, a lasso of strength sqrt(log p / n).
 Stability selection allows one wrong feature in expectation: the mean over data sets has to be below that.
 """
@@ -35,6 +39,8 @@ RATIOS = 5, 10, 50
 FEATURES, USED = 11, 6  # with the intercept twelve coordinates
 MORE = 19  # features, for a look at what their number does
 LOSSES = {"linear": "least_squares", "logistic": "logistic", "poisson": "poisson"}
+FEW = "logistic, few samples"
+POWERS = 0.0, 0.5, 1.0  # of Jeffreys' prior
 MANY = {  # loss, samples per site, features
     "linear, many features": ("least_squares", 50, 150),
     "logistic, many features": ("logistic", 100, 120),
@@ -121,6 +127,35 @@ def chosen(model: str, ratio: int, different: bool, sets: int, first: int, featu
     )
 
 
+def few(sets: int, first: int) -> None:
+    """Coverage with five samples per coordinate, for powers of Jeffreys' prior."""
+    print(f"| coordinates | samples | sites | {' | '.join(f'power {p:g}: nonzero | zero' for p in POWERS)} |")
+    for features, different in [(FEATURES, False), (FEATURES, True), (MORE, False), (MORE, True)]:
+        n, began = RATIOS[0] * (features + 1), time.perf_counter()
+        small = n // 5 if different else n // SITES
+        sizes = [n - (SITES - 1) * small, *[small] * (SITES - 1)]
+        inside: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {power: [] for power in POWERS}
+        for seed in range(first, first + sets):
+            silos, truth = drawn("logistic", sizes, features, seed, USED, different)
+            problem = problem_of("logistic", silos, features)
+            x = fc.solve(problem, tolerance=1e-3).solution
+            for power, found in inside.items():
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    table = fc.confidence(problem, x, jeffreys=power)
+                if not said:
+                    found.append((held(table, truth), truth != 0))
+        shares = []
+        for pairs in inside.values():
+            holds, some = (np.array(one) for one in zip(*pairs, strict=True))
+            shares += [f"{100 * holds[at].mean():.1f} %" for at in (some, ~some)]
+        print(
+            f"| {features + 1} | {n} | {'heterogeneous' if different else 'alike'} | {' | '.join(shares)} |   "
+            f"{', '.join(str(len(v)) for v in inside.values())} sets, {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
+
+
 def nodewise(kind: str, sets: int, first: int) -> None:
     loss, samples, features = MANY[kind]
     inside, lengths, truths = [], [], []
@@ -179,6 +214,8 @@ def main() -> None:
                 chosen(model, ratio, different, options.sets, options.seed)
     if "logistic" in models:
         chosen("logistic", RATIOS[0], False, options.sets, options.seed, MORE)
+    if FEW.startswith(options.only):
+        few(options.sets, options.seed)
     for kind in MANY:
         if kind.startswith(options.only):
             nodewise(kind, options.sets, options.seed)

@@ -114,7 +114,7 @@ def images(folder: Path, rounds: int, model: dict[str, object]) -> tuple[list[st
         "problem": {"loss": "cross_entropy"},
         "model": model,
         "regularizer": {"name": "L1", "lam": 1e-5},
-        "algorithm": {"name": "FedDR", "eta": 10.0, "alpha": 1.0, "inner_steps": 1, "inner_step": 0.01},
+        "algorithm": {"name": "FedDR", "eta": 10.0, "alpha": 1.0, "local_steps": 1, "step": 0.01},
         "run": {"rounds": rounds, "batch_size": 4, "dtype": "float32"},
     }
     (folder / "config.toml").write_text(tomli_w.dumps(config))
@@ -158,7 +158,7 @@ def measure(case: str, folder: Path, count: int, engine: EngineName) -> dict[str
             text = (place / "site.toml").read_text()
             added = f'[data]\nfile = "{data / f"{site}.{kind}"}"\ntarget = "{target}"\n'
             added += f"classes = {list(range(10))}\n" if case in MODELS else ""
-            limits = "networks = true\nmin_batch = 1\nmin_class = 1\n"
+            limits = "networks = true\nmin_batch = 1\nmin_class = 1\nmin_count = 1\nmin_parties = 1\n"
             limits += "parameter_share = 1e6\nchanging_cohorts = true\n" if case in SECURE else ""
             (place / "site.toml").write_text(text.replace("[data]\n", added, 1) + limits)
             joined[site] = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place)))

@@ -25,7 +25,7 @@ import fedcomposite as fc
 from fedcomposite.federation.demo import party, wait_for
 from fedcomposite.federation.folders import FederationFolder
 
-_LIMITS = "parameter_share = 1.0\nmax_margin = 1e6\nmin_samples = 10\nmin_count = 5\n"
+_LIMITS = "parameter_share = 1.0\nmax_margin = 1e6\nmin_samples = 10\nmin_count = 5\nforeign_reading = true\n"
 
 
 def main() -> None:

@@ -50,8 +50,9 @@ def alone(silos, i):
 def opened(**limits):
     """Limits of a site that trusts everybody: a handful of samples, batches as in the simulator, any model."""
     everything = {"losses": [], "metrics": [], "networks": True, "parameter_share": math.inf, "max_margin": math.inf}
-    least = {"min_samples": 1, "min_class": 1, "min_batch": 1, "min_evaluation": 1}
-    return Limits(**{**everything, **least, "reproducible_batches": True, **limits})
+    least = {"min_samples": 1, "min_class": 1, "min_batch": 1, "min_evaluation": 1, "min_parties": 1}
+    same = {"reproducible_batches": True, "reproducible_parts": True, "foreign_reading": True, "exact_counts": True}
+    return Limits(**{**everything, **least, **same, **limits})
 
 
 def make_sites(silos, folder, limits=None):

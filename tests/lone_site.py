@@ -36,7 +36,7 @@ def experiment(loss="logistic", bias=False, model=None, method=None, **run):
     return tomli_w.dumps(content | ({} if model is None else {"model": model}))
 
 
-def ask(site, config, round=0, model=None, message=None, labels=(0.0, 1.0), clients=1, job="job"):
+def ask(site, config, round=0, model=None, message=None, labels=(0.0, 1.0), clients=3, job="job"):
     """One order; the numbers and vectors of the answer, or its refusal as an error."""
     vectors = {"buffers": torch.zeros(0, dtype=torch.float64)}
     vectors |= {} if model is None else {"model": torch.as_tensor(model)}
@@ -48,6 +48,7 @@ def ask(site, config, round=0, model=None, message=None, labels=(0.0, 1.0), clie
         config=config,
         shape=shape,
         round=round,
+        cohort=min(3, clients),
         train=message is not None,
         evaluate=model is not None,
     )

@@ -18,12 +18,14 @@ def make_keys(names):
 
 def vault_of(silos, i, keys, limits=None):
     name = silos.names[i]
-    return MaskKeys(name, limits or opened(), keys[name], {k: v.public_key() for k, v in keys.items() if k != name})
+    return MaskKeys(
+        name, limits or opened(min_parties=3), keys[name], {k: v.public_key() for k, v in keys.items() if k != name}
+    )
 
 
 def make_site(silos, i, folder, keys, limits=None, log=lambda line: None):
     """Site i; a second call is the same site after a restart."""
-    name, limits = silos.names[i], limits or opened()
+    name, limits = silos.names[i], limits or opened(min_parties=3)
     vault = vault_of(silos, i, keys, limits)
     classes = None if silos.classes is None else silos.classes.tolist()
     store = StateStore(Path(folder) / f"site{i}")

@@ -12,7 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.algorithms.inner import Model, minimise
+from fedcomposite.algorithms.inner import QuadraticModel, minimise
+from fedcomposite.analysis.strengths import regularized
 from fedcomposite.problems import Loss
 from fedcomposite.problems.losses import Logistic, Multinomial
 
@@ -59,7 +60,7 @@ def test_equal_columns_of_opposite_signs_find_together(seed):
     H = torch.from_numpy(np.c_[A, A].T @ np.c_[A, A] / 60)
     x = torch.from_numpy(np.r_[np.ones(4), -np.ones(4)])
     h = reg.L1(1e-4)
-    u, solved = minimise(Model(x, H @ x, H, h.prox, h.value, True, 0.0), 1e-14)
+    u, solved = minimise(QuadraticModel(x, H @ x, H, h.prox, h.value, True, 0.0), 1e-14)
     assert solved
     assert float(h.optimality(u, H @ x + H @ (u - x))) <= 1e-10
     assert bool((u[:4] * u[4:] >= 0).all())
@@ -210,3 +211,45 @@ def test_the_loss_of_several_classes_keeps_its_digits_near_zero():
 def test_a_proximal_point_of_a_very_concave_h_keeps_below_its_limit():
     """1/rho of 1e-7 and features of size 1e4: a step that rounds to 1/rho was refused."""
     assert not drawn(1, 1912).failed
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(938, "ok"), (1152, "ok"), (1456, "ok"), (1862, "open")], ids=str)
+def test_what_two_thousand_cases_found(number, outcome):
+    """A column of zeros that others hold, MCP flat beyond 1e-10, TopK far from zero, directions that no Hessian has."""
+    verdict = drawn(0, number)
+    assert not verdict.failed, verdict.words
+    assert outcome in (verdict.outcome, "open"), verdict.words
+
+
+@pytest.mark.parametrize("h", [reg.TopK(2), reg.L0(1e-3), reg.Sparsity2to4(1e-3)], ids=str)
+def test_a_term_that_jumps_ends_at_the_least_squares_of_its_support(h):
+    """Features of mean 1000 and deviation 1, which a first-order method does not get to the end of."""
+    rng = np.random.default_rng(0)
+    X = 1000 + rng.normal(size=(80, 4))
+    y = X @ [1.0, -2.0, 0.0, 0.0] + 0.1 * rng.normal(size=80)
+    silos = fc.Silos.from_arrays([(X[:30], y[:30]), (X[30:], y[30:])])
+    problem = fc.Problem(silos, loss="least_squares", regularizer=h, bias=True, weights="samples")
+    run = fc.solve(problem)
+    x = run.solution.numpy()
+    assert run.status == "converged", run.message
+    assert "Newton" in run.message
+    assert [record["round"] for record in run.history] == sorted({record["round"] for record in run.history})
+    A = (X - X.mean(0))[:, x[:4] != 0]
+    if not isinstance(h, reg.Sparsity2to4):
+        right = np.linalg.lstsq(A, y - y.mean(), rcond=None)[0]
+        np.testing.assert_allclose(x[:4][x[:4] != 0], right, rtol=1e-8)
+    assert problem.optimality(x) <= 1e-5
+
+
+def test_a_term_that_jumps_has_no_solution_where_its_support_separates():
+    X = np.linspace(-1, 1, 20)[:, None]
+    problem = fc.Problem(fc.Silos.from_arrays([(X, X[:, 0] > 0)]), loss="logistic", regularizer=reg.TopK(1))
+    run = fc.solve(problem)
+    assert run.status == "not_converged"
+    assert "grow without end" in run.message
+
+
+def test_every_coordinate_of_a_concave_term_is_regularized_however_soon_it_is_flat():
+    assert regularized(reg.MCP(0.003, 4e-8), 5).all()
+    assert regularized(reg.SCAD(1e-9, 2.1), 5).all()
+    assert not regularized(reg.Box(-1e-4, 1e-4), 5).any()

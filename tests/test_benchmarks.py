@@ -302,6 +302,7 @@ def test_inference_with_zeros():
     assert (table.loc[table["variant"] == "dense", "dense / this"] == 1).all()
 
 
+@pytest.mark.slow
 def test_paths_are_compared_with_pooled_references(capsys):
     assert analyst.compare("wisconsin", count=4, ratio=0.05, folds=2)
     text = capsys.readouterr().out
@@ -367,6 +368,7 @@ def test_bounds_of_quality_hold_for_small_sites():
     assert table["told"].sum() > 150
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     """The study of kills at random points, with one of them and few models."""
     fc.data.messy_consortium(tmp_path / "hospitals")

@@ -254,6 +254,7 @@ def _track(uri, together, fails):
         fails.put(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of mlflow's own use of its database
 def test_processes_may_begin_an_mlflow_database_together(tmp_path):
     """As compare --jobs does: two at a new database left it with half of its tables, for good."""

@@ -141,6 +141,7 @@ execute(Config.read(source), RunFolder(folder), watch=watch)
 """
 
 
+@pytest.mark.slow
 def test_sigkill_then_resume_is_bit_identical(config, tmp_path, cli):
     """Killed after a record, then while it replaces its checkpoint; compare with a run that was left alone."""
     text = CONFIG.replace("rounds = 40", "rounds = 300\nevaluate_every = 3")

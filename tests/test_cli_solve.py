@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedcomposite.cli.solve import solve_command
+from fedcomposite.cli.solving import solve_command
 from fedcomposite.experiments import Config
 from fedcomposite.experiments.config import ConfigError
 

@@ -8,7 +8,7 @@ from brief_laws import ROUNDS, briefly
 
 from fedcomposite.algorithms import REGISTRY
 from fedcomposite.testing import LAWS, residual, small_problem
-from fedcomposite.testing.longrun import Probe, play
+from fedcomposite.testing.longrun import LongRunProbe, play
 
 
 @pytest.mark.parametrize("check", LAWS, ids=lambda c: c.__name__)
@@ -44,5 +44,5 @@ def test_a_card_claims_no_less_than_is_true(name):
 def test_dual_averaging_keeps_its_growing_sums():
     """EControlDA's model is a small difference of numbers that grow with the rounds: single precision must do."""
     method = REGISTRY["EControlDA"].auto(L=0.25)
-    *_, last = play(method, Probe(method), 6000, every=1000, dtype=torch.float32)
+    *_, last = play(method, LongRunProbe(method), 6000, every=1000, dtype=torch.float32)
     assert last.stationarity < 1e-6

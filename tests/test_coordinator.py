@@ -106,7 +106,7 @@ def test_auto_steps_of_a_federation_are_the_simulators_under_sample_weights(prob
 def test_a_step_past_one_over_rho_is_refused_when_the_sites_are_met(problem, tmp_path):
     """By the check of every run; it used to end the federation's first round."""
     grid = LocalSites(make_sites(problem.silos, tmp_path))
-    method = algorithms.FedDR(eta=10.0, alpha=1.0, inner_steps=2, inner_step=0.1)
+    method = algorithms.FedDR(prox_step=10.0, alpha=1.0, local_steps=2, step=0.1)
     config = parse(experiment(method, {"name": "SCAD", "lam": 0.01, "a": 3.0}))
     names = [site.name for site in grid.sites.values()]
     coordinator = Coordinator(grid, names, grid.permitted, config, "j")

@@ -8,7 +8,7 @@ from torch import nn
 import fedcomposite as fc
 from fedcomposite.problems import LOSSES, Batches, ClientGradients, Counter
 
-SMOOTH = sorted(name for name, loss in LOSSES.items() if loss.smooth)
+SMOOTH = sorted(name for name, loss in LOSSES.items() if loss.smooth and loss.by_sample)
 SIZES = (9, 4, 13, 5)
 CLASSES = 4
 

@@ -70,6 +70,7 @@ def having(kind):
     return [name for name in pages.NAMES if any(b.kind == kind for b in pages.blocks(name))]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*leaves its proven range")
 @pytest.mark.parametrize("name", having("python"))
 def test_python_blocks_run(name, desk, request):
@@ -167,6 +168,7 @@ def test_tables_of_methods_are_up_to_date():
         assert shipped <= set(listed), f"{name}: run python docs/make_tables.py"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("plot_*.py")), ids=lambda p: p.stem)
 def test_examples_run(path, tmp_path, monkeypatch):

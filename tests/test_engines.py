@@ -20,7 +20,7 @@ from fedcomposite.cli.federation import federation_app
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import Delivery, Settings
 from fedcomposite.federation.engines import pki, sealing, selection, sockets
-from fedcomposite.federation.engines.answering import Answers, Counter
+from fedcomposite.federation.engines.answering import Answers, AnswerSocket
 from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.local_processes import LocalEngine, place, seen
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
@@ -68,7 +68,7 @@ def open_site(fed):
     made = []
 
     def opened(name, site=None, path=None):
-        made.append(Counter(answers_of(fed, name, site), path or place(fed, name)))
+        made.append(AnswerSocket(answers_of(fed, name, site), path or place(fed, name)))
         return made[-1]
 
     yield opened
@@ -292,7 +292,9 @@ def test_a_site_with_another_key_is_not_believed(fed, open_site):
     (other / "site.key").unlink()
     pki.make_site_key(other / "site.key")
     folder = SiteFolder(other)
-    counter = Counter(Answers(Echo("north"), folder.key, folder.coordinator, lambda line: None), place(fed, "north"))
+    counter = AnswerSocket(
+        Answers(Echo("north"), folder.key, folder.coordinator, lambda line: None), place(fed, "north")
+    )
     engine, lines = LocalEngine(fed, "job"), []
     post = Delivery(engine, fed.permitted, Settings("skip", patience=0.3, min_sites=1), lines.append)
     try:
@@ -423,8 +425,9 @@ def test_a_program_ends_with_its_parent(tmp_path):
     """However the parent ends: nobody is left who speaks in its name."""
     code = (
         "import os, signal, sys, time; from pathlib import Path; "
-        "from fedcomposite.federation.engines.processes import Program; "
-        "one = Program([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'], "
+        "from fedcomposite.federation.engines.processes import EngineProcess; "
+        "says = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'; "
+        "one = EngineProcess([sys.executable, '-c', says], "
         f"Path({str(tmp_path / 'log')!r}), {{}}); one.start(); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as parent:

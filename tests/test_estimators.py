@@ -160,6 +160,7 @@ def test_penalty_factor():
     np.testing.assert_allclose(chosen.coef_, again.coef_, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_penalty_factor_by_hand():
     """A factor is a column divided by it: scikit-learn's lasso of rescaled columns, and skglm's weights."""
     X, y, sites = data()

@@ -857,6 +857,7 @@ def test_a_whole_job_leaves_the_run_folder_of_a_simulation(silos, nmap, tmp_path
     assert (status["state"], status["round"], status["rounds"]) == ("finished", 6, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["network", "images", "linear"])
 def test_a_federated_model_is_exported_where_no_data_are(kind, tmp_path, cli, monkeypatch):
     """The run folder alone is enough: the samples are at the sites, under another roof."""

@@ -191,8 +191,8 @@ def test_a_path_with_offsets_and_weights_is_that_of_scipy():
     assert along.deviance[-1] == pytest.approx(explained, abs=1e-8)
 
 
-def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
-    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_batches=False, min_count=1)))
+def test_folds_and_halves_are_the_sites_own_secret(hospitals, tmp_path):
+    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(reproducible_parts=False, min_count=1)))
     there = asking.meet()
     x = torch.zeros(there.dimension, dtype=torch.float64)
     local = SiloTransport(on_silos(hospitals))
@@ -201,8 +201,7 @@ def test_random_halves_are_the_sites_own_secret(hospitals, tmp_path):
         rows = fc.analysis.Rows(kind, 0, 2, seed=3)
         return sites.ask([fc.analysis.Request("information", {"x": x}, {}, rows)])[0]["gradient"]
 
-    same(gradient(asking, "fold"), gradient(local, "fold"))
-    for kind in ("half", "bootstrap"):
+    for kind in ("fold", "half", "bootstrap"):
         assert float((gradient(asking, kind) - gradient(local, kind)).abs().max()) > 1e-6
 
 
@@ -310,12 +309,16 @@ def frames_on_disk(name, folder):
 
 @pytest.mark.parametrize("shipped", ["messy", "heart-recipe"])
 def test_what_is_shipped_runs_at_sites_with_default_limits(shipped, messy, tmp_path):
-    """The first try of a newcomer: no limit of a site is touched, and the numbers are those of files at hand."""
+    """The first try of a newcomer: the numbers are those of files at hand.
+
+    The sites have default limits, but for folds that follow from the seed, so that they can be compared with these, and
+    for files whose writing the experiment describes.
+    """
     files = messy[0] if shipped == "messy" else frames_on_disk("heart_disease", tmp_path)
     here = Config.read(messy[1] if shipped == "messy" else shipped)
     problem = here.make_problem()
     text = tomli_w.dumps({**tomllib.loads(here.text), "algorithm": {"name": "ProxNewton"}})
-    asking, _ = inquiry(tables(files, tmp_path, Limits()), text)
+    asking, _ = inquiry(tables(files, tmp_path, Limits(reproducible_parts=True, foreign_reading=True)), text)
     assert learn(asking, here.data["target"]).model_dump() == problem.silos.recipe.model_dump()
     options = {"folds": 5, "count": 6, "ratio": 0.05, "seed": here.seed}
     there = asking.meet()
@@ -734,7 +737,9 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
     assert approvals[0].all()[name]["analysis"]
     for own, site in zip(approvals, sites, strict=True):
         if not own.all():
-            order = Order(job="job", site=site.name, config=asking._text, analysis={"queries": ["{}"]})
+            order = Order(
+                job="job", site=site.name, config=asking._text, analysis={"queries": ["{}"], "plan": asking.plan}
+            )
             site.answer(wire.content(order=order.model_dump_json()))
         own.decide(name[:16], "approved")
     target = Config.read(config).data["target"]
@@ -817,6 +822,7 @@ def status(folder):
     return json.loads((folder / "status.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fit", "path", "cv"])
 def test_a_killed_analysis_goes_on_and_asks_nothing_twice(commanded, tmp_path, kind):
     options = {"fit": [], "path": ["--count", 6], "cv": ["--count", 6, "--folds", 3]}[kind]

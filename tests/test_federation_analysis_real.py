@@ -24,6 +24,7 @@ from fedcomposite.federation.folders import FederationFolder
 pytestmark = pytest.mark.slow
 
 LIMITS = "parameter_share = 1.0\nmax_margin = 1e6\nmin_samples = 10\nmin_count = 5\n"
+LIMITS += "reproducible_parts = true\nexact_counts = true\nforeign_reading = true\n"  # compared with files at hand
 
 
 def command(what, *arguments, code=0):

@@ -111,11 +111,11 @@ def one_patient(site, clients=1, samples=1):
 
 def test_an_evaluation_on_one_sample(tmp_path):
     X, _ = people()
-    assert found(one_patient(make_site(tmp_path / "1", networks=True, min_evaluation=1)), X) == 1
+    assert found(one_patient(make_site(tmp_path / "1", networks=True, min_evaluation=1, min_parties=1)), X) == 1
     with pytest.raises(RefusalError, match="allows linear models only"):
         one_patient(make_site(tmp_path / "2"))
     with pytest.raises(RefusalError, match="are 1 here, below this site's min_evaluation = 10"):
-        one_patient(make_site(tmp_path / "3", networks=True))
+        one_patient(make_site(tmp_path / "3", networks=True, min_parties=1))
     with pytest.raises(RefusalError, match="evaluation_samples = 2000 of 2000 clients are 1 here"):
         one_patient(make_site(tmp_path / "4", networks=True), clients=2000, samples=2000)
 
@@ -144,7 +144,9 @@ def test_a_test_file_of_one_row(tmp_path):
 
 
 def introduce(site, loss):
-    answer = site.answer(wire.content(order=Order(job="j", site="a", config=experiment(loss)).model_dump_json()))
+    answer = site.answer(
+        wire.content(order=Order(job=loss.replace("_", "-"), site="a", config=experiment(loss)).model_dump_json())
+    )
     if wire.kind(answer) == "refusal":
         raise RefusalError(wire.text(answer, "refusal"))
     return Introduction.read(wire.text(answer, "introduction")).labels

@@ -185,14 +185,15 @@ def test_orders_and_introductions_have_bounds():
 def test_the_regularized_demo_needs_no_opt_in(tmp_path):
     """Heart Disease at the sites' default limits, with full gradients, equals the simulator.
 
-    One hospital has a single patient without the disease: ``demo`` sets min_class = 1 for these public data.
+    One hospital has a single patient without the disease, and few with some columns: ``demo`` sets min_class = 1 and
+    min_count = 1 for these public data.
     """
     from fedcomposite.federation.demo import CONFIG as DEMO
     from fedcomposite.federation.site.site import Limits
 
     silos = fc.data.load("heart_disease")
     text = DEMO.format(rounds=5)
-    _, run = federate(LocalSites(make_sites(silos, tmp_path, Limits(min_class=1))), text)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path, Limits(min_class=1, min_count=1))), text)
     config = parse(text)
     want = fc.simulate(
         config.make_problem(silos), config.make_algorithm(config.specs[0], None), rounds=5, stationarity_step=1.0

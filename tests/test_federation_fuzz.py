@@ -106,7 +106,7 @@ def blocks(draw, honest):
             made.pop(name, None)
         elif action == 1:
             value = draw(st.sampled_from([math.nan, math.inf, 1e308, -1e308, -1.0, 1e7, 0.0]))
-            made[name] = torch.full(like.shape, value, dtype=torch.float64).to(like.dtype)  # infinite if single
+            made[name] = torch.full(like.shape, value, dtype=torch.float64).to(like.dtype)  # infinite in single
         elif action == 2:
             made[name] = like.float()
         elif action == 3:

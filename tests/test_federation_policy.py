@@ -142,15 +142,16 @@ for order in json.loads(sys.stdin.read()):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited as on Linux")
 def test_an_order_is_judged_before_anything_is_allocated(tmp_path):
     """With 256 MB of address space to spare, absurd numbers are refused by name and not by running out of memory."""
     orders = []
-    for shape, config, _ in HUGE.values():
-        order = {"job": "j", "site": "a", "config": config}
+    for i, (shape, config, _) in enumerate(HUGE.values()):
+        order = {"job": f"j{i}", "site": "a", "config": config}
         if shape is not None:
-            whole = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "clients": 1}
-            order |= {"shape": whole | shape, "train": True}
+            whole = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "clients": 3}
+            order |= {"shape": whole | shape, "train": True, "cohort": 3}
         orders.append(order)
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path)],

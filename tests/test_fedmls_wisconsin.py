@@ -31,6 +31,7 @@ def test_equals_an_independent_implementation(problem, arrays):
     np.testing.assert_allclose(run.solutions[1:], expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_gap_falls_at_least_like_one_over_k(problem, arrays):
     """The best lambda0 of {0.1, 1, 10}: slope of log gap against log k between rounds 20 and 200."""
     w = cp.Variable(10)

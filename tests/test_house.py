@@ -1,6 +1,7 @@
 """The rooms of the house: imports point down, and a function fits a screen."""
 
 import ast
+import collections
 import functools
 import importlib
 import inspect
@@ -118,6 +119,23 @@ def test_old_ways_are_gone(file):
     assert "globals().update" not in text
     if room_of(file) != "runtime":
         assert "is_compiling" not in text
+
+
+PER_METHOD = {"Server", "Client", "Message", "Reply", "Model"}  # what a method's file calls its own tuples
+ON_TWO_FLOORS = {"Query"}  # a table's and an accountant's
+
+
+def test_one_name_is_one_thing():
+    """No two public classes have one name, but for a method's tuples and the theory of a method, and no two modules."""
+    classes, modules = collections.defaultdict(set), collections.Counter()
+    for file in (f for f in FILES if room_of(f) != "theory"):
+        modules[file.stem] += 1
+        found = [n.name for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ClassDef)]
+        for name in (n for n in found if not n.startswith("_") and n not in PER_METHOD | ON_TWO_FLOORS):
+            classes[name].add(str(file.relative_to(HOME)))
+    assert {name: files for name, files in classes.items() if len(files) > 1} == {}
+    again = {name for name, count in modules.items() if count > 1}
+    assert again <= {"__init__", "base", "estimators", "errors", "metrics"}  # the last three are front doors
 
 
 def test_no_test_module_imports_another():

@@ -457,5 +457,48 @@ def test_a_column_that_others_give_but_for_a_billionth_has_the_interval_of_what_
     kept = table.drop(index=["x0", "x2", "x3"])
     at = [1, 3, 4, 5] if another else [1, 4, 5, 6]
     unit = np.array([2.0**30, 1, 1, 1])
-    np.testing.assert_allclose(kept.estimate, oracle.params[at] * unit, rtol=1e-6)
+    size = np.maximum(abs(oracle.params[at]), oracle.bse[at]) * unit  # an estimate near zero is as sure as its error
+    np.testing.assert_allclose((kept.estimate - oracle.params[at] * unit) / size, 0, atol=1e-6)
     np.testing.assert_allclose(kept.se, oracle.bse[at] * unit, rtol=1e-6)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+@pytest.mark.parametrize("cells", [(3, 7, 9, 1), (3, 7, 9, 0)], ids=str)
+def test_a_power_of_jeffreys_prior_adds_half_of_it_to_every_cell_of_a_table(cells, power):
+    """Two groups of which each has a rate of its own: the maximum is known, and finite with an empty cell."""
+    X, y = np.repeat([[0.0], [0.0], [1.0], [1.0]], cells, axis=0), np.repeat([1, 0, 1, 0], cells)
+    silos = fc.Silos.from_arrays([(X[::2], y[::2]), (X[1::2], y[1::2])])
+    problem = fc.Problem(silos, loss="logistic", regularizer=reg.L1(0.01), bias=True, weights="samples")
+    table = fc.confidence(problem, fc.solve(problem).solution, jeffreys=power)
+    a, b, c, d = (count + power / 2 for count in cells)
+    assert (abs(table.estimate - [np.log(c * b / (a * d)), np.log(a / b)]) <= 3e-5 * table.se).all()
+    rates = {0: a / (a + b), 1: c / (c + d)}
+    group = [n * rates[k] * (1 - rates[k]) for k, n in enumerate((cells[0] + cells[1], cells[2] + cells[3]))]
+    np.testing.assert_allclose(table.se, [np.sqrt(1 / group[0] + 1 / group[1]), np.sqrt(1 / group[0])], rtol=1e-4)
+
+
+def test_jeffreys_prior_does_not_hang_on_units_nor_on_the_regularizer_and_leaves_linear_models_alone():
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(60, 5))
+    y = X[:, 0] + rng.logistic(size=60) > 0
+    units = np.array([1.0, 1e3, 1e-3, 1.0, 1.0])
+    found = []
+    for A, lam in [(X, 0.01), (X / units + [0, 0, 0, 500, 0], 0.1)]:
+        silos = fc.Silos.from_arrays([(A[:20], y[:20]), (A[20:], y[20:])])
+        problem = fc.Problem(silos, loss="logistic", regularizer=reg.L1(lam), bias=True, weights="samples")
+        found.append(fc.confidence(problem, fc.solve(problem), jeffreys=1.0))
+    for column in ("estimate", "se"):
+        assert (abs(found[1][column] / [*units, 1] - found[0][column])[:5] <= 1e-4 * found[0].se[:5]).all()
+    plain = fc.confidence(problem, fc.solve(problem))
+    assert (abs(found[1].estimate[:5]) < abs(plain.estimate[:5])).all()
+    linear = fc.Problem(silos, loss="least_squares", regularizer=reg.L1(0.1), bias=True, weights="samples")
+    x = fc.solve(linear)
+    np.testing.assert_array_equal(fc.confidence(linear, x, jeffreys=1.0), fc.confidence(linear, x))
+
+
+@pytest.mark.parametrize("given", [{"robust": True}, {"inverse": "nodewise"}], ids=str)
+def test_jeffreys_prior_goes_with_a_likelihood_alone(given):
+    silos = fc.data.load("synthetic", clients=3, features=3, samples=20)
+    problem = fc.Problem(silos, loss="logistic", regularizer=reg.L1(0.01), bias=True, weights="samples")
+    with pytest.raises(ValueError, match="jeffreys=0"):
+        fc.confidence(problem, fc.solve(problem), jeffreys=0.5, **given)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import fedcomposite as fc
-from fedcomposite.problems.base import Local
+from fedcomposite.problems.base import RoundInputs
 from fedcomposite.problems.layers import _written, fuse_convolutions, restore_layout, use_channels_last
 
 LAYERS = {
@@ -170,7 +170,7 @@ def test_views_of_a_problem_agree_on_the_layout():
     net = fc.Problem(silos, model=nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))).smooth(
         torch.float32
     )
-    view = net.during(Local(net.buffers().repeat(3, 1)))
+    view = net.during(RoundInputs(net.buffers().repeat(3, 1)))
     assert net.flat.channels_last
     assert view.flat.restore_layout()
     assert not net.flat.channels_last

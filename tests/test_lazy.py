@@ -39,9 +39,9 @@ def test_help_says_what_the_commands_say_themselves():
 
 
 def test_a_command_that_cannot_be_imported_is_an_error_of_its_own():
-    entry = lazy.Entry("fedcomposite.cli.no_such_module:run", "Run.")
+    entry = lazy.LazyCommand("fedcomposite.cli.no_such_module:run", "Run.")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        lazy.Commands({"run": entry})["run"]
+        lazy.CommandTable({"run": entry})["run"]
 
 
 def test_every_public_name_is_found_where_a_type_checker_finds_it():

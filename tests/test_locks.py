@@ -49,6 +49,7 @@ def holder(*folders):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_the_second_process_is_refused_and_a_killed_one_is_no_obstacle(tmp_path, cli):
     (tmp_path / "c.toml").write_text(CONFIG)
     text = CONFIG.replace("[algorithm]", "[[algorithms]]")

@@ -102,6 +102,7 @@ def test_a_run_on_a_file_is_the_run_in_memory(both, method, setting):
     same(*(fc.simulate(problem, method, **options) for problem in problems))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options", "settings"),
     [

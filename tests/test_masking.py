@@ -32,7 +32,7 @@ def test_masks_cancel_and_the_sum_is_exact_to_half_a_digit(count):
     vectors = {n: rng.normal(size=50) * 10.0 ** rng.integers(-12, 5, 50) for n in names}
     scalars = {n: list(rng.normal(size=3) * 1e12) for n in names}
     seeds = parties(names)
-    hidden = [masking.conceal(Numbers.of(vectors[n], scalars[n], count), n, seeds[n], None, b"context") for n in names]
+    hidden = [masking.conceal(Numbers.of(vectors[n], scalars[n]), n, seeds[n], None, b"context") for n in names]
     total = masking.total(hidden)
     np.testing.assert_allclose(total.vector(), sum(vectors.values()), rtol=1e-15, atol=count * 2.0**-41 + 1e-18)
     assert total.scalars().tolist() == [math.fsum(column) for column in zip(*scalars.values(), strict=True)]
@@ -49,7 +49,7 @@ def test_wide_numbers_are_those_of_whole_numbers_of_any_length(width):
     def integers(wide):
         return [int.from_bytes(row.tobytes(), "little") for row in wide]
 
-    made = Numbers.of(np.zeros(0), values, 1, width).wide
+    made = Numbers.of(np.zeros(0), values, width).wide
     assert integers(made) == [round(Fraction(float(v)) * (1 << bits)) % ring for v in values]
     lengths = rng.integers(1, 2 * bits + 1, 1000).tolist()
     whole = [secrets.randbits(size) for size in lengths]
@@ -72,21 +72,25 @@ def test_wide_numbers_are_those_of_whole_numbers_of_any_length(width):
     assert integers(both.wide) == [(a + b) % ring for a, b in zip(whole, integers(other), strict=True)]
 
 
-def test_the_range_is_the_stated_one_and_the_error_does_not_name_the_number():
-    edge = masking.REACH / 4
-    parts = [Numbers.of(np.array([edge, -edge]), [masking.reach(masking.WIDE) / 4], 4) for _ in range(4)]
+def test_the_range_is_the_stated_one_and_belongs_to_the_sum():
+    """A party's number may be beyond it: what is summed is right as long as the sum is within, which all are told."""
+    edge, wide = masking.REACH / 4, masking.reach(masking.WIDE) / 4
+    parts = [Numbers.of(np.array([edge, -edge]), [wide]) for _ in range(4)]
     assert masking.total(parts).vector().tolist() == [masking.REACH, -masking.REACH]
     assert masking.total(parts).scalars().tolist() == [masking.reach(masking.WIDE)]
-    for vector, scalars in [([edge * 1.01], []), ([np.nan], []), ([np.inf], []), ([], [2.0**61]), ([], [np.nan])]:
-        with pytest.raises(MaskError, match="range of a secure sum of 4 sites") as error:
-            Numbers.of(np.array(vector), scalars, 4)
-        assert "nan" not in str(error.value)
-        assert "inf" not in str(error.value)
+    far = [Numbers.of(np.array([v, -v]), [v * 2.0**60]) for v in (7e13, -7e13, 3.0)]
+    assert masking.total(far).vector().tolist() == [3.0, -3.0]
+    assert masking.total(far).scalars().tolist() == [3.0 * 2.0**60]
+    assert masking.needed(np.array([edge, -edge]), [wide], masking.WIDE) == 0.25
+    assert masking.needed(np.array([1e300]), [], masking.WIDE) == 2.0**30
+    for vector, scalars in [([np.nan], []), ([np.inf], []), ([], [np.inf]), ([], [np.nan])]:
+        with pytest.raises(MaskError, match="left the finite range"):
+            Numbers.of(np.array(vector), scalars)
 
 
 def test_any_smaller_sum_looks_uniform():
     """One of three missing: the words that are left pass for random ones, though all numbers are zero."""
-    names, zero = ["a", "b", "c"], Numbers.of(np.zeros(20_000), [0.0] * 100, 3)
+    names, zero = ["a", "b", "c"], Numbers.of(np.zeros(20_000), [0.0] * 100)
     seeds = parties(names)
     hidden = {n: masking.conceal(Numbers(zero.words.copy(), zero.wide), n, seeds[n], None, b"context") for n in names}
     for some in (["a"], ["b"], ["c"], ["a", "b"], ["a", "c"], ["b", "c"]):
@@ -100,7 +104,7 @@ def test_any_smaller_sum_looks_uniform():
 
 
 def test_a_stream_belongs_to_its_seed_and_context():
-    zero = Numbers.of(np.zeros(8), [0.0], 2)
+    zero = Numbers.of(np.zeros(8), [0.0])
     seen = set()
     for seed, where in itertools.product([bytes(32), b"\1" * 32], [masking.frame("a", "bc"), masking.frame("ab", "c")]):
         seen.add(Mask(seed, where).add(Numbers(zero.words.copy(), zero.wide), 1).words.tobytes())
@@ -159,7 +163,7 @@ def test_two_groups_that_reach_the_threshold_share_more_than_a_third(n):
 def test_all_but_one_together_open_the_last():
     """What no sum can stop: b and c give their seeds to the coordinator."""
     seeds, secret = parties(["a", "b", "c"]), np.array([3.25])
-    numbers = masking.conceal(Numbers.of(secret, [7.0], 3), "a", seeds["a"], None, b"context")
+    numbers = masking.conceal(Numbers.of(secret, [7.0]), "a", seeds["a"], None, b"context")
     for other in ("b", "c"):
         numbers = Mask(seeds[other]["a"], b"context").add(numbers, -masking.side("a", other))
     assert numbers.vector() == secret

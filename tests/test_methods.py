@@ -109,6 +109,7 @@ def test_zhang_stops_at_the_solution_and_the_ablation_does_not():
         assert (moved < 1e-11) == growing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [Zhang(TAU, 4.0, 2.0), FedNMap(TAU, 4.0, 2.0, gamma=25.0)], ids=lambda m: type(m).__name__
 )
@@ -124,6 +125,7 @@ def test_exact_methods_reach_the_pooled_solution(lasso, method):
     np.testing.assert_allclose(run.solution, pooled, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regularizer", [MCP(0.01, 30.0), SCAD(1.0, kappa=0.005)], ids=repr)
 @pytest.mark.parametrize("kind", [Zhang, FedNMap])
 def test_weakly_convex_regularizers(silos, regularizer, kind):
@@ -140,6 +142,7 @@ def best(lasso):
     return fc.simulate(lasso, Zhang(10, 4.0, 2.0), rounds=1500, evaluate_every=1500).solution.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "step"), [(10, 0.05), (10, 0.01), (4, 0.1)])
 def test_fedcanon_stops_at_its_predicted_residual(lasso, best, tau, step):
     """||G|| = (beta/2) (tau - 1) ||[H grad f]_support||, evaluated with the Hessian of the pooled logistic loss."""

@@ -381,7 +381,7 @@ def test_unguarded_fastfedda_solves_another_problem():
 
 
 def inner(eta, steps=5, smoothness=L):
-    return {"eta": eta, "inner_steps": steps, "inner_step": 1 / (smoothness + 1 / eta)}
+    return {"prox_step": eta, "local_steps": steps, "step": 1 / (smoothness + 1 / eta)}
 
 
 @pytest.mark.parametrize("settings", [{}, {"participation": 0.3}, {"participation": 0.5, "batch_size": 7}], ids=str)
@@ -412,14 +412,14 @@ def test_feddr_is_the_published_rule(alpha, participation):
             y[i] = y[i] + alpha * (x_bar - x[i])
             x[i] = proxes[i](y[i])
             x_hat[i] = 2 * x[i] - y[i]
-        x_bar = soft(sum(x_hat) / N, solver["eta"] * LAM)
+        x_bar = soft(sum(x_hat) / N, solver["prox_step"] * LAM)
         sim.step()
         same(sim.solution, x_bar)
 
 
 def test_fedadmm_is_the_published_rule():
     squares, solver, proxes = quadratic()
-    eta = solver["eta"]
+    eta = solver["prox_step"]
     sim = Simulator(squares, FedADMM(**solver), batches=Batches(), x0=X0, participation=0.3)
     dual, x_hat, x_bar = [np.zeros(D)] * N, [X0] * N, X0
     for r in range(15):
@@ -435,7 +435,7 @@ def test_fedadmm_is_the_published_rule():
 def test_feddr_without_h_is_fedpd_feddyn_and_gongs_fedadmm():
     """Full participation, alpha = 1: three smooth methods, written out with exact local solves."""
     squares, solver, proxes = quadratic(Zero())
-    eta = solver["eta"]
+    eta = solver["prox_step"]
     pd, dyn, gong = [X0], [X0], [X0]
     lam_pd, grad_dyn, lam_gong = ([np.zeros(D)] * N for _ in range(3))
     w_gong, server_dyn = [X0] * N, np.zeros(D)
@@ -488,7 +488,7 @@ def test_feddr_of_one_client_is_the_proximal_point_method():
 def test_inconsistent_start_shifts_feddr():
     """x_i at the prox of x0 but x~ at x0: the limit is stationary for f + h - <b, x> / eta, b = x0 - mean of x^_i."""
     squares, solver, proxes = quadratic()
-    method, eta = FedDR(alpha=1.0, **solver), solver["eta"]
+    method, eta = FedDR(alpha=1.0, **solver), solver["prox_step"]
     sim = Simulator(squares, method, batches=Batches(), x0=X0)
     x = np.stack([p(X0) for p in proxes])
     sim.clients = type(sim.clients)(torch.as_tensor(np.stack([X0] * N)), torch.as_tensor(x))
@@ -507,13 +507,13 @@ def test_local_solver_must_start_warm():
     gradients, eta = logistic_gradients(), 5 / L
     step = 1 / (L + 1 / eta)
 
-    def cold(inner_steps):
+    def cold(local_steps):
         y, x, x_bar = [X0] * N, [X0] * N, X0
         for _ in range(400):
             for i, g in enumerate(gradients):
                 y[i] = y[i] + x_bar - x[i]
                 u = y[i]
-                for _ in range(inner_steps):
+                for _ in range(local_steps):
                     u = u - step * (g(u) + (u - y[i]) / eta)
                 x[i] = u
             x_bar = soft(sum(2 * a - b for a, b in zip(x, y, strict=True)) / N, eta * LAM)
@@ -627,7 +627,7 @@ def test_tolerance_stops_each_client_by_itself():
     for g, change in zip(logistic_gradients(), reply.dx.numpy(), strict=True):
         y, steps = X0, 0
         while np.linalg.norm(d := g(y) + (y - X0) / eta) > tolerance:
-            y, steps = y - method.inner_step * d, steps + 1
+            y, steps = y - method.step * d, steps + 1
         np.testing.assert_allclose(change, y - X0, **CLOSE)
         taken.append(steps)
     assert len(set(taken)) > 1
@@ -637,7 +637,7 @@ def test_tolerance_stops_each_client_by_itself():
 
 def test_done_clients_stay_done_on_fresh_minibatches():
     """With a new minibatch per step a client that stopped once does not start again."""
-    method = FedProx(4 / L, 0.5 / L, inner_steps=30, tolerance=0.12)
+    method = FedProx(4 / L, 0.5 / L, local_steps=30, tolerance=0.12)
     settings = {"batch_size": 3, "rounds": 12}
     one, two = (models(SMOOTH, method, backend=b, **settings) for b in ("stacked", "loop"))
     same(one, two)
@@ -648,7 +648,7 @@ def test_fedmspp_solves_on_one_minibatch():
     """The reply is the proximal point of the loss on the round's first minibatch; FedProx's is not."""
     eta, batch = 1 / L, 5
     for cls, solves in ((FedMSPP, True), (FedProx, False)):
-        method = cls(eta, 1 / (3 * L + 1 / eta), inner_steps=400)
+        method = cls(eta, 1 / (3 * L + 1 / eta), local_steps=400)
         start = type(method.init(torch.as_tensor(X0), Zero())[0])(stacked(X0))
         grad = oracle(SMOOTH, batch)
         reply, _ = method.local_round(start, fc.algorithms.Empty(), grad, Zero())
@@ -691,7 +691,7 @@ def test_theorem_tolerance_reaches_the_theorem_accuracy():
 
 @pytest.mark.parametrize("cls", [FedProx, FedMSPP])
 def test_a_local_problem_needs_an_end(cls):
-    with pytest.raises(ValueError, match="inner_steps"):
+    with pytest.raises(ValueError, match="local_steps"):
         cls(1.0, 0.1)
 
 

@@ -302,7 +302,7 @@ def test_feddyn_and_fedpd_and_fedadmm_agree(quadratic):
     for steps in (1, 3, 120):
         pd = quadratic.models(FedPD(eta, steps, inner))
         same(pd, quadratic.models(FedDyn(1 / eta, steps, inner)))
-    same(pd, quadratic.models(FedADMM(eta=eta, inner_steps=120, inner_step=inner)))
+    same(pd, quadratic.models(FedADMM(prox_step=eta, local_steps=120, step=inner)))
 
     x_bar, dual, out = X0, np.zeros((N, D)), [X0]
     for _ in range(15):
@@ -327,7 +327,7 @@ def test_feddyn_is_its_iteration_under_sampling_and_not_fedadmm(quadratic):
         out.append(theta)
     found = quadratic.models(FedDyn(alpha, 120, inner), participation=0.4)
     same(found, np.array(out))
-    other = quadratic.models(FedADMM(eta=1 / alpha, inner_steps=120, inner_step=inner), participation=0.4)
+    other = quadratic.models(FedADMM(prox_step=1 / alpha, local_steps=120, step=inner), participation=0.4)
     assert np.linalg.norm(found[-1] - other[-1]) > 1e-2
 
 
@@ -365,7 +365,7 @@ def test_fedsplit_is_peaceman_rachford_and_feddr(quadratic):
         out.append(x_bar)
     found = quadratic.models(FedSplit(eta, 120, inner))
     same(found, np.array(out))
-    same(found, quadratic.models(FedDR(eta=eta, alpha=2.0, inner_steps=120, inner_step=inner)))
+    same(found, quadratic.models(FedDR(prox_step=eta, alpha=2.0, local_steps=120, step=inner)))
 
 
 def test_fedsplit_converges_where_forgetful_clients_do_not(quadratic):

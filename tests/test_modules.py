@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedcomposite as fc
 from fedcomposite.algorithms import FedNMap
-from fedcomposite.problems.base import Local
+from fedcomposite.problems.base import RoundInputs
 
 CLIENTS, SAMPLES, WORDS, LENGTH = 3, 8, 12, 5
 WAYS = ("loop", "vmap", "streams")
@@ -188,7 +188,7 @@ def check(name, way, device, dtype, tolerance):
         pytest.skip("vmap has no rule for it")
     x = torch.stack([smooth.start() * (1 + 0.1 * i) for i in range(CLIENTS)])
     rows = torch.tensor([[i * SAMPLES + j for j in (0, 3, 1, 2)] for i in range(CLIENTS)])
-    local = Local(smooth.buffers().repeat(CLIENTS, 1), np.arange(CLIENTS, dtype=np.uint64))
+    local = RoundInputs(smooth.buffers().repeat(CLIENTS, 1), np.arange(CLIENTS, dtype=np.uint64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = smooth.during(local).minibatch(x, rows.to(device)).cpu().double()

@@ -13,7 +13,7 @@ from fedcomposite._validation import renamed
 from fedcomposite.algorithms import FedMid
 from fedcomposite.callbacks import BestModel
 from fedcomposite.regularizers import L1
-from fedcomposite.runtime.simulator import Settings
+from fedcomposite.runtime.simulator import SimulateOptions
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,7 @@ def test_status_words_are_identifiers(problem):
         assert word.isidentifier()
 
 
+@pytest.mark.slow
 def test_one_default_of_a_choice(problem):
     """The strongest regularizer within a standard error, as in glmnet, wherever a cross-validation is asked."""
     cv = fc.cross_validate(problem, folds=3, count=8)
@@ -169,8 +170,8 @@ def test_renamed_arguments():
 def test_the_settings_of_a_run_are_typed_as_they_are():
     taken = inspect.signature(fc.simulate).parameters
     own = {"problem", "algorithm", "rounds", "x0", "tolerance"}  # which a function that passes settings on has itself
-    assert set(taken) - own == set(Settings.__annotations__)
-    hints, typed = get_type_hints(fc.simulate), get_type_hints(Settings)
+    assert set(taken) - own == set(SimulateOptions.__annotations__)
+    hints, typed = get_type_hints(fc.simulate), get_type_hints(SimulateOptions)
     assert all(hints[name] == typed[name] for name in typed)
 
 
@@ -200,3 +201,15 @@ def test_merged_errors_have_one_name():
     missing = fc.errors.MissingPackageError
     assert fc.callbacks.MissingPackageError is fc.privacy.MissingPackageError is missing
     assert issubclass(missing, ImportError | ValueError)
+
+
+def test_fields_of_methods_had_other_names():
+    """inner_steps, inner_step and eta of the last version, in Python and in an experiment."""
+    new = fc.algorithms.FedDR(prox_step=1.0, alpha=1.0, local_steps=3, step=0.1)
+    with pytest.warns(DeprecationWarning, match="inner_step is now step"):
+        assert fc.algorithms.FedDR(eta=1.0, alpha=1.0, inner_steps=3, inner_step=0.1) == new
+    with pytest.raises(TypeError, match="give step alone"):
+        fc.algorithms.FedProx(prox_step=1.0, step=0.1, inner_step=0.1, local_steps=2)
+    old = {"name": "feddr", "eta": 1.0, "alpha": 1.0, "inner_steps": 3, "inner_step": 0.1}
+    with pytest.warns(DeprecationWarning, match="feddr: eta is now prox_step"):
+        assert fc.algorithms.build(**fc.algorithms.current(old)) == new

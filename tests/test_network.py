@@ -12,7 +12,7 @@ import fedcomposite as fc
 from fedcomposite.algorithms import REGISTRY
 from fedcomposite.models import build
 from fedcomposite.problems import Batches, ClientGradients, Counter
-from fedcomposite.problems.base import Local
+from fedcomposite.problems.base import RoundInputs
 from fedcomposite.problems.network import LoopWarning
 from fedcomposite.runtime.simulator import Simulator
 
@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("mode", ["vmap", "loop"])
 @pytest.mark.parametrize("name", CASES)
@@ -86,7 +87,7 @@ def test_gradients_and_buffers_equal_backward(name, mode, dtype):
     problem = fc.Problem(silos, model=module, gradients=mode)
     smooth, n = problem.smooth(dtype), len(sizes)
     x = points(problem, n, dtype, spread=0.002)
-    local = Local(smooth.buffers().repeat(n, 1), smooth.ids)
+    local = RoundInputs(smooth.buffers().repeat(n, 1), smooth.ids)
     rows = torch.from_numpy(smooth.offsets.astype(np.int64))[:, None] + torch.arange(batch)
     found = smooth.during(local).minibatch(x, rows)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
@@ -105,7 +106,7 @@ def test_full_gradients_of_unequal_silos(mode, normed, monkeypatch):
     silos, module = make_silos(sizes=(21, 2, 7, 8, 16)), small(normed)
     problem = fc.Problem(silos, model=module, gradients=mode)
     x = points(problem, 5)
-    local = Local(problem.smooth().buffers().repeat(5, 1), problem.smooth().ids)
+    local = RoundInputs(problem.smooth().buffers().repeat(5, 1), problem.smooth().ids)
     found = problem.smooth().during(local).full(np.arange(5, dtype=np.uint64))(x)
     for i in range(5):
         wanted, after = backward(module, x[i], *silos[i])
@@ -138,7 +139,7 @@ def test_chunks_do_not_matter():
     for chunk in (None, 1, 2):
         problem = fc.Problem(silos, model=module, chunk=chunk, gradients="vmap")
         x = points(problem, 3)
-        local = Local(problem.smooth().buffers().repeat(3, 1), problem.smooth().ids)
+        local = RoundInputs(problem.smooth().buffers().repeat(3, 1), problem.smooth().ids)
         found.append((problem.smooth().during(local).minibatch(x, torch.tensor([[0, 1], [9, 10], [14, 15]])), local))
     for gradient, local in found[1:]:
         torch.testing.assert_close(gradient, found[0][0], rtol=1e-12, atol=1e-14)
@@ -296,7 +297,7 @@ def test_dropout_masks_differ_between_clients_steps_and_rounds():
     smooth, x = problem.smooth(), points(problem, 1)
     seen = []
     for client, round, step in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
-        local = Local(smooth.buffers()[None], np.asarray([client], np.uint64), 0, round, step)
+        local = RoundInputs(smooth.buffers()[None], np.asarray([client], np.uint64), 0, round, step)
         seen.append(smooth.during(local).minibatch(x, torch.tensor([[0, 1, 2]])))
     for i in range(4):
         for j in range(i):

@@ -91,6 +91,7 @@ def test_with_a_prox_it_comes_to_the_composite_solution(one, server):
     assert torch.equal(run.solution == 0, want == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_the_laws_of_methods_hold(method):
     check_briefly(method)

@@ -27,6 +27,7 @@ def history(scale=1.0, rounds=5):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_fresh_notebook_shows_a_run():
     """Nothing has imported pyplot there, so nobody has told the notebook how to show a Matplotlib figure."""
     code = (
@@ -96,6 +97,7 @@ def test_axes_and_reference():
     assert draw_histories(runs, reference=2.0).axes[1].get_ylabel() == "objective − 2"
 
 
+@pytest.mark.slow
 def test_a_suffix_says_the_kind_and_bytes_repeat(tmp_path):
     for suffix, magic in (("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")):
         files = [tmp_path / f"{i}.{suffix}" for i in range(2)]
@@ -112,6 +114,7 @@ def test_a_suffix_says_the_kind_and_bytes_repeat(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_the_command_draws_against_bytes_into_a_pdf(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (

@@ -12,7 +12,7 @@ from sklearn.linear_model import ElasticNet, LogisticRegression, PoissonRegresso
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.algorithms import FedNMap, ProxNewton
-from fedcomposite.algorithms.inner import Model, minimise
+from fedcomposite.algorithms.inner import QuadraticModel, minimise
 from fedcomposite.runtime import Simulator
 
 
@@ -170,6 +170,7 @@ def wide(p=600, n=4, m=30, seed=0):
     return fc.Silos.from_arrays(arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "h", [reg.L1(0.08), reg.GroupLasso(0.05, groups=3), reg.MCP(0.08, 20.0)], ids=["l1", "group", "mcp"]
 )
@@ -221,6 +222,7 @@ ILL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("h", [reg.Zero(), reg.L1(0.01), reg.GroupLasso(0.01, groups=2), reg.MCP(0.05, 3.0)], ids=str)
 @pytest.mark.parametrize("name", ILL)
 def test_ill_posed_data_end_in_finite_numbers(name, h):
@@ -281,7 +283,7 @@ def test_inner_solver_on_hard_quadratics(seed):
     H = Q @ torch.diag(torch.logspace(-4, 2, k, dtype=torch.float64)) @ Q.T
     x, b = torch.randn(k, generator=g).double(), torch.randn(k, generator=g).double()
     h = reg.L1(0.3)
-    u, solved = minimise(Model(x, b, H, h.prox, h.value, True, 0.0), 1e-12)
+    u, solved = minimise(QuadraticModel(x, b, H, h.prox, h.value, True, 0.0), 1e-12)
     assert solved
     assert float(h.optimality(u, b + H @ (u - x))) <= 1e-9
 

@@ -64,6 +64,7 @@ def reasons(made):
 SHAPES = {"mlp": "mnist", "sigmoid-net": "a9a", "cnn": "mnist", "zhang-cnn": "cifar10", "resnet18": "mnist"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SHAPES, "mobilenetv3-small"])
 def test_the_papers_networks(name):
     data = SHAPES.get(name, "cifar10")

@@ -39,6 +39,7 @@ def test_proximal_gradient_by_hand_with_the_strength_of_every_round():
     assert last.objective == pytest.approx(last.loss + 0.05 * float(x.abs().sum()), abs=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROX)
 def test_every_method_ends_as_if_it_had_begun_with_the_last_strength(name):
     """After the ramp a method goes on with h, from another start: exact ones come to the same model."""

@@ -23,9 +23,9 @@ from fedcomposite.data.queries import (
     Rules,
     TablesAtHand,
     answer,
-    joined,
     parse_answer,
     parse_query,
+    told_below,
     write_answer,
 )
 from fedcomposite.data.recipe import Recipe
@@ -436,27 +436,26 @@ def test_no_count_below_the_minimum_leaves_a_site(seed, least):
     st.lists(st.floats(-60, 60).map(lambda v: round(v, 2)), min_size=1, max_size=30, unique=True),
     st.sampled_from([2, 5, 8]),
 )
-def test_joint_cells_hold_enough_and_hide_the_outermost_values(values, edges, least):
-    edges = sorted(edges)
-    values = np.sort(values)
-    cells = np.diff(np.searchsorted(values, edges), prepend=0, append=len(values))
-    low, high = joined(cells, edges, least)
+def test_groups_of_values_hold_enough_and_hide_the_outermost(values, edges, least):
+    """Whatever the edges of other histograms are: no two known counts differ by fewer than the minimum."""
+    edges, values = np.array(sorted(edges)), np.sort(values)
+    low, high = told_below(values, edges, least)
     true = np.searchsorted(values, edges)
     assert (low <= true).all()
     assert (true <= high).all()
-    known = low == high
-    told = np.diff([0, *low[known], len(values)])
-    assert all(step == 0 or step >= least for step in told)
-    first, last = np.flatnonzero(cells)[[0, -1]]
-    grid = np.array(GRID)
-    if (
-        cells[first] < least and first > 0
-    ):  # nobody learns that an edge off the grid has nothing below it, but the next has
-        floor = grid[grid <= edges[first - 1]][-1]
-        assert all(high[j] > 0 for j in range(first) if edges[j] > floor)
-    if cells[last] < least and last < len(edges):
-        ceiling = grid[grid >= edges[last]][0]
-        assert all(low[j] < len(values) for j in range(last, len(edges)) if edges[j] < ceiling)
+    for one, a, b in zip(edges, low, high, strict=True):
+        assert told_below(values, np.array([one]), least) == (np.array([a]), np.array([b]))
+    every = np.unique([*edges, *values, *np.nextafter(values, np.inf), *GRID])
+    below, upto = told_below(values, every, least)
+    told = np.diff([0, *below[below == upto], len(values)])
+    assert all(step == 0 or step >= min(least, len(values)) for step in told)
+    assert (np.diff(below) >= 0).all()
+    grid, counts = np.array(GRID), np.unique(values, return_counts=True)[1]
+    floor, ceiling = grid[grid <= values[0]][-1], grid[grid > values[-1]][0]
+    if counts[0] < least:  # nobody learns that an edge off the grid has nothing below it, but the next has
+        assert all(high[j] > 0 for j in range(len(edges)) if edges[j] > floor)
+    if counts[-1] < least:
+        assert all(low[j] < len(values) for j in range(len(edges)) if edges[j] < ceiling)
 
 
 def test_sums_over_few_are_held_back():

@@ -382,6 +382,7 @@ def mortal(monkeypatch):
     return set_to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--overwrite", "--resume"])
 def test_a_crash_at_any_time_leaves_the_old_run_or_the_new(made, tmp_path, cli, mortal, how):
     """Killed at its first, second, ... change of the disk; then it is resumed, and is one of the two to the bit."""

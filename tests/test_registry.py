@@ -147,6 +147,7 @@ def command(*arguments, path=(), cwd=None):
 # -- other packages --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_of_another_package_in_a_configuration(tmp_path):
     """From a file to a run folder, in a process that never heard of the package."""
     folder = installed_hospital(tmp_path / "site")
@@ -299,6 +300,7 @@ def dropped(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_method_in_one_file(dropped):
     """Found and configurable, without regenerating anything."""
     (dropped / "probe.py").write_text(

@@ -1106,3 +1106,17 @@ def test_every_registered_regularizer_says_what_it_is_in_a_sentence():
         first = cls.__doc__.strip().splitlines()[0]
         assert first.endswith("."), f"{cls.__name__}: {first}"
         assert dataclasses.is_dataclass(cls)
+
+
+@pytest.mark.parametrize(
+    "h",
+    [Zero(), L1(0.4), L1(0.4, weights=(0.0, 1.0, 2.0, 0.5, 1.0, 1.0)), ElasticNet(0.3, 0.7), L1(0.4).on([1, 2, 4])],
+    ids=str,
+)
+@pytest.mark.parametrize("each", [False, True])
+def test_the_slope_of_a_prox_is_its_derivative(h, each):
+    v = torch.tensor([3.0, -0.01, -2.0, 0.3, 0.7, -0.1], dtype=torch.float64)
+    step = torch.linspace(0.5, 1.5, 6 if each else 1, dtype=torch.float64)
+    at = v.clone().requires_grad_()
+    [right] = torch.autograd.grad(h.prox(at, step).sum(), at)
+    torch.testing.assert_close(h.prox_slope(v, step), right, rtol=1e-14, atol=0)

@@ -106,6 +106,7 @@ def test_everything_drawn_is_inside_its_picture(messy):
     assert seen > 500
 
 
+@pytest.mark.slow
 def test_a_page_is_the_same_again(messy):
     found = read_run(messy[1])
     assert html(found) == html(found)
@@ -196,6 +197,7 @@ def test_the_tables_have_the_numbers_of_the_analysis(messy, tmp_path):
     assert (tmp_path / "report.md").read_text().count("\n## ") == 4
 
 
+@pytest.mark.slow
 def test_a_reader_is_told_what_was_done(messy, tmp_path):
     """In every format: who was studied, how the model was chosen, on whom it was measured, and what a ratio is of."""
     folder, run = messy
@@ -218,6 +220,7 @@ def test_a_reader_is_told_what_was_done(messy, tmp_path):
         assert "Apparent performance: measured on training samples" in (tmp_path / "fit" / name).read_text()
 
 
+@pytest.mark.slow
 def test_another_run_in_the_folder_leaves_nothing_of_the_first(messy, tmp_path):
     """Neither its recipe, by which new patients would be prepared, nor its tables."""
     folder, _ = messy
@@ -245,6 +248,7 @@ def test_another_run_in_the_folder_leaves_nothing_of_the_first(messy, tmp_path):
     assert (tmp_path / "n.csv").exists()
 
 
+@pytest.mark.slow
 def test_names_that_are_markup_stay_names(messy, tmp_path):
     _, run = messy
     for path in run.iterdir():
@@ -261,6 +265,7 @@ def test_names_that_are_markup_stay_names(messy, tmp_path):
     assert text.count("<script>") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fit", "path"])
 def test_a_fit_and_a_path_have_a_report(kind, tmp_path):
     options = ["--count", 8, "--ratio", 0.05] if kind == "path" else []
@@ -450,6 +455,7 @@ def test_what_is_no_run_is_called_so(messy, tmp_path):
     assert "--resume" not in str(used.exception)
 
 
+@pytest.mark.slow
 def test_a_test_part_is_measured_and_reported(messy, tmp_path):
     experiment = messy[0] / "experiment.toml"
     said = command("cv", experiment, "--set", "data.test=0.3", "--folds", 3, "--count", 8, "--out", tmp_path / "run")

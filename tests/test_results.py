@@ -110,6 +110,7 @@ def test_what_cannot_be_measured_is_printed_all_the_same(found):
     assert "lambda_min" not in repr(empty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["path", "cv", "fit"])
 @pytest.mark.parametrize("h", [L1(1.0), MCP(0.5, 3.0), ElasticNet(0.2, 0.1)], ids=str)
 def test_the_problem_of_an_analysis_is_the_one_that_its_model_solves(kind, h):

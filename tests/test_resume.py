@@ -211,6 +211,7 @@ ANALYSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
     monkeypatch.setattr("fedcomposite.runtime.driver.SiloTransport", Watched)
@@ -373,6 +374,7 @@ def few(tmp_path_factory):
     return folder / "few.toml", options, left(folder / "whole")
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_with_the_same_bits(few, tmp_path):
     config, options, whole = few
     out = tmp_path / "run"
@@ -391,6 +393,7 @@ def test_a_killed_command_goes_on_with_the_same_bits(few, tmp_path):
     assert left(out) == whole
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(few, tmp_path):
     config, options, whole = few
     out = tmp_path / "run"
@@ -419,6 +422,7 @@ def content(folder):
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_refused_command_changes_nothing(few, tmp_path):
     config, _, whole = few
     out = tmp_path / "run"
@@ -446,6 +450,7 @@ def test_a_refused_command_changes_nothing(few, tmp_path):
     assert left(out) == whole
 
 
+@pytest.mark.slow
 def test_other_data_or_another_version_are_refused(few, tmp_path, monkeypatch):
     config, options, whole = few
     out = tmp_path / "run"
@@ -462,6 +467,7 @@ def test_other_data_or_another_version_are_refused(few, tmp_path, monkeypatch):
     assert left(out) == whole
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_how_far_an_analysis_is(few, tmp_path, monkeypatch):
     config, options, _ = few
     screen = io.StringIO()

@@ -117,6 +117,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 @pytest.mark.parametrize("limit", [1 << 60, 0])
 def test_rows_that_never_took_part_cost_nothing(tmp_path, limit, monkeypatch):

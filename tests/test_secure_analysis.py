@@ -113,6 +113,7 @@ def of_all(analysis):
 # -- the same numbers -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_cross_validation_with_a_recipe_equals_the_plain_one(messy, tmp_path):
     """Recipe, models, scores, intervals and overall quality, at sites that take part in secure sums only."""
     files, here, text = messy
@@ -168,13 +169,14 @@ def test_weighted_samples_with_offsets(loss, tmp_path):
 def test_stability_and_areas_of_folds(silos, tmp_path):
     made = []
     for place, settings in (("plain", None), ("secure", SECURE)):
-        limits = opened(min_count=5)
-        sites = make_sites(silos, tmp_path / place, limits) if settings is None else secure_sites(
-            silos, tmp_path / place, limits
-        )  # fmt: skip
-        asking, _ = ask_of(sites, settings=settings)
-        problem, driver = asking.meet(), Driver(asking)
-        stable = fc.stability(problem, draws=4, count=5, ratio=0.1, seed=3, driver=driver)
+        found = []
+        for least in (1, 5):  # halves that follow from a seed may differ by few
+            limits, folder = opened(min_count=least), tmp_path / f"{place}{least}"
+            sites = make_sites(silos, folder, limits) if settings is None else secure_sites(silos, folder, limits)
+            asking, _ = ask_of(sites, settings=settings)
+            found.append((asking.meet(), Driver(asking)))
+        stable = fc.stability(found[0][0], draws=4, count=5, ratio=0.1, seed=3, driver=found[0][1])
+        problem, driver = found[1]
         cv = fc.cross_validate(problem, folds=2, seed=3, scoring="auc", count=4, ratio=0.1, driver=driver)
         made.append({"share": stable.share.tolist(), "mean": cv.mean.tolist(), "off": cv.mean_error.tolist()})
     compare(made[1], made[0])
@@ -404,7 +406,6 @@ FEW = "over some of the sites"
         ({}, losses(AT[None], Rows("site", 1, held=True)), FEW),
         ({}, losses(AT[None], Rows("sites", 1, 4)), FEW),
         ({}, scores(AT, AT[:1], "test"), "one site alone"),
-        ({}, newton(AT + 1e40, OFF, ALL), "range of a secure sum of 4 sites"),
     ],
 )
 def test_what_is_refused_before_anything_is_masked(limits, request_, reason, silos, tmp_path, monkeypatch):
@@ -512,6 +513,7 @@ def test_a_site_that_is_restarted_is_asked_again_with_fresh_masks(silos, tmp_pat
 # -- a run whose experiment has a recipe ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_learns_its_recipe_first(secure, messy, tmp_path):
     files, here, text = messy

@@ -102,6 +102,7 @@ def gradient_sums(silos, folder, count, **privacy):
     return np.stack(found)
 
 
+@pytest.mark.slow
 def test_shares_of_noise_add_up_to_the_whole(silos, tmp_path):
     """The mean reply of many runs: its deviation is that of one whole noise, and not of N of them, nor of a share."""
     samples = int(sum(silos.sizes))

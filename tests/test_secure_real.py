@@ -44,7 +44,7 @@ def parties(tmp_path):
                 frame = pd.DataFrame(X.numpy(), columns=[f"f{j}" for j in range(20)]).assign(label=y.numpy())
                 frame.to_csv(folder / f"{name}.csv", index=False)
                 with (place / "site.toml").open("a") as file:
-                    file.write('reproducible_batches = true\nsecure = "required"\n')
+                    file.write('reproducible_batches = true\nexact_counts = true\nsecure = "required"\n')
             (folder / "config.toml").write_text(tomli_w.dumps(CONFIG))
 
     made = Enrolled(tmp_path)

@@ -53,6 +53,7 @@ def test_sample_weights_give_the_pooled_problem(uneven):
     assert a.history[-1].stationarity == pytest.approx(b.history[-1].stationarity, abs=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_sampled_cohorts_are_unbiased(uneven, weights):
     """The mean over all cohorts of the weighted mean reply is the full gradient."""
@@ -183,7 +184,7 @@ GROWING = {  # 1/L of a silo, and more, with two samples at a time
     "TAMUNA": {"step": 0.35, "p": 0.1, "s": 2},
     "GradSkip": {"step": 0.35, "p": 0.1},
     "Scaffnew": {"step": 0.35, "p": 0.1},
-    "FedDR": {"eta": 0.7, "alpha": 1.0, "inner_steps": 10, "inner_step": 0.3},
+    "FedDR": {"eta": 0.7, "alpha": 1.0, "local_steps": 10, "step": 0.3},
     "FedAvg": {"local_steps": 10, "step": 0.35},
     "FedMid": {"local_steps": 10, "step": 0.35},
     "Zhang": {"local_steps": 10, "step": 0.35},

@@ -18,6 +18,7 @@ from fedcomposite.data import Silos
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.coordinator.plans import PLANS
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.folders import FederationFolder, SiteFolder
 from fedcomposite.federation.orders import Secure
@@ -119,7 +120,7 @@ def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, 
     """Neither the word for a run nor a class of runs covers what an analysis asks."""
     text = write(ProxNewton(), L1, rounds=3)
     runs = {"methods": ["ProxNewton"], "losses": ["logistic"], "max_rounds": 9, "max_evaluations": 9, "secure": False}
-    asked = digest(parse(text), analysis=True)
+    asked = digest(parse(text), plan=PLANS["analysis"])
     assert asked != digest(parse(text))
 
     def ask(rule, place):

@@ -29,7 +29,7 @@ def hospitals():
     return fc.data.load("heart_disease")
 
 
-@pytest.mark.parametrize("name", [n for n in LOSSES if n != "multinomial"])
+@pytest.mark.parametrize("name", [n for n, loss in LOSSES.items() if n != "multinomial" and loss.by_sample])
 def test_fenchel_and_young_with_equality(name):
     """A sample's conjugate follows from its loss and derivative, and is convex down to minus the least loss."""
     loss = LOSSES[name]
@@ -164,6 +164,7 @@ def test_a_network_gets_steps_that_lower_its_objective():
     assert math.isfinite(run.certificate.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("h", "share"), [(reg.L1(0.005), 0.5), (reg.L0(0.001), 1.0)], ids=str)
 def test_first_order_methods_arrive_sooner_than_with_safe_steps(hospitals, h, share):
     problem = fc.Problem(hospitals, regularizer=h, bias=True)
@@ -215,6 +216,7 @@ def test_tolerance_of_a_first_order_method_does_not_depend_on_the_unit_of_target
     assert float((run.solution - exact).abs().max() / exact.abs().max()) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [-1e4, -10.0, 30.0, 1e8])
 @pytest.mark.parametrize("loss", ["logistic", "poisson", "hinge"])
 def test_a_start_far_out_does_not_matter(loss, far):

@@ -42,6 +42,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECTRA)
 def test_upper_bound_within_one_percent(name):
     values = SPECTRA[name]

@@ -13,7 +13,7 @@ from fedcomposite.algorithms import FedAvg, FedNMap
 from fedcomposite.data.augmentation import Chain, Crop, Flip
 from fedcomposite.exporting.errors import full_precision
 from fedcomposite.problems import Batches
-from fedcomposite.problems.base import Local, Slot
+from fedcomposite.problems.base import RoundInputs, Slot
 from fedcomposite.problems.network.aligned import Aligned
 from fedcomposite.problems.network.flat import FlatModule
 from fedcomposite.problems.network.streams import Streams
@@ -43,6 +43,7 @@ def test_streams_equal_the_loop_and_a_single_site(name, batch):
         torch.testing.assert_close(run.buffers, ways["loop"].buffers, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_trains_by_the_rule_without_a_warning(name, device):
@@ -93,12 +94,12 @@ def test_batch_norm_takes_bfloat16_as_it_comes_but_for_vmap(way, dtype, monkeypa
     seen = []
     smooth.flat.module.b.register_forward_hook(lambda _, given, out: seen.append((given[0].dtype, out.dtype)))
     x, rows = smooth.start().repeat(3, 1), torch.arange(36).view(3, 12)
-    local = Local(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
+    local = RoundInputs(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
     found = smooth.during(local).minibatch(x, rows)
     assert set(seen) == {(dtype, dtype)}
     assert found.dtype == local.buffers.dtype == torch.float32
     monkeypatch.undo()
-    plain = Local(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
+    plain = RoundInputs(smooth.buffers().repeat(3, 1), np.arange(3, dtype=np.uint64), 0, 0)
     other = problem_of("statistics", gradients=way).smooth(torch.float32)
     wanted = other.during(plain).minibatch(x, rows)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.02)
@@ -238,7 +239,7 @@ def test_an_augmented_pass_takes_nothing_from_the_host(way, monkeypatch):
 
     def gradients():
         clients, round = np.arange(3, dtype=np.uint64), torch.tensor(7)
-        local = Local(smooth.buffers().repeat(3, 1), clients, 0, round, ids=torch.arange(3))
+        local = RoundInputs(smooth.buffers().repeat(3, 1), clients, 0, round, ids=torch.arange(3))
         return smooth.during(local).minibatch(x, rows), local.buffers
 
     def refuse(*given, **named):

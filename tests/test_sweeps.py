@@ -130,6 +130,7 @@ def test_missing_data_of_every_setting_are_told_at_once(file, tmp_path, cli, mon
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_side_by_side_equals_one_after_another_and_continues(file, tmp_path):
     sweep = Sweep.read(file)
     alone = comparison.compare(sweep, tmp_path / "one")

@@ -341,6 +341,7 @@ def test_line_numbers_count_lines_within_quotes(tmp_path):
     assert caught.value.faults[0].lines == (5,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("plain", [True, False])
 def test_thousands_of_rows_to_the_bit(tmp_path, newline, plain):

@@ -158,6 +158,7 @@ def test_results_as_json(narrow, cli, tmp_path):
     assert cli("solve", "demo", "--set", "nothing.rounds=1", "--json", check=2).out == ""
 
 
+@pytest.mark.slow
 def test_the_demonstration_warns_of_nothing_and_ends_with_what_it_means(cli, tmp_path):
     short = tmp_path / "demo.toml"
     short.write_text(locate("demo").read_text().replace("rounds = 600", "rounds = 1"))

@@ -59,7 +59,7 @@ def test_scaffold_and_proximal_gradient_conditions():
 def test_feddr_conditions():
     c = Constants(L=2.0)
     f = theory.steps("FedDR", c, 5)
-    alpha, eta = f["alpha"], f["eta"]
+    alpha, eta = f["alpha"], f["prox_step"]
     assert 0 < alpha < (math.sqrt(17) - 1) / 2
     limit = (math.sqrt(17) - 1 - 2 * alpha) / (2 * 2.0 * (alpha + 2))
     assert 0.9 * limit < eta < limit
@@ -150,9 +150,9 @@ def test_auto_is_the_methods_own(name):
         ("FedCanon", {"local_steps": 1, "step": 1e-3, "server_step": 2.0}, {"rho": 0.5}, ["not below 1 / rho = 2"]),
         ("Scaffold", {"local_steps": 5, "step": 0.1, "server_step": 0.5}, {}, ["24 L", "server_step = 0.5 is below 1"]),
         ("Scaffnew", {"step": 1.0, "local_steps": 4}, {}, ["mu = 0", "step = 1 is above 1 / L = 0.667", "a coin"]),
-        ("FedDR", {"eta": 1.0, "alpha": 1.9, "inner_steps": 5, "inner_step": 0.1}, {}, ["alpha = 1.9 is not below"]),
-        ("FedDR", {"eta": 1.0, "alpha": 1.0, "inner_steps": 5, "inner_step": 0.1}, {}, ["eta = 1 is above"]),
-        ("FedProx", {"prox_step": 1.0, "inner_steps": 5, "inner_step": 0.1}, {"G": 1.0, "rounds": 8},
+        ("FedDR", {"prox_step": 1.0, "alpha": 1.9, "local_steps": 5, "step": 0.1}, {}, ["alpha = 1.9 is not below"]),
+        ("FedDR", {"prox_step": 1.0, "alpha": 1.0, "local_steps": 5, "step": 0.1}, {}, ["prox_step = 1 is above"]),
+        ("FedProx", {"prox_step": 1.0, "local_steps": 5, "step": 0.1}, {"G": 1.0, "rounds": 8},
          ["prox_step = 1 is above", "tolerance"]),
         ("FedMLS", {"lambda0": 1.0}, {}, ["Remark 3.3", "needs a radius"]),
     ],

@@ -12,7 +12,7 @@ def test_every_row_names_a_test_that_exists():
     attacks = [r for r in rows if "::" in r]
     heads = [r for r in rows if re.match(r"\| (---|attack|party)", r)]
     parties = rows.index(next(r for r in rows if r.startswith("| party")))
-    assert len(attacks) + len(heads) + 6 == len(rows), "a row without a test"
+    assert len(attacks) + len(heads) + 6 == len(rows), "a row without a test"  # six parties
     assert len(attacks) > 30
     assert parties == 0
     for row in attacks:

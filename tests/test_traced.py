@@ -39,6 +39,7 @@ def asked(problem, batch, times):
     return net, [net.minibatch(x, rows) for _ in range(times)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [dense, convolution, lambda: convolution(norm=False)], ids=["mlp", "norm", "cnn"])
 @pytest.mark.parametrize(("gradients", "batch"), [("vmap", 5), ("auto", 5), ("loop", 5)])
 def test_listing_the_operations_changes_no_bit(model, gradients, batch):
@@ -135,6 +136,7 @@ def test_equal_numbers_of_different_types_are_different_arguments():
     assert torch.equal(trace(both, x)(x), both(x))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_every_bit_across_the_listing(tmp_path):
     problem = fc.Problem(silos(), model=convolution(), regularizer=fc.regularizers.L1(1e-3))
     options = {"batch_size": 5, "dtype": torch.float32, "evaluate_every": 5}

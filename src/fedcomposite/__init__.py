@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         theory,
     )
     from fedcomposite.analysis import (
+        CoxRegression,
         HuberRegression,
         LinearRegression,
         LinearSVC,
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
         PoissonRegression,
         QuantileRegression,
         analyse,
+        baseline_hazard,
         bootstrap,
         confidence,
         cross_validate,
+        event_curves,
+        logrank_test,
         path,
         predict,
         refit,
+        schoenfeld_test,
     )
     from fedcomposite.analysis.quality import quality
     from fedcomposite.analysis.solve import solve
@@ -66,6 +71,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "ClientError",
+    "CoxRegression",
     "DataError",
     "DataWarning",
     "DivergenceWarning",
@@ -94,6 +100,7 @@ __all__ = [
     "aggregators",
     "algorithms",
     "analyse",
+    "baseline_hazard",
     "bootstrap",
     "callbacks",
     "confidence",
@@ -101,7 +108,9 @@ __all__ = [
     "data",
     "describe",
     "errors",
+    "event_curves",
     "export",
+    "logrank_test",
     "metrics",
     "models",
     "path",
@@ -114,6 +123,7 @@ __all__ = [
     "regularizers",
     "runtime",
     "schedules",
+    "schoenfeld_test",
     "simulate",
     "solve",
     "stability",
@@ -125,9 +135,10 @@ _ROOMS = {  # where a name lives; a name that is not here is a module of its own
     "data": ("DataError", "FittedRecipe", "Recipe", "Silos", "describe"),
     "data.faults": ("DataWarning",),
     "analysis": (
-        "HuberRegression", "LinearRegression", "LinearSVC", "LogisticRegression", "MultinomialRegression",
-        "PoissonRegression", "QuantileRegression", "analyse", "bootstrap", "confidence", "cross_validate", "path",
-        "predict", "quality", "refit", "solve", "stability",
+        "CoxRegression", "HuberRegression", "LinearRegression", "LinearSVC", "LogisticRegression",
+        "MultinomialRegression", "PoissonRegression", "QuantileRegression", "analyse", "baseline_hazard", "bootstrap",
+        "confidence", "cross_validate", "event_curves", "logrank_test", "path", "predict", "quality", "refit",
+        "schoenfeld_test", "solve", "stability",
     ),
     "exporting": ("ExportError", "export", "prune"),
     "problems": ("OneClassWarning", "Problem"),

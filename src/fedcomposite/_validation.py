@@ -220,6 +220,17 @@ def renamed(**names: str | tuple[str, Callable[[Any], Any]]) -> Callable[[Callab
     return decorate
 
 
+def formerly(**names: str) -> Callable[[type[_R]], type[_R]]:
+    """Let a dataclass take fields by the names that they had in the last version; ``formerly`` of it are the names."""
+
+    def decorate(cls: type[_R]) -> type[_R]:
+        cls.__init__ = renamed(**names)(cls.__init__)  # type: ignore[method-assign]
+        cls.formerly = names  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
 def as_model(x: Any) -> Any:
     """The vector of whatever holds a model; what holds none is given back as it is.
 

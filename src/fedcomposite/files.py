@@ -45,9 +45,24 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
+        _sync_folder(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
     remove_scratch(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have a folder's list of names on the disk: a file that took another's place stays there after a power cut."""
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError:  # of a kind of system on which folders cannot be opened
+        return
+    try:
+        os.fsync(opened)
+    except OSError:  # nor synced
+        pass
+    finally:
+        os.close(opened)
 
 
 def one_at_a_time(what: str) -> AbstractContextManager[Any]:

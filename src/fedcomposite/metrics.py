@@ -7,6 +7,7 @@ record (``Problem(..., metrics=["auc"])``) are those of :data:`METRICS`, or your
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ __all__ = [
     "LogLoss",
     "Metric",
     "ProximalPoint",
-    "Support",
+    "SupportRecovery",
     "client_drift",
     "distance",
     "exact_auc",
@@ -225,7 +226,7 @@ def hoyer(x: Any) -> float:
     return (root - float(point.abs().sum()) / norm) / (root - 1)
 
 
-class Support(NamedTuple):
+class SupportRecovery(NamedTuple):
     """How well the nonzeros of a model match those of a reference."""
 
     precision: float
@@ -240,12 +241,19 @@ class Support(NamedTuple):
         return 2 * self.precision * self.recall / total if total else 0.0
 
 
-def support(x: Any, reference: Any, tolerance: float = 0.0) -> Support:
+def support(x: Any, reference: Any, tolerance: float = 0.0) -> SupportRecovery:
     """Precision and recall of the entries above ``tolerance``.
 
     >>> support([1.0, 0.0, 2.0, 0.0], [3.0, 1.0, 0.0, 0.0])
-    Support(precision=0.5, recall=0.5)
+    SupportRecovery(precision=0.5, recall=0.5)
     """
     mine, true = (v.abs() > tolerance for v in (_vector(x), _like(reference, x)))
     both = int((mine & true).sum())
-    return Support(*(both / count if (count := int(s.sum())) else 1.0 for s in (mine, true)))
+    return SupportRecovery(*(both / count if (count := int(s.sum())) else 1.0 for s in (mine, true)))
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Support":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("metrics.Support is now metrics.SupportRecovery", DeprecationWarning, stacklevel=2)
+    return SupportRecovery

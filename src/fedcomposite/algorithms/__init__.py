@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+import warnings
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,17 @@ def build(name: str, **fields: Any) -> AnyAlgorithm:
         )
     algorithm: AnyAlgorithm = REGISTRY.build(name, fields)
     return algorithm
+
+
+def current(table: dict[str, Any]) -> dict[str, Any]:
+    """A method's table of a configuration with the names that its fields have now, and a warning where they differ."""
+    name = table.get("name")
+    old = getattr(REGISTRY.get(name), "formerly", {}) if isinstance(name, str) else {}
+    if not old.keys() & table.keys():
+        return table
+    names = {k: old[k] for k in table if k in old}
+    warnings.warn(f"{name}: {', '.join(f'{k} is now {v}' for k, v in names.items())}", DeprecationWarning, 2)
+    return {names.get(k, k): v for k, v in table.items()}
 
 
 def cite(name: str) -> str:

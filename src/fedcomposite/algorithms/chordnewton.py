@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Positive, ZeroOrMore
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.algorithms.inner import Model, minimise
+from fedcomposite.algorithms.inner import QuadraticModel, minimise
 from fedcomposite.regularizers.base import Regularizer
 
 _LARGEST = 4000  # coordinates: half of their square is sent by every client, once
@@ -122,7 +122,7 @@ class ChordNewton(Algorithm[Server, Empty, Message, Reply]):
         else:
             H[i, j] = H[j, i] = server.hessian
         separable = torch.unique(h.coupling(d)).numel() == d
-        model = Model(x, reply.gradient, H / self.step, h.prox, h.value, separable, h.rho)
+        model = QuadraticModel(x, reply.gradient, H / self.step, h.prox, h.value, separable, h.rho)
         residual = float(h.optimality(x, reply.gradient))
         found, _ = minimise(model, 1e-13 * residual)
         return Server(found, H[i, j], torch.zeros_like(server.wanted))

@@ -5,8 +5,8 @@ CDC 2022.
                   lam_i+ = lam_i + (x_i+ - x-) / eta,   x^_i+ = x_i+ + eta lam_i+
     server:       x~+ = x~ + (1/n) sum_S (x^_i+ - x^_i),   x-+ = P_eta(x~+)
 
-Symbols: eta = ``eta`` (1/rho in the paper), lam = ``dual``; x- = ``x_bar`` is the model, x~ = ``x_tilde``. The local
-problem takes ``inner_steps`` gradient steps of length ``inner_step`` <= 1 / (L + 1/eta) from the client's previous x_i.
+Symbols: eta = ``prox_step`` (1/rho in the paper), lam = ``dual``; x- = ``x_bar`` is the model, x~ = ``x_tilde``. The
+local problem takes ``local_steps`` gradient steps of length ``step`` <= 1 / (L + 1/eta) from the client's previous x_i.
 Assumptions: f smooth, h rho-weakly convex with eta rho < 1, any participation.
 
 The iterates are those of FedDR with alpha = 1. The methods of Gong, Li & Freris and of Zhou & Li carry the same name
@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Positive
+from fedcomposite._validation import Count, Positive, formerly
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -52,6 +52,7 @@ class Reply(NamedTuple):
     dx_hat: Tensor  # change of x + eta dual
 
 
+@formerly(inner_steps="local_steps", inner_step="step", eta="prox_step")
 @dataclass(frozen=True)
 class FedADMM(Algorithm[Server, Client, Message, Reply]):
     """Consensus ADMM with inexact local problems and one prox at the server."""
@@ -66,17 +67,17 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
         bibtex="wang2022fedadmm",
     )
 
-    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step"})
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
 
-    eta: Positive
-    inner_steps: Count
-    inner_step: Positive
+    prox_step: Positive
+    local_steps: Count
+    step: Positive
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """Eta is as far as the inner steps reach, and the inner step the safe one."""
         eta = round_step(L, rho, local_steps)
-        return cls(eta=eta, inner_steps=local_steps, inner_step=1 / (L + 1 / eta))
+        return cls(prox_step=eta, local_steps=local_steps, step=1 / (L + 1 / eta))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """All models start at x0, the multipliers at zero."""
@@ -88,16 +89,16 @@ class FedADMM(Algorithm[Server, Client, Message, Reply]):
     def local_round(self, message: Message, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
         """Gradient steps on the augmented Lagrangian, then the multiplier."""
         x = client.x
-        for t in range(self.inner_steps):
-            x = x - self.inner_step * (grad(x, t) + client.dual + (x - message.x_bar) / self.eta)
-        dual = client.dual + (x - message.x_bar) / self.eta
+        for t in range(self.local_steps):
+            x = x - self.step * (grad(x, t) + client.dual + (x - message.x_bar) / self.prox_step)
+        dual = client.dual + (x - message.x_bar) / self.prox_step
         # The change of what is kept, rounding included: the server's mean stays that of the clients.
-        return Reply(x - client.x + self.eta * (dual - client.dual)), Client(x, dual)
+        return Reply(x - client.x + self.prox_step * (dual - client.dual)), Client(x, dual)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Renew the participants' part of the mean over all clients, and take the prox."""
         x_tilde = server.x_tilde + share * reply.dx_hat
-        return Server(x_tilde, h.prox(x_tilde, self.eta))
+        return Server(x_tilde, h.prox(x_tilde, self.prox_step))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         return server.x_bar

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.algorithms.optimizers import Decay, Moments, Optimizer, moved, nothing
+from fedcomposite.algorithms.optimizers import Decay, Optimizer, OptimizerState, moved, nothing
 from fedcomposite.regularizers.base import Regularizer
 
 
@@ -86,7 +86,7 @@ class FedAvg(Algorithm[Server, Empty, Model, Reply]):
         """Move along the mean change."""
         if self.server_optimizer is None:
             return server._replace(x=server.x + self.server_step * reply.dx)
-        reach, moments = self.step * self.local_steps, Moments(*server[1:])
+        reach, moments = self.step * self.local_steps, OptimizerState(*server[1:])
         x, _, moments = moved(self.server_optimizer, server.x, reply.dx, moments, reach, self.server_step)
         return Server(x, *moments)
 

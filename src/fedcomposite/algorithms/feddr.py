@@ -4,8 +4,8 @@ federated composite optimization*, NeurIPS 2021 (Algorithm 1).
     client in S:  y_i+ = y_i + alpha (x- - x_i),   x_i+ = prox of eta f_i at y_i+, inexactly,   x^_i+ = 2 x_i+ - y_i+
     server:       x~+ = x~ + (1/n) sum_S (x^_i+ - x^_i),   x-+ = P_eta(x~+)
 
-Symbols: eta = ``eta``, alpha = ``alpha`` (1 is Douglas-Rachford, 2 Peaceman-Rachford); x- = ``x_bar`` is the model,
-x~ = ``x_tilde``. The local prox takes ``inner_steps`` gradient steps of length ``inner_step`` <= 1 / (L + 1/eta) on
+Symbols: eta = ``prox_step``, alpha = ``alpha`` (1 is Douglas-Rachford, 2 Peaceman-Rachford); x- = ``x_bar`` is the
+model, x~ = ``x_tilde``. The local prox takes ``local_steps`` gradient steps of length ``step`` <= 1 / (L + 1/eta) on
 f_i + ||. - y_i||^2 / (2 eta). Assumptions: f smooth, h rho-weakly convex with eta rho < 1, any participation.
 
 The solver starts at the client's previous x_i, as in the authors' code: then even one inner step is enough to be
@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 import annotated_types as at
 from torch import Tensor
 
-from fedcomposite._validation import Count, Positive
+from fedcomposite._validation import Count, Positive, formerly
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -53,6 +53,7 @@ class Reply(NamedTuple):
     dx_hat: Tensor  # change of its reflection
 
 
+@formerly(inner_steps="local_steps", inner_step="step", eta="prox_step")
 @dataclass(frozen=True)
 class FedDR(Algorithm[Server, Client, Message, Reply]):
     """Randomized Douglas-Rachford splitting with inexact local proxes."""
@@ -68,18 +69,18 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
         bibtex="trandinh2021feddr",
     )
 
-    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+    schedulable: ClassVar[frozenset[str]] = frozenset({"prox_step", "step"})
 
-    eta: Positive
+    prox_step: Positive
     alpha: Annotated[float, at.Gt(0), at.Le(2)]
-    inner_steps: Count
-    inner_step: Positive
+    local_steps: Count
+    step: Positive
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """Eta is as far as the inner steps reach, without relaxation, and the inner step the safe one."""
         eta = round_step(L, rho, local_steps)
-        return cls(eta=eta, alpha=1.0, inner_steps=local_steps, inner_step=1 / (L + 1 / eta))
+        return cls(prox_step=eta, alpha=1.0, local_steps=local_steps, step=1 / (L + 1 / eta))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         return Server(x0, x0), Client(x0, x0)
@@ -91,14 +92,14 @@ class FedDR(Algorithm[Server, Client, Message, Reply]):
         """Move the centre, then gradient steps towards the prox of eta f_i."""
         y = client.y + self.alpha * (message.x_bar - client.x)
         x = client.x
-        for t in range(self.inner_steps):
-            x = x - self.inner_step * (grad(x, t) + (x - y) / self.eta)
+        for t in range(self.local_steps):
+            x = x - self.step * (grad(x, t) + (x - y) / self.prox_step)
         return Reply(2 * (x - client.x) - (y - client.y)), Client(y, x)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Renew the participants' part of the mean over all clients, and take the prox."""
         x_tilde = server.x_tilde + share * reply.dx_hat
-        return Server(x_tilde, h.prox(x_tilde, self.eta))
+        return Server(x_tilde, h.prox(x_tilde, self.prox_step))
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         return server.x_bar

@@ -6,7 +6,7 @@
 Symbols: alpha = ``alpha``; n_i (the paper's grad L_i) and m (its h) are linear terms, and m = mean_i n_i always.
 Assumptions: f smooth, h = 0. Exact also when clients sit out, who keep n_i.
 
-Deviations. The argmin is ``inner_steps`` gradient steps of size ``inner_step`` from theta, as in the authors' code; at
+Deviations. The argmin is ``local_steps`` gradient steps of size ``step`` from theta, as in the authors' code; at
 a solution they do not move, so a short inner solve leaves no bias. The authors' code weighs alpha by the clients'
 sizes and clips gradients; here neither.
 """
@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Positive
+from fedcomposite._validation import Count, Positive, formerly
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -47,6 +47,7 @@ class Reply(NamedTuple):
     dx: Tensor  # model change
 
 
+@formerly(inner_steps="local_steps", inner_step="step")
 @dataclass(frozen=True)
 class FedDyn(Algorithm[Server, Client, Message, Reply]):
     """Local solves with a linear and a quadratic term that make their minimisers agree."""
@@ -61,16 +62,16 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
         bibtex="acar2021federated",
     )
 
-    schedulable: ClassVar[frozenset[str]] = frozenset({"alpha", "inner_step"})
+    schedulable: ClassVar[frozenset[str]] = frozenset({"alpha", "step"})
 
     alpha: Positive
-    inner_steps: Count
-    inner_step: Positive
+    local_steps: Count
+    step: Positive
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """Alpha = 2 L, since m goes on acting while clients sit out, and inner steps of 1/(L + alpha)."""
-        return cls(alpha=1 / round_step(L, rho), inner_steps=local_steps, inner_step=2 / 3 * round_step(L, rho))
+        return cls(alpha=1 / round_step(L, rho), local_steps=local_steps, step=2 / 3 * round_step(L, rho))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0 with zero linear terms."""
@@ -82,8 +83,8 @@ class FedDyn(Algorithm[Server, Client, Message, Reply]):
     def local_round(self, message: Message, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
         """The local solve, then the linear term that makes its result stationary."""
         y = message.x
-        for t in range(self.inner_steps):
-            y = y - self.inner_step * (grad(y, t) - client.linear + self.alpha * (y - message.x))
+        for t in range(self.local_steps):
+            y = y - self.step * (grad(y, t) - client.linear + self.alpha * (y - message.x))
         dx = y - message.x
         return Reply(dx), Client(client.linear - self.alpha * dx)
 

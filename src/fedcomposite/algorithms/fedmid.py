@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.algorithms.optimizers import Decay, Moments, Optimizer, moved, nothing
+from fedcomposite.algorithms.optimizers import Decay, Optimizer, OptimizerState, moved, nothing
 from fedcomposite.regularizers.base import Regularizer
 
 
@@ -108,7 +108,7 @@ class FedMid(Algorithm[Server, Empty, Model, Reply]):
         if self.server_optimizer is None:
             before = server.x + self.server_step * reply.dx
             return server._replace(x=h.prox(before, self.server_step * self.step * self.local_steps))
-        moments = Moments(*server[1:])
+        moments = OptimizerState(*server[1:])
         before, step, moments = moved(self.server_optimizer, server.x, reply.dx, moments, reach, self.server_step)
         return Server(h.prox(before, step), *moments)
 

@@ -5,8 +5,8 @@ NeurIPS 2022 (Algorithm 1).
     server:  x+ = x + mean_S(x_i - x)
 
 Symbols: eta = ``prox_step``. The local problem takes steps y <- y - s (g_i(y; B) + h'(y) + (y - x) / eta) from x with
-s = ``inner_step`` and h' a subgradient: ``inner_steps`` of them, or as many as bring the norm of that direction to
-``tolerance`` (at most ``inner_steps``, 10000 if not given). The minibatch is the same in all inner steps, which is the
+s = ``step`` and h' a subgradient: ``local_steps`` of them, or as many as bring the norm of that direction to
+``tolerance`` (at most ``local_steps``, 10000 if not given). The minibatch is the same in all inner steps, which is the
 whole difference to FedProx: with full gradients both coincide.
 
 Assumptions: f G-Lipschitz, and either smooth or non-smooth and weakly convex (then eta = c / sqrt(T) with c below half
@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from fedcomposite._validation import Count, Positive, ZeroOrMore
+from fedcomposite._validation import Count, Positive, ZeroOrMore, formerly
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info, round_step
 from fedcomposite.algorithms.fedprox import descend, gradient_tolerance
 from fedcomposite.regularizers.base import Regularizer
@@ -41,6 +41,7 @@ class Reply(NamedTuple):
     dx: Tensor  # model change
 
 
+@formerly(inner_steps="local_steps", inner_step="step")
 @dataclass(frozen=True)
 class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
     """Averaged inexact proximal points of the clients' losses on one minibatch each."""
@@ -56,27 +57,27 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
         bibtex="yuan2022convergence",
     )
 
-    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step", "prox_step"})
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step", "prox_step"})
 
     prox_step: Positive
-    inner_step: Positive
-    inner_steps: Count | None = None
+    step: Positive
+    local_steps: Count | None = None
     tolerance: ZeroOrMore | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner_steps is None and self.tolerance is None:
-            raise ValueError("FedMSPP needs inner_steps (an integer >= 1), or tolerance (a number >= 0), or both")
+        if self.local_steps is None and self.tolerance is None:
+            raise ValueError("FedMSPP needs local_steps (an integer >= 1), or tolerance (a number >= 0), or both")
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """Eta is the step of a round, and the inner step the safe one."""
         eta = round_step(L, rho)
-        return cls(prox_step=eta, inner_step=1 / (L + 1 / eta), inner_steps=local_steps)
+        return cls(prox_step=eta, step=1 / (L + 1 / eta), local_steps=local_steps)
 
     @classmethod
     def from_theory(
-        cls, L: float, G: float, rounds: int, cohort: int, batch: int, inner_steps: int | None = None
+        cls, L: float, G: float, rounds: int, cohort: int, batch: int, local_steps: int | None = None
     ) -> Self:
         """Theorem 3, for L-smooth and G-Lipschitz losses, T ``rounds``, I = ``cohort`` clients, b = ``batch`` samples.
 
@@ -93,7 +94,7 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
             G**2 * eta / (8 * batch**2),
             L**2 * G**2 * eta**3 / (2 * batch * cohort * (L * eta + 1)),
         )
-        return cls(eta, 1 / (L + 1 / eta), inner_steps, gradient_tolerance(epsilon, eta, L))
+        return cls(eta, 1 / (L + 1 / eta), local_steps, gradient_tolerance(epsilon, eta, L))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Empty]:
         return Model(x0), Empty()
@@ -108,7 +109,7 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
         def direction(y: Tensor, t: int) -> Tensor:
             return grad(y, 0) + h.subgradient(y) + (y - x) / self.prox_step
 
-        return Reply(descend(direction, x, self.inner_step, self.inner_steps, self.tolerance) - x), client
+        return Reply(descend(direction, x, self.step, self.local_steps, self.tolerance) - x), client
 
     def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
         """Average the models."""

@@ -3,12 +3,12 @@
     x_i = argmin f_i(y) + <l_i, y - x0_i> + ||y - x0_i||^2 / (2 eta),   l_i+ = l_i + (x_i - x0_i) / eta,
     x0_i+ = x_i + eta l_i+,   and with probability 1 - p, for all clients together,   x0_i+ <- mean_j x0_j+
 
-Symbols: eta = ``eta``, p = ``p``; the model is the mean x0. Assumptions: f smooth, h = 0, all clients take part.
+Symbols: eta = ``prox_step``, p = ``p``; the model is the mean x0. Assumptions: f smooth, h = 0, all clients take part.
 
 A round here ends with a communication: it holds a geometric number of local updates, drawn by the server from
 ``seed``, and one update when p = 0. With p > 0 the limit keeps a heterogeneity error: use 0 to compare methods.
 
-Deviations. The argmin is ``inner_steps`` gradient steps of size ``inner_step`` from x0_i (the paper's oracle I); at
+Deviations. The argmin is ``local_steps`` gradient steps of size ``step`` from x0_i (the paper's oracle I); at
 a solution they do not move, so a short inner solve leaves no bias.
 """
 
@@ -19,7 +19,7 @@ import annotated_types as at
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Positive
+from fedcomposite._validation import Count, Positive, formerly
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.rng import geometric
@@ -51,6 +51,7 @@ class Reply(NamedTuple):
     dx: Tensor  # change of x0_i
 
 
+@formerly(inner_steps="local_steps", inner_step="step", eta="prox_step")
 @dataclass(frozen=True)
 class FedPD(Algorithm[Server, Client, Message, Reply]):
     """Local primal-dual updates, averaged at random times."""
@@ -66,18 +67,18 @@ class FedPD(Algorithm[Server, Client, Message, Reply]):
     )
     recordable: ClassVar[bool] = False
 
-    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+    schedulable: ClassVar[frozenset[str]] = frozenset({"prox_step", "step"})
 
-    eta: Positive
-    inner_steps: Count
-    inner_step: Positive
+    prox_step: Positive
+    local_steps: Count
+    step: Positive
     p: Annotated[float, at.Ge(0), at.Lt(1)] = 0.0
     seed: Annotated[int, at.Ge(0)] = 0
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """Eta = 1/L, and inner steps of 1/(L + 1/eta)."""
-        return cls(eta=2 * round_step(L, rho), inner_steps=local_steps, inner_step=round_step(L, rho))
+        return cls(prox_step=2 * round_step(L, rho), local_steps=local_steps, step=round_step(L, rho))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Client]:
         """Start at x0 with zero multipliers."""
@@ -93,11 +94,11 @@ class FedPD(Algorithm[Server, Client, Message, Reply]):
         x, dual, k = message.x, client.dual, 0
         for _ in range(int(message.updates.flatten()[0])):
             y = x
-            for _ in range(self.inner_steps):
-                y = y - self.inner_step * (grad(y, k) + dual + (y - x) / self.eta)
+            for _ in range(self.local_steps):
+                y = y - self.step * (grad(y, k) + dual + (y - x) / self.prox_step)
                 k += 1
-            dual = dual + (y - x) / self.eta
-            x = y + self.eta * dual
+            dual = dual + (y - x) / self.prox_step
+            x = y + self.prox_step * dual
         return Reply(x - message.x), Client(dual)
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:

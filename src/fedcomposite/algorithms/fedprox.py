@@ -5,9 +5,9 @@
     server:  x+ = x + mean_S(x_i - x)
 
 Symbols: eta = ``prox_step`` = 1/mu; ``prox_step=None`` is mu = 0, which is FedAvg. The local problem takes steps
-y <- y - s (g_i(y) + h'(y) + (y - x) / eta) from x with s = ``inner_step`` and h' a subgradient, each on its own
-minibatch: ``inner_steps`` of them, or as many as bring the norm of that direction to ``tolerance`` (at most
-``inner_steps``, 10000 if not given). Assumptions: f smooth, h with finite subgradients, any participation.
+y <- y - s (g_i(y) + h'(y) + (y - x) / eta) from x with s = ``step`` and h' a subgradient, each on its own
+minibatch: ``local_steps`` of them, or as many as bring the norm of that direction to ``tolerance`` (at most
+``local_steps``, 10000 if not given). Assumptions: f smooth, h with finite subgradients, any participation.
 
 Known limit. The clients' prox points average to a fixed point that is off by O(eta) on heterogeneous data.
 
@@ -25,7 +25,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Positive, ZeroOrMore
+from fedcomposite._validation import Count, Positive, ZeroOrMore, formerly
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -69,6 +69,7 @@ class Reply(NamedTuple):
     dx: Tensor  # model change
 
 
+@formerly(inner_steps="local_steps", inner_step="step")
 @dataclass(frozen=True)
 class FedProx(Algorithm[Model, Empty, Model, Reply]):
     """Averaged inexact proximal points of the clients' losses."""
@@ -83,26 +84,26 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         bibtex="li2020federated",
     )
 
-    schedulable: ClassVar[frozenset[str]] = frozenset({"inner_step", "prox_step"})
+    schedulable: ClassVar[frozenset[str]] = frozenset({"step", "prox_step"})
 
     prox_step: Positive | None
-    inner_step: Positive
-    inner_steps: Count | None = None
+    step: Positive
+    local_steps: Count | None = None
     tolerance: ZeroOrMore | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner_steps is None and self.tolerance is None:
-            raise ValueError("FedProx needs inner_steps (an integer >= 1), or tolerance (a number >= 0), or both")
+        if self.local_steps is None and self.tolerance is None:
+            raise ValueError("FedProx needs local_steps (an integer >= 1), or tolerance (a number >= 0), or both")
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """Eta is the step of a round, and the inner step the safe one."""
         eta = round_step(L, rho)
-        return cls(prox_step=eta, inner_step=1 / (L + 1 / eta), inner_steps=local_steps)
+        return cls(prox_step=eta, step=1 / (L + 1 / eta), local_steps=local_steps)
 
     @classmethod
-    def from_theory(cls, L: float, G: float, rounds: int, cohort: int, inner_steps: int | None = None) -> Self:
+    def from_theory(cls, L: float, G: float, rounds: int, cohort: int, local_steps: int | None = None) -> Self:
         """Theorem 1 of Yuan & Li, for L-smooth and G-Lipschitz losses, T ``rounds`` and I = ``cohort`` clients in each.
 
         eta = min(T^(-1/3), sqrt(I/T)) / (3L), and each local problem within epsilon of its minimum, with
@@ -113,7 +114,7 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         """
         eta = min(rounds ** (-1 / 3), math.sqrt(cohort / rounds)) / (3 * L)
         epsilon = min(2 * L**2 * G**2 * eta**3 / cohort**2, G**2 * eta / (2 * cohort)) / (L * eta + 1)
-        return cls(eta, 1 / (L + 1 / eta), inner_steps, gradient_tolerance(epsilon, eta, L))
+        return cls(eta, 1 / (L + 1 / eta), local_steps, gradient_tolerance(epsilon, eta, L))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Empty]:
         return Model(x0), Empty()
@@ -128,7 +129,7 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         def direction(y: Tensor, t: int) -> Tensor:
             return grad(y, t) + h.subgradient(y) + mu * (y - x)
 
-        return Reply(descend(direction, x, self.inner_step, self.inner_steps, self.tolerance) - x), client
+        return Reply(descend(direction, x, self.step, self.local_steps, self.tolerance) - x), client
 
     def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
         """Average the models."""

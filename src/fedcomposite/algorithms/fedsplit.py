@@ -5,11 +5,11 @@ Peaceman-Rachford splitting of the consensus problem:
     client:  u_i = prox_{eta f_i}(2 x - z_i),   z_i+ = z_i + 2 (u_i - x)
     server:  x+ = mean_i z_i+
 
-Symbols: eta = ``eta``; 1/sqrt(mu L) is best for mu-strongly convex, L-smooth clients. z_i stays with the client from
-round to round: resetting it to x, as seen in circulation, is another method and stalls. Assumptions: f smooth and
+Symbols: eta = ``prox_step``; 1/sqrt(mu L) is best for mu-strongly convex, L-smooth clients. z_i stays with the client
+from round to round: resetting it to x, as seen in circulation, is another method and stalls. Assumptions: f smooth and
 strongly convex (the splitting need not converge otherwise), h = 0, all clients take part.
 
-Deviations. The prox is ``inner_steps`` gradient steps of size ``inner_step`` from x, which is where u_i is at a
+Deviations. The prox is ``local_steps`` gradient steps of size ``step`` from x, which is where u_i is at a
 solution, so a short inner solve leaves no bias.
 """
 
@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from fedcomposite._validation import Count, Positive
+from fedcomposite._validation import Count, Positive, formerly
 from fedcomposite.algorithms.base import Algorithm, Gradient, Info, round_step
 from fedcomposite.regularizers.base import Regularizer
 
@@ -41,6 +41,7 @@ class Reply(NamedTuple):
     dz: Tensor  # z_i minus the model
 
 
+@formerly(inner_steps="local_steps", inner_step="step", eta="prox_step")
 @dataclass(frozen=True)
 class FedSplit(Algorithm[Model, Client, Model, Reply]):
     """Peaceman-Rachford splitting with a local prox."""
@@ -55,16 +56,16 @@ class FedSplit(Algorithm[Model, Client, Model, Reply]):
         bibtex="pathak2020fedsplit",
     )
 
-    schedulable: ClassVar[frozenset[str]] = frozenset({"eta", "inner_step"})
+    schedulable: ClassVar[frozenset[str]] = frozenset({"prox_step", "step"})
 
-    eta: Positive
-    inner_steps: Count
-    inner_step: Positive
+    prox_step: Positive
+    local_steps: Count
+    step: Positive
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
         """Eta = 1/L, and inner steps of 1/(L + 1/eta)."""
-        return cls(eta=2 * round_step(L, rho), inner_steps=local_steps, inner_step=round_step(L, rho))
+        return cls(prox_step=2 * round_step(L, rho), local_steps=local_steps, step=round_step(L, rho))
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Model, Client]:
         return Model(x0), Client(x0)
@@ -76,8 +77,8 @@ class FedSplit(Algorithm[Model, Client, Model, Reply]):
         """The local prox at the reflection of z_i, then a double step."""
         centre = 2 * message.x - client.z
         u = message.x
-        for t in range(self.inner_steps):
-            u = u - self.inner_step * (grad(u, t) + (u - centre) / self.eta)
+        for t in range(self.local_steps):
+            u = u - self.step * (grad(u, t) + (u - centre) / self.prox_step)
         z = client.z + 2 * (u - message.x)
         return Reply(z - message.x), Client(z)
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -45,7 +46,7 @@ _POINTS = 10  # proximal points of a coupled h that is not convex
 
 
 @dataclass(frozen=True)
-class Model:
+class QuadraticModel:
     """A quadratic plus h near x."""
 
     x: Tensor  # (k,)
@@ -57,6 +58,8 @@ class Model:
     rho: float
     free: Tensor | None = None  # (k,), mask of the coordinates that h leaves alone
     damping: float = 0.0  # multiple of the diagonal, or of that of the Schur complement, that is added to H
+    slope: Callable[[Tensor, Tensor], Tensor | None] = lambda v, step: None  # of each coordinate's prox, if it is known
+    blur: float = math.inf  # rounding of g, in units of a unit diagonal of H
 
     def change(self, u: Tensor) -> float:
         """The model at u, up to a constant."""
@@ -67,22 +70,36 @@ class Model:
         """The gradient of the quadratic at u."""
         return self.g + self.H @ (u - self.x)
 
+    @property
+    def blind(self) -> bool:
+        """Whether g points along a free direction whose curvature H has lost: what is left is unknown."""
+        if self.free is None or not bool(self.free.any()):
+            return False
+        H, g = self.H[self.free][:, self.free], self.g[self.free]
+        return not torch.equal(solved_with(H, g), solved_with(H, g, self.blur))
+
     def diagonal_norm(self, move: Tensor) -> float:
         """The square of a move in the norm of the diagonal that damping multiplies."""
         if self.free is None or not bool(self.free.any()):
             return float(self.H.diagonal() @ move.square())
-        f, r = self.free.nonzero().squeeze(1), (~self.free).nonzero().squeeze(1)
-        H_f, K, S = schur(self.H, f, r)
+        f, r, H_f, K, S = self.parted
         follows = move[f] + K @ move[r]
         return float(H_f.diagonal() @ follows.square() + S.diagonal() @ move[r].square())
 
+    @cached_property
+    def parted(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Free coordinates and the others, and what :func:`schur` makes of H."""
+        assert self.free is not None
+        f, r = self.free.nonzero().squeeze(1), (~self.free).nonzero().squeeze(1)
+        return f, r, *schur(self.H, f, r)
 
-def minimise(model: Model, tolerance: float) -> tuple[Tensor, bool]:
+
+def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     """A stationary point of the model, no larger than at x, and whether it is one, to a residual of ``tolerance``."""
     if not len(model.x):
         return model.x, True
     if model.free is not None and bool(model.free.any()):
-        return _eliminated(model, model.free, tolerance)
+        return _eliminated(model, tolerance)
     if model.damping > 0:
         model = replace(model, H=model.H + torch.diag(model.damping * model.H.diagonal()), damping=0.0)
     small = len(model.x) <= _DENSE
@@ -90,8 +107,12 @@ def minimise(model: Model, tolerance: float) -> tuple[Tensor, bool]:
     return (u, solved) if solved or not small else _resisting(model, u, tolerance)
 
 
-def solved_with(H: Tensor, b: Tensor) -> Tensor:
-    """H^-1 b for a positive semidefinite H; what H does not determine stays zero, in units of its diagonal."""
+def solved_with(H: Tensor, b: Tensor, blur: float = math.inf) -> Tensor:
+    """H^-1 b for a positive semidefinite H; what H does not determine stays zero, in units of its diagonal.
+
+    What b knows all the same, beyond ``blur``, has a curvature that H has lost in rounding (columns of mean 1000 and
+    deviation 1e-4 without an intercept): it counts as the largest one that can be lost.
+    """
     scale = H.diagonal().clamp(min=torch.finfo(H.dtype).tiny).rsqrt()
     C, eps = H * scale * scale.unsqueeze(1), torch.finfo(H.dtype).eps
     right = scale.unsqueeze(1) * b.view(len(b), -1)
@@ -100,8 +121,9 @@ def solved_with(H: Tensor, b: Tensor) -> Tensor:
         made = torch.cholesky_solve(right, L)
     else:
         values, V = torch.linalg.eigh(C)
-        kept = values > 4 * len(b) * eps * values[-1]
-        made = V @ torch.where(kept, 1 / values.where(kept, 1.0), 0.0).unsqueeze(1).mul(V.T @ right)
+        least, inside = 4 * len(b) * eps * values[-1], V.T @ right
+        known = (values > least).unsqueeze(1) | (inside.abs() > blur)
+        made = V @ torch.where(known, inside / values.clamp(min=least).unsqueeze(1), 0.0)
     return (scale.unsqueeze(1) * made).view_as(b)
 
 
@@ -116,29 +138,31 @@ def schur(H: Tensor, f: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return H_f, K, S
 
 
-def _eliminated(model: Model, free: Tensor, tolerance: float) -> tuple[Tensor, bool]:
+def _eliminated(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     """The solution by the Schur complement: free coordinates follow the others linearly."""
-    f, r = free.nonzero().squeeze(1), (~free).nonzero().squeeze(1)
-    H_f, K, S = schur(model.H, f, r)
-    alone = solved_with(H_f + torch.diag(model.damping * H_f.diagonal()), model.g[f])
+    f, r, H_f, K, S = model.parted
+    alone = solved_with(H_f + torch.diag(model.damping * H_f.diagonal()), model.g[f], model.blur)
 
     def embed(u: Tensor) -> Tensor:
         return model.x.expand(*u.shape[:-1], -1).index_copy(-1, r, u)
 
-    def prox(v: Tensor, step: Tensor) -> Tensor:
-        if len(step) > 1:
-            step = torch.full_like(model.x, float(step.min())).index_copy_(0, r, step)
-        return model.prox(embed(v), step)[..., r]
+    def whole(step: Tensor) -> Tensor:
+        return step if len(step) == 1 else torch.full_like(model.x, float(step.min())).index_copy_(0, r, step)
 
-    inner = Model(
+    def slope(v: Tensor, step: Tensor) -> Tensor | None:
+        found = model.slope(embed(v), whole(step))
+        return None if found is None else found[..., r]
+
+    inner = QuadraticModel(
         model.x[r],
         model.g[r] - K.T @ model.g[f],
         S,
-        prox,
+        lambda v, step: model.prox(embed(v), whole(step))[..., r],
         lambda u: model.value(embed(u)),
         model.separable,
         model.rho,
         damping=model.damping,
+        slope=slope,
     )
     found, solved = minimise(inner, tolerance)
     made = embed(found).clone()
@@ -158,7 +182,7 @@ class _State(NamedTuple):
     residual: float
 
 
-def _descend(model: Model, tolerance: float, most: int) -> tuple[Tensor, bool]:
+def _descend(model: QuadraticModel, tolerance: float, most: int) -> tuple[Tensor, bool]:
     """Lower the model from x on; also whether the tolerance was reached, or nothing more can be."""
     steps = _steps(model)
     best, lowest = model.x, model.change(model.x)
@@ -189,13 +213,13 @@ def _descend(model: Model, tolerance: float, most: int) -> tuple[Tensor, bool]:
     return best, False
 
 
-def _rounding(model: Model, u: Tensor) -> float:
+def _rounding(model: QuadraticModel, u: Tensor) -> float:
     """The residual that rounding leaves near u."""
     eps, size = torch.finfo(u.dtype).eps, torch.linalg.vector_norm
     return 4 * eps * float(size(model.H.abs() @ (u.abs() + model.x.abs())) + size(model.g))
 
 
-def _steps(model: Model) -> Tensor:
+def _steps(model: QuadraticModel) -> Tensor:
     """Steps at which a plain proximal gradient step lowers the model, ``(k,)`` or ``(1,)``."""
     H = model.H
     tiny = torch.finfo(H.dtype).tiny
@@ -217,13 +241,13 @@ def _largest(H: Tensor) -> float:
     return 1.05 * float(v @ (H @ v))
 
 
-def _look(model: Model, u: Tensor, steps: Tensor) -> _State:
+def _look(model: QuadraticModel, u: Tensor, steps: Tensor) -> _State:
     v = u - steps * model.gradient(u)
     p = model.prox(v, steps)
     return _State(u, v, p, float(torch.linalg.vector_norm((u - p) / steps)))
 
 
-def _polish(model: Model, start: Tensor, steps: Tensor, tolerance: float, exactly: bool) -> _State:
+def _polish(model: QuadraticModel, start: Tensor, steps: Tensor, tolerance: float, exactly: bool) -> _State:
     """Semismooth Newton steps, each of which halves the residual or lowers a convex model more than a plain step."""
     now = _look(model, start, steps)
     for _ in range(_NEWTONS):
@@ -243,7 +267,7 @@ def _polish(model: Model, start: Tensor, steps: Tensor, tolerance: float, exactl
     return now
 
 
-def _newton(model: Model, at: _State, steps: Tensor, exactly: bool) -> Tensor | None:
+def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> Tensor | None:
     """The move to the solution of u - P(u - s grad(u)) = 0 with P linearised; None where that has none."""
     if not model.separable:
         if len(at.u) > _DENSE:
@@ -252,7 +276,8 @@ def _newton(model: Model, at: _State, steps: Tensor, exactly: bool) -> Tensor | 
         A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * model.H)
         solved, failed = torch.linalg.solve_ex(A, at.p - at.u)
         return None if int(failed) else solved
-    slope = _derivatives(model.prox, at.v, steps) if exactly else _slopes(model, at.v, steps)
+    known = model.slope(at.v, steps) if exactly else None
+    slope = known if known is not None else (_derivatives if exactly else _slopes)(model.prox, at.v, steps)
     active = slope > 1e-8
     move = at.p - at.u
     if not bool(active.any()):
@@ -266,7 +291,7 @@ def _newton(model: Model, at: _State, steps: Tensor, exactly: bool) -> Tensor | 
     return None if int(failed) else move
 
 
-def _slopes(model: Model, v: Tensor, steps: Tensor) -> Tensor:
+def _slopes(prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Tensor) -> Tensor:
     """The derivative of each coordinate's prox, by differences.
 
     Where curvature is below their rounding (the tail of a logistic loss) they mislead; where H is singular and h not
@@ -274,13 +299,13 @@ def _slopes(model: Model, v: Tensor, steps: Tensor) -> Tensor:
     """
     relative = 10 * math.pow(torch.finfo(v.dtype).eps, 0.45)
     e = relative * (v.abs() + 1e-3 * v.abs().mean()) + torch.finfo(v.dtype).tiny
-    return (model.prox(v + e, steps) - model.prox(v - e, steps)) / (2 * e)
+    return (prox(v + e, steps) - prox(v - e, steps)) / (2 * e)
 
 
 # -- augmented Lagrangians --------------------------------------------------------------------------------------------
 
 
-def _resisting(model: Model, start: Tensor, tolerance: float) -> tuple[Tensor, bool]:
+def _resisting(model: QuadraticModel, start: Tensor, tolerance: float) -> tuple[Tensor, bool]:
     """The solution of a model that resists: one augmented Lagrangian, or some around proximal points if rho > 0."""
     best, solved = start, False
     for _ in range(_POINTS if model.rho > 0 else 1):
@@ -305,7 +330,7 @@ class _Lagrangian(NamedTuple):
     value: float
 
 
-def _augmented(model: Model, tolerance: float, center: Tensor | None) -> tuple[Tensor, bool]:
+def _augmented(model: QuadraticModel, tolerance: float, center: Tensor | None) -> tuple[Tensor, bool]:
     """The minimiser by augmented Lagrangians, and whether it was reached.
 
     With a center it is that of the model plus (rho/2) ||u - center||^2.
@@ -335,7 +360,7 @@ def _augmented(model: Model, tolerance: float, center: Tensor | None) -> tuple[T
     return best, least <= 1e3 * goal
 
 
-def _shifted(model: Model, center: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def _shifted(model: QuadraticModel, center: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The prox of h + (rho/2) ||. - center||^2, which is convex."""
 
     def prox(v: Tensor, step: Tensor) -> Tensor:
@@ -346,7 +371,7 @@ def _shifted(model: Model, center: Tensor) -> Callable[[Tensor, Tensor], Tensor]
 
 
 def _inner_newton(
-    model: Model,
+    model: QuadraticModel,
     prox: Callable[[Tensor, Tensor], Tensor],
     u: Tensor,
     y: Tensor,

@@ -27,12 +27,12 @@ from fedcomposite._validation import Positive, suggest, validate
 from fedcomposite.registry import make
 from fedcomposite.regularizers.base import Regularizer, Step
 
-__all__ = ["Adam", "Moments", "Momentum", "Optimizer"]
+__all__ = ["Adam", "Momentum", "Optimizer", "OptimizerState"]
 
 Decay = Annotated[float, at.Ge(0), at.Lt(1)]
 
 
-class Moments(NamedTuple):
+class OptimizerState(NamedTuple):
     """What an optimizer remembers; empty tensors where it does not."""
 
     first: Tensor  # mean of gradients
@@ -47,11 +47,11 @@ class Optimizer(ABC):
         validate(self)
 
     @abstractmethod
-    def init(self, x: Tensor) -> Moments:
+    def init(self, x: Tensor) -> OptimizerState:
         """Before the first round."""
 
     @abstractmethod
-    def move(self, moments: Moments, gradient: Tensor) -> tuple[Tensor, Tensor | float, Moments]:
+    def move(self, moments: OptimizerState, gradient: Tensor) -> tuple[Tensor, Tensor | float, OptimizerState]:
         """The direction, the scale of its coordinates, and what is remembered."""
 
     @abstractmethod
@@ -73,14 +73,14 @@ class Momentum(Optimizer):
 
     beta: Decay = 0.9
 
-    def init(self, x: Tensor) -> Moments:
-        return Moments(torch.zeros_like(x), x[:0], x.new_zeros(1))
+    def init(self, x: Tensor) -> OptimizerState:
+        return OptimizerState(torch.zeros_like(x), x[:0], x.new_zeros(1))
 
-    def move(self, moments: Moments, gradient: Tensor) -> tuple[Tensor, Tensor | float, Moments]:
+    def move(self, moments: OptimizerState, gradient: Tensor) -> tuple[Tensor, Tensor | float, OptimizerState]:
         """Along the mean of gradients."""
         mixed = self.beta * moments.first + (1 - self.beta) * gradient
         m = torch.where(moments.rounds > 0, mixed, gradient)
-        return m, 1.0, Moments(m, moments.second, moments.rounds + 1)
+        return m, 1.0, OptimizerState(m, moments.second, moments.rounds + 1)
 
     def rate(self, server_step: float, reach: float) -> float:
         """That of a whole round."""
@@ -95,16 +95,16 @@ class Adam(Optimizer):
     beta2: Decay = 0.999
     epsilon: Positive = 1e-8
 
-    def init(self, x: Tensor) -> Moments:
-        return Moments(torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(1))
+    def init(self, x: Tensor) -> OptimizerState:
+        return OptimizerState(torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(1))
 
-    def move(self, moments: Moments, gradient: Tensor) -> tuple[Tensor, Tensor | float, Moments]:
+    def move(self, moments: OptimizerState, gradient: Tensor) -> tuple[Tensor, Tensor | float, OptimizerState]:
         """Along the mean, every coordinate in units of its size."""
         m = self.beta1 * moments.first + (1 - self.beta1) * gradient
         v = self.beta2 * moments.second + (1 - self.beta2) * gradient.square()
         t = moments.rounds + 1
         scale = 1 / ((v / (1 - self.beta2**t)).sqrt() + self.epsilon)
-        return m / (1 - self.beta1**t), scale, Moments(m, v, t)
+        return m / (1 - self.beta1**t), scale, OptimizerState(m, v, t)
 
     def rate(self, server_step: float, reach: float) -> float:
         """The server's own: sizes of gradients do not matter."""
@@ -138,14 +138,14 @@ def read(table: Any) -> Any:
     return make(OPTIMIZERS[name], {k: v for k, v in table.items() if k != "optimizer"})
 
 
-def nothing(x: Tensor) -> Moments:
+def nothing(x: Tensor) -> OptimizerState:
     """The moments of a server without an optimizer."""
-    return Moments(x[:0], x[:0], x[:0])
+    return OptimizerState(x[:0], x[:0], x[:0])
 
 
 def moved(
-    optimizer: Optimizer, x: Tensor, change: Tensor, moments: Moments, step: float, server_step: float
-) -> tuple[Tensor, Step, Moments]:
+    optimizer: Optimizer, x: Tensor, change: Tensor, moments: OptimizerState, step: float, server_step: float
+) -> tuple[Tensor, Step, OptimizerState]:
     """The model after a mean ``change`` that local steps of ``step`` in all have made, and the step of the prox."""
     direction, scale, after = optimizer.move(moments, change / -step)
     rate = optimizer.rate(server_step, server_step * step) * scale

@@ -29,6 +29,7 @@ the limit is then a stationary point. All clients in every round. Minibatches ar
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple, Self
 
 import torch
@@ -36,10 +37,11 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.algorithms.inner import Model, minimise
+from fedcomposite.algorithms.inner import QuadraticModel, minimise
 from fedcomposite.regularizers.base import Regularizer
 
 _COUPLED = 4000  # coordinates up to which an h that couples them all is taken
+_BLUR = 10.0  # times the rounding of margins: a gradient that is known
 _LARGEST = 10000  # coordinates of the largest working set: half of its square is sent by every client
 
 
@@ -147,7 +149,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         """Loss, gradient and Hessian; numbers that overflow become large ones, which the server turns down."""
         x = message.x
         H = grad.hessian(x, message.working)
-        i, j = torch.triu_indices(H.shape[-1], H.shape[-1], device=x.device)
+        i, j = _upper(H.shape[-1], x.device)
         return Reply(*(_bounded(t) for t in (grad.loss(x), grad.full(x), H[..., i, j]))), client
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
@@ -205,11 +207,11 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         trial = server.x + shorter * move
         return server._replace(trial=trial, step=_number(shorter, trial), damping=_number(damping, trial))
 
-    def _model(self, x: Tensor, reply: Reply, working: Tensor, damping: float, h: Regularizer) -> Model:
+    def _model(self, x: Tensor, reply: Reply, working: Tensor, damping: float, h: Regularizer) -> QuadraticModel:
         """F near x on the coordinates in W: a quadratic, and h."""
         at = working.nonzero().squeeze(1)
         k = len(at)
-        i, j = torch.triu_indices(k, k, device=x.device)
+        i, j = _upper(k, x.device)
         H = x.new_empty(k, k)
         H[i, j] = H[j, i] = reply.hessian
         diagonal = H.diagonal()
@@ -220,16 +222,26 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         def embed(u: Tensor) -> Tensor:
             return u if k == len(x) else x.expand(*u.shape[:-1], -1).index_copy(-1, at, u)
 
+        def whole(step: Tensor) -> Tensor:
+            alike = k == len(x) or len(step) == 1
+            return step if alike else torch.ones_like(x).mul_(step.min()).index_copy_(0, at, step)
+
         def prox(v: Tensor, step: Tensor) -> Tensor:
-            steps = (
-                step if k == len(x) or len(step) == 1 else torch.ones_like(x).mul_(step.min()).index_copy_(0, at, step)
-            )
-            return h.prox(embed(v), steps)[..., at]
+            return h.prox(embed(v), whole(step))[..., at]
+
+        def slope(v: Tensor, step: Tensor) -> Tensor | None:
+            found = h.prox_slope(embed(v), whole(step))
+            return None if found is None else found[..., at]
 
         separable = torch.unique(h.coupling(len(x))).numel() == len(x)
         free = ~h.acts_on(len(x)).to(x.device)[at]
         g = reply.gradient[at]
-        return Model(x[at], g, H, prox, lambda u: h.value(embed(u)), separable, h.rho, free, damping)
+        blur = _BLUR * torch.finfo(x.dtype).eps * _reach(float(reply.loss), x[at], diagonal)
+
+        def value(u: Tensor) -> Tensor:
+            return h.value(embed(u))
+
+        return QuadraticModel(x[at], g, H, prox, value, separable, h.rho, free, damping, slope, blur)
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
@@ -267,13 +279,17 @@ def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float, floo
     return stationary, stationary and left <= tolerance * abs(float(server.value)) + float(server.slack)
 
 
-def _rounding(x: Tensor, loss: float, value: float, model: Model) -> tuple[float, float]:
+def _rounding(x: Tensor, loss: float, value: float, model: QuadraticModel) -> tuple[float, float]:
     """What rounding does to F and to its gradient near x, from sizes of margins: sqrt(loss) and |x_j| sqrt(H_jj)."""
     curvature = model.H.diagonal()
-    size = math.sqrt(2 * abs(loss))
-    reach = size + float(model.x.abs() @ curvature.sqrt())
+    size, reach = math.sqrt(2 * abs(loss)), _reach(loss, model.x, curvature)
     eps = torch.finfo(x.dtype).eps
     return 20 * eps * (abs(value) + size * reach), eps * math.sqrt(float(curvature.sum())) * reach
+
+
+def _reach(loss: float, x: Tensor, curvature: Tensor) -> float:
+    """The size of margins near x, in units of the loss: sqrt(loss) and |x_j| sqrt(H_jj)."""
+    return math.sqrt(2 * abs(loss)) + float(x.abs() @ curvature.sqrt())
 
 
 def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Tensor:
@@ -288,7 +304,14 @@ def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Ten
     steep = gradient.abs() > 1e-12 * float(gradient.abs().max())
     level = float(gradient[none].square().sum()) / max(loss, 1e-300)
     typical = float(diagonal.mean()) or level or 1.0
-    return torch.where(none, torch.where(steep, level or typical, 1e-10 * typical), diagonal)
+    least = float(diagonal[~none].min()) if bool((~none).any()) else typical
+    return torch.where(none, torch.where(steep, level or typical, 1e-10 * least), diagonal)
+
+
+@lru_cache(maxsize=16)
+def _upper(k: int, device: torch.device) -> Tensor:
+    """The rows and columns of a triangle, which every reply of a fit has."""
+    return torch.triu_indices(k, k, device=device)
 
 
 def _number(value: float, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Classes with scikit-learn's conventions are loaded when they are asked for, sinc
 
 from typing import TYPE_CHECKING, Any
 
+from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.cross_validation import CrossValidation, cross_validate, fold_of_samples
 from fedcomposite.analysis.inference import SeparationWarning, UndeterminedWarning, adjusted, bootstrap, confidence
 from fedcomposite.analysis.paths import Path, path
@@ -15,12 +16,22 @@ from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.analysis.solve import solve
 from fedcomposite.analysis.stability import Stability, stability
 from fedcomposite.analysis.study import Analysis, analyse
+from fedcomposite.analysis.survival_curves import (
+    EventCurves,
+    LogRank,
+    baseline_hazard,
+    event_curves,
+    logrank_test,
+    schoenfeld_test,
+)
+from fedcomposite.analysis.survival_quality import SurvivalQuality
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import Request, Rows, answer
 
 if TYPE_CHECKING:
     from fedcomposite.analysis.estimators import (
+        CoxRegression,
         HuberRegression,
         LinearRegression,
         LinearSVC,
@@ -32,12 +43,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Analysis",
+    "CoxRegression",
     "CrossValidation",
     "Driver",
     "Errors",
+    "EventCurves",
     "HuberRegression",
     "LinearRegression",
     "LinearSVC",
+    "LogRank",
     "LogisticRegression",
     "MultinomialRegression",
     "Path",
@@ -50,19 +64,25 @@ __all__ = [
     "Scored",
     "SeparationWarning",
     "Stability",
+    "SurvivalQuality",
     "UndeterminedWarning",
     "adjusted",
     "analyse",
     "answer",
+    "baseline_hazard",
     "bootstrap",
     "certify",
+    "common_baseline",
     "confidence",
     "cross_validate",
+    "event_curves",
     "fold_of_samples",
+    "logrank_test",
     "path",
     "predict",
     "quality",
     "refit",
+    "schoenfeld_test",
     "solve",
     "stability",
 ]

@@ -20,11 +20,11 @@ from fedcomposite.analysis.paths import (
     Floats,
     Path,
     Several,
-    along,
     beginning,
     check_path,
     collected,
     falling,
+    followed,
 )
 from fedcomposite.analysis.refitting import refit
 from fedcomposite.problems import Problem
@@ -143,6 +143,7 @@ def cross_validate(
     lambdas: Sequence[float] | None = None,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
+    segments: Count = 1,
     seconds: Positive | None = None,
     driver: Driver | None = None,
     checkpoint: str | pathlib.Path | None = None,
@@ -165,7 +166,7 @@ def cross_validate(
         Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
         under the ROC curve; the share of wrong classes, or the mean absolute error. The area is exact for samples at
         hand. Sites tell 1024 bins, joined where a fold has few samples; what this can have changed is ``mean_error``.
-    count, ratio, lambdas, tolerance, rounds, seconds, driver, checkpoint, resume, on_exchange
+    count, ratio, lambdas, tolerance, rounds, segments, seconds, driver, checkpoint, resume, on_exchange
         As in :func:`fedcomposite.path`; after so many seconds the strengths that all folds have done are scored.
 
     Examples
@@ -193,7 +194,7 @@ def cross_validate(
         start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
         strengths = falling(problem, start, count, ratio, lambdas)
         plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
-        found = driver.run([along(problem.regularizer, strengths, start, plan) for plan in plans])
+        found = followed(driver, problem.regularizer, strengths, start, plans, segments)
         done = min(map(len, found))
         strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
         models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])

@@ -99,7 +99,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         What each feature's term is multiplied by, for terms that act on each coordinate by itself: a number for each,
         or ``{"age": 0.0}`` for some by name or place. 0 leaves a feature alone; see :class:`fedcomposite.Problem`.
     fit_intercept : bool
-        Whether to add an intercept.
+        Whether to add an intercept; a model of times to an event has none in any case.
     pooled : bool
         Whether sites count by their samples, as if these were pooled, or alike: ``weights="samples"`` or ``"uniform"``
         of a :class:`fedcomposite.Problem`.
@@ -173,6 +173,14 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
     def _loss(self) -> Loss:
         raise NotImplementedError
 
+    def _driver(self, problem: Problem) -> Driver:
+        """Who answers."""
+        return driver_of(problem)
+
+    @property
+    def _with_intercept(self) -> bool:
+        return bool(self.fit_intercept)
+
     def _learn(self, y: Array) -> None:
         """Look at the targets before they are coded: classifiers set ``classes_``."""
 
@@ -223,7 +231,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         else:
             silos = self._silos(X, y, sites, sample_weight)
         problem = self._posed(silos, self.lam)
-        return self._solved(problem, driver_of(problem))
+        return self._solved(problem, self._driver(problem))
 
     def problem(self, silos: Silos) -> Problem:
         """The problem that :meth:`fit` solved, on such silos: for confidence intervals and quality of the model.
@@ -246,7 +254,7 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             regularizer=self._penalty(lam),
             penalty_factor=self.penalty_factor,
             class_weight=self._class_weight(),
-            bias=bool(self.fit_intercept),
+            bias=self._with_intercept,
             weights="samples" if self.pooled else "uniform",
         )
 
@@ -262,10 +270,10 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"X: {', '.join(map(repr, text[:5]))} has text; code it first, as fc.Recipe(one_hot=...) does"
             )
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=isinstance(self, RegressorMixin))
+        X, y = self._checked(X, y)
         label = np.zeros(len(y), int) if sites is None else np.asarray(sites)
-        if label.shape != y.shape:
-            raise ValueError(f"sites has shape {label.shape}, expected {y.shape}: the site of each sample")
+        if label.shape != y.shape[:1]:
+            raise ValueError(f"sites has shape {label.shape}, expected {y.shape[:1]}: the site of each sample")
         keep = np.ones(len(y), bool)
         weight = None
         if sample_weight is not None:
@@ -280,6 +288,13 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
             feature_names=names,
             weights=None if weight is None else [weight[g] for g in groups],
         )
+
+    def _checked(self, X: Any, y: Any) -> tuple[Array, Array]:
+        """Features and targets of arrays, as scikit-learn checks them."""
+        made: tuple[Array, Array] = validate_data(
+            self, X, y, dtype=np.float64, y_numeric=isinstance(self, RegressorMixin)
+        )
+        return made
 
     def _penalty(self, given: float | str | None) -> Regularizer | None:
         """The term h with the strength that is given; its own where that is None or ``"cv"``."""

@@ -6,20 +6,26 @@ Their options are those of :class:`fedcomposite.analysis.estimator.LinearModel`;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 import scipy.special
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from fedcomposite._validation import ZeroOrMore
+from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.estimator import Array, LinearModel, Options, with_options
+from fedcomposite.analysis.survival_curves import baseline_hazard
+from fedcomposite.data import Silos
+from fedcomposite.data.arrays import NO_ENTRY, as_tensor
 from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.concordance import pairs
 from fedcomposite.problems.losses import (
+    Cox,
     Hinge,
     Huber,
     LeastSquares,
@@ -29,6 +35,7 @@ from fedcomposite.problems.losses import (
     Quantile,
     SquaredHinge,
 )
+from fedcomposite.runtime.driver import Driver
 
 
 class _Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
@@ -264,3 +271,131 @@ class QuantileRegression(_Regressor):
 
     def _loss(self) -> Loss:
         return Quantile(self.quantile)
+
+
+class CoxRegression(LinearModel):
+    """Cox's model of times to an event: hazards that are proportional, with a baseline of each site's own.
+
+    Targets have the columns time and event (1, or 0 if censored), and if wanted entry and stratum; or they are a
+    structured array as scikit-survival's ``Surv``. There is no intercept. ``baseline="common"`` compares patients of
+    different sites as well, as if all had one baseline; see :func:`fedcomposite.analysis.common_baseline`.
+
+    Attributes
+    ----------
+    baseline_ : DataFrame
+        Breslow's cumulated baseline hazard: ``site`` (``"all"`` is of all, as if they had one), ``time``,
+        ``cumulative_hazard``.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("survival", clients=3, samples=100)
+    >>> X, y = (v.numpy() for v in silos[0])
+    >>> model = fc.CoxRegression(0.02, regularizer="l1").fit(X, y)
+    >>> model.predict_survival_function(X[:2], times=[12.0, 60.0]).shape, model.score(X, y) > 0.6
+    ((2, 2), True)
+    """
+
+    @with_options(LinearModel.__init__)
+    def __init__(
+        self,
+        lam: ZeroOrMore | Literal["cv"] | None = None,
+        *,
+        ties: Literal["breslow", "efron"] = "breslow",
+        baseline: Literal["site", "common"] = "site",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(lam, **options)
+        self.ties = ties
+        self.baseline = baseline
+
+    @property
+    def _with_intercept(self) -> bool:
+        return False
+
+    def _loss(self) -> Loss:
+        return Cox(self.ties)
+
+    def _driver(self, problem: Problem) -> Driver:
+        if self.baseline not in ("site", "common"):
+            raise ValueError(f"baseline = {self.baseline!r}, must be 'site' or 'common'")
+        return super()._driver(problem) if self.baseline == "site" else common_baseline(problem)
+
+    def _checked(self, X: Any, y: Any) -> tuple[Array, Array]:
+        if y is None:
+            raise ValueError("requires y to be passed, but the target y is None: give times and events")
+        made = validate_data(self, X, dtype=np.float64)
+        return made, self._times(y, len(made))
+
+    def _times(self, y: Any, samples: int) -> Array:
+        """Targets as numbers, whatever they were given as."""
+        made: Array = as_tensor(y, "y").double().numpy()
+        if made.ndim != 2 or len(made) != samples:
+            raise ValueError(
+                f"y has shape {made.shape}, expected ({samples}, 2): the time of each sample, and its event"
+            )
+        return made
+
+    def fit(
+        self, X: Any, y: Any = None, *, sites: Any = None, sample_weight: Any = None, entry: Any = None,
+        strata: Any = None
+    ) -> Self:  # fmt: skip
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : Silos or array
+            The sites' data; or features, ``(samples, features)``.
+        y : array, optional
+            Times and events, with an array of features.
+        sites : array, optional
+            The site of each sample, with an array of features; one site if left out.
+        sample_weight : array, optional
+            What each sample counts, with an array of features.
+        entry : array, optional
+            When each sample came under observation, with an array of features.
+        strata : array, optional
+            Numbers or texts: samples with different ones have different baselines, also within a site.
+        """
+        if not isinstance(X, Silos) and y is not None and (entry is not None or strata is not None):
+            y = self._times(y, len(X))[:, :2]
+            came = np.full(len(y), NO_ENTRY) if entry is None else np.asarray(entry, float)
+            groups = np.zeros(len(y)) if strata is None else np.unique(strata, return_inverse=True)[1]
+            y = np.column_stack([y, came, groups])
+        super().fit(X, y, sites=sites, sample_weight=sample_weight)
+        return self
+
+    def _split(self, problem: Problem, x: Tensor) -> None:
+        super()._split(problem, x)
+        self.intercept_ = 0.0
+        self.baseline_ = baseline_hazard(problem, x)
+
+    def predict(self, X: Any) -> Array:
+        """Margins a'x, the logarithms of hazards relative to the baseline: larger is earlier."""
+        return self._margins(X)
+
+    def predict_cumulative_hazard_function(self, X: Any, times: Any = None, *, site: str = "all") -> Array:
+        """Cumulated hazards, ``(samples, times)``, with the baseline of a site, or that of all.
+
+        ``times`` are those of the baseline if left out (``baseline_``).
+        """
+        margins = self._margins(X)
+        own = self.baseline_[self.baseline_["site"] == site]
+        if own.empty:
+            raise ValueError(f"site = {site!r}, must be one of {', '.join(self.baseline_['site'].unique())}")
+        steps, values = own["time"].to_numpy(), np.append(0.0, own["cumulative_hazard"].to_numpy())
+        at = steps if times is None else np.asarray(times, float)
+        return np.asarray(np.exp(margins)[:, None] * values[np.searchsorted(steps, at, side="right")])
+
+    def predict_survival_function(self, X: Any, times: Any = None, *, site: str = "all") -> Array:
+        """Probabilities to be without an event, ``(samples, times)``, with the baseline of a site, or that of all."""
+        return np.exp(-self.predict_cumulative_hazard_function(X, times, site=site))
+
+    def score(self, X: Any, y: Any, sites: Any = None) -> float:
+        """Harrell's concordance index; pairs are of samples of the same site, where sites are given."""
+        z = self.predict(X)
+        b = Cox().prepare(None, as_tensor(self._times(y, len(z)), "y")).numpy()  # type: ignore[arg-type]
+        label = np.zeros(len(z)) if sites is None else np.unique(sites, return_inverse=True)[1]
+        group = np.unique(np.stack([label, b[:, 3]], 1), axis=0, return_inverse=True)[1].reshape(-1)
+        found = pairs(z, b[:, 0], b[:, 1], b[:, 2], group)
+        return float((found.right.sum() + found.tied.sum() / 2) / found.all.sum())

@@ -112,6 +112,8 @@ class FitPlan:
     """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
     deadline: Deadline = NEVER
     """When a fit ends where it is."""
+    effort: float = 1.0
+    """The share of the server's own work that may be taken: less for a model whose neighbours resisted."""
     watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
     """Receives the model before the first exchange and after each, and how many there were."""
 
@@ -136,7 +138,7 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...]
 def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The same in coordinates of the plan's centre."""
     settled(h)
-    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at))
+    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at), plan.effort)
     method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
@@ -190,9 +192,16 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
 class _Called(Wrapped):
     """h, with the calls of its prox counted: the server's work has a bound."""
 
-    def __init__(self, h: Regularizer, dimension: int) -> None:
+    def __init__(self, h: Regularizer, dimension: int, effort: float = 1.0) -> None:
         super().__init__(h)
-        self.calls, self.most = 0, _CALLS[torch.unique(h.coupling(dimension)).numel() < dimension]
+        self._parts, self._where = h.coupling(dimension), h.acts_on(dimension)
+        self.calls, self.most = 0, effort * _CALLS[torch.unique(self._parts).numel() < dimension]
+
+    def coupling(self, dimension: int) -> Tensor:
+        return self._parts
+
+    def acts_on(self, dimension: int) -> Tensor:
+        return self._where
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         self.calls += 1
@@ -233,7 +242,7 @@ def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regulariz
 
 def _promising(state: Server, h: Regularizer, late: bool) -> bool:
     """Whether steps still promise much though it is late, or though x is near a minimiser by its gradient."""
-    if -float(state.decrease) <= 100 * float(state.slack):
+    if -float(state.decrease) <= 10 * float(state.slack):
         return False
     size = float(state.noise) / torch.finfo(state.x.dtype).eps  # of gradients here
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
@@ -250,6 +259,8 @@ def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan) -> Task[t
     if float(state.step) == 0:
         return ()
     model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    if model.blind:  # steps are short of what they could be
+        return ()
     goal, far = 1e-6 * float(h.optimality(seen.at, seen.reply.gradient)), []
     for times in _FAR:
         far.append(seen.at.clone())
@@ -268,17 +279,21 @@ def _hidden(seen: Seen, h: Regularizer) -> float:
 
     In units of a unit diagonal of H, every entry of a gradient is rounded by eps times the size of margins, and a
     direction with the eigenvalue v hides half the square of that over v: much where columns of mean 1000 and deviation
-    1e-4 have no intercept beside them, so that they cannot be centred, and nothing that matters for others.
+    1e-4 have no intercept beside them, so that they cannot be centred, and nothing that matters for others. Where such
+    a direction still has a slope, nobody knows how much that is.
     """
     model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
+    if model.blind:
+        return math.inf
     diagonal, eps = model.H.diagonal(), torch.finfo(model.H.dtype).eps
     reach = math.sqrt(2 * abs(float(seen.reply.loss))) + float(model.x.abs() @ diagonal.sqrt())
     if eps * reach**2 <= _TOLD * abs(float(seen.reply.loss)) or not 0 < len(diagonal) <= _DENSE:
         return 0.0
     root = diagonal.clamp(min=torch.finfo(model.H.dtype).tiny).rsqrt()
     values = torch.linalg.eigvalsh(model.H * root * root.unsqueeze(1))
-    values = values.clamp(min=4 * len(values) * eps * float(values[-1]))
-    return float((eps * reach) ** 2 * (0.5 / values).sum())
+    least = 4 * len(values) * eps * float(values[-1])
+    slope = torch.where(values > least, eps * reach, model.blur)  # steps leave out what H has lost, up to the blur
+    return float((slope.square() / (2 * values.clamp(min=least))).sum())
 
 
 def _mean(sums: Sums) -> tuple[Reply, float]:

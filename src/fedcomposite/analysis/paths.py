@@ -158,6 +158,7 @@ def path(
     lambdas: Sequence[float] | None = None,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
+    segments: Count = 1,
     seconds: Positive | None = None,
     driver: Driver | None = None,
     checkpoint: str | pathlib.Path | None = None,
@@ -184,6 +185,9 @@ def path(
         Of the optimality measure, relative to the largest slope at the first strength.
     rounds : int
         Most exchanges for one strength.
+    segments : int
+        Parts of the path that are followed side by side, each from the model without coefficients: about as many times
+        fewer exchanges, with more numbers in each. For a convex h only, where models do not depend on their start.
     seconds : float, optional
         Most time; the path then ends with the strengths that are done.
     driver : Driver, optional
@@ -206,7 +210,7 @@ def path(
     with driving(path, locals()) as driver:
         start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
         strengths = falling(problem, start, count, ratio, lambdas)
-        [fits] = driver.run([along(problem.regularizer, strengths, start, start.plan)])
+        [fits] = followed(driver, problem.regularizer, strengths, start, [start.plan], segments)
         return collected(problem, strengths[: len(fits)], start, fits, driver)
 
 
@@ -277,9 +281,29 @@ def along(h: Regularizer, lambdas: Floats, start: Start, plan: FitPlan) -> Task[
         at = yield from fit(varied(h, lam / own), at, plan, strong)
         if at.end == "time" and fits:
             break  # the strengths that are done are whole
+        if at.end == "resisting":  # a hundred strengths may resist
+            plan = replace(plan, effort=plan.effort / 2)
         fits.append(at)
         last = lam
     return fits
+
+
+def followed(
+    driver: Driver, h: Regularizer, lambdas: Floats, start: Start, plans: Sequence[FitPlan], segments: int
+) -> list[list[Fit]]:
+    """The models of a path under each of several plans, all in the exchanges that the slowest part takes."""
+    if segments > 1 and h.rho > 0:
+        raise ValueError(f"segments = {segments}: {h} is not convex, so that models depend on their start; take 1")
+    parts = [part for part in np.array_split(lambdas, segments) if len(part)]
+    found = iter(driver.run([along(h, part, start, plan) for plan in plans for part in parts]))
+    made = list[list[Fit]]()
+    for _ in plans:
+        whole, complete = list[Fit](), True
+        for part, fits in [(part, next(found)) for part in parts]:
+            whole += fits if complete else []
+            complete &= len(fits) == len(part)
+        made.append(whole)
+    return made
 
 
 def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], driver: Driver) -> Path:

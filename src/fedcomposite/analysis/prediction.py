@@ -23,7 +23,7 @@ from fedcomposite.data import DataError, FittedRecipe, Silos
 from fedcomposite.data.sheets import Sheet, read_sheets
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.problems.losses import Logistic, Multinomial, Poisson, get_loss
+from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson, get_loss
 from fedcomposite.problems.metrics import AUC, Accuracy, BalancedAccuracy, Brier, LogLoss
 from fedcomposite.problems.predictions import beside, predicted
 from fedcomposite.results import Result, counted
@@ -39,7 +39,8 @@ class Scored(Result):
 
     table: pd.DataFrame
     """The columns of the file, and ``margin``, ``prediction`` and for a classifier ``class``; with several classes
-    ``margin[c]`` and ``prediction[c]``, the probability, of each."""
+    ``margin[c]`` and ``prediction[c]``, the probability, of each. Of times to an event the prediction is the
+    probability of one by the horizon of the run, if it had one."""
     measures: pd.DataFrame | None
     """How good they are, if the file has the target; one row."""
     site: str | None = None
@@ -98,13 +99,26 @@ def predict(
         sheet, X, y = _plain(coordinates[: len(coordinates) - bias], content, Path(file))
     model = _Model(loss, x if outputs == 1 else x.view(-1, outputs), bias)
     added = _offsets(sheet, offset or _named(content, "offset"))
-    table = beside(sheet.columns, predicted(model.margins(X, added), loss, threshold))
-    known = np.zeros(len(X), bool) if y is None else ~np.isnan(y)
+    hazard = _baseline(folder, site or Path(file).stem) if isinstance(loss, Cox) else None
+    table = beside(sheet.columns, predicted(model.margins(X, added), loss, threshold, hazard))
+    known = np.zeros(len(X), bool) if y is None else ~np.isnan(y.reshape(len(y), -1)).any(1)
     try:
         measures = None if y is None or not known.any() else model.measures(X[known], y[known], added[known], threshold)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
     return Scored(table, measures, site)
+
+
+def _baseline(folder: RunFolder, site: str | None) -> float | None:
+    """The baseline's cumulated hazard by the horizon of a run: that of the site, or of all; None without a horizon."""
+    path = folder.path / "analysis.json"
+    told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if told.get("horizon") is None:
+        return None
+    rows = told["baseline"]
+    named = site if site in {row["site"] for row in rows} else "all"
+    early = [row["cumulative_hazard"] for row in rows if row["site"] == named and row["time"] <= told["horizon"]]
+    return float(early[-1]) if early else 0.0
 
 
 def _named(content: dict[str, Any], option: str) -> str | None:
@@ -202,8 +216,14 @@ def _plain(names: list[str], content: dict[str, Any], file: Path) -> tuple[Sheet
     X = np.stack([sheet.numbers(name) for name in names], axis=1)
     if gaps := int(np.isnan(X).any(1).sum()):
         raise DataError(f"{file}: {gaps} row(s) with gaps; the run has no recipe that says how to fill them")
-    target = _named(content, "target")
-    return sheet, X, sheet.numbers(target) if target is not None and target in sheet.columns else None
+    target, time, entry = (_named(content, role) for role in ("target", "time", "entry"))
+    if target is None or not {n for n in (target, time, entry) if n is not None} <= set(sheet.columns):
+        return sheet, X, None
+    event = sheet.numbers(target)
+    if time is None:
+        return sheet, X, event
+    columns = [sheet.numbers(time), event, *([] if entry is None else [sheet.numbers(entry)])]
+    return sheet, X, np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True)
@@ -224,6 +244,8 @@ class _Model:
         """AUROC and its like of a classifier, accuracy and its like of several classes; errors of a regression."""
         if isinstance(self.loss, Multinomial):
             return self._of_classes(X, y, added, self.loss.labels or ())
+        if isinstance(self.loss, Cox):
+            return self._of_times(X, y, added)
         if not self.loss.classifier:
             return pd.DataFrame([self._quality(X, y, added).summary()])
         if len(np.unique(y)) < 2:
@@ -237,7 +259,12 @@ class _Model:
 
     def _quality(self, X: Floats, y: Floats, added: Floats) -> Any:
         problem = Problem(Silos.from_arrays([(X, y)], margin_offsets=[added]), loss=self.loss, bias=self.bias)
-        return quality(problem, self.x, exact=True).overall
+        return quality(problem, self.x, exact=not isinstance(self.loss, Cox)).overall
+
+    def _of_times(self, X: Floats, y: Floats, added: Floats) -> pd.DataFrame | None:
+        if not (y[:, 1] > 0).any():
+            return None
+        return pd.DataFrame([self._quality(X, y, added).summary()])
 
     def _of_classes(self, X: Floats, y: Floats, added: Floats, labels: tuple[int, ...]) -> pd.DataFrame:
         if strange := sorted(set(y.tolist()) - set(labels)):

@@ -21,14 +21,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Count, Inside, as_vector, refuse, wrong_arguments
+from fedcomposite._validation import Count, Inside, Positive, as_vector, refuse, wrong_arguments
 from fedcomposite.analysis.calibration_bounds import CalibrationBounds
 from fedcomposite.analysis.cross_validation import CrossValidation
 from fedcomposite.analysis.curves import grouped, integrated_error
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
 from fedcomposite.analysis.score_bins import Cells, Pair
+from fedcomposite.analysis.survival_quality import SurvivalQuality, survival_quality
 from fedcomposite.problems import Problem
-from fedcomposite.problems.losses import Logistic, Loss
+from fedcomposite.problems.losses import Cox, Logistic, Loss
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
@@ -316,7 +317,7 @@ class Report(Result):
     """The quality of a model at each site, and over all."""
 
     overall: Any
-    """:class:`Quality` of a logistic model, :class:`Errors` of a regression."""
+    """:class:`Quality` of a logistic model, :class:`Errors` of a regression, :class:`SurvivalQuality` of times."""
     by_site: dict[str, Any]
     reason: str = ""
     """Why there are no sites, where only sums are known."""
@@ -357,15 +358,16 @@ def quality(
     choice: str | float = "1se",
     exact: bool = False,
     bins: Count = _BINS,
+    horizon: Positive | None = None,
     driver: Driver | None = None,
 ) -> Report:
-    """Measure a logistic model or a regression on the samples it was made from, on a held-out part, or on new data.
+    """Measure a logistic model, a regression or a Cox model on the samples it was made from, held-out or new ones.
 
     Parameters
     ----------
     problem : Problem
-        With the loss ``"logistic"`` or that of a regression; for new data, one with the new silos and the same
-        features.
+        With the loss ``"logistic"``, ``"cox"`` or that of a regression; for new data, one with the new silos and the
+        same features.
     x : Tensor, array, Run, estimator or CrossValidation
         The model, or what has one. Of a cross-validation every sample is scored by the model of its fold, which has
         not seen it.
@@ -377,6 +379,9 @@ def quality(
         Every sample in its own bin; only for samples at hand.
     bins : int
         How many bins; of a logistic model 199 more begin at probabilities in steps of 0.005.
+    horizon : float, optional
+        Of a Cox model, the time at which it is looked at who has had the event: AUROC, Brier score and calibration by
+        then; without one there is the concordance index only.
     driver : Driver, optional
         Who answers; one exchange, of which each site's counts are kept apart, unless only sums are known. For a
         regression two: the first asks for the mean and the spread of the targets, by which bins are laid. The
@@ -385,13 +390,17 @@ def quality(
     folds = isinstance(x, CrossValidation)
     check_given(quality, {k: v for k, v in locals().items() if not (k == "x" and folds)})
     x = x if folds else as_vector(x).double()
-    if not (isinstance(problem.loss, Logistic) or is_regression(problem)):
-        raise ValueError(f"quality is measured of logistic models and regressions; {problem.loss} is none of them")
+    if not (isinstance(problem.loss, Logistic | Cox) or is_regression(problem)):
+        raise ValueError(f"quality is measured of logistic models, Cox models and regressions; {problem.loss} is none")
+    if horizon is not None and not isinstance(problem.loss, Cox):
+        raise ValueError("horizon is a time to an event; this model has none")
     if exact and driver is not None:
         raise ValueError("exact = True needs the samples, which sites keep")
     driver = driver_of(problem, driver)
     pairs = _models(x, choice)
     every = _every_margin(driver.transport, pairs, part) if exact else None
+    if isinstance(problem.loss, Cox):
+        return _of_times(driver, pairs, part, horizon, bins)
     if isinstance(problem.loss, Loss) and not problem.loss.classifier:
         return _errors(problem.loss, driver, pairs, part, every, bins)
     edges = with_points(edges_of(bins), constants(problem, [x for x, _ in pairs])) if every is None else every
@@ -422,7 +431,20 @@ def constants(problem: Problem, models: Sequence[Tensor]) -> Tensor:
 
 def is_regression(problem: Problem) -> bool:
     """Whether it is a linear model of numbers."""
-    return isinstance(problem.loss, Loss) and not problem.loss.classifier
+    return isinstance(problem.loss, Loss) and problem.loss.by_sample and not problem.loss.classifier
+
+
+def _of_times(driver: Driver, pairs: list[tuple[Tensor, Rows]], part: str, at: float | None, bins: int) -> Report:
+    """The quality of a Cox model; samples at hand have a bin for every margin."""
+    at_hand = driver.transport.silos if isinstance(driver.transport, SiloTransport) else None
+    edges = edges_of(bins) if at_hand is None else _every_margin(driver.transport, pairs, part)
+    told = survival_quality(driver, pairs, part, at, edges, at_hand)
+    each = {name: one for name, one in told.items() if one.samples > 0}
+    if not each:
+        raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
+    if not driver.by_site:
+        return Report(each["all"], {}, ONLY_SUMS)
+    return Report(SurvivalQuality.all(list(each.values())), each)
 
 
 def _errors(

@@ -13,13 +13,15 @@ from fedcomposite.problems import Problem
 from fedcomposite.runtime import Run, simulate
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.simulator import Settings
+from fedcomposite.runtime.simulator import SimulateOptions
 
 
 @overload
 def refit(problem: Problem, x: Any, *, driver: Driver | None = None, tolerance: float = 1e-10) -> Tensor: ...
 @overload
-def refit(problem: Problem, x: Any, algorithm: AnyAlgorithm, *, rounds: int, **settings: Unpack[Settings]) -> Run: ...
+def refit(
+    problem: Problem, x: Any, algorithm: AnyAlgorithm, *, rounds: int, **settings: Unpack[SimulateOptions]
+) -> Run: ...
 def refit(
     problem: Problem,
     x: Any,

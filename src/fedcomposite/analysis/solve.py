@@ -19,9 +19,10 @@ from fedcomposite.algorithms import FedNMap
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.analysis.newton import End, Fit, FitPlan, feasible, fit_any
 from fedcomposite.analysis.scaling import rescale, worthwhile
-from fedcomposite.choice import Choice, choose, newton_fits
+from fedcomposite.analysis.settling import settle
+from fedcomposite.choice import HESSIANS, Choice, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.problems.losses import Logistic, Multinomial, Poisson
+from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
 from fedcomposite.regularizers.wrapped import settled
 from fedcomposite.runtime import DivergenceWarning, GrowthWarning, Interrupted, Record, Run, simulate
 from fedcomposite.runtime.callbacks import Callback, View
@@ -32,12 +33,12 @@ from fedcomposite.runtime.fit import check_given, precision_fault
 from fedcomposite.runtime.records import make_record
 from fedcomposite.runtime.transports.silo_answers import StackedSums, check_range
 
-NEWTON_ROUNDS, KINK_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 5000
+NEWTON_ROUNDS, KINK_ROUNDS, SETTLED_ROUNDS, FIRST_ORDER_ROUNDS = 100, 500, 1000, 5000
 """Rounds after which a solution counts as not found, unless a number is given."""
 
 _TRIAL = 15  # rounds that judge a step
 _FACTOR = 4.0  # between steps that are tried
-_STALLED = 20  # records without progress after which a first-order method is given up
+_STALLED = {False: 20, True: 6}  # records without progress that end a first-order method: for good, or for Newton
 _PROGRESS = 0.7  # what stationarity has to fall to in them
 
 
@@ -74,7 +75,8 @@ def solve(
         alone, and a first-order method, whose measure is the stationarity at :meth:`Problem.default_step`, the first.
         (``simulate`` has no such unit: its tolerance is the stationarity itself.)
     rounds : int, optional
-        Most rounds; 100 for Newton steps, 500 where a loss has kinks and 5000 for others if left out.
+        Most rounds; if left out 100 for Newton steps, 500 where a loss has kinks, 1000 where Newton steps end what a
+        first-order method began, and 5000 for others.
     seconds : float, optional
         Most time; the best model by then is the answer, and its status says whether it is the solution.
     participation : float
@@ -117,7 +119,7 @@ def solve(
             "take a smooth loss (huber, squared_hinge), or a regularizer with a modulus (L1, MCP, SCAD)"
         )
     settings: dict[str, Any] = {
-        "tolerance": tolerance * _size(problem, x0),
+        "tolerance": tolerance,
         "participation": participation,
         "seed": seed,
         "dtype": dtype,
@@ -127,7 +129,7 @@ def solve(
         "mode": "eager",
         "batch_size": batch_size,
     }
-    most = FIRST_ORDER_ROUNDS if rounds is None else rounds
+    most = (SETTLED_ROUNDS if _settles(problem, participation) else FIRST_ORDER_ROUNDS) if rounds is None else rounds
     return _first_order(problem, most, local_steps, settings | {"evaluate_every": max(1, min(10, most))}, ends)
 
 
@@ -217,6 +219,7 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
     if end == "endless":
         which = ", ".join(problem.coordinate_names[i] for i in grown)
         cause = "the classes can be separated" if problem.loss.classifier else "counts are zero wherever it matters"
+        cause = "whoever has the event can be told from all at risk" if isinstance(problem.loss, Cox) else cause
         return f"there is no solution, {cause} and the coefficients of {which} grow without end: regularize more"
     if end == "resisting":
         return (
@@ -245,9 +248,13 @@ def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict
 
     Where features differ in size and h allows it, all of that is in units in which they do not.
     """
-    given, tolerance, share = problem, settings["tolerance"], settings["participation"]
-    patience = _Patience(deadline)
-    settings |= {"callbacks": [patience]}
+    given, relative, share = problem, settings["tolerance"], settings["participation"]
+    tolerance = relative * _size(problem, settings["x0"])
+    newton = _settles(problem, share)
+    patience = _Patience(deadline, _STALLED[newton])
+    settings |= {"callbacks": [patience], "tolerance": tolerance}
+    kept = min(NEWTON_ROUNDS, rounds // 10) if newton else 0
+    rounds -= kept
     rescaling = rescale(problem, tolerance) if isinstance(problem.loss, Loss) and worthwhile(problem) else None
     if rescaling is not None:
         problem = rescaling.problem
@@ -262,7 +269,43 @@ def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict
         smoothness, tried = smoothness * _FACTOR, tried + run.rounds
     if rescaling is not None:
         run, choice = rescaling.back(run), Choice(choice.algorithm, f"{choice.why}, in units of the features")
+    if newton and run.status != "diverged" and rounds + kept > 0:
+        run = _settled(given, run, (relative, tolerance), rounds + kept, deadline)
+        choice = Choice(choice.algorithm, f"{choice.why}, and Newton steps at its end")
+        if settings["on_record"] is not None:
+            settings["on_record"](run.history[-1])
     return _finish(given, run, choice, tolerance, tried)
+
+
+def _settles(problem: Problem, share: float) -> bool:
+    """Whether Newton steps finish what a first-order method began; see :mod:`fedcomposite.analysis.settling`."""
+    loss, h = problem.loss, problem.regularizer
+    linear = isinstance(loss, Loss) and loss.smooth and loss.twice
+    return linear and share >= 1 and not h.weakly_convex and problem.dimension <= HESSIANS
+
+
+def _settled(problem: Problem, run: Run, tolerances: tuple[float, float], rounds: int, deadline: Deadline) -> Run:
+    """The run with Newton steps at its end: converged if these are, and if a step of the prox moves nothing either."""
+    parties, began = StackedSums(problem, torch.float64, torch.device("cpu")), time.perf_counter()
+    made = settle(problem, run.solution.double().cpu(), parties, tolerances[0], rounds, deadline)
+    if made is None:
+        return run
+    counter, last, asked = parties.counter, run.history[-1], run.rounds + made.rounds
+    counter.bytes_up, counter.bytes_down = counter.bytes_up + last["bytes_up"], counter.bytes_down + last["bytes_down"]
+    counter.proxes, counter.gradients = last["prox_evaluations"], counter.gradients + last["gradient_evaluations"]
+    seconds = last["seconds"] + time.perf_counter() - began
+    seen, step = problem.evaluate(made.x), problem.default_step()
+    record = make_record(made.x, seen, problem.regularizer, round=asked, step=step, counter=counter, seconds=seconds)
+    done = made.end == "converged"
+    status: Any = "converged" if done and record["stationarity"] <= tolerances[1] else "not_converged"
+    return dataclasses.replace(
+        run,
+        solution=made.x.to(run.solution),
+        history=[*run.history, record],
+        status=status,
+        message="" if done else explained(problem, made.end, asked, made.grown),
+        rounds=asked,
+    )
 
 
 def _quietly(problem: Problem, choice: Choice, rounds: int, settings: dict[str, Any]) -> Run:
@@ -326,6 +369,8 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
     if run.status == "converged":
         message += f": {run.rounds} rounds, {certificate}"
         return dataclasses.replace(run, message=message, certificate=certificate)
+    if run.status == "not_converged" and run.message:  # Newton steps at the end have said why
+        return dataclasses.replace(run, message=f"{message}: {run.message}", certificate=certificate)
     stopped = f" ({run.message})" if run.status == "stopped" else ""
     reason = f"not converged after {run.rounds} rounds{stopped}, "
     reason += f"stationarity {last['stationarity']:.1e} above {tolerance:.1e}"
@@ -337,7 +382,7 @@ def _finish(problem: Problem, run: Run, choice: Choice, tolerance: float, tried:
 
 def _falls_on(problem: Problem, x: Tensor) -> bool:
     """Whether a loss that has no least value by itself falls from x to 2 x, and h does not rise: x is no minimiser."""
-    if not isinstance(problem.loss, Logistic | Multinomial | Poisson) or not bool(x.any()):
+    if not isinstance(problem.loss, Logistic | Multinomial | Poisson | Cox) or not bool(x.any()):
         return False
     now, then = (float(problem.evaluate(k * x).loss) for k in (1, 2))
     held = float(problem.regularizer.value(2 * x)) > float(problem.regularizer.value(x))
@@ -347,8 +392,8 @@ def _falls_on(problem: Problem, x: Tensor) -> bool:
 class _Patience(Callback):
     """Ends a run at its deadline, or when stationarity has not improved for long."""
 
-    def __init__(self, deadline: Deadline) -> None:
-        self._deadline = deadline
+    def __init__(self, deadline: Deadline, most: int) -> None:
+        self._deadline, self._most = deadline, most
         self._best, self._since = math.inf, 0
 
     @property
@@ -366,5 +411,5 @@ class _Patience(Callback):
         self._best = min(self._best, now)
         if self.late:
             view.stop("its time was up")
-        elif self._since >= _STALLED:
-            view.stop(f"no progress in {_STALLED} records")
+        elif self._since >= self._most:
+            view.stop(f"no progress in {self._most} records")

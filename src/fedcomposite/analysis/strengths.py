@@ -40,7 +40,7 @@ def regularized(h: Regularizer, dimension: int) -> Tensor:
     strong = varied(h, 1e6)
     step = min(1.0, 0.5 / strong.rho) if strong.rho > 0 else 1.0
     signs = torch.where(torch.arange(dimension) % 2 == 0, 1.0, -1.0).double()  # total variation leaves constants alone
-    probe = 1e-3 * signs
+    probe = 1e-30 * signs  # below where MCP and SCAD are flat, and inside every box
     return torch.as_tensor(strong.prox(probe, step) != probe) & strong.acts_on(dimension)
 
 

@@ -25,21 +25,23 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Inside, Natural, Positive, ZeroOrMore, renamed
+from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
-from fedcomposite.analysis.inference import confidence
+from fedcomposite.analysis.inference import LIKELIHOODS, confidence
 from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.analysis.solve import explained
 from fedcomposite.analysis.strengths import strength
+from fedcomposite.analysis.survival_curves import EventCurves, baseline_hazard, event_curves, schoenfeld_test
+from fedcomposite.analysis.survival_quality import SurvivalQuality
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
-from fedcomposite.problems.losses import LOSSES, LeastSquares, Logistic, Poisson
+from fedcomposite.problems.losses import LOSSES, Cox, Logistic
 from fedcomposite.regularizers import Blocks, On
 from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result
@@ -47,6 +49,7 @@ from fedcomposite.runtime.certificate import Certificate, certify
 from fedcomposite.runtime.driver import Driver, driving
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, newton
+from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 Kind = Literal["fit", "path", "cv"]
 
@@ -72,13 +75,21 @@ class Analysis(Result):
     intervals: pd.DataFrame | None
     """Of linear, logistic and Poisson models."""
     quality: Report | None
-    """Of logistic models and regressions: on the folds held out, or on the samples the model was made from."""
+    """Of logistic and Cox models and regressions: on the folds held out, or on the samples the model was made from."""
     tested: Report | None
     """Of those whose silos have a test part: on that part, which took no part in any choice."""
     certificate: Certificate | None
     exchanges: int
     bytes_up: int
     bytes_down: int
+    curves: EventCurves | None = None
+    """Of times to an event: how many are at risk and survive, at every site and over all."""
+    proportional: pd.DataFrame | None = None
+    """Of times to an event: the test of proportional hazards, where the estimates are known."""
+    baseline: pd.DataFrame | None = None
+    """Of times to an event: the cumulated baseline hazards of the model on the grid of the curves."""
+    horizon: float | None = None
+    """Of times to an event: by when the quality is measured."""
 
     @property
     def solution(self) -> Tensor:
@@ -142,6 +153,12 @@ class Analysis(Result):
                 if report.reason:
                     notes = [found[name]["all"]["note"], f"sites: {report.reason}"]
                     found[name]["all"]["note"] = "; ".join(filter(None, notes))
+        if self.curves is not None:
+            found["curves"] = self.curves.table.to_dict("records")
+        if self.baseline is not None:
+            found |= {"baseline": self.baseline.to_dict("records"), "horizon": self.horizon}
+        if self.proportional is not None:
+            found["proportional"] = self.proportional.reset_index(names="name").to_dict("records")
         if self.quality is not None:
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found
@@ -189,12 +206,12 @@ def _written(problem: Problem) -> str:
     loss = problem.loss
     names = [name for name, one in LOSSES.items() if type(one) is type(loss)]
     fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}  # type: ignore[arg-type]
-    numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
+    numbers = {k: v for k, v in fields.items() if isinstance(v, float) or (isinstance(loss, Cox) and v is not None)}
     section = {"loss": names[0], "loss_options": numbers, "bias": problem.bias, "weights": problem.weighting}
     return f"# regularizer: {problem.regularizer}\n" + tomli_w.dumps({"problem": section})
 
 
-def _measured(one: Quality | Errors) -> dict[str, Any]:
+def _measured(one: Quality | Errors | SurvivalQuality) -> dict[str, Any]:
     """A site's measures, its curves among them; those of a classifier as far as they can be told."""
     groups = int(min(10, max(2, one.samples // 10)))  # of ten or more, so that a small site's curve is not mere noise
     found: dict[str, Any] = {
@@ -202,7 +219,7 @@ def _measured(one: Quality | Errors) -> dict[str, Any]:
         "note": one.untold(),
         "calibration": one.calibration(groups).to_dict("records"),
     }
-    if isinstance(one, Errors):
+    if isinstance(one, Errors | SurvivalQuality):
         return found
     roc = [] if math.isnan(found["auroc"]) else one.roc().drop_duplicates().to_numpy().tolist()
     decision: dict[Hashable, Any] = {}
@@ -239,7 +256,10 @@ def analyse(
     count: Several = 100,
     ratio: Inside | None = None,
     tolerance: ZeroOrMore = 1e-8,
+    segments: Count = 1,
     seconds: Positive | None = None,
+    horizon: Positive | None = None,
+    times: Sequence[float] | None = None,
     driver: Driver | None = None,
     checkpoint: str | pathlib.Path | None = None,
     resume: bool = False,
@@ -253,11 +273,16 @@ def analyse(
         A linear model with a smooth loss.
     kind : {"fit", "path", "cv"}
         The problem as it is; a path of strengths; a path and cross-validation.
-    folds, seed, scoring, count, ratio, tolerance, seconds
+    folds, seed, scoring, count, ratio, tolerance, segments, seconds
         As in :func:`fedcomposite.cross_validate`.
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
         default) and ``"min"``.
+    horizon : float, optional
+        Of times to an event, the time by which it is looked at who has had it; see :func:`fedcomposite.quality`.
+    times : sequence of float, optional
+        The grid of its curves. If left out it is 40 steps to the last time at hand; of sites elsewhere twenty to the
+        horizon, and without one there are no curves.
     driver, checkpoint, resume, on_exchange
         As in :func:`fedcomposite.path`.
 
@@ -276,7 +301,7 @@ def analyse(
     with driving(analyse, locals()) as driver:
         along = cv = None
         options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
-        options |= {"driver": driver}
+        options |= {"segments": segments, "driver": driver}
         if kind == "cv":
             cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, **options)
             along, choice = cv.path, choice or "1se"
@@ -300,7 +325,37 @@ def analyse(
             x, converged = made.x, made.converged
             reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
         chosen = "as given" if along is None else str(choice)
-        return _measure(problem, kind, x, lam, chosen, reason, along, cv, driver)
+        found = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, horizon)
+        return _of_times(found, driver, horizon, times) if isinstance(problem.loss, Cox) else found
+
+
+def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequence[float] | None) -> Analysis:
+    """With curves and a test of proportional hazards."""
+    silos = driver.transport.silos if isinstance(driver.transport, SiloTransport) else None
+    grid = None if times is None else list(times)
+    if grid is None and silos is not None:
+        grid = (max(float(s.b[:, 0].max()) for s in silos if len(s.b)) * np.arange(1, 41) / 40).tolist()
+    elif grid is None and horizon is not None:
+        grid = (horizon * np.arange(1, 21) / 20).tolist()
+    if grid is None:
+        return made
+    curves = event_curves(made.problem, times=grid, driver=driver)
+    estimate, test = None if made.intervals is None else made.intervals["estimate"].to_numpy(), None
+    if estimate is not None and np.isfinite(estimate).all():
+        at = torch.tensor(estimate)
+        test = schoenfeld_test(made.problem, at, times=None if silos else grid, driver=driver)
+    every = sorted({*grid, *([] if horizon is None else [horizon])})
+    baseline = baseline_hazard(made.problem, made.x, times=None if silos else every, driver=driver)
+    return dataclasses.replace(
+        made,
+        curves=curves,
+        proportional=test,
+        baseline=baseline,
+        horizon=horizon,
+        exchanges=driver.exchanges,
+        bytes_up=driver.bytes_up,
+        bytes_down=driver.bytes_down,
+    )
 
 
 def _measure(
@@ -313,16 +368,15 @@ def _measure(
     along: Path | None,
     cv: CrossValidation | None,
     driver: Driver,
+    horizon: float | None,
 ) -> Analysis:
     """How sure and how good a model is."""
-    intervals = (
-        confidence(problem, x, driver=driver) if isinstance(problem.loss, LeastSquares | Logistic | Poisson) else None
-    )
+    intervals = confidence(problem, x, driver=driver) if isinstance(problem.loss, LIKELIHOODS) else None
     seen = tested = None
-    if isinstance(problem.loss, Logistic) or is_regression(problem):
-        seen = quality(problem, x if cv is None else cv, choice=lam, driver=driver)
+    if isinstance(problem.loss, Logistic | Cox) or is_regression(problem):
+        seen = quality(problem, x if cv is None else cv, choice=lam, horizon=horizon, driver=driver)
         if "test" in problem.silos.held_out:
-            tested = quality(problem, x, part="test", driver=driver)
+            tested = quality(problem, x, part="test", horizon=horizon, driver=driver)
 
     def look(at: Tensor) -> Evaluation:
         [sums] = driver.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])

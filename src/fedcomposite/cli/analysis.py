@@ -1,7 +1,7 @@
 """``fit | path | cv``: a linear model of files at hand or of a federation's sites, how sure and how good it is.
 
-One implementation for both: what differs is who answers (:class:`Source`). The answers are written to the run folder
-while the analysis lasts, so that it can go on after it was stopped or killed.
+One implementation for both: what differs is who answers (:class:`AnalysisSource`). The answers are written to the run
+folder while the analysis lasts, so that it can go on after it was stopped or killed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import click
+import numpy as np
 import pandas as pd
 import typer
 from click.core import ParameterSource
@@ -27,7 +28,7 @@ from fedcomposite.choice import AUTO
 from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, print_notes, results, rows, written
 from fedcomposite.cli.lazy import load
 from fedcomposite.cli.runs import Overrides
-from fedcomposite.cli.solve import NOT_CONVERGED
+from fedcomposite.cli.solving import NOT_CONVERGED
 from fedcomposite.data import Recipe
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.grids import FILLER
@@ -44,7 +45,7 @@ _SHOWN = 15  # coefficients
 _SEEN = 5e-4  # bounds of measures that are smaller are not printed
 _MEASURES = (
     *("samples", "positives", "auroc", "auroc_error", "brier", "mean", "r2", "rmse", "mae", "deviance_explained"),
-    *("calibration_slope", "calibration_slope_error"),
+    *("calibration_slope", "calibration_slope_error", "events", "c_index", "horizon", "predicted", "observed"),
 )
 
 ConfigFile = Annotated[
@@ -60,6 +61,13 @@ Ratio = Annotated[float | None, typer.Option(help="The last strength over the fi
 Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site is left out once.")]
 Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What is compared.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
+Segments = Annotated[
+    int, typer.Option(min=1, help="Parts of the path that are followed side by side: fewer exchanges.")
+]
+Horizon = Annotated[float | None, typer.Option(help="Of times to an event: by when it is looked at who has had it.")]
+Times = Annotated[
+    str | None, typer.Option(help="Of times to an event: the grid of curves, such as 6,12,24, or 60:6 for steps of 6.")
+]
 PathChoice = Annotated[Literal["aic", "bic", "ebic"], typer.Option(help="Which model of the path.")]
 CVChoice = Annotated[Literal["min", "1se", "aic", "bic", "ebic"], typer.Option(help="Which model.")]
 Federation = Annotated[
@@ -77,6 +85,8 @@ Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites
 def fit(
     config: ConfigFile = None,
     seconds: Seconds = None,
+    horizon: Horizon = None,
+    times: Times = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -89,7 +99,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a linear model, with confidence intervals and its quality at every site."""
-    conduct("fit", locals())
+    conduct("fit", {**locals(), "times": times_of(times)})
 
 
 def path(
@@ -97,7 +107,10 @@ def path(
     count: Count = 100,
     ratio: Ratio = None,
     choice: PathChoice = "bic",
+    segments: Segments = 1,
     seconds: Seconds = None,
+    horizon: Horizon = None,
+    times: Times = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -110,7 +123,7 @@ def path(
     as_json: AsJson = False,
 ) -> None:
     """Fit a model for every strength of the regularizer."""
-    conduct("path", locals())
+    conduct("path", {**locals(), "times": times_of(times)})
 
 
 def cv(
@@ -120,7 +133,10 @@ def cv(
     count: Count = 100,
     ratio: Ratio = None,
     choice: CVChoice = "1se",
+    segments: Segments = 1,
     seconds: Seconds = None,
+    horizon: Horizon = None,
+    times: Times = None,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -133,10 +149,10 @@ def cv(
     as_json: AsJson = False,
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
-    conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score})
+    conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score, "times": times_of(times)})
 
 
-_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "seconds")
+_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "segments", "seconds", "horizon", "times")
 _OF_SITES = ("policy", "patience", "give_up", "secure")
 
 
@@ -147,6 +163,21 @@ def folds_of(text: str) -> int | Literal["sites"]:
     if not text.isdecimal() or int(text) < 2:
         raise ConfigError(f"--folds {text}: must be a number from 2 on, or 'sites'")
     return int(text)
+
+
+def times_of(text: str | None) -> list[float] | None:
+    """A grid of times: numbers, or the last one and the steps to it."""
+    if text is None:
+        return None
+    try:
+        last, colon, step = text.partition(":")
+        found = (np.arange(1, 1 + round(float(last) / float(step))) * float(step)).tolist() if colon else [
+            float(part) for part in text.split(",")]  # fmt: skip
+    except (ValueError, ZeroDivisionError, OverflowError):
+        found = []
+    if not found or sorted(set(found)) != found or not 0 < found[0] <= found[-1] < float("inf"):
+        raise ConfigError(f"--times {text}: must be rising numbers, such as 6,12,24, or 60:6 for steps of 6 up to 60")
+    return found
 
 
 def checked(experiment: Config) -> Config:
@@ -161,7 +192,7 @@ def checked(experiment: Config) -> Config:
 # -- who answers ------------------------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
+class AnalysisSource(Protocol):
     """Who answers an analysis, and the experiment as it is read for them."""
 
     experiment: Config
@@ -225,12 +256,12 @@ class AtHand:
         return self._problem, _description(self.experiment, self._problem.silos)
 
 
-def _source(given: Mapping[str, Any], kept: Identity) -> Source:
+def _source(given: Mapping[str, Any], kept: Identity) -> AnalysisSource:
     """The sites of a federation if one is given, or the data that the experiment names."""
     if given["federation"] is not None:
         if given["overwrite"]:
             raise ConfigError("--overwrite cannot be given with --federation; give another --out")
-        made: Source = load("fedcomposite.cli.federation_analysis:AtSites")(given, kept)
+        made: AnalysisSource = load("fedcomposite.cli.federation_analysis:AtSites")(given, kept)
         return made
     for name in sorted(_explicit() & {*_OF_SITES}):
         raise ConfigError(f"--{name.replace('_', '-')} is for the sites of a --federation")
@@ -305,7 +336,7 @@ def _instead(folder: RunFolder, given: Mapping[str, Any]) -> str:
 
 
 def _analysed(
-    kind: Kind, options: Mapping[str, Any], source: Source, driver: Driver, folder: RunFolder, hint: str
+    kind: Kind, options: Mapping[str, Any], source: AnalysisSource, driver: Driver, folder: RunFolder, hint: str
 ) -> Analysis:
     """Ask, and write the run folder; from then on the log of answers is not needed any more."""
     log = driver.log

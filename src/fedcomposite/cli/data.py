@@ -134,6 +134,18 @@ def messy(
         written(path)
 
 
+@data_app.command()
+def survivors(
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    seed: Annotated[int, typer.Option(help="Chooses the patients.")] = 0,
+) -> None:
+    """Write four hospitals' files of made-up patients with times until death, and an experiment for them."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: already there; give a new folder")
+    for path in [*data.survivor_files(folder, seed=seed).values(), folder / "experiment.toml"]:
+        written(path)
+
+
 def whereabouts(name: str) -> str:
     """Where the files of a data set would come from now; what they hold is checked when they are read."""
     if name in OWN:

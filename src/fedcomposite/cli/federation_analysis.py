@@ -39,13 +39,14 @@ from fedcomposite.cli.described import page
 from fedcomposite.cli.federation_jobs import Interrupt, failure, keep, require_service, say
 from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
-from fedcomposite.data.flags import Look
+from fedcomposite.data.flags import ColumnFacts
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.toml import load
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
 from fedcomposite.federation.coordinator.jobs import Diary, Job, followed
+from fedcomposite.federation.coordinator.plans import PLANS
 from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.selection import open_engine
 from fedcomposite.federation.folders import FederationFolder
@@ -121,6 +122,7 @@ def inquiry(
     config: Config,
     settings: Settings,
     *,
+    plan: str,
     job: str = "",
     sites: Sequence[str] = (),
     log: Callable[[str], None] = say,
@@ -138,11 +140,12 @@ def inquiry(
             taking_part = Delivery(engine, federation.permitted, settings, log, stop).present(federation.permitted())
             if not taking_part:
                 raise FederationError("no site is there")
-        yield Inquiry(engine, taking_part, federation.permitted, config, name, settings, log=log, stop=stop)
+        asking = engine, taking_part, federation.permitted, config, name, settings
+        yield Inquiry(*asking, plan=PLANS[plan], log=log, stop=stop)
 
 
 class AtSites:
-    """The sites of a federation: see :class:`fedcomposite.cli.analysis.Source`."""
+    """The sites of a federation: see :class:`fedcomposite.cli.analysis.AnalysisSource`."""
 
     most = None  # what a site was asked once it is not asked again
     failures = FederationError, EngineError
@@ -174,7 +177,7 @@ class AtSites:
         given = self._federation, self.experiment, self._settings
         with (
             Interrupt() as self._interrupt,
-            inquiry(*given, job=job, sites=sites, log=self._say, stop=self._stop) as self._asking,
+            inquiry(*given, plan="cv", job=job, sites=sites, log=self._say, stop=self._stop) as self._asking,
         ):
             names = self._asking.names
             if not self._kept:
@@ -196,7 +199,7 @@ class AtSites:
     def followed(self, kind: Kind, folder: RunFolder, log: AnswerLog) -> Iterator[Callable[[Driver], None]]:
         """Write the job's files, and keep them up to date."""
         place, asking = folder.path.absolute(), self._asking
-        self._place = place
+        self._place, asking.plan = place, PLANS[kind]
         log.begin()
         for old in ("stop", "status.json"):
             (place / old).unlink(missing_ok=True)
@@ -241,7 +244,8 @@ def describe(
     """Analyst: what every site has of every feature, and what differs between them; of all together if secure."""
     with _one_line():
         experiment, target = read(config)
-        with inquiry(FederationFolder(folder), experiment, Settings(give_up=give_up, secure=secure)) as asking:
+        settings = Settings(give_up=give_up, secure=secure)
+        with inquiry(FederationFolder(folder), experiment, settings, plan="describe") as asking:
             found = table_of(_described(Driver(asking)), target)
         if as_json:
             print_json(rows(found))
@@ -265,7 +269,8 @@ def predict(
     """
     with _one_line(), results(as_json) as told:
         experiment, recipe, x, names = _finished(RunFolder(run))
-        with inquiry(FederationFolder(folder), experiment, Settings(give_up=give_up, secure=secure)) as asking:
+        settings = Settings(give_up=give_up, secure=secure)
+        with inquiry(FederationFolder(folder), experiment, settings, plan="predict") as asking:
             asking.recipe = recipe
             driver = Driver(asking)
             problem = asking.meet(driver)
@@ -304,5 +309,5 @@ def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list
     return checked(experiment), FittedRecipe.read(path) if path.is_file() else None, x, names
 
 
-def _described(driver: Driver) -> list[Look]:
+def _described(driver: Driver) -> list[ColumnFacts]:
     return look_at(lambda query: list(driver.ask([query])[0]), driver.names, together=not driver.by_site)

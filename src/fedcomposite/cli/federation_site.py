@@ -15,7 +15,7 @@ from fedcomposite.cli.federation_jobs import show
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.folders import SiteFolder
 from fedcomposite.federation.site.approval import Approvals
-from fedcomposite.federation.site.audit import Audit
+from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.enrolment import make_request
 
 Folder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
@@ -67,7 +67,8 @@ def pending(
             for name, entry in known.items():
                 if name.startswith(digest):
                     who = f"secure sum of {', '.join(entry['parties'])}" if entry["secure"] else "not a secure sum"
-                    who = "an analysis: plain sums, as many as the ledger allows" if entry.get("analysis") else who
+                    if plan := entry.get("plan"):
+                        who = f"{who}, an analysis of at most {', '.join(f'{n} {kind}' for kind, n in plan.items())}"
                     out.print(
                         f"{name} {entry['status']}, asked for {entry['asked']}, {who}", highlight=False, soft_wrap=True
                     )
@@ -83,9 +84,13 @@ def pending(
         show(pd.DataFrame(rows), "fedcomposite federation pending | approve | reject SITE DIGEST")
 
 
-def approve(folder: Folder, digest: Digest) -> None:
-    """Site: let an experiment be computed here."""
-    _decide(folder, digest, "approved")
+def approve(
+    folder: Folder,
+    digest: Digest,
+    jobs: Annotated[int, typer.Option(min=1, help="How many more jobs the yes is for.")] = 1,
+) -> None:
+    """Site: let an experiment be computed here, in one job."""
+    _decide(folder, digest, "approved", jobs)
 
 
 def reject(folder: Folder, digest: Digest) -> None:
@@ -93,10 +98,10 @@ def reject(folder: Folder, digest: Digest) -> None:
     _decide(folder, digest, "rejected")
 
 
-def _decide(folder: Path, digest: str, status: Literal["approved", "rejected"]) -> None:
+def _decide(folder: Path, digest: str, status: Literal["approved", "rejected"], jobs: int = 1) -> None:
     with reporting():
         place = SiteFolder(folder)
-        name = Approvals(place.state, place.file.approval).decide(digest, status)
+        name = Approvals(place.state, place.file.approval).decide(digest, status, jobs)
         Audit(place.state, pki.read_private(place.key)).append(
             {"asked by": "this site", "what": status, "experiment": name}
         )
@@ -107,11 +112,17 @@ def audit(
     folder: Folder,
     lines: Annotated[int, typer.Option(min=0, help="How many of the last lines to show; 0 shows all.")] = 20,
     raw: Annotated[bool, typer.Option("--json", help="Print whole lines.")] = False,
+    holds: Annotated[
+        str | None, typer.Option(help="A head from before: is the log still a continuation of it?")
+    ] = None,
 ) -> None:
-    """Site: verify the audit log, and show its end."""
+    """Site: verify the audit log, and show its end and its head, which should be kept elsewhere, too."""
     with reporting():
         place = SiteFolder(folder)
-        found = Audit(place.state, pki.read_private(place.key)).verify()
+        log = Audit(place.state, pki.read_private(place.key))
+        if holds is not None and not log.holds(holds):
+            raise AuditError(f"{log.path}: does not hold the head {holds[:40]!r}; it was turned back, or replaced")
+        found = log.verify()
         for line in found[-lines:]:
             if raw:
                 out.print(json.dumps(line), markup=False, highlight=False, soft_wrap=True)
@@ -123,3 +134,4 @@ def audit(
             out.print(f"{line['number']:6d} {line['time']} {line.get('job', '')} {about}: {outcome}", markup=False,
                       highlight=False, soft_wrap=True)  # fmt: skip
         out.print(f"{len(found)} lines, each as it was written")
+        out.print(f"head: {log.head()}", highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 
-class Entry(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command before it is loaded."""
 
     place: str
@@ -21,10 +21,10 @@ class Entry(NamedTuple):
     """The first paragraph of its documentation."""
 
 
-class Commands(MutableMapping[str, click.Command]):
+class CommandTable(MutableMapping[str, click.Command]):
     """The commands by name; what is looked up is imported."""
 
-    def __init__(self, entries: dict[str, Entry]) -> None:
+    def __init__(self, entries: dict[str, LazyCommand]) -> None:
         self.entries = entries
         self._loaded: dict[str, click.Command] = {}
 
@@ -46,7 +46,7 @@ class Commands(MutableMapping[str, click.Command]):
         return len({**self.entries, **self._loaded})
 
 
-def _load(name: str, entry: Entry) -> click.Command:
+def _load(name: str, entry: LazyCommand) -> click.Command:
     """Import a command."""
     found = load(entry.place)
     if isinstance(found, typer.Typer):
@@ -67,11 +67,11 @@ def load(place: str) -> Any:
 class LazyGroup(TyperGroup):
     """A group whose help is printed without importing its commands."""
 
-    entries: dict[str, Entry] = {}  # noqa: RUF012  # each group is a class of its own
+    entries: dict[str, LazyCommand] = {}  # noqa: RUF012  # each group is a class of its own
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = Commands(self.entries)
+        self.commands = CommandTable(self.entries)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Their names, in the order of the table."""

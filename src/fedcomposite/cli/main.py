@@ -10,7 +10,7 @@ import typer
 
 from fedcomposite._version import __version__
 from fedcomposite.cli.console import DEBUG, out, plain_warnings, reporting
-from fedcomposite.cli.lazy import Entry, LazyGroup
+from fedcomposite.cli.lazy import LazyCommand, LazyGroup
 
 _HERE = "fedcomposite.cli."
 
@@ -19,49 +19,51 @@ class Commands(LazyGroup):
     """All commands: where each is found, and the first paragraph of its documentation."""
 
     entries = {  # noqa: RUF012
-        "run": Entry(_HERE + "runs:run", "Run one method on one problem and leave a run folder."),
-        "compare": Entry(
+        "run": LazyCommand(_HERE + "runs:run", "Run one method on one problem and leave a run folder."),
+        "compare": LazyCommand(
             _HERE + "runs:compare",
             "Run several methods over several seeds, and all values of grids; a table, a plot, and a run folder for "
             "each.",
         ),
-        "reproduce": Entry(
+        "reproduce": LazyCommand(
             _HERE + "papers:reproduce", "Make a paper's figure and table, and a verdict on each of its claims."
         ),
-        "solve": Entry(
-            _HERE + "solve:solve_command",
+        "solve": LazyCommand(
+            _HERE + "solving:solve_command",
             "Solve a problem: the method and its steps are chosen, and a certificate says how good the answer is.",
         ),
-        "fit": Entry(
+        "fit": LazyCommand(
             _HERE + "analysis:fit", "Fit a linear model, with confidence intervals and its quality at every site."
         ),
-        "path": Entry(_HERE + "analysis:path", "Fit a model for every strength of the regularizer."),
-        "cv": Entry(
+        "path": LazyCommand(_HERE + "analysis:path", "Fit a model for every strength of the regularizer."),
+        "cv": LazyCommand(
             _HERE + "analysis:cv",
             "Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out.",
         ),
-        "report": Entry(
+        "report": LazyCommand(
             _HERE + "reports:report",
             "Write a run's report: one HTML page that needs no network, and its tables as Markdown, LaTeX and CSV.",
         ),
-        "predict": Entry(
+        "predict": LazyCommand(
             _HERE + "reports:predict_command",
             "Apply a run's recipe and model to new samples; with a target in the file, say how good the predictions "
             "are.",
         ),
-        "export": Entry(
+        "export": LazyCommand(
             _HERE + "runs:export_run",
             "Write a run's model, zeros and all, to one file, and check that the file gives the same predictions.",
         ),
-        "list": Entry(_HERE + "lists:list_names", "List what can be named in a configuration."),
-        "plot": Entry(_HERE + "runs:plot", "Draw the curves of one or more runs in one picture."),
-        "cite": Entry(_HERE + "cite:cite", "Print the BibTeX entry of the paper that a method is from."),
-        "privacy": Entry(
+        "list": LazyCommand(_HERE + "lists:list_names", "List what can be named in a configuration."),
+        "plot": LazyCommand(_HERE + "runs:plot", "Draw the curves of one or more runs in one picture."),
+        "cite": LazyCommand(_HERE + "cite:cite", "Print the BibTeX entry of the paper that a method is from."),
+        "privacy": LazyCommand(
             _HERE + "privacy:privacy_command",
             "Say what noise an epsilon needs, or what epsilon a noise gives; accounting by dp-accounting.",
         ),
-        "data": Entry(_HERE + "data:data_app", "Look at data before using it, and get it ahead of time."),
-        "federation": Entry(_HERE + "federation:federation_app", "A real federation, over NVIDIA FLARE or Flower."),
+        "data": LazyCommand(_HERE + "data:data_app", "Look at data before using it, and get it ahead of time."),
+        "federation": LazyCommand(
+            _HERE + "federation:federation_app", "A real federation, over NVIDIA FLARE or Flower."
+        ),
     }
 
 

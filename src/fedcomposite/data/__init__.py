@@ -19,6 +19,7 @@ from fedcomposite.data.partition import PARTITIONERS, partition
 from fedcomposite.data.pictures import class_names
 from fedcomposite.data.recipe import Recipe
 from fedcomposite.data.silos import DataError, Silos
+from fedcomposite.data.survivors import survival, survivor_files, survivor_tables
 from fedcomposite.data.synthetic import synthetic
 from fedcomposite.registry import Registry, callable_only
 
@@ -37,6 +38,7 @@ __all__ = [
     "messy_consortium",
     "normalization",
     "partition",
+    "survivor_files",
     "synthetic",
 ]
 
@@ -63,6 +65,7 @@ DATASETS: Registry[Callable[..., Silos]] = Registry(
     "data set",
     {
         "synthetic": synthetic,
+        "survival": survival,
         "breast_cancer": tabular.breast_cancer,
         "diabetes": tabular.diabetes,
         "digits": tabular.digits,
@@ -88,7 +91,10 @@ DATASETS: Registry[Callable[..., Silos]] = Registry(
 OWN = ("mapped", "image_folders")
 """Names of data sets that are folders of one's own."""
 
-FRAMES: dict[str, Callable[[], dict[str, pd.DataFrame]]] = {"heart_disease": tabular.heart_frames}
+FRAMES: dict[str, Callable[[], dict[str, pd.DataFrame]]] = {
+    "heart_disease": tabular.heart_frames,
+    "survival": survivor_tables,
+}
 """Data sets that also come as tables with gaps, for a recipe."""
 
 

@@ -22,6 +22,8 @@ from fedcomposite.data.faults import DataError, Fault, refuse, refuse_all
 from fedcomposite.data.sparse import Features, SparseRows, is_sparse, joined, sparse_rows
 
 ArrayLike = Tensor | npt.ArrayLike
+NO_ENTRY = -1e30
+"""In a column of entries: observation began before anything could happen."""
 Array = npt.NDArray[Any]
 
 _WIDER = {"u2": "i4", "u4": "i8", "u8": "i8"}  # torch stores these unsigned types but does not compute with them
@@ -125,6 +127,8 @@ def _numeric(values: Any, what: str) -> Array:
         except (ValueError, TypeError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{what}: not an array of numbers ({reason}); give rows of equal length") from None
+    if array.dtype.names is not None:
+        array = _times(array, what)
     if isinstance(array, np.ma.MaskedArray):
         if absent := int(np.ma.getmaskarray(array).sum()):
             raise DataError(f"{what}: {absent} value(s) are masked, that is missing; impute or drop them")
@@ -139,6 +143,15 @@ def _numeric(values: Any, what: str) -> Array:
             raise DataError(f"{what}: whole numbers beyond 2^63; rescale them or cast them to float64")
         array = array.astype(_WIDER[f"u{array.dtype.itemsize}"])
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _times(array: Array, what: str) -> Array:
+    """A structured array of events and times, as scikit-survival's ``Surv``, as columns: time, event."""
+    kinds = {array.dtype[name].kind: name for name in array.dtype.names or ()}
+    if len(array.dtype.names or ()) != 2 or "b" not in kinds or not set(kinds) <= set("biuf"):
+        raise DataError(f"{what}: a structured array needs two fields, an event that is true or false and a time")
+    (time,) = (name for kind, name in kinds.items() if kind != "b")
+    return np.stack([array[time].astype(float), array[kinds["b"]].astype(float)], axis=1)
 
 
 def _plain(values: Tensor, what: str) -> Tensor:
@@ -256,7 +269,7 @@ def checked_columns(frame: pd.DataFrame | pd.Series[Any], what: str) -> list[Col
     return read
 
 
-class Gathered(NamedTuple):
+class StackedArrays(NamedTuple):
     """Features and targets of everyone, each of one type, and the names of the columns where tables have some."""
 
     features: list[Features]
@@ -264,7 +277,7 @@ class Gathered(NamedTuple):
     columns: tuple[str, ...]
 
 
-def gather(given: Sequence[tuple[str, Any]]) -> Gathered:
+def gather(given: Sequence[tuple[str, Any]]) -> StackedArrays:
     """The pairs (X, y) of named parties; columns of tables are put into the order of the first.
 
     What is wrong with any of them is told in one error.
@@ -289,7 +302,7 @@ def gather(given: Sequence[tuple[str, Any]]) -> Gathered:
     features: list[Features] = [X for X, _ in parts]
     if plain:
         features = list(common_type(plain, labels))
-    return Gathered(features, common_type([y for _, y in parts], labels), tuple(order or ()))
+    return StackedArrays(features, common_type([y for _, y in parts], labels), tuple(order or ()))
 
 
 def pooled(features: Sequence[Features]) -> Features:

@@ -52,7 +52,7 @@ def spread_of(mean: npt.ArrayLike, sd: npt.ArrayLike) -> Floats:
 
 
 @dataclass
-class Found:
+class OddCells:
     """Cells of one kind: how many, the first rows, and what the first one says."""
 
     sample: str
@@ -108,7 +108,7 @@ class Column:
         self.label = f"column {name!r}" if name else "the array"
         self.markers = MISSING | {marker.strip().casefold() for marker in missing}
         self.numeric = [float(m.strip()) for m in missing if _NUMBER.fullmatch(m.strip())]
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, OddCells] = {}
         self.dot: str | None = None
         self.grouped_only = True
         self._parts: list[Floats] = []
@@ -143,7 +143,7 @@ class Column:
     def note(self, kind: str, rows: Sequence[int], sample: str) -> None:
         """Record cells that are not ordinary numbers."""
         if len(rows):
-            found = self.found.setdefault(kind, Found(sample))
+            found = self.found.setdefault(kind, OddCells(sample))
             found.count += len(rows)
             found.rows += rows[: _FIRST - len(found.rows)]
 
@@ -280,7 +280,7 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 30 else text[:27] + "...")
 
 
-def _place(found: Found, lines: Sequence[int]) -> tuple[tuple[int, ...], str]:
+def _place(found: OddCells, lines: Sequence[int]) -> tuple[tuple[int, ...], str]:
     """The first lines of some cells, if the file has lines, and how a message names them."""
     at = tuple(lines[row] for row in found.rows) if lines else ()
     more = ", ..." if found.count > len(at) else ""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcomposite._validation import suggest
+from fedcomposite.data.arrays import NO_ENTRY
 from fedcomposite.data.faults import DataError, Fault, refuse, stop
 from fedcomposite.data.sheets import MARKERS, Sheet, Wanted, kind_of, read_sheet, some, wanted
 
@@ -83,7 +84,18 @@ def _table(sheet: Sheet, options: Wanted) -> Table:
     special = {role: sheet[name] for role, name in options.roles.items()}
     names = tuple(name for name in sheet.columns if name not in options.roles.values())
     features = np.stack([sheet[name] for name in names], 1)
-    return Table(features, special["target"], names, special.get("weight"), special.get("offset"))
+    return Table(features, _targets(special), names, special.get("weight"), special.get("offset"))
+
+
+def _targets(special: dict[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The target; of times to an event the columns time, event, entry and stratum, as far as they are there."""
+    event = special["target"]
+    if "time" not in special:
+        return event
+    columns = [special["time"], event]
+    if "entry" in special or "strata" in special:
+        columns.append(special.get("entry", np.full(len(event), NO_ENTRY)))
+    return np.stack([*columns, *([special["strata"]] if "strata" in special else [])], axis=1).astype(float)
 
 
 def _absent(headers: Sequence[Sequence[str]], options: Wanted) -> list[Fault]:
@@ -147,7 +159,7 @@ def _arrays(path: Path, options: Wanted) -> Table:
                     if name not in file:
                         raise stop(source, f"no array {name!r} (it has: {some(list(file))})", "name the arrays so")
                 found = {role: _array(file, name, source) for role, name in roles.items()}
-                return Table(found["X"], found["target"], (), found.get("weight"), found.get("offset"))
+                return Table(found["X"], _targets(found), (), found.get("weight"), found.get("offset"))
     except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise stop(source, f"not a readable .npz file ({error})", "write it again") from None
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError
-from fedcomposite.data.flags import SHARES, Look, flags_of
+from fedcomposite.data.flags import SHARES, ColumnFacts, flags_of
 from fedcomposite.data.queries import (
     GRID,
     Answer,
@@ -79,7 +79,7 @@ def describe(
     return table_of(look_at(ask, ask.names), target)
 
 
-def table_of(looks: Sequence[Look], target: str | None = None) -> pd.DataFrame:
+def table_of(looks: Sequence[ColumnFacts], target: str | None = None) -> pd.DataFrame:
     """The looks as a table, with flags."""
     rows = []
     features = list(dict.fromkeys(look.feature for look in looks))
@@ -93,7 +93,7 @@ def table_of(looks: Sequence[Look], target: str | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def look_at(ask: Ask, sites: Sequence[str], *, together: bool = False) -> list[Look]:
+def look_at(ask: Ask, sites: Sequence[str], *, together: bool = False) -> list[ColumnFacts]:
     """Ask all that a description needs, in seven exchanges.
 
     With ``together`` only sums are looked at: there is one look per feature, at the site "all".
@@ -115,7 +115,7 @@ class _Looker:
         answers = self.ask(asked)
         return [asked.combine(answers)] if self.together else answers
 
-    def look(self) -> list[Look]:
+    def look(self) -> list[ColumnFacts]:
         """A look for every feature and site."""
         schema = self._ask(Schema())
         total = Schema().combine(schema)
@@ -125,7 +125,7 @@ class _Looker:
         self.steps = [Absent(columns=names)]
         gaps = self._ask(Gaps(columns=names, repeats=True))
         looks = [
-            Look(site, name, own[i].get(name, "absent"), int(gaps[i]["n"][j]), int(gaps[i]["missing"][j]))
+            ColumnFacts(site, name, own[i].get(name, "absent"), int(gaps[i]["n"][j]), int(gaps[i]["missing"][j]))
             for j, name in enumerate(names)
             for i, site in enumerate(self.sites)
         ]
@@ -145,7 +145,7 @@ class _Looker:
         """A site's 1 may be a few, so that a sum over sites says no more than whether there are some."""
         return min(count, 1) if self.together else count
 
-    def _levels(self, looks: dict[str, list[Look]]) -> None:
+    def _levels(self, looks: dict[str, list[ColumnFacts]]) -> None:
         for i, found in enumerate(self._ask(LevelCounts(columns=list(looks)))):
             for name, each in looks.items():
                 levels, counts = found[f"levels:{name}"].tolist(), found[f"counts:{name}"].tolist()
@@ -157,7 +157,7 @@ class _Looker:
             for look in each:
                 look.category = category
 
-    def _moments(self, looks: dict[str, list[Look]]) -> None:
+    def _moments(self, looks: dict[str, list[ColumnFacts]]) -> None:
         names = list(looks)
         sums = self._ask(Moments(columns=names))
         if self.together:
@@ -176,7 +176,7 @@ class _Looker:
                     if look.sd == 0:
                         look.mean = float(next(iter(look.levels), look.mean))
 
-    def _quantiles(self, looks: dict[str, list[Look]]) -> None:
+    def _quantiles(self, looks: dict[str, list[ColumnFacts]]) -> None:
         """A fixed histogram says where each site's values lie, a second one divides that."""
         first = self._ask(Below(edges=dict.fromkeys(looks, GRID)))
         cells = max(8, min(_CELLS, _EDGES // (len(self.sites) + 1)))

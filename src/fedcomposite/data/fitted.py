@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedcomposite._version import __version__
+from fedcomposite.data.arrays import NO_ENTRY
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.queries import enough
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
@@ -64,7 +65,7 @@ class FittedRecipe(BaseModel):
     # -- preparing ----------------------------------------------------------------------------------------------------
 
     def table(self, sheet: Sheet, site: str | None = None) -> tuple[Floats, Floats | None]:
-        """Features ``(rows, features)`` and targets of a sheet; no targets if it has no such column.
+        """Features ``(rows, features)`` and targets of a sheet; no targets if it has no such columns.
 
         ``site`` says whose names, units and markers the sheet has; its own name's if left out.
         """
@@ -81,7 +82,7 @@ class FittedRecipe(BaseModel):
         """Whether a sheet has targets, and what the steps make of it."""
         given, sheet = sheet, self.recipe.local(site or sheet.name).apply(sheet)
         self._check_columns(given, sheet)
-        labelled = self.target in sheet.columns
+        labelled = self._has_targets(sheet)
         steps = [step for step in self.steps if labelled or not isinstance(step, Complete)]
         return labelled, prepared(sheet, steps)
 
@@ -117,13 +118,30 @@ class FittedRecipe(BaseModel):
     def all_rows(self, sheet: Sheet, site: str | None = None) -> tuple[Floats, Floats | None]:
         """As :meth:`table`, with every row, also those without a target, whose target is then NaN."""
         local = self.recipe.local(site or sheet.name)
-        own = local.rename.get(self.target, self.target)
-        without = sheet.having({k: v for k, v in sheet.columns.items() if k not in (own, self.target)})
+        special = [self.target, *self.recipe.times]
+        own = {*special, *(local.rename.get(name, name) for name in special)}
+        without = sheet.having({k: v for k, v in sheet.columns.items() if k not in own})
         features, _ = self.table(without, site)
         labelled = local.apply(sheet)
-        return features, self._targets(labelled) if self.target in labelled.columns else None
+        return features, self._targets(labelled) if self._has_targets(labelled) else None
+
+    def _has_targets(self, sheet: Sheet) -> bool:
+        return {self.target, *self.recipe.times} <= set(sheet.columns)
 
     def _targets(self, sheet: Sheet) -> Floats:
+        """What is predicted, ``(rows,)``; of times to an event the columns that the loss "cox" takes."""
+        if self.recipe.time is None:
+            return self._outcomes(sheet)
+        columns = [sheet.numbers(self.recipe.time), self._outcomes(sheet)]
+        if self.recipe.times[1:]:
+            entry = self.recipe.entry
+            columns.append(np.full(sheet.rows, NO_ENTRY) if entry is None else sheet.numbers(entry))
+        if self.recipe.strata is not None:
+            groups = np.array([text or "" for text in sheet.texts(self.recipe.strata)])
+            columns.append(np.unique(groups, return_inverse=True)[1].astype(float))
+        return np.stack(columns, axis=1)
+
+    def _outcomes(self, sheet: Sheet) -> Floats:
         if not self.recipe.target:
             return sheet.numbers(self.target)
         texts = sheet.texts(self.target)

@@ -34,7 +34,7 @@ _NEAR = 0.12  # relative distance to a known ratio
 _ROWS = 20  # from which on numbers in a row are no accident
 
 
-def flags_of(group: Sequence[Look], target: bool) -> list[list[str]]:
+def flags_of(group: Sequence[ColumnFacts], target: bool) -> list[list[str]]:
     """For each site's look at one feature, what is odd about it."""
     out = []
     for i, look in enumerate(group):
@@ -48,7 +48,7 @@ def flags_of(group: Sequence[Look], target: bool) -> list[list[str]]:
     return out
 
 
-def _gaps(look: Look, others: Sequence[Look]) -> str:
+def _gaps(look: ColumnFacts, others: Sequence[ColumnFacts]) -> str:
     if look.kind == "absent":
         return "no such column"
     if look.n == 0:
@@ -60,7 +60,7 @@ def _gaps(look: Look, others: Sequence[Look]) -> str:
     return ""
 
 
-def _constant(look: Look, others: Sequence[Look], target: bool) -> str:
+def _constant(look: ColumnFacts, others: Sequence[ColumnFacts], target: bool) -> str:
     one = len(look.levels) == 1 and look.rest == 0 and next(iter(look.levels.values())) == look.n
     if not one:
         return ""
@@ -72,7 +72,7 @@ def _constant(look: Look, others: Sequence[Look], target: bool) -> str:
     return f"constant: {value}"
 
 
-def _unit(look: Look, others: Sequence[Look]) -> str:
+def _unit(look: ColumnFacts, others: Sequence[ColumnFacts]) -> str:
     """Whether the middle half of the values lies apart from that of the others, by a large factor."""
     compared = [o for o in others if o.numeric and not o.category and o.median > 0]
     if not look.numeric or look.category or not look.median > 0 or not compared:
@@ -91,7 +91,7 @@ def _unit(look: Look, others: Sequence[Look]) -> str:
     return f"median {look.median:.3g}, {times}: another unit?{hint}"
 
 
-def _zeros(look: Look) -> str:
+def _zeros(look: ColumnFacts) -> str:
     """Zeros with nothing near them."""
     zeros = look.levels.get("0", 0)
     if not look.numeric or look.category or zeros == 0 or zeros == look.n or look.below(0.0) > 0:
@@ -101,7 +101,7 @@ def _zeros(look: Look) -> str:
     return f"{zeros} zeros far from the other values: not measured?" if near <= 0.02 * look.n else ""
 
 
-def _code(look: Look) -> str:
+def _code(look: ColumnFacts) -> str:
     """A value that several rows have and no other is near to, or that alone is negative: 999, -9."""
     low, high = look.quantiles[1], look.quantiles[3]
     if not look.numeric or look.category or not high > low:
@@ -115,7 +115,7 @@ def _code(look: Look) -> str:
     return ""
 
 
-def _outlier(look: Look) -> str:
+def _outlier(look: ColumnFacts) -> str:
     """A deviation that nearly all values together do not explain."""
     spread = look.quantiles[4] - look.quantiles[0]
     if not look.numeric or look.category or not spread > 0 or not look.sd > 5 * spread:
@@ -123,7 +123,7 @@ def _outlier(look: Look) -> str:
     return "mean and deviation come from a few values far from all others: typing errors?"
 
 
-def _levels(look: Look, others: Sequence[Look]) -> str:
+def _levels(look: ColumnFacts, others: Sequence[ColumnFacts]) -> str:
     """Levels that only this site has, or that it alone does not have."""
     compared = [o for o in others if o.category]
     if not look.category or not look.n or not compared:
@@ -140,7 +140,7 @@ def _levels(look: Look, others: Sequence[Look]) -> str:
     return "; ".join(said)
 
 
-def _identifier(look: Look) -> str:
+def _identifier(look: ColumnFacts) -> str:
     if look.kind == "date":
         return "dates"
     if look.kind == "text" and not look.levels and look.n:
@@ -150,7 +150,7 @@ def _identifier(look: Look) -> str:
     return ""
 
 
-def _again(look: Look) -> str:
+def _again(look: ColumnFacts) -> str:
     """Patients who are there twice."""
     said = []
     for count, what in ((look.again, "values of an identifier"), (look.rows_again, "whole rows of this table")):
@@ -159,7 +159,7 @@ def _again(look: Look) -> str:
     return "; ".join(said)
 
 
-def _consecutive(look: Look) -> bool:
+def _consecutive(look: ColumnFacts) -> bool:
     """Whether mean and deviation are those of n numbers in a row."""
     first = look.mean - (look.n - 1) / 2
     return abs(look.sd - math.sqrt((look.n**2 - 1) / 12)) < 1e-9 * look.n and abs(first - round(first)) < 1e-6
@@ -170,7 +170,7 @@ _MANY = 8  # most levels of a category that is written as numbers
 
 
 @dataclass
-class Look:
+class ColumnFacts:
     """A column of a site; NaN is what it does not have or does not tell."""
 
     site: str

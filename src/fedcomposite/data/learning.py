@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from fedcomposite.data.cells import spread_of
 from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse
-from fedcomposite.data.quantiles import Quantile, quantiles
+from fedcomposite.data.quantiles import BoundedQuantile, quantiles
 from fedcomposite.data.queries import Answer, Ask, Gaps, LevelCounts, Moments, Outside, Query, Schema
-from fedcomposite.data.spec import KNOTS, METHODS, Constant, RecipeSpec
+from fedcomposite.data.spec import KNOTS, METHODS, ConstantFill, RecipeSpec
 from fedcomposite.data.steps import (
     OTHER,
     Absent,
@@ -75,12 +75,13 @@ class Learner:
         answers = self._answers(query)
         total = query.combine(answers)
         self.kinds = dict(zip(total["columns"].tolist(), total["kinds"].tolist(), strict=True))
-        known("target", [self.target], self.kinds)
-        features = [name for name in self.kinds if name != self.target]
+        special = [self.target, *self.spec.times]
+        known("target", special, self.kinds)
+        features = [name for name in self.kinds if name not in special]
         faults = [fault for part, names in self.spec.named.items() for fault in unknown(part, names, features)]
         for site, one in zip(self.sites, answers, strict=True):
             absent = sorted(set(self.kinds) - set(one["columns"].tolist()))
-            if self.target in absent or (absent and self.spec.absent == "refuse"):
+            if set(special) & set(absent) or (absent and self.spec.absent == "refuse"):
                 remedy = "rename or drop them, or set absent = 'missing'"
                 faults.append(Fault(site, f"no column {', '.join(map(repr, absent))}", remedy, count=len(absent)))
         for name in features:
@@ -91,16 +92,20 @@ class Learner:
         if self.kinds[self.target] in ("text", "date", "mixed") and not self.spec.target:
             remedy = "say which number each level is: target = {yes = 1, no = 0}"
             faults.append(Fault(f"target {self.target!r}", "is text", remedy, self.target))
+        for moment in (self.spec.time, self.spec.entry):
+            if moment is not None and self.kinds[moment] in ("text", "date", "mixed"):
+                remedy = "give times as numbers, of days or months"
+                faults.append(Fault(f"column {moment!r}", "is no number", remedy, moment))
         refuse(faults)
         if self.spec.absent == "missing" and any(set(self.kinds) - set(a["columns"].tolist()) for a in answers):
             self.steps.append(Absent(columns=features))
         if self.spec.missing_target == "drop":
-            self.steps.append(Complete(columns=[self.target]))
-        gaps = self._total(Gaps(columns=[self.target]))
-        if missing := int(gaps["missing"][0]):
-            raise DataError(
-                f"{missing} missing value(s) in the target {self.target!r}; mend them, or set missing_target = 'drop'"
-            )
+            self.steps.append(Complete(columns=special))
+        gaps = self._total(Gaps(columns=special))
+        for name, missing in zip(special, gaps["missing"].tolist(), strict=True):
+            if missing:
+                lacking = f"{int(missing)} missing value(s) in the target {name!r}"
+                raise DataError(f"{lacking}; mend them, or set missing_target = 'drop'")
         self.rows = int(gaps["n"][0])
         self.terms = {name: [name] for name in features}
 
@@ -131,7 +136,7 @@ class Learner:
         for name in names:
             way = self.spec.filling(name)
             text = name in self.spec.one_hot_columns
-            if isinstance(way, Constant):
+            if isinstance(way, ConstantFill):
                 values[name] = str(way.constant) if text else way.constant
             elif isinstance(way, str):
                 ways["most_frequent" if text else way].append(name)
@@ -196,7 +201,7 @@ class Learner:
             return
         at = {self.terms[name][0]: knots for name, knots in self.spec.splines.items()}
         wanted = {name: KNOTS[count] for name, count in at.items() if isinstance(count, int)}
-        found: dict[str, list[Quantile]] = quantiles(self.ask, wanted, self.steps) if wanted else {}
+        found: dict[str, list[BoundedQuantile]] = quantiles(self.ask, wanted, self.steps) if wanted else {}
         knots = {
             name: [q.value for q in found[name]] if isinstance(given, int) else list(given)
             for name, given in at.items()

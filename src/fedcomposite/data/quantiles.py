@@ -25,7 +25,7 @@ _NARROW = 1e-9  # relative width at which a value counts as found
 _EXACT = Context(prec=60)
 
 
-class Quantile(NamedTuple):
+class BoundedQuantile(NamedTuple):
     """A quantile as numpy defines it (linear between order statistics), and bounds that hold for certain."""
 
     value: float
@@ -86,7 +86,7 @@ def simplest(low: float, high: float) -> float:
 
 def quantiles(
     ask: Ask, wanted: Mapping[str, Sequence[float]], steps: Sequence[AnyStep] = ()
-) -> dict[str, list[Quantile]]:
+) -> dict[str, list[BoundedQuantile]]:
     """The quantiles of columns over all sites.
 
     Parameters
@@ -143,8 +143,8 @@ def _ranks(n: int, share: float) -> tuple[int, int, float]:
     return first + 1, min(first + (place > first), n - 1) + 1, place - first
 
 
-def _between(ranks: Mapping[int, _Rank], n: int, share: float) -> Quantile:
+def _between(ranks: Mapping[int, _Rank], n: int, share: float) -> BoundedQuantile:
     first, second, weight = _ranks(n, share)
     a, b = ranks[first], ranks[second]
     mixed = [(1 - weight) * x + weight * y for x, y in ((a.value, b.value), (a.low, b.low), (a.high, b.high))]
-    return Quantile(*mixed)
+    return BoundedQuantile(*mixed)

@@ -243,19 +243,20 @@ class Below(Query):
     def ask(self, sheet: Sheet, rules: Rules) -> Answer:
         """``low:NAME`` and ``high:NAME``: bounds of the number of values below each edge; ``n:NAME`` values in all.
 
-        Cells with too few values are joined with others, and the bounds at an edge inside of a joint cell are the
-        counts at its ends. A column with fewer than ``min_count`` values counts as empty.
+        See :func:`told_below`; what filled gaps add is known. A column with fewer than ``min_count`` values counts as
+        empty.
         """
         out: Answer = {}
         for name, each in self.edges.items():
             values = sheet.numbers(name)
             there = ~np.isnan(values)
-            own, values = values[there & sheet.own(name)], values[there]
-            if len(values) < rules.min_count or 0 < len(own) < rules.min_count:
-                own = values = values[:0]
-            counts, of_own = _cells(values, each), _cells(own, each)
-            out[f"low:{name}"], out[f"high:{name}"] = joined(counts, each, rules.min_count, of_own)
-            out[f"n:{name}"] = np.array([len(values)])
+            own, filled = values[there & sheet.own(name)], values[there & ~sheet.own(name)]
+            if len(own) + len(filled) < rules.min_count or 0 < len(own) < rules.min_count:
+                own = filled = values[:0]
+            known = np.searchsorted(np.sort(filled), each, side="left")
+            low, high = told_below(own, np.asarray(each), rules.min_count)
+            out[f"low:{name}"], out[f"high:{name}"] = low + known, high + known
+            out[f"n:{name}"] = np.array([len(own) + len(filled)])
         return out
 
     def sums(self) -> Answer:
@@ -265,58 +266,60 @@ class Below(Query):
         return {key: np.zeros(size, np.int64) for key, size in sizes.items()}
 
 
-def _cells(values: npt.NDArray[np.float64], edges: Sequence[float]) -> Ints:
-    """How many values lie in each cell between the edges, and beyond them."""
-    made: Ints = np.diff(np.searchsorted(np.sort(values), edges, side="left"), prepend=0, append=len(values))
-    return made
+def told_below(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64], least: int) -> tuple[Ints, Ints]:
+    """Bounds of how many values lie below each edge, when groups of fewer than ``least`` values are not told.
 
-
-def joined(counts: Ints, edges: Sequence[float], least: int, own: Ints | None = None) -> tuple[Ints, Ints]:
-    """Bounds of the cumulative counts at the edges, when cells below ``least`` are joined.
-
-    Cells are joined from left to right until there are enough values; what remains at the end is joined to the left.
-    Nobody can tell the least and the largest value from that: the outer groups reach to the next edges of :data:`GRID`.
-    ``own`` counts those that are enough, all but the filled gaps; all if left out.
+    The groups are those of the values, whatever the edges are: a value that ``least`` have is one, others are joined
+    from left to right until there are enough. Edges inside of a group have the counts at its ends, so that no two
+    histograms differ by fewer than ``least`` values. A group begins and ends at a number with few digits between its
+    values and those of the next; the outer ones reach to the next edges of :data:`GRID`, so that nobody can tell the
+    least and the largest value.
     """
-    own = counts if own is None else own
-    some = np.flatnonzero(counts)
-    if least <= 1 or not own.any():
-        below = np.cumsum(counts)[:-1]
-        return below, below
-    begin, finish = _outer(int(some[0]), int(some[-1]), own, edges, least)
-    groups: list[tuple[int, int, int, int]] = []  # first cell, cell after the last, count, own among them
-    start, inside, ours = begin, 0, 0
-    for cell in range(begin, finish + 1):
-        if inside == 0 and own[cell] >= least:  # so many alike: the gap before them is one
-            groups += [(gap, gap + 1, 0, 0) for gap in range(start, cell)]
-            start = cell
-        inside, ours = inside + int(counts[cell]), ours + int(own[cell])
-        if ours >= least:
-            groups.append((start, cell + 1, inside, ours))
-            start, inside, ours = cell + 1, 0, 0
-    if start <= finish:
-        while groups and (ours < least or groups[-1][2] == 0):
-            start, _, more, more_own = groups.pop()
-            inside, ours = inside + more, ours + more_own
-        groups.append((start, finish + 1, inside, ours))
-    low, high, before = np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64), 0
-    for first, end, count, _ in groups:
-        low[first : end - 1], high[first : end - 1] = before, before + count
-        before += count
-        low[end - 1 :] = high[end - 1 :] = before
-    return low[:-1], high[:-1]
+    if least <= 1 or not len(values):
+        exact = np.searchsorted(np.sort(values), edges, side="left")
+        return exact, exact
+    first, last, sizes = _groups(*np.unique(values, return_counts=True), least)
+    start, end = _extents(first, last)
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    place = np.searchsorted(end, edges, side="right")
+    inside = edges > np.append(start, np.inf)[place]
+    return total[place], total[np.minimum(place + inside, len(sizes))]
 
 
-def _outer(first: int, last: int, counts: Ints, edges: Sequence[float], least: int) -> tuple[int, int]:
-    """The first and the last cell of the groups: those of the outer values, or out to an edge of the grid."""
-    begin, finish = first, last
-    if counts[first] < least and first > 0:
-        floor = GRID[max(0, int(np.searchsorted(GRID, edges[first - 1], side="right")) - 1)]
-        begin = int(np.searchsorted(edges, floor, side="right"))  # the cell that starts at an edge up to the floor
-    if counts[last] < least and last < len(edges):
-        ceiling = GRID[min(len(GRID) - 1, int(np.searchsorted(GRID, edges[last], side="left")))]
-        finish = int(np.searchsorted(edges, ceiling, side="left"))  # the cell that ends at an edge from the ceiling on
-    return min(begin, first), max(finish, last)
+def _groups(
+    found: npt.NDArray[np.float64], counts: Ints, least: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], Ints]:
+    """First and last value, and size, of each group."""
+    groups: list[list[int]] = []  # first place, last place, size
+    begin, size = 0, 0
+    for i, count in enumerate(counts.tolist()):
+        begin, size = (i, count) if size == 0 else (begin, size + count)
+        if size >= least:
+            groups.append([begin, i, size])
+            size = 0
+    if size and groups:
+        groups[-1][1], groups[-1][2] = len(counts) - 1, groups[-1][2] + size
+    elif size:
+        groups.append([begin, len(counts) - 1, size])
+    made = np.array(groups, np.int64)
+    return found[made[:, 0]], found[made[:, 1]], made[:, 2]
+
+
+def _extents(
+    first: npt.NDArray[np.float64], last: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Where groups begin and end: one of a single value at it, others between their neighbours."""
+    alone = first == last
+    unit = 10.0 ** np.floor(np.log10(np.maximum(first[1:] - last[:-1], 1e-300)))
+    between = np.floor(first[1:] / unit) * unit
+    between = np.where((between > last[:-1]) & (between <= first[1:]), between, first[1:])
+    outer = [-np.inf, *GRID, np.inf]
+    floor = outer[int(np.searchsorted(outer, first[0], side="right")) - 1]
+    ceiling = outer[int(np.searchsorted(outer, last[-1], side="right"))]
+    after = np.nextafter(last, np.inf)
+    start = np.concatenate([[floor], np.where(alone[:-1], after[:-1], between)])
+    end = np.concatenate([np.where(alone[1:], first[1:], between), [ceiling]])
+    return np.where(alone, first, start), np.where(alone, after, end)
 
 
 class LevelCounts(Query):

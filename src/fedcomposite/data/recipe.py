@@ -48,6 +48,9 @@ class Recipe(RecipeSpec):
         Numbers for the levels of the target, ``{"yes": 1, "no": 0}``.
     missing_target : {"refuse", "drop"}
         Whether rows without a target are an error or left out.
+    time, entry, strata : str, optional
+        Columns of times to an event, which the target then says (1, or 0 if it was censored; numbers of causes): when
+        it was, when observation began if that was late, and groups with baselines of their own. They are no features.
     impute : str, number or dict
         "mean", "median", "most_frequent", a number, or ``{"constant": value}``; for all columns, or per column with
         "default" for the others. Categories take "most_frequent" where "mean" or "median" is the default.

@@ -56,11 +56,18 @@ class Wanted:
     """The column that says what each sample counts."""
     offset: str | None = None
     """The column that is added to each sample's margin."""
+    time: str | None = None
+    """The column of times to an event; the target is then the event."""
+    entry: str | None = None
+    """The column of times at which observation began."""
+    strata: str | None = None
+    """The column of groups with baselines of their own, as numbers."""
 
     @property
     def roles(self) -> dict[str, str]:
         """The columns that are no features, by what they are."""
         found = {"target": self.target, "weight": self.weight, "offset": self.offset}
+        found |= {"time": self.time, "entry": self.entry, "strata": self.strata}
         return {role: name for role, name in found.items() if name}
 
     @property
@@ -89,7 +96,9 @@ def wanted(*, target: Any, drop: Any, missing: Any, columns: Any, **style: str |
         elif role != "target" and name in made.drop:
             wrong.append(f"drop = {name!r} is the {role}")
     if len(set(map(str, made.roles.values()))) < len(made.roles):
-        wrong.append("target, weight and offset must be different columns")
+        wrong.append(f"{', '.join(made.roles)} must be different columns")
+    if made.time is None and (made.entry or made.strata):
+        wrong.append("entry and strata go with time, the column of times to an event")
     wrong += [f"column {name!r} is both in columns and in drop" for name in own if name in made.drop]
     wrong += [f"columns gives {name!r} several names" for name in sorted({n for n in own if own.count(n) > 1})]
     mark = made.separator

@@ -182,6 +182,9 @@ class Silos:
             The column that says what each sample counts.
         offset : str, optional
             The column that is added to each sample's margin, such as the logarithm of an exposure.
+        time, entry, strata : str, optional
+            Columns of times to an event, which the target then says: when it was, when observation began if that was
+            late, and numbers of groups with baselines of their own.
         features : int, optional
             How many features ``.svm`` files have; the largest number in any of them, if left out.
         names : list of str
@@ -218,9 +221,12 @@ class Silos:
         offset: str | None = None,
         features: Count | None = None,
         thousands: str | None = None,
+        time: str | None = None,
+        entry: str | None = None,
+        strata: str | None = None,
     ) -> Silos:
         style = {"separator": separator, "decimal": decimal, "encoding": encoding, "weight": weight, "offset": offset}
-        style["thousands"] = thousands
+        style |= {"thousands": thousands, "time": time, "entry": entry, "strata": strata}
         files = listed(paths)
         every = [*files, *([Path(test)] if test is not None else [])]
         given = {"target": target, "drop": drop, "missing": missing, "columns": columns, **style}
@@ -235,7 +241,7 @@ class Silos:
             margin_offsets=None if offset is None else [t.offsets for t in tables if t.offsets is not None],
             held_margin_offsets=None if held is None or held.offsets is None else {"test": held.offsets},
         )
-        if len(values := torch.unique(silos.targets)) == 1:
+        if len(values := torch.unique(silos.targets if time is None else silos.targets[:, 1])) == 1:
             warnings.warn(f"all targets are {values[0]:g}: there is nothing to tell apart", DataWarning, stacklevel=3)
         return silos
 

@@ -30,14 +30,14 @@ Recoding = dict[_Level, _Level]
 Names = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 
 
-class Constant(BaseModel):
+class ConstantFill(BaseModel):
     """``{constant = VALUE}``: gaps are filled with this value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     constant: FiniteFloat | str
 
 
-Filling = Literal["mean", "median", "most_frequent"] | FiniteFloat | Constant
+Filling = Literal["mean", "median", "most_frequent"] | FiniteFloat | ConstantFill
 
 
 class SitePart(BaseModel):
@@ -73,6 +73,9 @@ class RecipeSpec(BaseModel):
     absent: Literal["refuse", "missing"] = "refuse"
     target: dict[str, FiniteFloat] = {}
     missing_target: Literal["refuse", "drop"] = "refuse"
+    time: str | None = None
+    entry: str | None = None
+    strata: str | None = None
     impute: Filling | dict[str, Filling] = {}
     indicators: bool | Names = False
     one_hot: Names | dict[str, str] = []
@@ -106,6 +109,8 @@ class RecipeSpec(BaseModel):
             for option, names in (("log", self.log_offsets), ("splines", self.splines)):
                 if name in names:
                     raise ValueError(f"{option}: {name!r} is also in one_hot")
+        if self.time is None and (self.entry or self.strata):
+            raise ValueError("entry and strata go with time, the column of times to an event")
         return self
 
     # -- in normal form -----------------------------------------------------------------------------------------------
@@ -125,6 +130,11 @@ class RecipeSpec(BaseModel):
         if isinstance(self.impute, dict):
             return self.impute.get(name, self.impute.get("default"))
         return self.impute
+
+    @property
+    def times(self) -> list[str]:
+        """The columns that make a target of times, beside the event."""
+        return [name for name in (self.time, self.entry, self.strata) if name is not None]
 
     @property
     def named(self) -> dict[str, list[str]]:
@@ -151,7 +161,13 @@ class RecipeSpec(BaseModel):
     def texts(self, sites: Iterable[str]) -> set[str]:
         """Names, in the files, of columns that are categories."""
         own = [self.local(site) for site in sites]
-        return {name for one in own for name in each_name([*self.one_hot_columns, *one.recode], one.rename)}
+        return {
+            name
+            for one in own
+            for name in each_name(
+                [*self.one_hot_columns, *one.recode, *([self.strata] if self.strata else [])], one.rename
+            )
+        }
 
 
 def each_name(columns: Iterable[str], rename: dict[str, str]) -> list[str]:

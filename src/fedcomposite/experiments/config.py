@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
 from fedcomposite.aggregators import Aggregator
-from fedcomposite.algorithms import AnyAlgorithm, ProxNewton
+from fedcomposite.algorithms import AnyAlgorithm, ProxNewton, current
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.experiments import grids, toml
@@ -151,7 +151,7 @@ class Config(Section):
 
         A method's grids are written out as methods; any other grid makes several experiments, which is for `compare`.
         """
-        content, told = grids.single(content)
+        content, told = grids.single(toml.with_times(content))
         large = list(toml.oversized(content))
         told, wrong = [*told, *(line for _, line in large)], {path[0] for path, _ in large}
         rest = {k: v for k, v in content.items() if k not in wrong}
@@ -185,8 +185,8 @@ class Config(Section):
 
     @property
     def specs(self) -> list[dict[str, Any]]:
-        """The methods to run, as written."""
-        return self.algorithms or ([self.algorithm] if self.algorithm else [])
+        """The methods to run, as written; fields that had other names in the last version by their new ones."""
+        return [current(s) for s in self.algorithms or ([self.algorithm] if self.algorithm else [])]
 
     @property
     def labels(self) -> list[str]:

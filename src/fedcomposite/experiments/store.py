@@ -39,6 +39,7 @@ from fedcomposite.experiments.locks import NAME as LOCK
 from fedcomposite.exporting import original_scale
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
+from fedcomposite.problems.losses import Cox
 from fedcomposite.runtime.history import Record, Run
 
 _DRAWN = 64  # samples that stand in for a run's
@@ -274,13 +275,13 @@ def _look(silos: Silos) -> str:
 def coefficients(problem: Problem, x: torch.Tensor) -> pd.DataFrame:
     """The nonzero coefficients with their names, largest first; with a recipe also ``original``, per unit of a column.
 
-    The intercept on the original scale is there even if the model has none.
+    The intercept on the original scale is there even if the model has none, but not where a baseline takes it up.
     """
     frame = pd.DataFrame({"name": problem.coordinate_names, "coefficient": x.detach().cpu().double().numpy()})
     if (original := original_scale(problem, x.detach())) is not None:
         frame["original"] = original[0]
     frame = frame[frame["coefficient"] != 0]
-    if original is not None and not problem.bias:
+    if original is not None and not problem.bias and not isinstance(problem.loss, Cox):
         shift = pd.DataFrame({"name": "(intercept)", "coefficient": 0.0, "original": original[1].reshape(-1)})
         frame = pd.concat([frame, shift], ignore_index=True)
     return frame.reindex(frame["coefficient"].abs().sort_values(ascending=False).index).reset_index(drop=True)

@@ -108,7 +108,23 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, A
         found["files"] = [str(base / str(f)) for f in found["files"]]
         if isinstance(found.get("test"), str):
             found["test"] = str(base / found["test"])
-    return content, path.name
+    return with_times(content), path.name
+
+
+def with_times(content: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment about times to an event in the common words: its event is the target, a recipe has its times."""
+    made, section = dict(content), content.get("data")
+    if not isinstance(section, Mapping):
+        return made
+    section = dict(section)
+    if "event" in section:
+        if "target" in section:
+            raise ConfigError("[data] event is the target of times: give one of them")
+        section["target"] = section.pop("event")
+    if isinstance(recipe := content.get("recipe"), Mapping):
+        moved = {key: section.pop(key) for key in ("time", "entry", "strata") if key in section}
+        made["recipe"] = {**recipe, **moved}
+    return {**made, "data": section}
 
 
 def file_tables(section: Any) -> list[dict[str, Any]]:

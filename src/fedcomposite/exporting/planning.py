@@ -45,7 +45,7 @@ class Kept:
     reason: str
 
 
-class Network:
+class ModuleGraph:
     """The graph of a module, with its tensors by name and its constants."""
 
     def __init__(self, module: nn.Module, example: Tensor) -> None:
@@ -97,7 +97,7 @@ class Network:
 class PruningPlan:
     """Which units go, and what the parameters become."""
 
-    def __init__(self, network: Network, fixed: bool, multiple: int = 1) -> None:
+    def __init__(self, network: ModuleGraph, fixed: bool, multiple: int = 1) -> None:
         self.network, self._multiple = network, multiple
         self.units = units = Units(self._depthwise, fixed)
         self._label()
@@ -227,7 +227,7 @@ class PruningPlan:
 class _Reader:
     """A layer that sums over units: which of its inputs it can do without."""
 
-    def __init__(self, network: Network, units: Units, contraction: Contraction) -> None:
+    def __init__(self, network: ModuleGraph, units: Units, contraction: Contraction) -> None:
         c = self.contraction = contraction
         self.name = network.called(c.weight)
         x, weight, out = (network.values[n] for n in (c.inputs, c.weight, c.node))

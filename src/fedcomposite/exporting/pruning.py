@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedcomposite._faults import first_line
 from fedcomposite.exporting.errors import ExportError, full_precision, rounding
-from fedcomposite.exporting.planning import Kept, Layer, Network, PruningPlan, State
+from fedcomposite.exporting.planning import Kept, Layer, ModuleGraph, PruningPlan, State
 from fedcomposite.results import Result
 
 
@@ -122,7 +122,7 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
     if type(multiple) is not int or multiple < 1:
         raise ExportError(f"multiple = {multiple!r}, must be a whole number of at least 1")
     batches = _batches(module, example)
-    network = Network(module, example)
+    network = ModuleGraph(module, example)
     failed = ""
     for fixed in (False, True):  # the second time without a change of sizes that may be written down in the module
         plan = PruningPlan(network, fixed, multiple)

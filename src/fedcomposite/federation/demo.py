@@ -63,11 +63,12 @@ def write_hospitals(folder: Path) -> list[str]:
 
 
 def write_limits(sites: Path, secure: bool) -> None:
-    """Let the hospitals take part: one has a single patient without the disease, which a site refuses by default.
+    """Let the hospitals take part: one has a single patient without the disease, and few with some of the columns.
 
+    A site refuses both by default.
     The data are public, so that nothing is given away. With ``secure`` the hospitals take part in secure sums only.
     """
-    lines = "min_class = 1\n" + ('secure = "required"\n' if secure else "")
+    lines = "min_class = 1\nmin_count = 1\n" + ('secure = "required"\n' if secure else "")
     for path in sorted(sites.glob("*/site.toml")):
         path.write_text(path.read_text(encoding="utf-8") + lines, encoding="utf-8")
 

@@ -44,6 +44,8 @@ class Shape(_Data):
     labels: Labels = []
     """Classes of all sites together, for a classifier."""
     clients: int = Field(ge=1, le=2**31)
+    sites: Names = []
+    """Names of the clients in their order, so that every site can tell its own number; needed in secure sums."""
 
 
 class Key(_Data):
@@ -96,7 +98,10 @@ class Samples(_Data):
 class Question(_Data):
     """One request for sums over samples; its arrays travel as vectors ``i.NAME``."""
 
-    name: Literal["newton", "losses", "information", "scores", "residuals", "rates"]
+    name: Literal[
+        "newton", "losses", "information", "scores", "residuals", "rates",
+        "timetable", "logrank", "schoenfeld", "risk_sums", "concordance", "horizon",
+    ]  # fmt: skip
     width: Constant = 0.0
     """Over which a kink of the loss is rounded off."""
     bins: int = Field(default=0, ge=0, le=4096)
@@ -104,7 +109,19 @@ class Question(_Data):
     errors: bool = False
     """Whether ``losses`` are to tell errors as well."""
     count: int = Field(default=0, ge=0, le=10_000)
-    """Models of ``losses``, edges of ``scores`` and ``residuals``, slopes of ``rates``."""
+    """Models of ``losses``, slopes of ``rates``; edges of ``scores``, ``residuals`` and of groups of times."""
+    times: int = Field(default=0, ge=0, le=1000)
+    """Of the grid of times to an event."""
+    causes: int = Field(default=1, ge=1, le=20)
+    """Of events."""
+    groups: int = Field(default=0, ge=0, le=100)
+    """Edges of groups of predictions at a ``horizon``."""
+    products: bool = False
+    """Whether ``risk_sums`` are to tell sums of products of features as well."""
+    at: float = Field(default=0.0, allow_inf_nan=False)
+    """The time of a ``horizon``."""
+    hazard: float = Field(default=-1.0, allow_inf_nan=False)
+    """Of the baseline until then, for sites that a model was not made from; negative if each has its own."""
     rows: Samples = Samples()
     part: Literal["train", "validation", "test", "new"] = "train"
     threshold: float = Field(default=0.5, gt=0, lt=1)
@@ -119,6 +136,8 @@ class AnalysisOrder(_Data):
     queries: Annotated[list[Annotated[str, Field(max_length=8 << 20)]], Field(max_length=64)] = []
     """As JSON, see ``data.queries``."""
     questions: Annotated[list[Question], Field(max_length=200)] = []
+    plan: Annotated[dict[Name, Number], Field(max_length=128)] = {}
+    """What the whole job will ask at most: kinds of answers, as ``site.analyses.kinds`` names them, and numbers."""
 
     @property
     def introduces(self) -> bool:
@@ -148,6 +167,16 @@ class Order(_Data):
     recipe: str = Field(default="", max_length=8 << 20)
     """How the site's table becomes features, once it has been learned, as JSON."""
     analysis: AnalysisOrder | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is answered with numbers of the site, and not with keys or shares."""
+        return self.secure is None or self.secure.phase == "sum"
+
+    def depends(self, *more: str) -> dict[str, str]:
+        """What every answer to this order depends on beside its vectors; ``more`` are further fields that matter."""
+        names = ("config", "shape", "client", "recipe", *more)
+        return {name: self.model_dump_json(include={name}) for name in names}
 
 
 class Introduction(_Data):

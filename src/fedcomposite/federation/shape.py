@@ -21,7 +21,7 @@ from fedcomposite.experiments.grids import FILLER
 from fedcomposite.federation.orders import Introduction, Shape
 from fedcomposite.federation.wire import DTYPES, clean
 from fedcomposite.problems import OneClassWarning, Problem
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.losses import LOSSES, Loss
 
 _NO_DATA = {"files": [], "target": "-"}  # a federation's data is at its sites
 _SCALE = 1e12  # how much larger than the others' a site's scale may be
@@ -85,17 +85,18 @@ def write(config: Config, *, callbacks: bool = False) -> str:
     return tomli_w.dumps({k: v for k, v in content.items() if v != []})
 
 
-def blank(shape: Shape) -> Silos:
-    """One client with a sample of zeros for every class: all that a model must know of the data."""
+def blank(shape: Shape, times: bool = False) -> Silos:
+    """One client with a sample of zeros for every class, or a time: all that a model must know of the data."""
     labels = shape.labels or [0.0]
     features = torch.zeros((len(labels), *shape.features), dtype=DTYPES[shape.dtype])
-    targets = torch.tensor(labels, dtype=torch.float64)
+    targets = torch.tensor([[1.0, 0.0]] * len(labels) if times else labels, dtype=torch.float64)
     return Silos(features, targets, (0, len(labels)), feature_names=tuple(shape.names))
 
 
 def skeleton(config: Config, shape: Shape) -> Problem:
     """The problem with zeros in place of the sites' samples: its model, layout, h and start are the real ones."""
-    return config.make_problem(blank(shape))
+    loss = LOSSES.canonical(config.problem.loss or "logistic") if config.model is None else ""
+    return config.make_problem(blank(shape, times=loss == "cox"))
 
 
 def local_problem(general: Problem, config: Config, shape: Shape, silos: Silos) -> Problem:
@@ -143,7 +144,12 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
         raise AgreementError(next(iter(strange.values())))
     labels = sorted({v for one in introductions for v in one.labels})
     return Shape(
-        features=first.features, dtype=first.dtype, names=first.names, labels=labels, clients=len(introductions)
+        features=first.features,
+        dtype=first.dtype,
+        names=first.names,
+        labels=labels,
+        clients=len(introductions),
+        sites=[one.site for one in introductions],
     )
 
 

@@ -64,6 +64,7 @@ address = "{address}"
 # min_batch = 20
 # networks = true              # others than linear models: read docs/site-it.md first
 # reproducible_batches = true  # the coordinator then knows which samples are in a minibatch
+# reproducible_parts = true    # the same of folds, halves and bootstrap weights
 # evaluations_per_day = 1000
 # max_message_mb = 100.0
 # secure = "required"          # only sums over several sites leave (peers/ says who they are)

@@ -5,8 +5,8 @@
 """
 
 from fedcomposite.papers.base import Claim, Paper, load, names
+from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.report import write_report
 from fedcomposite.papers.reproduce import Reproduced, check, reproduce
-from fedcomposite.papers.study import Study
 
 __all__ = ["Claim", "Paper", "Reproduced", "Study", "check", "load", "names", "reproduce", "write_report"]

@@ -11,7 +11,7 @@ from fedcomposite.algorithms import FedCanon
 from fedcomposite.analysis import solve
 from fedcomposite.experiments import Config
 from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, slope, split
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, skewed, told
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Panel, draw_panels
 
 CORRECTED = ["FedCanon", "Scaffold", "Scaffnew"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedcomposite.papers.base import Claim, ahead, classes, histories, last, only, skewed, told
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Panel, draw_panels
 
 METHODS = ["FedCanon", "FedMid", "FedDA", "Zhang"]

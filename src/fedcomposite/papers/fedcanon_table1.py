@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.papers.base import NOT_RUN, Claim, judged, only
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import draw_bars
 from fedcomposite.regularizers import L1, MCP, SCAD, Regularizer
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedcomposite.papers.base import HOLDS, NOT_RUN, Claim, ahead, judged, skewed
 from fedcomposite.papers.fedcanon_fig3 import LEAST, SKEWS
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import canvas
 from fedcomposite.plots.charts import dress
 from fedcomposite.plots.looks import looks

@@ -17,7 +17,7 @@ from fedcomposite.algorithms import FedAvg, FedMLS, Scaffold
 from fedcomposite.data import load
 from fedcomposite.data.sparse import dense
 from fedcomposite.papers.base import HOLDS, Claim, ahead, classes, histories, judged, last, only, slope, told
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.regularizers import Zero
 

@@ -12,7 +12,7 @@ from fedcomposite import data as datasets
 from fedcomposite import metrics, models
 from fedcomposite.algorithms import FedCanon, FedNMap, Zhang
 from fedcomposite.papers.base import Claim, ahead, classes, histories, last, only, told
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import L1

@@ -17,7 +17,7 @@ from fedcomposite.algorithms import AnyAlgorithm, lookup
 from fedcomposite.data import load
 from fedcomposite.data.sparse import dense
 from fedcomposite.papers.base import HOLDS, NOT_RUN, Claim, ahead, only, slope
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Scatter, draw_scatter
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import NonSmoothWarning, simulate
@@ -52,7 +52,7 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
     problem, batch = Problem(silos, loss=loss), cell["b"] or None
     known = theory.constants(problem, batch=batch, rounds=cell["T"], participation=cell["I"] / CLIENTS)
     method: AnyAlgorithm = theory.choose(
-        lookup(name), "theory", known, {} if loss == "logistic" else {"inner_steps": 100}
+        lookup(name), "theory", known, {} if loss == "logistic" else {"local_steps": 100}
     )
     options: dict[str, Any] = {"batch_size": batch, "participation": cell["I"] / CLIENTS, "seed": cell["seed"]}
     options |= {"evaluate_every": cell["T"], "keep_solutions": True, "progress": False}

@@ -21,7 +21,7 @@ from fedcomposite.data import load as load_data
 from fedcomposite.experiments import ConfigError, FolderLock
 from fedcomposite.files import write_atomic
 from fedcomposite.papers.base import NOT_JUDGED, NOT_RUN, Claim, Paper, digest_of, load
-from fedcomposite.papers.study import Say, Study
+from fedcomposite.papers.measuring import Say, Study
 from fedcomposite.runtime.fit import device_fault
 
 _NAN = re.compile(r"\bnan\b", re.IGNORECASE)

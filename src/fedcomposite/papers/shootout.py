@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedcomposite.experiments import grids
 from fedcomposite.papers.base import Claim, classes, first_at, histories, last, relative
-from fedcomposite.papers.study import Study
+from fedcomposite.papers.measuring import Study
 from fedcomposite.plots import Panel, draw_panels
 
 METHODS = [
@@ -51,11 +51,10 @@ def _brief(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spec(pattern: dict[str, Any], name: str) -> dict[str, Any]:
-    """The common table for one method, with its own word for local steps, if it has any."""
+    """The common table for one method, without local steps if it has none."""
     plain = {k: v for k, v in pattern.items() if k not in ("name", "local_steps")}
-    word = {"ProximalGradient": None, "EControlDA": None, "FedDR": "inner_steps", "FedADMM": "inner_steps"}
-    own = word.get(name, "local_steps")
-    return {"name": name, **plain, **({own: pattern["local_steps"]} if own else {})}
+    local = {} if name in ("ProximalGradient", "EControlDA") else {"local_steps": pattern["local_steps"]}
+    return {"name": name, **plain, **local}
 
 
 def ranking(data: pd.DataFrame) -> pd.DataFrame:

@@ -118,7 +118,7 @@ class Slot(NamedTuple):
 
 
 @dataclass
-class Local:
+class RoundInputs:
     """What a model needs in one round beside its parameters: buffers that move, and the counters of its random layers.
 
     ``buffers`` is ``(m, b)``, one row per client, and is replaced by gradient calls.
@@ -260,7 +260,7 @@ class Smooth(ABC):
         """The same functions for a recorded round, compiled if asked; refuses with :class:`UnsuitableError`."""
         return self
 
-    def during(self, local: Local) -> Self:
+    def during(self, local: RoundInputs) -> Self:
         """The same functions, reading and updating ``local``; those without buffers and random layers ignore it."""
         return self
 
@@ -287,7 +287,7 @@ class ClientGradients:
     ) -> None:
         """``place`` is (position, cohort) of a single client among the round's participants."""
         start = smooth.buffers() if buffers is None else buffers
-        self._local = Local(start.repeat(len(clients), 1), smooth.ids[clients], batches.seed, round)
+        self._local = RoundInputs(start.repeat(len(clients), 1), smooth.ids[clients], batches.seed, round)
         self._smooth, self._clients, self._round = smooth.during(self._local), clients, round
         self._place = (0, len(clients)) if place is None else place
         self._batches, self._counter, self._stacked = batches, counter, stacked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.losses import Loss, Multinomial
 from fedcomposite.problems.measures import CountRows, MeanLoss, Measures, Part
 from fedcomposite.problems.products import combine, hessians, margins, transposed
+from fedcomposite.problems.risk_sets import EVENT
 from fedcomposite.problems.sparse_products import Design, Stack
 from fedcomposite.problems.spectrum import largest_eigenvalues
 
@@ -29,12 +30,12 @@ class _Block:
 
     members: Tensor  # positions in the cohort
     X: Tensor | Stack  # (c, m, d)
-    b: Tensor  # (c, m), or (c, m, C) with several outputs
+    b: Any  # (c, m), or (c, m, C) with several outputs; as the loss places them
     weight: Tensor  # (c, m) or (c, m, 1), 1/m_i on client i's samples (1 for a sum)
     offset: Tensor | None  # (c, m), what is added to the margins
 
     @property
-    def data(self) -> tuple[Tensor | Stack, Tensor, Tensor, Tensor | None]:
+    def data(self) -> tuple[Tensor | Stack, Any, Tensor, Tensor | None]:
         """What a gradient is computed from."""
         return self.X, self.b, self.weight, self.offset
 
@@ -72,13 +73,17 @@ class Linear(Smooth):
         self._bias = bias
         self.X = self._design(silos.features)
         self._offset = self._placed_offset(silos.margin_offsets)
-        self.b = loss.prepare(silos, silos.targets).to(device, dtype)
+        if bias and not loss.by_sample:
+            raise DataError(f"{loss} has no intercept, which its baseline takes up: leave bias out")
+        exact = dtype if loss.by_sample else torch.float64  # times that differ must not become ties
+        self.b = loss.prepare(silos, silos.targets).to(device, exact)
         self.dimension = self.X.shape[1] * self.outputs
         self.bias_coordinates = self.outputs if bias else 0
         self.sizes = silos.sizes.astype(np.uint64)
         self.offsets = np.asarray(silos.offsets[:-1], np.uint64)
         self.ids = np.asarray(silos.ids, np.uint64)
         self._divisors = np.ones_like(weights) if loss.reduction == "sum" else silos.sizes.astype(np.float64)
+        self._shares = torch.from_numpy(weights).to(device, dtype)
         self._importance = self._relative(silos)
         self._sample_weights = self._weighed(self._per_sample(weights / self._divisors))
         # A minibatch stands for all of its client's samples: the factor of its mean, where that is not 1.
@@ -91,7 +96,9 @@ class Linear(Smooth):
         self._held_offsets: dict[Part, Tensor | None] = {}
         for part, held in silos.held_out.items():
             self._held_offsets[part] = self._placed_offset(silos.held_margin_offsets.get(part))
-            b, count = loss.prepare(silos, held[1]).to(device, dtype), [len(held[1])]
+            b, count = loss.prepare(silos, held[1]).to(device, exact), [len(held[1])]
+            if part in silos.held_by:
+                b = loss.apart(b, silos.held_by[part].to(device))
             self._held[part] = self._design(held[0]), b, self._as_targets(b), CountRows.of(count, count, device)
 
     def _as_targets(self, b: Tensor) -> Tensor:
@@ -139,7 +146,7 @@ class Linear(Smooth):
 
     def lowest(self) -> float | None:
         """The infimum of the samples' losses, as they count in f; None where it is not known."""
-        found = self.loss.lowest(self.b)
+        found = self.loss.lowest(self.b) if self.loss.by_sample else None
         return None if found is None else float(self.sample_weights @ found)
 
     def start(self) -> Tensor:
@@ -170,16 +177,16 @@ class Linear(Smooth):
         """Losses on all samples, ``(m, 1)``."""
         out = x.new_empty(len(x), 1)
         for block in self._blocks(clients):
-            value = self.loss.value(self._margins(x[block.members], block.X, block.offset), block.b)
-            out[block.members, 0] = (value * block.weight.view(value.shape)).sum(1)
+            z = self._margins(x[block.members], block.X, block.offset)
+            out[block.members, 0] = self.loss.total(z, block.b, block.weight)
         return out
 
     def hessians(self, clients: rng.Ints, x: Tensor, at: Tensor) -> Tensor:
         """Hessians on all samples and the coordinates ``at``, ``(m, k, k)``."""
         out = x.new_empty(len(x), len(at), len(at))
         for block in self._blocks(clients):
-            second = self.loss.second(self._margins(x[block.members], block.X, block.offset), block.b)
-            out[block.members] = hessians(block.X, second, block.weight, at, self.outputs)
+            z = self._margins(x[block.members], block.X, block.offset)
+            out[block.members] = self.loss.hessians(block.X, z, block.b, block.weight, at)
         return out
 
     def _margins(self, x: Tensor, X: Tensor | Stack, offset: Tensor | None) -> Tensor:
@@ -188,15 +195,15 @@ class Linear(Smooth):
 
     def minibatch(self, x: Tensor, rows: Tensor) -> Tensor:
         """Gradients on the given rows."""
+        if not self.loss.by_sample:
+            raise DataError(f"{self.loss} has no minibatches, since risk sets are of all samples: leave batch_size out")
         weight = 1.0 / rows.shape[1] if self._factors is None else self._factors[rows] / rows.shape[1]
         X = self.X.take(rows) if isinstance(self.X, Design) else self.X[rows]
         offset = None if self._offset is None else self._offset[rows]
         return self._gradient(x, X, self.b[rows], weight, offset)
 
-    def _gradient(
-        self, x: Tensor, X: Tensor | Stack, b: Tensor, weight: Tensor | float, offset: Tensor | None
-    ) -> Tensor:
-        return combine(X, self.loss.derivative(self._margins(x, X, offset), b).mul_(weight)).flatten(1)
+    def _gradient(self, x: Tensor, X: Tensor | Stack, b: Any, weight: Tensor | float, offset: Tensor | None) -> Tensor:
+        return combine(X, self.loss.slopes(self._margins(x, X, offset), b, weight)).flatten(1)
 
     # -- what single samples add, for privacy -------------------------------------------------------------------------
 
@@ -207,6 +214,8 @@ class Linear(Smooth):
 
     def check_private(self) -> None:
         """Refuse weights of samples, which are relative to those of all the others, and sparse features."""
+        if not self.loss.by_sample:
+            raise ValueError(f"privacy: in {self.loss} one sample is part of the terms of all others at risk")
         if self._importance is not None:
             raise ValueError("privacy: weights of samples are relative to their sum, so one sample changes the others'")
         if isinstance(self.X, Design):
@@ -275,12 +284,12 @@ class Linear(Smooth):
         weight = self._weight(inside, who, rows)
         offset = None if self._offset is None else self._offset[rows] * torch.from_numpy(inside).to(self._offset)
         if isinstance(self.X, Design):
-            return _Block(members, self.X.blocks(first, sizes), self.b[rows], weight, offset)
+            return _Block(members, self.X.blocks(first, sizes), self.loss.placed(self.b[rows]), weight, offset)
         if len(who) == len(self.sizes) and (sizes == longest).all() and (np.diff(first) == longest).all():
             X, b = (t.view(len(who), longest, *t.shape[1:]) for t in (self.X, self.b))  # no copy
-            return _Block(members, X, b, weight, offset)
+            return _Block(members, X, self.loss.placed(b), weight, offset)
         mask = torch.from_numpy(inside).to(self.device, self.dtype)
-        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.b[rows], weight, offset)
+        return _Block(members, self.X[rows] * mask.unsqueeze(2), self.loss.placed(self.b[rows]), weight, offset)
 
     def _weight(self, inside: npt.NDArray[np.bool_], who: rng.Ints, rows: Tensor) -> Tensor:
         """The samples' weights within their clients, zero on padding."""
@@ -291,9 +300,12 @@ class Linear(Smooth):
 
     def evaluate(self, x: Tensor) -> Evaluation:
         """One pass over the pooled samples."""
-        z = self.pooled_margins(x)
-        loss = self._sample_weights.view(-1) @ self.loss.value(z, self.b)
-        gradient = transposed(self.X, self.loss.derivative(z, self.b) * self._sample_weights).flatten()
+        z = self.pooled_margins(x) if self.loss.by_sample or self.measures.metrics else x[:0]
+        if self.loss.by_sample:
+            loss = self._sample_weights.view(-1) @ self.loss.value(z, self.b)
+            gradient = transposed(self.X, self.loss.derivative(z, self.b) * self._sample_weights).flatten()
+        else:
+            loss, gradient = self._by_clients(x)
         counts = self.measures.count("train", self.loss.response(z), self._targets, self._rows)
         for part, (X, b, targets, rows) in self._held.items():
             z = self._pooled(x, X, self._held_offsets.get(part))
@@ -301,6 +313,17 @@ class Linear(Smooth):
             if self.measures.loss:
                 counts[f"{part}/loss"] = MeanLoss().counts(self.loss.value(z, b), targets, rows.owner, 1)
         return Evaluation(loss, gradient, counts, self.measures)
+
+    def _by_clients(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of f from those of the clients."""
+        everyone = np.arange(len(self.sizes), dtype=np.uint64)
+        loss, gradient = x.new_zeros(()), torch.zeros_like(x)
+        for block in self._blocks(everyone):
+            z = self._margins(x.expand(len(block.members), -1), block.X, block.offset)
+            total, slopes = self.loss.together(z, block.b, block.weight)
+            shares = self._shares[block.members]
+            loss, gradient = loss + shares @ total, gradient + shares @ combine(block.X, slopes).flatten(1)
+        return loss, gradient
 
     def pooled_margins(self, x: Tensor) -> Tensor:
         """The margins of all training samples at one point, ``(samples,)`` or ``(samples, C)``."""
@@ -319,7 +342,11 @@ class Linear(Smooth):
         return self.loss.response(z), self._as_targets(b)
 
     def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
-        """Curvature times the largest eigenvalue of X'X/m: of the clients, of f, or of single samples (||a||^2)."""
+        """Curvature times the largest eigenvalue of X'X/m: of the clients, of f, or of single samples (||a||^2).
+
+        Of a partial likelihood it is the share of events times the squared radius of the samples about their mean: a
+        covariance over any risk set is below that.
+        """
         if not math.isfinite(self.loss.curvature):
             reason = "its curvature is unbounded" if self.loss.smooth else "it has kinks"
             raise ValueError(
@@ -330,6 +357,9 @@ class Linear(Smooth):
 
     def scale(self, of: Literal["clients", "mean", "samples"] = "clients") -> float:
         """The largest eigenvalue of X'X/m, or at most 1 % more; see :mod:`fedcomposite.problems.spectrum`."""
+        if not self.loss.by_sample:
+            radii = self._radii()
+            return float(self._shares.double() @ radii if of == "mean" else radii.max())
         if of == "samples":
             return float((self._row_norms().square() * self._worth()).max())
         if of == "mean":
@@ -337,6 +367,19 @@ class Linear(Smooth):
             return float(largest_eigenvalues(pooled, self._sample_weights.view(1, -1)))
         everyone = self._blocks(np.arange(len(self.sizes), dtype=np.uint64))
         return max(float(largest_eigenvalues(B.X, B.weight.view(B.X.shape[:2])).max()) for B in everyone)
+
+    def _radii(self) -> Tensor:
+        """Of every client, the weighted share of events times the largest squared distance from its mean."""
+        weight, made = self._weighed(self._per_sample(1 / self._divisors)).double(), []
+        for first, size in zip(self.offsets.astype(np.int64), self.sizes.astype(np.int64), strict=True):
+            own = slice(int(first), int(first + size))
+            if isinstance(self.X, Design):
+                X = self.X.blocks(np.array([first]), np.array([size])).columns(torch.arange(self.dimension))[0]
+            else:
+                X = self.X[own].double()
+            radius = (X - X.mean(0)).square().sum(1).max()
+            made.append(float((weight[own] * self.b[own, EVENT]).sum() * radius))
+        return torch.tensor(made, dtype=torch.float64, device=self.device)
 
     def lipschitz(self, of: Literal["clients", "samples"] = "clients") -> float:
         """Lipschitz constant of the f_i, slope * (1/m_i) sum_j ||a_ij||, or of single samples, slope * ||a_ij||.

@@ -17,9 +17,13 @@ import annotated_types as at
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Positive, suggest, validate
+from fedcomposite._validation import Count, Positive, suggest, validate
+from fedcomposite.data.arrays import NO_ENTRY
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
+from fedcomposite.problems.products import hessians
+from fedcomposite.problems.risk_sets import CAUSE, ENTRY, EVENT, STRATUM, TIME, RiskSets
+from fedcomposite.problems.sparse_products import Stack
 from fedcomposite.registry import Registry
 
 
@@ -42,6 +46,9 @@ class Loss(ABC):
     """Whether phi is convex in z and its infimum is 0 for every target, which makes duality gaps computable."""
     reduction: Literal["mean", "sum"] = "mean"
     """Whether f_i is the mean of its samples' losses or their sum."""
+    by_sample: bool = True
+    """Whether a sample's loss depends on its own margin alone. A partial likelihood's depends on those of all samples
+    at risk: it has no minibatches, and :meth:`total`, :meth:`slopes` and :meth:`hessians` of all samples only."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -93,6 +100,33 @@ class Loss(ABC):
     def response(self, z: Tensor) -> Tensor:
         """What margins say about targets: themselves, for most losses."""
         return z
+
+    def apart(self, b: Tensor, owner: Tensor) -> Tensor:
+        """Prepared targets of pooled samples such that those of different owners are not compared."""
+        return b
+
+    # -- sums over the samples of stacked clients ---------------------------------------------------------------------
+
+    def placed(self, b: Tensor) -> Any:
+        """Prepared targets of n clients, ``(n, m, ...)``, as sums over their samples take them."""
+        return b
+
+    def total(self, z: Tensor, b: Any, w: Tensor) -> Tensor:
+        """Weighted sums of the samples' losses, ``(n,)``, from margins ``(n, m, ...)`` and weights ``(n, m)``."""
+        value = self.value(z, b)
+        return (value * w.view(value.shape)).sum(1)
+
+    def slopes(self, z: Tensor, b: Any, w: Tensor | float) -> Tensor:
+        """The derivatives of these sums in the margins, ``(n, m, ...)``."""
+        return self.derivative(z, b).mul_(w)
+
+    def together(self, z: Tensor, b: Any, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Both of these."""
+        return self.total(z, b, w), self.slopes(z, b, w)
+
+    def hessians(self, X: Tensor | Stack, z: Tensor, b: Any, w: Tensor, at: Tensor) -> Tensor:
+        """Their second derivatives in the coordinates ``at`` of the coefficients, ``(n, k, k)``."""
+        return hessians(X, self.second(z, b), w, at, self.outputs)
 
 
 class _Binary(Loss):
@@ -392,6 +426,103 @@ class Poisson(Loss):
         return z.exp()
 
 
+@dataclass(frozen=True)
+class Cox(Loss):
+    """Minus the logarithm of Cox's partial likelihood over the number of samples: times to an event.
+
+    Targets have a row per sample: time, event (1) or not (0), and if wanted the time of entry and the number of a
+    stratum. A site has its own baseline hazard, and so has each of its strata: f_i is
+
+        (1/m_i) sum over events j of log(sum over k at risk at t_j of o_k exp(z_k)) - z_j,
+
+    where k is at risk at t if it entered before t and left at t or later. There is no intercept: it is part of the
+    baseline. Weights o_k of samples count relative to their mean.
+
+    ``ties`` says what events at the same time are to each other: all at risk at each of them (``"breslow"``), or each
+    to a share, as if they had happened one after another (``"efron"``). Where events have causes 1, 2, ..., ``cause``
+    is the one whose hazard is modelled; the others count as censored. Events with fewer than ``least_at_risk`` samples
+    at risk do not count: sites of a federation have a minimum, since the term of an event with few others is about
+    them.
+    """
+
+    ties: Literal["breslow", "efron"] = "breslow"
+    cause: Count | None = None
+    least_at_risk: Count = 1
+
+    curvature = 1.0
+    slope = math.inf
+    by_sample = False
+
+    @property
+    def twice(self) -> bool:
+        """It has, by :meth:`hessians`."""
+        return True
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Times to an event."""
+        return ("survival",)
+
+    def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
+        """Five columns: time, event, entry (minus infinity if there is none), stratum, and the number of the cause."""
+        b = targets.double()
+        if b.ndim != 2 or not 2 <= b.shape[1] <= 4:
+            raise DataError(
+                f"the cox loss needs targets with the columns time and event, and if wanted entry and stratum; these "
+                f"have shape {tuple(b.shape)}"
+            )
+        known = b[:, EVENT].clamp(0, None if self.cause else 1)
+        if bool((strange := b[:, EVENT] != known.round()).any()):
+            found, wanted = float(b[strange][0, EVENT]), "numbers of causes, 0 if censored" if self.cause else "0 and 1"
+            hint = "" if self.cause else "; with several causes choose one by the option `cause`"
+            raise DataError(f"the cox loss needs events of {wanted}, found {found:g}{hint}")
+        if b.shape[1] > ENTRY and bool((late := b[:, ENTRY] >= b[:, TIME]).any()):
+            row = int(late.nonzero()[0])
+            raise DataError(
+                f"{int(late.sum())} sample(s) enter when they leave, or later: the first in row {row}, entry "
+                f"{float(b[row, ENTRY]):g}, time {float(b[row, TIME]):g}"
+            )
+        absent = [b.new_full((len(b), 1), -math.inf), b.new_zeros(len(b), 1)]
+        made = torch.cat([b, *absent[b.shape[1] - ENTRY :], b[:, EVENT : EVENT + 1]], 1)
+        made[made[:, ENTRY] <= NO_ENTRY, ENTRY] = -math.inf
+        made[:, EVENT] = (b[:, EVENT] == (self.cause or 1)).double()
+        return made
+
+    def placed(self, b: Tensor) -> RiskSets:
+        """Their risk sets."""
+        return RiskSets.of(b, self.ties == "efron", self.least_at_risk)
+
+    def total(self, z: Tensor, b: RiskSets, w: Tensor) -> Tensor:
+        """Minus the logarithms of the clients' partial likelihoods."""
+        return b.terms(z, w).sum(1)
+
+    def slopes(self, z: Tensor, b: RiskSets, w: Tensor | float) -> Tensor:
+        """Events that were expected less those that were."""
+        return b.slopes(z, w if isinstance(w, Tensor) else torch.full_like(z, w))
+
+    def together(self, z: Tensor, b: RiskSets, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in one pass."""
+        return b.together(z, w)
+
+    def hessians(self, X: Tensor | Stack, z: Tensor, b: RiskSets, w: Tensor, at: Tensor) -> Tensor:
+        """Covariances of the features over the risk sets."""
+        return b.hessians(X, z, w, at)
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """What each of some samples adds, among themselves."""
+        return self.placed(b[None]).terms(z[None], torch.ones_like(z)[None])[0]
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """The derivative of the sum of these values."""
+        return self.placed(b[None]).slopes(z[None], torch.ones_like(z)[None])[0]
+
+    def apart(self, b: Tensor, owner: Tensor) -> Tensor:
+        """With the samples of every owner in strata of their own."""
+        pairs = torch.stack([owner.to(b), b[:, STRATUM]], 1)
+        stratum = torch.unique(pairs, dim=0, return_inverse=True)[1]
+        return torch.cat([b[:, :STRATUM], stratum.to(b).unsqueeze(1), b[:, CAUSE:]], 1)
+
+
 def _instance(name: str, thing: Any) -> Loss:
     """A loss that another package offers: an instance, or a class whose options all have defaults."""
     loss = thing() if isinstance(thing, type) and issubclass(thing, Loss) else thing
@@ -404,6 +535,7 @@ LOSSES: Registry[Loss] = Registry(
     "loss",
     {
         "absolute": Absolute(),
+        "cox": Cox(),
         "hinge": Hinge(),
         "hinge_sum": Hinge(reduction="sum"),
         "huber": Huber(),

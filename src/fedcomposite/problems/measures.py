@@ -50,7 +50,7 @@ class CountRows:
         return cls(owner.to(device), samples)
 
 
-class Scored(Protocol):
+class ScoringLoss(Protocol):
     """What a loss says about its model's outputs."""
 
     @property
@@ -77,7 +77,7 @@ class Measures:
     """Whether a record has the least, mean and largest value over the clients."""
 
     @classmethod
-    def of(cls, loss: Scored, asked: Sequence[str | Metric] = (), *, clients: bool = False) -> Measures:
+    def of(cls, loss: ScoringLoss, asked: Sequence[str | Metric] = (), *, clients: bool = False) -> Measures:
         """Accuracy for classifiers and the loss on held-out parts otherwise, and the metrics asked for."""
         return cls(_chosen(loss, asked), loss=not loss.classifier, clients=clients or bool(asked))
 
@@ -137,7 +137,7 @@ def _whole(table: Tensor, samples: Tensor | None) -> Tensor:
     return table if torch.equal(seen, held) else table / seen.unsqueeze(1) * held.unsqueeze(1)
 
 
-def _chosen(loss: Scored, asked: Sequence[str | Metric]) -> tuple[Metric, ...]:
+def _chosen(loss: ScoringLoss, asked: Sequence[str | Metric]) -> tuple[Metric, ...]:
     """The metrics of a problem, or one line about what does not fit."""
     if isinstance(asked, str) or not isinstance(asked, Sequence):
         raise ValueError(f"metrics = {asked!r}, must be a list of names or metrics, such as ['auc', 'log_loss']")

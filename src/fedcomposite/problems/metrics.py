@@ -13,6 +13,7 @@ problem      ``outputs``                                              ``targets`
 binary       margins ``(N,)``, or two outputs ``(N, 2)``              0 or 1
 multiclass   one output per class, ``(N, C)``                         the class's number, 0, ..., C - 1
 regression   predictions ``(N,)`` (exp of the margin for poisson)     numbers
+survival     margins ``(N,)``                                         time, event, entry, stratum, ``(N, 5)``
 ===========  =======================================================  ======================================
 
 :func:`predicted`, :func:`margin` and :func:`probabilities` read the outputs of classifiers in either form.
@@ -25,18 +26,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid
 
 from fedcomposite._validation import Count, validate
+from fedcomposite.problems.concordance import pairs
 from fedcomposite.registry import Registry
 
-Kind = Literal["binary", "multiclass", "regression"]
+Kind = Literal["binary", "multiclass", "regression", "survival"]
 
 CLASSIFIERS: tuple[Kind, ...] = ("binary", "multiclass")
-ANY: tuple[Kind, ...] = ("binary", "multiclass", "regression")
+ANY: tuple[Kind, ...] = ("binary", "multiclass", "regression", "survival")
 
 
 class Metric(ABC):
@@ -371,6 +374,36 @@ class MAE(Metric):
         return counts[..., 0] / counts[..., 1]
 
 
+# -- times to an event ------------------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class CIndex(Metric):
+    """The share of pairs in which who has the event first has the larger margin; equal margins count one half.
+
+    A pair is an event and a sample of the same client and stratum that was at risk then and had none (Harrell's
+    concordance index). Pairs of different clients would need their times and margins in one place.
+    """
+
+    name = "c_index"
+    fits = ("survival",)
+
+    def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
+        """Pairs in order, pairs of equals, and all pairs."""
+        if not len(outputs):
+            return torch.zeros(n, 3, dtype=torch.float64)
+        b, who = targets.double().cpu().numpy(), owner.cpu().numpy()
+        group = np.unique(np.stack([who, b[:, 3]], 1), axis=0, return_inverse=True)[1].reshape(-1)
+        found = pairs(outputs.double().cpu().numpy(), b[:, 0], b[:, 1], b[:, 2], group)
+        return torch.from_numpy(np.stack([np.bincount(who, v, n) for v in found], 1))
+
+    def value(self, counts: Tensor) -> Tensor:
+        """Harrell's index."""
+        right, tied, every = counts.unbind(-1)
+        return (right + tied / 2) / every
+
+
 def _accept(name: str, thing: Any) -> type[Metric]:
     if not (isinstance(thing, type) and issubclass(thing, Metric)) or thing.name != name:
         raise TypeError("it must be a Metric whose name is that of the entry point")
@@ -379,7 +412,7 @@ def _accept(name: str, thing: Any) -> type[Metric]:
 
 METRICS: Registry[type[Metric]] = Registry(
     "metric",
-    {m.name: m for m in (Accuracy, BalancedAccuracy, F1, AUC, LogLoss, Brier, Calibration, R2, MAE)},
+    {m.name: m for m in (Accuracy, BalancedAccuracy, F1, AUC, LogLoss, Brier, Calibration, R2, MAE, CIndex)},
     group="fedcomposite.metrics",
     accept=_accept,
 )

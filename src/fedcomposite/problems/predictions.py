@@ -11,19 +11,24 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite.problems.losses import Logistic, Loss, Multinomial
+from fedcomposite.problems.losses import Cox, Logistic, Loss, Multinomial
 
 Columns = dict[str, npt.NDArray[Any]]
 
 
-def predicted(margins: Tensor, loss: Loss, threshold: float) -> Columns:
-    """``margin``, ``prediction`` and ``class``, as far as the loss has them; of several classes a column for each."""
+def predicted(margins: Tensor, loss: Loss, threshold: float, hazard: float | None = None) -> Columns:
+    """``margin``, ``prediction`` and ``class``, as far as the loss has them; of several classes a column for each.
+
+    Of times to an event the prediction is the probability of one by the time until which the baseline has ``hazard``.
+    """
     if isinstance(loss, Multinomial):
         labels, shares = np.array(loss.labels), torch.softmax(margins, -1)
         each = {f"{name}[{c}]": values[:, k].numpy() for name, values in (("margin", margins), ("prediction", shares))
                 for k, c in enumerate(labels.tolist())}  # fmt: skip
         return {**each, "class": labels[shares.argmax(-1).numpy()]}
     made = {"margin": margins.numpy()}
+    if isinstance(loss, Cox):
+        return made | ({} if hazard is None else {"prediction": -np.expm1(-hazard * np.exp(margins.numpy()))})
     if not loss.classifier:
         return made | {"prediction": loss.response(margins).numpy()}
     if not isinstance(loss, Logistic):  # margins that are no logarithms of odds

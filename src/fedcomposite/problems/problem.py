@@ -22,7 +22,7 @@ from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import Features, is_sparse, sparse_rows
-from fedcomposite.problems.base import Evaluation, Local, Slot, Smooth, measuring_step
+from fedcomposite.problems.base import Evaluation, RoundInputs, Slot, Smooth, measuring_step
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
 from fedcomposite.problems.measures import Measures, Part
@@ -275,7 +275,7 @@ class Problem:
         given = own if buffers is None else torch.as_tensor(buffers).to(point)
         if given.shape != own.shape:
             raise ValueError(f"buffers have shape {tuple(given.shape)}, expected {tuple(own.shape)}: take run.buffers")
-        return point, smooth.during(Local(given[None]))
+        return point, smooth.during(RoundInputs(given[None]))
 
     # -- looking at a model -------------------------------------------------------------------------------------------
 
@@ -356,6 +356,7 @@ class Problem:
         for part, (X, y), owner, offset in parts:
             outputs, targets = (v.cpu() for v in smooth.scored(point, X, y, offset))
             who = torch.full((len(y),), -1) if owner is None else owner
+            targets = self.loss.apart(targets, who) if isinstance(self.loss, Loss) else targets
             rows = [torch.nonzero(who == i).flatten() for i in range(len(silos))] + [torch.arange(len(y))]
             table[f"{part}_samples"] = [len(r) for r in rows]
             for metric in self.measures.metrics:
@@ -457,15 +458,15 @@ class LinearProblem(Problem):
     ) -> None:
         if self.model is not None:
             raise ValueError("a LinearProblem takes no model; Problem(..., model=...) is a NetworkProblem")
-        if self.silos.targets.ndim > 1:
-            shape = tuple(self.silos.targets.shape)
-            raise DataError(f"targets have shape {shape}, expected ({shape[0]},): a linear model has one per sample")
         if self.options != NetworkOptions():
             given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
             raise ValueError(f"{', '.join(given)}: only for a problem with a model")
         if loss is not None and not isinstance(loss, str | Loss):
             raise ValueError(f"loss = {loss!r}: a function of outputs and targets needs a model")
         self.loss = get_loss("logistic" if loss is None else loss, options)
+        if self.silos.targets.ndim > 1 and self.loss.by_sample:
+            shape = tuple(self.silos.targets.shape)
+            raise DataError(f"targets have shape {shape}, expected ({shape[0]},): a linear model has one per sample")
         self.measures = Measures.of(self.loss.adapt(self.silos), metrics)
         linear = self._linear()
         inner = linear.dimension - linear.bias_coordinates

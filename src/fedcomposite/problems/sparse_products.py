@@ -117,6 +117,19 @@ class Stack:
                 i += 1
         return out
 
+    def columns(self, at: Tensor) -> Tensor:
+        """Some columns as a dense tensor, ``(n, m, k)``."""
+        n, m, _ = self.shape
+        made = torch.empty(n, m, len(at), dtype=torch.float64)
+        for who, rows, _ in self.parts:
+            for i in range(who.start, who.stop):
+                made[i] = torch.from_numpy(self._client(rows, i - who.start)[:, at.numpy()].toarray())
+        if self.scale is not None:
+            made *= self.scale[at]
+        if self.shift is not None:
+            made += self.shift[at]
+        return made if self.inside is None else made * self.inside.unsqueeze(2)
+
     def _block(self, chosen: Any, left: Ints, right: Ints, feature: Ints, bent: Any) -> Tensor:
         """A_l' D A_r of two lists of columns of one client."""
         whole = len(left) == chosen.shape[1]

@@ -121,7 +121,14 @@ class On(Regularizer):
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Root of the sum of the squared distances on the two sets of coordinates."""
-        return Blocks((self,)).optimality(x, gradient)
+        own = self._take(gradient)
+        rest = self._put(gradient.clone(), torch.zeros_like(own)).norm(dim=-1)
+        total: Tensor = torch.linalg.vector_norm(torch.stack([self.h.optimality(self._take(x), own), rest]), dim=0)
+        return total
+
+    def prox_slope(self, v: Tensor, step: Step) -> Tensor | None:
+        own = self.h.prox_slope(self._take(v), self._own(step, v))
+        return None if own is None else self._put(torch.ones_like(v), own)
 
     def scaled(self, kappa: float) -> On:
         """The same with kappa * h for h."""

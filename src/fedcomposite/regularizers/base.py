@@ -105,6 +105,10 @@ class Regularizer(ABC):
             return give(self.formula(v, step), out)
         return self._carried_out(v, step, out)
 
+    def prox_slope(self, v: Tensor, step: Step) -> Tensor | None:
+        """The derivative of each entry's prox, where h is separable and a formula is at hand; None where none is."""
+        return None
+
     def scaled(self, kappa: float) -> Regularizer:
         """The regularizer kappa * h, kappa > 0."""
         if not (isinstance(kappa, int | float | np.number) and 0 < kappa < math.inf):  # minus a regularizer has no prox

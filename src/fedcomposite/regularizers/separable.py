@@ -80,6 +80,9 @@ class Zero(Separable):
     def _carried_out(self, v: Tensor, step: Step, out: Tensor | None) -> Tensor:
         return v.clone() if out is None else v if out is v else out.copy_(v)
 
+    def prox_slope(self, v: Tensor, step: Step) -> Tensor:
+        return torch.ones_like(v)
+
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """{0}."""
         return torch.zeros_like(x), torch.zeros_like(x)
@@ -122,6 +125,9 @@ class L1(Separable):
         if self.weights is None:
             return super()._carried_out(v, step, out)
         return L1(self.lam)._carried_out(v, step * self._weights(v), out)
+
+    def prox_slope(self, v: Tensor, step: Step) -> Tensor:
+        return (v.abs() > self.lam * (step if self.weights is None else step * self._weights(v))).to(v.dtype)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """At zero lam w_j [-1, 1], elsewhere lam w_j sign(x_j)."""
@@ -202,6 +208,9 @@ class ElasticNet(Separable):
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """Soft-thresholding at l1 * step, then division by 1 + l2 * step."""
         return soft(v, self.l1 * step) / (1 + self.l2 * step)
+
+    def prox_slope(self, v: Tensor, step: Step) -> Tensor:
+        return (v.abs() > self.l1 * step) / (1 + self.l2 * step)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[-l1, l1] at zero, l1 sign(x) + l2 x elsewhere."""

@@ -32,6 +32,9 @@ class Wrapped(Regularizer):
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
         return self.h.prox(v, step, out)
 
+    def prox_slope(self, v: Tensor, step: Step) -> Tensor | None:
+        return self.h.prox_slope(v, step)
+
     def value(self, x: Tensor) -> Tensor:
         return self.h.value(x)
 

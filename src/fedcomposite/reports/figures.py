@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+import pandas as pd
+
 from fedcomposite.plots.inline import Picture, plain
 from fedcomposite.plots.looks import COLORS
-from fedcomposite.reports.reading import Found
+from fedcomposite.reports.reading import Found, shown_times
 
 _FOREST = 40  # coefficients that are drawn
 _NAMED = 20  # lines of a path with their names beside them
@@ -20,6 +23,7 @@ def figures(found: Found) -> dict[str, str]:
         "Coefficients along the path": path,
         "Cross-validation": cross_validation,
         "Coefficients with 95 % confidence intervals": forest,
+        "Survival curves": survival,
         "ROC curves": roc,
         "Calibration": calibration,
         "Decision curve": decision,
@@ -106,6 +110,38 @@ def forest(found: Found) -> str:
     return picture.svg("estimates with confidence intervals")
 
 
+def survival(found: Found) -> str:
+    """Steps of survival at every site, and below them the numbers at risk."""
+    rows = found.analysis.get("curves")
+    if not rows:
+        return ""
+    curves = pd.DataFrame(rows)
+    sites, times = list(dict.fromkeys(curves["site"])), shown_times(curves)
+    picture = Picture((760, 340 + 18 * len(sites)), ("time", "survival"))
+    picture.axes.set(xlim=(0, float(curves["time"].max())), ylim=(0, 1.02))
+    for i, site in enumerate(sites):
+        own = curves[curves["site"] == site]
+        x, y = np.append(0.0, own["time"]), np.append(1.0, own["survival"])
+        points = list(zip(np.repeat(x, 2)[1:].tolist(), np.repeat(y, 2)[:-1].tolist(), strict=True))
+        picture.line(points, _site_color(site, i), site, dashed=site == "all")
+        if site == "all":
+            low, high = (np.append(1.0, own[f"survival_{end}"]) for end in ("lower", "upper"))
+            picture.axes.fill_between(x, low, high, step="post", color="#000", alpha=0.08, linewidth=0)
+        for t in [0.0, *times]:
+            first = own[own["time"] >= t]["at_risk"]
+            number = f"{first.iloc[0]:g}" if len(first) else "0"
+            picture.axes.annotate(
+                number, (t, 0), (0, -52 - 16 * i), xycoords=("data", "axes fraction"), textcoords="offset points",
+                ha="center", fontsize=10, color=_site_color(site, i), annotation_clip=False,
+            )  # fmt: skip
+        picture.axes.annotate(
+            plain(site), (0, 0), (-22, -52 - 16 * i), xycoords="axes fraction", textcoords="offset points",
+            ha="right", fontsize=10, color=_site_color(site, i), annotation_clip=False,
+        )  # fmt: skip
+    picture.axes.legend(loc="lower left", frameon=False, fontsize=11)
+    return picture.svg("survival at every site, with numbers at risk")
+
+
 def _square(labels: tuple[str, str], ends: tuple[float, float] = (0.0, 1.0)) -> Picture:
     """Axes alike, with their diagonal."""
     picture = Picture((420, 400), labels)
@@ -133,11 +169,13 @@ def _site_color(site: str, i: int) -> str:
 
 def calibration(found: Found, part: str = "quality") -> str:
     """Observed shares by predicted probability, or observed by predicted means, per site."""
-    measured = {k: v for k, v in found.analysis.get(part, {}).items() if "calibration_slope" in v}
+    measured = {k: v for k, v in found.analysis.get(part, {}).items() if "calibration_slope" in v or "horizon" in v}
     if not measured:
         return ""
     ends, labels = (0.0, 1.0), ("predicted probability", "observed share")
-    if "auroc" not in next(iter(measured.values())):
+    if "horizon" in (one := next(iter(measured.values()))):
+        labels = (f"predicted share of events by {one['horizon']:g}", "observed share")
+    elif "auroc" not in one:
         values = [r[k] for one in measured.values() for r in one["calibration"] for k in ("predicted", "observed")]
         low, high = min(values or [0.0]), max(values or [0.0])
         more = 0.05 * (high - low or 1.0)

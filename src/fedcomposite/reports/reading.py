@@ -13,10 +13,10 @@ import pandas as pd
 from fedcomposite.experiments.store import RunFolder, StoreError
 
 _QUALITY = {
-    "samples": "samples", "positives": "positives", "auroc": "AUROC", "auroc_error": "AUROC ±", "auprc": "AUPRC",
-    "auprc_error": "AUPRC ±", "brier": "Brier",
-    "mean": "mean", "predicted": "predicted", "r2": "R2", "rmse": "RMSE", "mae": "MAE", "mean_loss": "mean loss",
-    "deviance_explained": "deviance explained",
+    "samples": "samples", "events": "events", "c_index": "C-index", "horizon": "horizon", "positives": "positives",
+    "auroc": "AUROC", "auroc_error": "AUROC ±", "auprc": "AUPRC", "auprc_error": "AUPRC ±", "brier": "Brier",
+    "mean": "mean", "predicted": "predicted", "observed": "observed", "r2": "R2", "rmse": "RMSE", "mae": "MAE",
+    "mean_loss": "mean loss", "deviance_explained": "deviance explained",
     "calibration_slope": "calibration slope", "calibration_slope_error": "slope ±",
     "calibration_intercept": "calibration intercept", "calibration_intercept_error": "intercept ±", "ici": "ICI",
 }  # fmt: skip
@@ -101,6 +101,10 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
             table = pd.DataFrame([{"site": k, **v} for k, v in zip(measured, told, strict=True)])
             close = [c for c in table if str(c).endswith("±") and not (table[c].astype(float) > _SEEN).any()]
             made[title] = table.drop(columns=close)
+    if rows := found.analysis.get("curves"):
+        made["Survival"] = _survival(pd.DataFrame(rows))
+    if rows := found.analysis.get("proportional"):
+        made["Proportionality"] = pd.DataFrame(rows)
     if (along := found.analysis.get("path")) is not None:
         named = ("lambda", "nonzeros", "deviance", "rounds", "aic", "bic", "ebic")
         columns = {"deviance explained" if k == "deviance" else k: along[k] for k in named}
@@ -110,6 +114,22 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
                 columns[f"cv {cv['score']} ±"] = cv["mean_error"]
         made["Path"] = pd.DataFrame(columns)
     return made
+
+
+def shown_times(curves: pd.DataFrame) -> list[float]:
+    """Up to eight times, evenly spread, at which numbers at risk are told."""
+    times = sorted(curves["time"].unique())
+    every = -(-len(times) // 8)
+    return [float(t) for t in times[every - 1 :: every]]
+
+
+def _survival(curves: pd.DataFrame) -> pd.DataFrame:
+    """A row per site and time: at risk, events until then, survival with its bounds."""
+    curves = curves.assign(until=curves.groupby(["site", "group"])["events"].cumsum())
+    names = {"site": "site", "time": "time", "at_risk": "at risk", "until": "events until then"}
+    names |= {"survival": "survival", "survival_lower": "from", "survival_upper": "to"}
+    some: pd.DataFrame = curves[curves["time"].isin(shown_times(curves))][list(names)].rename(columns=names)
+    return some.reset_index(drop=True)
 
 
 def _described(rows: pd.DataFrame) -> pd.DataFrame:
@@ -145,7 +165,7 @@ def _coefficients(found: Found) -> pd.DataFrame:
     table = pd.DataFrame(rows).rename(columns={"estimate": "debiased", "lower": "from", "upper": "to"})
     units = "unit_" if "unit_estimate" in table else ""
     ratios: dict[str, str] = {}
-    for kind, short in (("odds", "OR"), ("rate", "RR")):
+    for kind, short in (("odds", "OR"), ("rate", "RR"), ("hazard", "HR")):
         ratios |= {f"{units}{kind}_ratio": f"{short} per unit" if units else short}
         ratios |= {f"{units}{kind}_lower": f"{short} from", f"{units}{kind}_upper": f"{short} to"}
     if not ratios.keys().isdisjoint(table):

@@ -24,7 +24,10 @@ def studied(found: Found) -> dict[str, str]:
     made = {}
     if overall := one.get("quality", {}).get("all"):
         n, events = overall["samples"], overall.get("positives")
-        about = f"mean {overall['mean']:.4g}" if events is None else f"{events:.6g} of them of class 1 (events)"
+        if "events" in overall:
+            about = f"{overall['events']:.6g} events"
+        else:
+            about = f"mean {overall['mean']:.4g}" if events is None else f"{events:.6g} of them of class 1 (events)"
         made["samples"] = f"{n:.6g}, {about}, at {len(one['sites'])} sites"
     elif rows := one.get("description"):
         first = rows[0].get("feature")
@@ -46,16 +49,31 @@ def notes(found: Found) -> dict[str, str]:
     """What each table shows, and what it does not."""
     made = {
         "Data": "Mean (standard deviation), or levels with counts, as the sites told them.",
+        "Survival": "Kaplan-Meier estimates with 95 % bands; all: as if the sites were one.",
+        "Proportionality": "Test of proportional hazards by Schoenfeld residuals, of the estimates without the "
+        "regularizer: whether an effect changes with time (rank of the event); (all): of all together.",
         "Test": "Measured on the test part, which neither the fit nor the choice of the model has seen.",
     }
     if "intervals" in found.analysis:
         made["Coefficients"] = _coefficients(found)
     if "quality" in found.analysis:
-        made["Quality"] = " ".join(filter(None, [_quality(found), _regression(found)]))
+        made["Quality"] = " ".join(filter(None, [_quality(found), _regression(found), _times(found)]))
     for name in ("Quality", "Test"):
         if name in made and any(str(c).endswith("±") for c in found.tables.get(name, ())):
             made[name] += " ±: the most that the number before it can be off, since sites tell samples in bins."
     return made
+
+
+def _times(found: Found) -> str:
+    """What the measures of times to an event mean."""
+    one = found.analysis["quality"]["all"]
+    if "c_index" not in one:
+        return ""
+    said = "C-index: share of pairs of patients of a site whose order in time the model has right. "
+    if "horizon" in one:
+        said += f"By the horizon {one['horizon']:g}: AUROC, Brier score, predicted and observed share of events, by "
+        said += "weights for censoring; predictions with each site's own baseline."
+    return said.strip()
 
 
 def _regression(found: Found) -> str:
@@ -81,15 +99,19 @@ def _coefficients(found: Found) -> str:
     said += "original: the same per unit of the column; " if units else ""
     said += "debiased, from, to, p: estimate without the regularizer, its 95 % confidence interval and p of no effect, "
     said += "on the scale of the coefficient, not adjusted for the number of coefficients. "
-    for short, ratio in (("OR", "odds"), ("RR", "rate")):
+    for short, ratio in (("OR", "odds"), ("RR", "rate"), ("HR", "hazard")):
         if bool(rows) and f"{ratio}_ratio" in rows[0]:
             per = (
                 "per unit of the column (one year, 1 against 0)" if units else "per unit of the feature as it was given"
             )
             said += f"{short}: {ratio} ratio without the bias of the regularizer, {per}, with its 95 % confidence "
-            said += "interval" + (" and p per unit; of the intercept, at columns of 0. " if units else ". ")
+            said += "interval" + (_per_unit(ratio) if units else ". ")
             said += _joint(rows) if units else ""
     return said + "Intervals do not know how the model was chosen."
+
+
+def _per_unit(ratio: str) -> str:
+    return " and p per unit. " if ratio == "hazard" else " and p per unit; of the intercept, at columns of 0. "
 
 
 def _joint(rows: list[dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcomposite.algorithms.base import AnyAlgorithm, Gradient
 from fedcomposite.privacy import Privacy, Source
 from fedcomposite.problems import Batches, Counter, Evaluation, Smooth
-from fedcomposite.problems.base import Local
+from fedcomposite.problems.base import RoundInputs
 from fedcomposite.problems.private import gradients
 from fedcomposite.regularizers import Regularizer
 from fedcomposite.runtime.counted import Counted
@@ -62,4 +62,4 @@ class Client:
 
     def evaluate(self, model: Tensor, buffers: Tensor) -> Evaluation:
         """Loss, gradient and counts at a model, on this client's data."""
-        return self.smooth.during(Local(buffers[None])).evaluate(model)
+        return self.smooth.during(RoundInputs(buffers[None])).evaluate(model)

@@ -32,10 +32,12 @@ from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.algorithms.proxnewton import Message
 from fedcomposite.data.sparse import tensors_only
+from fedcomposite.problems import event_tables
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.problem import Problem
 from fedcomposite.problems.products import hessians
+from fedcomposite.problems.risk_sets import CAUSE, EVENT, TIME
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.regularizers import Zero
 
@@ -195,11 +197,15 @@ class Silo:
     offset: Tensor | None = None  # (m,), what is added to the margins
     parts: Mapping[str, Held] = field(default_factory=dict)  # held-out X, b and offsets
     kept: dict[Rows, Tensor] = field(default_factory=dict, repr=False)  # weights of rows
+    ranked: list[Any] = field(default_factory=list, repr=False)  # targets as a loss that is not by sample places them
+    origin: Silo | None = None  # the site's own samples, where this is a part that was held out
     about: Tensor | None = None  # X with features taken about a common centre, where their means are far from zero
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
-        """The samples' classes; all alike for a regression."""
+        """The samples' classes, those with and without an event; all alike for a regression."""
+        if isinstance(self.loss, Cox):
+            return self.b[:, EVENT].long().numpy()
         return self.labels(self.b).numpy() if self.loss.classifier else np.zeros(len(self.b), np.int64)
 
     def labels(self, b: Tensor) -> Tensor:
@@ -221,7 +227,7 @@ class Silo:
         if part == "train":
             return self
         X, b, offset = self.parts.get(part, (self.X[:0], self.b[:0], None))
-        return replace(self, X=X, b=b, offset=offset, importance=X.new_ones(len(X)), kept={})
+        return replace(self, X=X, b=b, offset=offset, importance=X.new_ones(len(X)), kept={}, ranked=[], origin=self)
 
     def counted(self, rows: Rows) -> Silo:
         """The same site with every sample that is among some rows counted once, and no other."""
@@ -234,12 +240,19 @@ class Silo:
 
     def linear(self, x: Tensor) -> Tensor:
         """Margins without what is added to them."""
-        return self.X @ (x if self.b.ndim == 1 else x.view(-1, self.b.shape[1]))
+        return self.X @ (x if self.loss.outputs == 1 else x.view(-1, self.loss.outputs))
+
+    @property
+    def placed(self) -> Any:
+        """The targets as sums over all samples take them; kept, since sorting takes longer than a sum."""
+        if not self.ranked:
+            self.ranked.append(self.loss.placed(self.b.unsqueeze(0)))
+        return self.ranked[0]
 
     @property
     def shift(self) -> Tensor:
         """What is added to the margins of samples with one output."""
-        return torch.zeros_like(self.b) if self.offset is None else self.offset
+        return self.X.new_zeros(len(self.X)) if self.offset is None else self.offset
 
 
 def centre_of(X: Tensor, bias: bool) -> Tensor | None:
@@ -319,8 +332,33 @@ class _Oracle:
         if not len(at):  # a loss with kinks has no second derivative
             return s.X.new_zeros(0, 0)
         second = s.loss.second(self._margins(x), s.b)
-        outputs = 1 if s.b.ndim == 1 else s.b.shape[1]
-        return hessians(s.X[None], second[None], self._weights[None], at, outputs)[0]
+        return hessians(s.X[None], second[None], self._weights[None], at, s.loss.outputs)[0]
+
+
+class _JointOracle(_Oracle):
+    """The same for a loss that is no sum over samples: what a sample adds depends on the others."""
+
+    def __init__(self, silo: Silo, weights: Tensor) -> None:
+        self._silo, self._weights = silo, weights / weights.sum()
+        self._seen = (None, weights)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The mean loss, ``(1,)``."""
+        return self._silo.loss.total(self._margins(x)[None], self._silo.placed, self._weights[None])
+
+    def full(self, x: Tensor) -> Tensor:
+        """Its gradient."""
+        slopes = self._silo.loss.slopes(self._margins(x)[None], self._silo.placed, self._weights[None])
+        return self._silo.X.T @ slopes[0]
+
+    def hessian(self, x: Tensor, where: Tensor) -> Tensor:
+        """Its Hessian on the marked coordinates."""
+        s, at = self._silo, where.nonzero().squeeze(1)
+        return s.loss.hessians(s.X[None], self._margins(x)[None], s.placed, self._weights[None], at)[0]
+
+
+def _oracle(silo: Silo, weights: Tensor) -> _Oracle:
+    return _Oracle(silo, weights) if silo.loss.by_sample else _JointOracle(silo, weights)
 
 
 def answer(silo: Silo, request: Request) -> Sums:
@@ -355,7 +393,7 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
     if share == 0:
         weights = torch.ones_like(weights)  # shapes only
     message: Any = Message(**{k: request.arrays[k] for k in Message._fields})
-    reply, _ = _METHOD.local_round(message, Empty(), _Oracle(silo, weights), Zero())  # type: ignore[arg-type]
+    reply, _ = _METHOD.local_round(message, Empty(), _oracle(silo, weights), Zero())  # type: ignore[arg-type]
     made = {k: share * v if share > 0 else torch.zeros_like(v) for k, v in reply._asdict().items()}
     return {"weight": _weight(share, total, counted), **made}
 
@@ -374,6 +412,8 @@ def losses(
 
 
 def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    if isinstance(silo.loss, Cox):
+        return _partial_deviances(silo, weights, request)
     total, bins, models = float(weights.sum()), int(request.numbers["bins"]), request.arrays["models"]
     share = silo.share(total)
     o = weights / total if total > 0 else weights
@@ -391,6 +431,34 @@ def _losses(silo: Silo, weights: Tensor, request: Request) -> Sums:
             counts[k] = _histogram(z, silo.labels(silo.b), weights, bins)
     weight = torch.tensor([share, total], dtype=torch.float64)
     return {"weight": weight, "deviance": deviance, "error": error, "histogram": counts}
+
+
+def _partial_deviances(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """The deviances of partial likelihoods; of samples that are held out, by what they add to that of the others.
+
+    Samples that are held out have few others at risk beside them, so that the partial likelihood of these alone would
+    say little (Verweij & van Houwelingen 1993). They count by their events.
+    """
+    models, rows = request.arrays["models"], request.rows
+    parts = [(1.0, weights)]
+    counted = weights
+    if rows.held and rows.kind != "site":
+        parts = [(1.0, silo.weights(ALL)), (-1.0, silo.weights(rows.others))]
+        counted = weights * silo.b[:, EVENT]
+    total = float(counted.sum())
+    share = silo.share(total)
+    deviance = models.new_zeros(len(models))
+    for sign, w in parts:
+        if share == 0 or not float(w.sum()) > 0:
+            continue
+        unit = sign * float(w.sum()) / total
+        o = (w / w.sum())[None]
+        lowest = float(silo.placed.saturated(o))
+        for k, x in enumerate(models):
+            deviance[k] += 2 * share * unit * (float(silo.loss.total(silo.margins(x)[None], silo.placed, o)) - lowest)
+    weight = torch.tensor([share, total], dtype=torch.float64)
+    none = models.new_zeros(len(models), 2, 2, 0)
+    return {"weight": weight, "deviance": deviance, "error": models.new_zeros(0), "histogram": none}
 
 
 def _errors(silo: Silo, z: Tensor) -> Tensor:
@@ -427,12 +495,13 @@ def _information(silo: Silo, weights: Tensor, request: Request) -> Sums:
     if share == 0:
         none = x.new_zeros(d, d)
         return {"weight": weight, "loss": x.new_zeros(1), "gradient": x.new_zeros(d), "hessian": none, "outer": none}
-    oracle = _Oracle(silo, weights)
+    oracle = _oracle(silo, weights)
     z = silo.margins(x)
-    slope = (silo.loss.derivative(z, silo.b) * (share * weights / total).view(-1, *(1,) * (z.ndim - 1))).view(
-        len(z), -1
-    )
-    rows = (silo.X.unsqueeze(2) * slope.unsqueeze(1)).flatten(1)
+    if isinstance(silo.loss, Cox):
+        rows = silo.placed.residuals(silo.X[None], z[None], (share * weights / total)[None])[0]
+    else:
+        slope = silo.loss.derivative(z, silo.b) * (share * weights / total).view(-1, *(1,) * (z.ndim - 1))
+        rows = (silo.X.unsqueeze(2) * slope.view(len(z), -1).unsqueeze(1)).flatten(1)
     everything = torch.ones(d, dtype=torch.bool)
     return {
         "weight": weight,
@@ -538,7 +607,132 @@ def _rates(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"sums": torch.stack(made) if made else weights.new_zeros(0, 4)}
 
 
+# -- times to an event ------------------------------------------------------------------------------------------------
+
+
+def timetable(
+    times: Tensor, x: Tensor, edges: Tensor, causes: int = 1, part: str = "train", rows: Rows = ALL
+) -> Request:
+    """Ask how many are at risk, censored and have events of each cause, at the times of a grid.
+
+    Groups are bins of the margins a'x between ``edges``: none, for one group; a unit vector, for those of a feature.
+    """
+    return Request("timetable", {"times": times, "x": x, "edges": edges}, {"causes": causes}, rows, part)
+
+
+def _timetable(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    groups = len(request.arrays["edges"]) + 1
+    causes = int(request.numbers["causes"])
+    made = event_tables.counted(silo.b, weights, request.arrays["times"], _group(silo, request), groups, causes)
+    return {"counts": made}
+
+
+def _group(silo: Silo, request: Request) -> Tensor:
+    return torch.bucketize(silo.linear(request.arrays["x"]).contiguous(), request.arrays["edges"], right=True)
+
+
+def logrank(x: Tensor, edges: Tensor, rows: Rows = ALL) -> Request:
+    """Ask for the sums of a log-rank test between groups, each site's samples compared among themselves."""
+    return Request("logrank", {"x": x, "edges": edges}, {}, rows)
+
+
+def _logrank(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    groups = len(request.arrays["edges"]) + 1
+    observed, expected, covariance = event_tables.compared(silo.b, weights, _group(silo, request), groups)
+    return {"observed": observed, "expected": expected, "covariance": covariance}
+
+
+def schoenfeld(x: Tensor, times: Tensor, values: Tensor, rows: Rows = ALL) -> Request:
+    """Ask for the sums of a test of proportional hazards, for the function of time that steps to ``values``."""
+    return Request("schoenfeld", {"x": x, "times": times, "values": values}, {}, rows)
+
+
+def _schoenfeld(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    z = silo.margins(request.arrays["x"])
+    g = event_tables.step_values(request.arrays["times"], request.arrays["values"], silo.b[:, TIME], 0.0)
+    if not float((weights * silo.b[:, EVENT]).sum()) > 0:
+        d = silo.X.shape[1]
+        zeros = silo.X.new_zeros
+        return {"events": zeros(3), "total": zeros(d), "residuals": zeros(d), "covariances": zeros(2, d, d)}
+    return event_tables.schoenfeld(silo.placed, silo.X, z, weights, g)
+
+
+def risk_sums(x: Tensor, times: Tensor, working: Tensor | None = None, rows: Rows = ALL) -> Request:
+    """Ask for events and sums over those at risk at the times of a grid; with ``working`` what a common fit needs."""
+    arrays = {"x": x, "times": times} | ({} if working is None else {"working": working})
+    return Request("risk_sums", arrays, {}, rows)
+
+
+def _risk_sums(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    z, working = silo.margins(request.arrays["x"]), request.arrays.get("working")
+    made = event_tables.risk_sums(silo.b, silo.X, z, weights, request.arrays["times"], working)
+    total, counted = float(weights.sum()), float((weights > 0).sum())
+    return {"weight": _weight(silo.share(total), total, counted), **made}
+
+
+def concordance(x: Tensor, part: str = "train", rows: Rows = ALL) -> Request:
+    """Ask for the pairs of samples that a model has in the order of their times, and for all pairs."""
+    return Request("concordance", {"x": x}, {}, rows, part)
+
+
+def _concordance(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    events = weights * silo.b[:, EVENT]
+    counts = torch.stack([weights.sum(), (weights > 0).sum().double(), events.sum()])
+    pairs = event_tables.concordance(silo.b, silo.margins(request.arrays["x"]), weights)
+    return {"pairs": pairs, "counts": counts}
+
+
+def horizon(
+    x: Tensor,
+    at: float,
+    edges: Tensor,
+    groups: Tensor,
+    hazard: float = -1.0,
+    part: str = "train",
+    rows: Rows = ALL,
+) -> Request:
+    """Ask how well a model tells at a time who has the event by then.
+
+    ``edges`` are those of bins of margins, ``groups`` of groups of predictions. ``hazard`` is the baseline's until then
+    for sites that the model was not made from, if it is not negative; others have their own. Samples are weighted by
+    each site's own curve of censoring.
+    """
+    return Request("horizon", {"x": x, "edges": edges, "groups": groups}, {"at": at, "hazard": hazard}, rows, part)
+
+
+def _horizon(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    z, at = silo.margins(request.arrays["x"]), request.numbers["at"]
+    own, rows = silo.origin or silo, request.rows
+    curve, hazard = _own_censoring(own, own.weights(ALL)), request.numbers["hazard"]
+    trained = own.weights(ALL if silo.origin else rows.others if rows.held else rows)
+    if hazard < 0 or float((trained * own.b[:, EVENT]).sum()) > 0:
+        until = torch.tensor([at], dtype=torch.float64)
+        times = torch.unique(own.b[:, TIME])
+        sums = event_tables.risk_sums(
+            own.b, own.X, own.margins(request.arrays["x"]), trained, torch.cat([times[times < until], until]), None
+        )
+        hazard = float(event_tables.steps(sums["events"], sums["sizes"]).sum())
+    seen = event_tables.Horizon.of(silo.b, z, weights, at, curve, hazard)
+    return seen.sums(z, weights, request.arrays["edges"], request.arrays["groups"])
+
+
+def _own_censoring(silo: Silo, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The curve of a site's samples that are not censored yet; at the same time events come first."""
+    times = torch.unique(silo.b[:, TIME])
+    if not len(times):
+        return times, times
+    none = torch.zeros(len(silo.b), dtype=torch.long)
+    at_risk, censored, *events = event_tables.counted(silo.b, weights, times, none, 1, int(silo.b[:, CAUSE].max()))[0]
+    return times, event_tables.kaplan_meier(at_risk - sum(events), censored)
+
+
 _ANSWERS = {
+    "timetable": _timetable,
+    "logrank": _logrank,
+    "schoenfeld": _schoenfeld,
+    "risk_sums": _risk_sums,
+    "concordance": _concordance,
+    "horizon": _horizon,
     "rates": _rates,
     "newton": _newton,
     "losses": _losses,

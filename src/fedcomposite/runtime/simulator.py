@@ -143,7 +143,7 @@ def _start(smooth: Smooth, x0: Any) -> Tensor:
     return start
 
 
-class Settings(TypedDict, total=False):
+class SimulateOptions(TypedDict, total=False):
     """Those settings of :func:`simulate` that a function which runs a method passes on."""
 
     batch_size: Count | None

@@ -27,7 +27,7 @@ LARGEST = 0.24
 """Smoothness of every client of the probe."""
 
 
-class Probe:
+class LongRunProbe:
     """Clients with losses x'A_i x / 2 - b_i'x, very different ones, and a regularizer that the method handles."""
 
     def __init__(self, algorithm: AnyAlgorithm, clients: int = CLIENTS, features: int = 4, weights: Any = None) -> None:
@@ -62,7 +62,7 @@ class Probe:
 class _Gradients:
     """The oracle of some clients of a probe, stacked."""
 
-    def __init__(self, probe: Probe, who: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(self, probe: LongRunProbe, who: Sequence[int], dtype: torch.dtype) -> None:
         rows = torch.tensor(who)
         self._A, self._b = probe.A[rows].to(dtype), probe.b[rows].to(dtype).unsqueeze(-1)
         self._minus = -self._b
@@ -90,7 +90,7 @@ class _Gradients:
         return torch.rand(self.cohort, count, generator=generator, dtype=torch.float64)
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """A look at a run."""
 
     round: int
@@ -100,14 +100,14 @@ class Seen(NamedTuple):
 
 def play(
     algorithm: AnyAlgorithm,
-    probe: Probe,
+    probe: LongRunProbe,
     rounds: int,
     *,
     every: int,
     dtype: torch.dtype = torch.float64,
     cohort: int | None = None,
     most: float = math.inf,
-) -> Iterator[Seen]:
+) -> Iterator[Observation]:
     """Run rounds and look at the model every so many.
 
     It ends early when nothing can happen any more, because the states are those of the look before and what the run
@@ -137,7 +137,7 @@ def play(
         full = grad.calls > most
         if full or (r + 1) % every == 0:
             x = now.solution(server, h)
-            yield Seen(r + 1, x, probe.stationarity(x))
+            yield Observation(r + 1, x, probe.stationarity(x))
             after = (*server, *states)
             settled = len(before) == len(after) and all(map(torch.equal, before, after))
             if full or (settled and every % (PERIOD * algorithm.exchanges) == 0):
@@ -181,7 +181,7 @@ def does_not_drift(algorithm: AnyAlgorithm, rounds: int = 20_000) -> None:
     samples = algorithm.partial and algorithm.info.exact and algorithm.info.exact_partial
     forms = [(algorithm, COHORT)] if samples else [(algorithm, None)] if algorithm.partial else _forms(algorithm)
     for form, cohort in forms:
-        probe, every, looks = Probe(form), 2 * PERIOD, 5
+        probe, every, looks = LongRunProbe(form), 2 * PERIOD, 5
         run = play(form, probe, rounds, every=every, dtype=torch.float32, cohort=cohort, most=200)
         seen = [look.stationarity for look in run]
         parts = [max(seen[i : i + looks]) for i in range(0, len(seen), looks)]
@@ -212,7 +212,7 @@ def exactness_is_measured(algorithm: AnyAlgorithm, rounds: int = 6000) -> None:
 def residual(algorithm: AnyAlgorithm, rounds: int = 6000, cohort: int | None = None) -> float:
     """The stationarity that a method is left with on the probe; 0 where it keeps falling."""
     seen = []
-    for look in play(algorithm, Probe(algorithm), rounds, every=PERIOD, cohort=cohort, most=300):
+    for look in play(algorithm, LongRunProbe(algorithm), rounds, every=PERIOD, cohort=cohort, most=300):
         if look.stationarity <= 1e-9:
             return look.stationarity
         seen.append(look.stationarity)
@@ -230,7 +230,7 @@ def auto_steps_bear_weights(algorithm: AnyAlgorithm, rounds: int = 300) -> None:
     form = _forms(_practical(cls, L, some=True))[-1][0]
     if info.uniform_only or not form.partial:
         return
-    probe = Probe(form, clients=20, weights=weights)
+    probe = LongRunProbe(form, clients=20, weights=weights)
     looks = list(play(form, probe, rounds * cls.exchanges, every=5, cohort=3))
     first, values = probe.objective(torch.zeros(probe.features)), [probe.objective(s.x) for s in looks]
     start = probe.stationarity(torch.zeros(probe.features))
@@ -251,7 +251,7 @@ def constant_schedules_change_nothing(algorithm: AnyAlgorithm) -> None:
         scheduled = _with(plain, name, Constant(value))
         assert scheduled.at(3) == plain
         for cohort in (None, COHORT) if plain.partial else (None,):
-            one, two = (list(play(m, Probe(plain), 8, every=1, cohort=cohort)) for m in (plain, scheduled))
+            one, two = (list(play(m, LongRunProbe(plain), 8, every=1, cohort=cohort)) for m in (plain, scheduled))
             assert all(torch.equal(a.x, b.x) for a, b in zip(one, two, strict=True)), f"{name} as a schedule differs"
 
 

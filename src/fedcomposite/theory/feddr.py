@@ -16,14 +16,14 @@ class DouglasRachford(Theorem):
     """
 
     paper = "Tran-Dinh et al. (2021), Theorem 3.1"
-    chooses = ("eta", "alpha", "inner_steps", "inner_step")
+    chooses = ("prox_step", "alpha", "local_steps", "step")
     _ROOT: ClassVar[float] = math.sqrt(17) - 1
 
     def steps(self, c: Constants, local_steps: int) -> dict[str, Any]:
         """Alpha = 1 and 0.99 of the limit for eta, which is not allowed itself."""
         (L,) = c.need("L")
         eta = 0.99 * self._limit(c, 1.0)
-        return {"eta": eta, "alpha": 1.0, "inner_steps": local_steps, "inner_step": 1 / (L + 1 / eta)}
+        return {"prox_step": eta, "alpha": 1.0, "local_steps": local_steps, "step": 1 / (L + 1 / eta)}
 
     def _limit(self, c: Constants, alpha: float) -> float:
         return (self._ROOT - 2 * alpha) / (2 * c.need("L")[0] * (alpha + 2))
@@ -35,4 +35,4 @@ class DouglasRachford(Theorem):
         if method.alpha >= self._ROOT / 2:
             return [*convex(c), f"alpha = {method.alpha:.3g} is not below (sqrt(17) - 1) / 2 = {self._ROOT / 2:.3g}"]
         formula = "(sqrt(17) - 1 - 2 alpha) / (2 L (alpha + 2))"
-        return [*convex(c), *above("eta", method.eta, self._limit(c, method.alpha), formula)]
+        return [*convex(c), *above("prox_step", method.prox_step, self._limit(c, method.alpha), formula)]

@@ -16,7 +16,7 @@ from fedcomposite.theory.measured import Constants
 class _SmoothProximalPoint(Theorem):
     """The common part of the theorems on FedProx and FedMSPP with smooth losses: one eta and one accuracy."""
 
-    chooses = ("prox_step", "inner_step", "tolerance")
+    chooses = ("prox_step", "step", "tolerance")
 
     @abstractmethod
     def made(self, c: Constants) -> Any:
@@ -82,7 +82,7 @@ class ProximalPointNonSmooth(Theorem):
     """
 
     bounds = None
-    chooses = ("prox_step", "inner_step", "inner_steps")
+    chooses = ("prox_step", "step", "local_steps")
 
     def __init__(self, paper: str) -> None:
         self.paper = paper  # type: ignore[misc]
@@ -90,7 +90,7 @@ class ProximalPointNonSmooth(Theorem):
     def steps(self, c: Constants, local_steps: int) -> dict[str, Any]:
         """Eta = r / sqrt(T); the local problems get ``local_steps`` subgradient steps of eta / local_steps."""
         eta = self._radius(c) / math.sqrt(c.need("rounds")[0])
-        return {"prox_step": eta, "inner_step": eta / local_steps, "inner_steps": local_steps}
+        return {"prox_step": eta, "step": eta / local_steps, "local_steps": local_steps}
 
     def _radius(self, c: Constants) -> float:
         return 0.99 / (2 * c.rho) if c.rho else 1.0

@@ -6,6 +6,7 @@
 ``transport``           orders to sites, reports back; ``secure_transport`` where only sums are opened
 ``delivery``            sending to sites that come and go: waiting, skipping, refusing
 ``claims``              what a site says, held against what can be
+``plans``               what a command will ask at most, said before the first exchange
 ``jobs``                one experiment from its run folder to its end
 ======================  ============================================================================================
 """

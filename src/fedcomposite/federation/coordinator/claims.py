@@ -8,8 +8,10 @@ import math
 import statistics
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
+from fedcomposite.data.queries import Answer, LevelCounts, Moments, Query, Schema
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.wire import Vectors, WireError, clean
 from fedcomposite.problems.losses import LOSSES, Loss, Poisson
@@ -86,6 +88,43 @@ def _impossible(metric: str, row: Tensor, seen: float, signed: bool) -> str:
     if metric == "r2":
         return "" if row[0] == seen and row[2] >= 0 and row[3] >= 0 else "its sums do not fit together"
     return ""
+
+
+def check_answer(query: Query, told: Answer) -> None:
+    """An answer about a table: the fields that were asked for, of the right length, and counts that can be."""
+    if isinstance(query, Schema):
+        like: Answer = {"columns": told.get("columns", _NONE), "kinds": told.get("columns", _NONE), "rows": np.zeros(1)}
+    elif isinstance(query, LevelCounts) and query.known is None:
+        like = {f"levels:{name}": told.get(f"levels:{name}", _NONE) for name in query.columns}
+        like |= {f"counts:{name}": np.zeros(len(like[f"levels:{name}"])) for name in query.columns}
+        like |= {f"{key}:{name}": np.zeros(1) for name in query.columns for key in ("rest", "many")}
+    else:
+        like = (query.model_copy(update={"own": False}) if isinstance(query, Moments) else query).sums()
+    if told.keys() != like.keys():
+        raise WireError(f"its answer to a query lacks or adds {clean(sorted(like.keys() ^ told.keys())[0], 60)!r}")
+    for name, values in told.items():
+        text = name.partition(":")[0] in ("columns", "kinds", "levels")
+        if values.shape != like[name].shape or (values.dtype.kind == "U") is not text:
+            raise WireError(f"{clean(name, 60)!r} in its answer to a query has another form than was asked for")
+        if not text and name not in ("sum", "squares") and bool((values < 0).any() | (values > _MOST).any()):
+            raise WireError(f"{clean(name, 60)!r} in its answer to a query cannot be: a count below 0, or too large")
+    if "squares" in told and bool((told["squares"] < 0).any()):
+        raise WireError("sums of squares in its answer are below 0")
+
+
+_NONE = np.zeros(0, np.str_)
+
+
+def check_sums(name: str, sums: Vectors) -> None:
+    """Sums over samples that cannot be: weights, counts or squares below zero."""
+    never = {"weight": sums.get("weight"), "histogram": sums.get("histogram"), "error": sums.get("error")}
+    if "outer" in sums:
+        never["outer"] = sums["outer"].diagonal()
+    if "counts" in sums:
+        never["counts"] = sums["counts"][..., 0]
+    for field, values in never.items():
+        if values is not None and values.numel() and float(values.min()) < 0:
+            raise WireError(f"{field!r} of its {name} is below 0")
 
 
 def sizes(numbers: Mapping[str, float], vectors: Vectors) -> dict[str, float]:

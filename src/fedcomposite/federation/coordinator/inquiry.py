@@ -17,8 +17,9 @@ from fedcomposite.data.queries import Answer, LevelCounts, Query, Schema, parse_
 from fedcomposite.data.steps import known
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
-from fedcomposite.federation.coordinator import secure_transport
+from fedcomposite.federation.coordinator import claims, secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
+from fedcomposite.federation.coordinator.plans import PLANS
 from fedcomposite.federation.coordinator.transport import check_refusal
 from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Question, Samples, Shape
@@ -51,6 +52,9 @@ class Inquiry:
         job, and in secure sums sites do not go back in them: a second inquiry has a job of its own.
     config : Config
         The experiment; its method is not looked at.
+    plan : dict, optional
+        What will be asked at most, by kind (:mod:`fedcomposite.federation.coordinator.plans`); any analysis if left
+        out.
     """
 
     centre = None
@@ -64,9 +68,11 @@ class Inquiry:
         job: str,
         settings: Settings | None = None,
         *,
+        plan: Mapping[str, int] | None = None,
         log: Callable[[str], None] = lambda line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.plan = dict(PLANS["analysis"] if plan is None else plan)
         self.names, self.config, self.job = list(sites), config.only(dict(config.specs[0]), config.seed), job
         self.post = Delivery(engine, permitted, settings or Settings(), log, stop)
         self.assembly = Assembly(self.post, job) if self.post.settings.secure else None
@@ -155,10 +161,10 @@ class Inquiry:
 
     def _query(self, query: Query) -> list[Answer]:
         """The sites' answers to a query; where only sums are known, their sum alone, but names of each."""
-        analysis = AnalysisOrder(number=self.exchanges + 1, queries=[query.model_dump_json()])
+        analysis = AnalysisOrder(number=self.exchanges + 1, queries=[query.model_dump_json()], plan=self.plan)
         orders = self._orders(analysis=analysis)
         if self.assembly is None:
-            return self._send(orders, None, lambda site, content: _answer(content))
+            return self._send(orders, None, lambda site, content: _answer(query, content))
         like = query.sums()
         form = {key: wire.Form(value.shape, torch.float64) for key, value in like.items()}
         names, sums = self._sum(self.assembly, orders, None, form, lambda site, content: _names(query, content))
@@ -189,7 +195,7 @@ class Inquiry:
 
     def _introductions(self) -> list[str]:
         """The sites' introductions; in secure sums without the numbers that only their sum tells."""
-        orders = self._orders(analysis=AnalysisOrder(number=self.exchanges + 1))
+        orders = self._orders(analysis=AnalysisOrder(number=self.exchanges + 1, plan=self.plan))
         if self.assembly is None:
             return self._send(orders, None, self._introduction)
         self.exchanges += 1
@@ -222,14 +228,36 @@ class Inquiry:
         expected: dict[str, wire.Form] = {}
         for i, (question, one) in enumerate(zip(questions, requests, strict=True)):
             expected |= analyses.answer_forms(question, dict(one.arrays), i, secure=self.assembly is not None)
-        analysis = AnalysisOrder(number=self.exchanges + 1, questions=questions)
+        analysis = AnalysisOrder(number=self.exchanges + 1, questions=questions, plan=self.plan)
         orders, block = self._orders(analysis=analysis, shape=self._shape), wire.block(vectors)
         if self.assembly is not None:
             _, sums = self._sum(self.assembly, orders, block, expected, self._exchange)
             return [_sums(sums, i) for i in range(len(requests))]
-        found = self._send(orders, block, lambda site, content: wire.unpack(content, expected))
+        found = self._send(
+            orders, block, lambda site, content: self._possible(requests, wire.unpack(content, expected))
+        )
         each = [[_sums(one, i) for one in found] for i in range(len(requests))]
+        for one, answers in zip(requests, each, strict=True):
+            self._familiar(one, answers)
         return [e if one.by_site else added(e) for one, e in zip(requests, each, strict=True)]
+
+    @staticmethod
+    def _possible(requests: Sequence[Request], vectors: Vectors) -> Vectors:
+        """A site's sums, as they can be."""
+        for i, one in enumerate(requests):
+            claims.check_sums(one.name, _sums(vectors, i))
+        return vectors
+
+    def _familiar(self, request: Request, each: Sequence[Sums]) -> None:
+        """Refuse sums that one site alone could spoil everybody's with."""
+        names = ("loss", "gradient", "deviance", "error", "sums")
+        reports = {
+            site: {k: float(v.abs().max()) for k, v in sums.items() if k in names and v.numel()}
+            for site, sums in zip(self.names, each, strict=True)
+        }
+        settings = self.post.settings
+        for site, reason in claims.strangers(reports, settings.max_entry, settings.max_ratio).items():
+            self.post.refuse(site, f"{request.name}: {reason}", "wait")
 
     def _exchange(self, site: str, content: Content) -> None:
         """Whether a masked answer is one to this exchange."""
@@ -247,6 +275,12 @@ def _question(request: Request) -> Question:
         errors=bool(request.numbers.get("errors", 0)),
         count=count,
         threshold=float(request.numbers.get("threshold", 0.5)),
+        times=len(arrays.get("times", ())),
+        causes=int(request.numbers.get("causes", 1)),
+        groups=len(arrays.get("groups", ())),
+        products=request.name == "risk_sums" and "working" in arrays,
+        at=float(request.numbers.get("at", 0.0)),
+        hazard=float(request.numbers.get("hazard", -1.0)),
         rows=Samples(**dataclasses.asdict(request.rows)),
         part=request.part,  # type: ignore[arg-type]
     )
@@ -256,8 +290,14 @@ def _sums(vectors: Vectors, place: int) -> Sums:
     return {k.partition(".")[2]: v for k, v in vectors.items() if k.partition(".")[0] == str(place)}
 
 
-def _answer(content: Content) -> Answer:
-    """A site's answer to one query."""
+def _answer(query: Query, content: Content) -> Answer:
+    """A site's answer to one query, as it can be."""
+    told = _told(content)
+    claims.check_answer(query, told)
+    return told
+
+
+def _told(content: Content) -> Answer:
     said = wire.text(content, "answers")
     try:
         (one,) = json.loads(said)
@@ -268,7 +308,7 @@ def _answer(content: Content) -> Answer:
 
 def _names(query: Query, content: Content) -> Answer:
     """The names in a site's answer to a query whose sums are masked."""
-    told, columns = _answer(content), query.columns if isinstance(query, LevelCounts) and query.known is None else []
+    told, columns = _told(content), query.columns if isinstance(query, LevelCounts) and query.known is None else []
     wanted = {"columns", "kinds"} if isinstance(query, Schema) else {f"levels:{name}" for name in columns}
     if told.keys() != wanted or any(v.dtype.kind != "U" for v in told.values()):
         raise WireError("its answer to a query says more than names, or fewer")

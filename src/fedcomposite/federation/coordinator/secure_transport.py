@@ -21,6 +21,7 @@ from fedcomposite.federation.coordinator.transport import JobParties, SiteTransp
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.secure import assembly, encoding
 from fedcomposite.federation.secure.assembly import Asked, Assembly, Stale
+from fedcomposite.federation.secure.keys import alike
 from fedcomposite.federation.secure.masked_answers import contents_of
 from fedcomposite.federation.secure.masking import MaskError, Numbers
 from fedcomposite.federation.wire import Content, Form, Vectors, WireError
@@ -76,9 +77,10 @@ class SecureTransport(SiteTransport):
         for i, site in enumerate(names):
             if site in epoch.parties and (site in trainers or request.model is not None):
                 plain, vectors = self._order(i, who, request)
-                orders[site] = plain.model_copy(update={"secure": epoch.order(site, trainers, self.samples)})
+                secure = epoch.order(site, trainers, self.samples)
+                orders[site] = plain.model_copy(update={"secure": secure})
                 requests[site] = wire.content(order=orders[site].model_dump_json(), vectors=vectors)
-                contents |= contents_of(vectors, plain.train, plain.evaluate)
+                contents |= contents_of(vectors, plain.train, plain.evaluate, alike(secure))
         parties = {"train": sorted(trainers), "evaluate": epoch.parties}
         asked = Asked(
             epoch, next(iter(orders.values())), {p: (contents[p], parties[p]) for p in purposes if p in contents}

@@ -64,7 +64,7 @@ class Answers:
         return seal_report(self._key, order, self._site.name, wire.encode(content))
 
 
-class Counter:
+class AnswerSocket:
     """The socket at which a site's relays ask; each connection has a thread."""
 
     def __init__(self, answers: Answers, path: Path) -> None:

@@ -18,7 +18,7 @@ import tomli_w
 
 from fedcomposite._version import __version__
 from fedcomposite.federation.engines.engine import check_installed
-from fedcomposite.federation.engines.processes import Program, environment
+from fedcomposite.federation.engines.processes import EngineProcess, environment
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
 from fedcomposite.federation.engines.sockets import place
 from fedcomposite.federation.folders import FederationFolder, SiteFolder, free_port
@@ -72,7 +72,7 @@ def serve(federation: FederationFolder, ready: Callable[[], None], log: Callable
         "--ssl-keyfile", str(keys / "server.key"),
     ]  # fmt: skip
     home = {"FLWR_HOME": str(federation.state / "flower"), "FEDCOMPOSITE_FEDERATION": str(federation.path)}
-    program = Program(command, federation.state / "flower" / "superlink.log", {**QUIET, **home})
+    program = EngineProcess(command, federation.state / "flower" / "superlink.log", {**QUIET, **home})
     program.start()
     try:
         program.wait_for(federation.answers, "Flower's SuperLink", 60.0)
@@ -90,7 +90,7 @@ def join(place: SiteFolder, log: Callable[[str], None]) -> None:
         "--host", "127.0.0.1", "--port", str(free_port()),
     ]  # fmt: skip
     home = {"FLWR_HOME": str(place.state / "flower"), "FEDCOMPOSITE_SITE": str(place.path)}
-    program = Program(command, place.state / "flower.log", {**QUIET, **home})
+    program = EngineProcess(command, place.state / "flower.log", {**QUIET, **home})
     program.start()
     try:
         log(f"connecting to {place.address}; waiting for work")

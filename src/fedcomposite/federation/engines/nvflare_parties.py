@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.nvflare import administration
-from fedcomposite.federation.engines.processes import Program
+from fedcomposite.federation.engines.processes import EngineProcess
 from fedcomposite.federation.folders import FederationFolder, SiteFolder
 
 _FLARE = [sys.executable, "-u", "-m"]
@@ -25,7 +25,7 @@ def serve(federation: FederationFolder, ready: Callable[[], None], log: Callable
         "--set", "secure_train=true", "org=coordinator", "config_folder=config",
     ]  # fmt: skip
     words = federation.state / "flare" / "server.log"
-    program = Program(command, words, {"FEDCOMPOSITE_FEDERATION": str(federation.path)})
+    program = EngineProcess(command, words, {"FEDCOMPOSITE_FEDERATION": str(federation.path)})
     program.start()
 
     def answers() -> bool:
@@ -59,7 +59,7 @@ def join(place: SiteFolder, log: Callable[[str], None]) -> None:
         *_FLARE, "nvflare.private.fed.app.client.client_train", "-m", str(kit), "-s", "fed_client.json",
         "--set", "secure_train=true", f"uid={place.name}", "org=sites", "config_folder=config",
     ]  # fmt: skip
-    program = Program(command, words, {"FEDCOMPOSITE_SITE": str(place.path)})
+    program = EngineProcess(command, words, {"FEDCOMPOSITE_SITE": str(place.path)})
     told = _Told(words, place.address, log)
     program.start()
     try:

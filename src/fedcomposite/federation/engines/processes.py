@@ -24,7 +24,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PATH": path, "MALLOC_ARENA_MAX": "4", **variables}
 
 
-class Program:
+class EngineProcess:
     """A program as a process of its own session, its words in a file of at most some megabytes."""
 
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedcomposite.federation.engines import flower, local_processes, nvflare, nvflare_parties, sockets
-from fedcomposite.federation.engines.answering import Answers, Counter
+from fedcomposite.federation.engines.answering import Answers, AnswerSocket
 from fedcomposite.federation.engines.engine import Engine, EngineError
 from fedcomposite.federation.engines.local import Answering
 from fedcomposite.federation.folders import FederationFolder, SiteFolder
@@ -50,7 +50,7 @@ def unreachable(federation: FederationFolder) -> str:
 def join(place: SiteFolder, site: Answering, log: Say, *, beside: bool = False) -> None:
     """Answer orders at the site's socket until Ctrl-C; the engine's client is started, or is there (``beside``)."""
     answers = Answers(site, place.key, place.coordinator, log)
-    counter = Counter(answers, site_socket(place))
+    counter = AnswerSocket(answers, site_socket(place))
     try:
         if place.engine == "local" or beside:
             log("waiting for work")

@@ -77,7 +77,11 @@ class Assembly:
         old, wanted = self._epoch, (order.config, sorted(sites), policy)
         lasting = old is not None and (old.config, old.parties, "wait") == wanted and not old.recover
         if old is None or not lasting or set(use) & old.used:
-            analysis = None if order.analysis is None else AnalysisOrder(number=order.analysis.number)
+            analysis = (
+                None
+                if order.analysis is None
+                else AnalysisOrder(number=order.analysis.number, plan=order.analysis.plan)
+            )
             plain = Order(job=self._job, site="", config=order.config, round=order.round, analysis=analysis)
             self._epoch = self._begin(plain, sites, policy)
         assert self._epoch is not None

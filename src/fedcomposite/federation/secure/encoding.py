@@ -1,7 +1,8 @@
 """What is summed in a secure federation: a site's round, evaluation or introduction as a vector and some scalars.
 
 Every list of scalars begins with 1 and the site's weight. The sum of the ones is the number of parties, exactly: had
-the masks not cancelled, it would be any number.
+the masks not cancelled, it would be any number. It ends with the share of the range that the site's numbers need: a sum
+that needs more than all of it is thrown away.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.federation.orders import Introduction
-from fedcomposite.federation.secure.masking import WIDE, WIDEST, MaskError, Numbers
+from fedcomposite.federation.secure.masking import WIDE, WIDEST, MaskError, Numbers, needed
 from fedcomposite.federation.wire import Form, Vectors
 from fedcomposite.problems.measures import PARTS, Counts, Measures
 
@@ -54,6 +55,12 @@ def _joined(vectors: list[Tensor], weight: float) -> npt.NDArray[np.float64]:
 
 
 # -- a site's part ----------------------------------------------------------------------------------------------------
+
+
+def with_share(part: Part, width: int) -> Part:
+    """A site's part with the share of the range that it needs."""
+    vector, scalars = part
+    return vector, np.append(np.asarray(scalars, np.float64).reshape(-1), needed(vector, scalars, width))
 
 
 def of_introduction(said: Introduction) -> Part:
@@ -111,7 +118,7 @@ def forms(purpose: str, words: int, scalars: int) -> dict[str, Form]:
     """What they must look like."""
     return {
         f"{purpose}.words": Form((words,), torch.int64),
-        f"{purpose}.wide": Form((8 * width_of(purpose) * scalars,), torch.uint8),
+        f"{purpose}.wide": Form((8 * width_of(purpose) * (scalars + 1),), torch.uint8),
     }
 
 
@@ -131,10 +138,12 @@ def numbers_of(purpose: str, vectors: Vectors) -> Numbers:
 
 def checked(total: Numbers, parties: int) -> list[float]:
     """The scalars of a sum that is open; an error if it is not."""
-    scalars: list[float] = total.scalars().tolist()
+    *scalars, share = total.scalars().tolist()
     if scalars[0] != parties:
         raise MaskError("the masks of a secure sum do not cancel; it is thrown away")
-    return scalars
+    if not 0 <= share <= 1:
+        raise MaskError(f"the numbers of {parties} sites are together beyond the range of a secure sum; change units")
+    return list(scalars)
 
 
 def analysis_of(total: Numbers, parties: int, like: Mapping[str, Form]) -> Vectors:

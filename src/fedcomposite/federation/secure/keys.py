@@ -57,10 +57,16 @@ def signed_words(key: Key, order: Order, secure: Secure) -> tuple[str, ...]:
 def context(order: Order, secure: Secure, bound: str, purpose: str, content: str, parties: list[str]) -> bytes:
     """What a mask belongs to; two sums with different contexts have nothing to do with each other."""
     shape = "" if order.shape is None else order.shape.model_dump_json()
+    begun = order.last if purpose == "train" and alike(secure) else ""
     return frame(
         "sum", order.job, secure.epoch, bound, place(order), purpose, seal(order.config), shape, content,
-        seal(order.recipe), secure.samples, *parties,
+        seal(order.recipe), secure.samples, begun, *parties,
     )  # fmt: skip
+
+
+def alike(secure: Secure) -> bool:
+    """Whether all parties train, in every round, so that each is sent the same and has trained as often."""
+    return not secure.recover and secure.trainers == secure.parties
 
 
 def place(order: Order) -> int:
@@ -153,7 +159,7 @@ class MaskKeys:
     def _check_parties(self, parties: list[str]) -> None:
         if self._name not in parties or len(set(parties)) < len(parties):
             raise RefusalError("the parties of a secure sum are not told apart, or this site is not among them")
-        if len(parties) < self._limits.min_parties:
+        if len(parties) < max(2, self._limits.min_parties):
             raise RefusalError(
                 f"a sum of {len(parties)} parties is below this site's min_parties = {self._limits.min_parties}"
             )
@@ -219,6 +225,7 @@ class MaskKeys:
             raise RefusalError("a second set of parties for the same keys")
         if secure.recover and len(secure.parties) < epoch.threshold:
             raise RefusalError(f"{len(secure.parties)} parties cannot be opened by {epoch.threshold}")
+        _check_place(order, secure)
         if order.train:
             self._check_parties(secure.trainers)
             if secure.trainers != sorted(secure.trainers) or not set(secure.trainers) <= set(secure.parties):
@@ -295,6 +302,19 @@ class MaskKeys:
 _CHANGING = (
     "its secure sums are always over the same parties (changing_cohorts = true in its [limits] would allow others)"
 )
+
+
+def _check_place(order: Order, secure: Secure) -> None:
+    """Refuse numbers of a site that are not those that follow from what all sites are told."""
+    if order.shape is None:
+        return
+    if order.site not in order.shape.sites:
+        raise RefusalError("a secure sum needs the names of all clients in their order")
+    if not (order.train and alike(secure)):
+        return
+    trainers = [site for site in order.shape.sites if site in secure.trainers]
+    if (order.position, order.cohort, order.last) != (trainers.index(order.site), len(trainers), order.round - 1):
+        raise RefusalError("its place, its cohort or its last round are not those that follow from the others'")
 
 
 def _about(order: Order, secure: Secure) -> tuple[str, str, bool]:

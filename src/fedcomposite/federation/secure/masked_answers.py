@@ -10,7 +10,8 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Secure, Shape
 from fedcomposite.federation.secure import encoding
-from fedcomposite.federation.secure.keys import MaskKeys, place, stale
+from fedcomposite.federation.secure.encoding import width_of
+from fedcomposite.federation.secure.keys import MaskKeys, alike, place, stale
 from fedcomposite.federation.secure.masking import Numbers, seal
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
@@ -113,7 +114,7 @@ class Sums:
         return wire.content(answers=told.names, vectors=masked)
 
     def _work(self, order: Order, secure: Secure, weight: float, done: Worked) -> Content:
-        contents = contents_of(done.given, order.train, order.evaluate)
+        contents = contents_of(done.given, order.train, order.evaluate, alike(secure))
         parts = {"train": encoding.of_round(done.report, done.vectors, weight)} if order.train else {}
         if order.evaluate:
             parts["evaluate"] = encoding.of_evaluation(done.report, done.vectors, weight, done.measures)
@@ -124,8 +125,7 @@ class Sums:
         self, order: Order, secure: Secure, parts: Mapping[str, encoding.Part], contents: Mapping[str, str]
     ) -> Vectors:
         """The numbers of some sums under their masks."""
-        who = {k: secure.trainers if k == "train" else secure.parties for k in parts}
-        numbers = {k: Numbers.of(*part, len(who[k]), encoding.width_of(k)) for k, part in parts.items()}
+        numbers = {k: Numbers.of(*encoding.with_share(part, width_of(k)), width_of(k)) for k, part in parts.items()}
         hidden = {k: self._vault.conceal(order, secure, k, contents[k], n) for k, n in numbers.items()}
         return {f"{k}.{name}": t for k, n in hidden.items() for name, t in encoding.tensors(n).items()}
 
@@ -145,13 +145,10 @@ def asked_of(order: Order, secure: Secure, asked: Mapping[str, str], given: Vect
     First all that the site's answer depends on (``asked`` and some numbers), since masks must not be used for two; then
     whose sum of what is told, which is known later where sites may go away.
     """
-    shape = "" if order.shape is None else order.shape.model_dump_json()
-    own = order.client, secure.samples, shape, order.recipe
-    where = {"train": (order.last, order.position, order.cohort), "evaluate": ()}
-    found = {f"content-{k}": seal(v, *own, *where[k]) for k, v in asked.items()}
+    found = {f"content-{k}": seal(v, secure.samples) for k, v in asked.items()}
     if not secure.recover:
         who = {"train": secure.trainers, "evaluate": secure.parties}
-        contents = contents_of(given, order.train, order.evaluate)
+        contents = contents_of(given, order.train, order.evaluate, alike(secure))
         found |= {f"sum-{k}": seal(content, *who[k]) for k, content in contents.items()}
     return found
 
@@ -165,16 +162,19 @@ def taken_down(order: Order, content: str) -> dict[str, str]:
     """What the ledger takes down of an exchange of an analysis; of plain ones only the work is counted."""
     if order.secure is None:
         return {}
-    shape = "" if order.shape is None else order.shape.model_dump_json()
-    own = seal(content, order.client, shape, order.recipe, order.config)
+    own = seal(content, *order.depends().values())
     return {"content-analysis": own, "sum-analysis": seal(content, *order.secure.parties)}
 
 
-def contents_of(sent: Vectors, train: bool, evaluate: bool) -> dict[str, str]:
-    """The digests of what was broadcast, by what it is for; the same at the coordinator and at every site."""
+def contents_of(sent: Vectors, train: bool, evaluate: bool, same: bool) -> dict[str, str]:
+    """The digests of what was broadcast, by what it is for; the same at the coordinator and at every site.
+
+    The start is sent to those who train for the first time; with ``same`` that is everybody or nobody.
+    """
     found = {}
     if train:
-        found["train"] = files.digest({k: v for k, v in sent.items() if k not in ("model", "start")}, {})
+        without = ("model",) if same else ("model", "start")
+        found["train"] = files.digest({k: v for k, v in sent.items() if k not in without}, {})
     if evaluate:
         found["evaluate"] = files.digest({k: sent[k] for k in ("model", "buffers")}, {})
     return found

@@ -1,10 +1,11 @@
 """The mathematics of sums that nobody can open: numbers as integers, keys between pairs, masks. No network, no files.
 
-A number v of a vector becomes the integer round(v 2^40) modulo 2^64. The sum over the parties is exact as long as every
-party stays within 2^22 divided by their number, which each of them checks for itself; the rounding of a mean is at most
-2^-41, about 5e-13. Scalars of a round (losses, counts) are round(v 2^64) modulo 2^128, within 2^62 divided by the
-parties. Numbers of an analysis are round(v 2^128) modulo 2^256, within 2^126 divided by the parties: squares of columns
-in any unit, from 1e-12 to 1e12, have all their digits.
+A number v of a vector becomes the integer round(v 2^40) modulo 2^64. The sum over the parties is exact as long as the
+largest numbers of all parties together stay within 2^22; the rounding of a mean is at most 2^-41, about 5e-13. Scalars
+of a round (losses, counts) are round(v 2^64) modulo 2^128, within 2^62. Numbers of an analysis are round(v 2^128)
+modulo 2^256, within 2^126: squares of columns in any unit, from 1e-12 to 1e12, have all their digits. No party refuses
+a number that is too large, since that would tell something of this party alone: how much of the range it needs is
+summed, too (:func:`needed`), and the sum says whether all others can be used.
 
 Two parties u < v have a seed in common, from their X25519 keys. u adds the stream that it gives, v subtracts it, so the
 sum of all parties is free of masks and every smaller sum is not. A stream belongs to one ``context``: job, round,
@@ -36,11 +37,19 @@ WIDE, WIDEST = 2, 4
 SEED = 32
 """Bytes of a seed."""
 _ONE = np.uint64(1)
+_BEYOND = 2.0**30
 
 
 def reach(width: int) -> float:
     """Largest sum of the absolute values of numbers of so many words."""
     return 2.0 ** (32 * width - 2)
+
+
+def needed(vector: Floats, scalars: npt.ArrayLike, width: int) -> float:
+    """What share of the range of a sum one party's numbers need; beyond all bounds it is told as a large one."""
+    wide = np.asarray(scalars, np.float64).reshape(-1)
+    shares = [float(np.abs(vector).max(initial=0.0)) / REACH, float(np.abs(wide).max(initial=0.0)) / reach(width)]
+    return min(max(shares), _BEYOND)
 
 
 class MaskError(ValueError):
@@ -70,16 +79,16 @@ class Numbers:
     """Integers of several words each, the lowest first, ``(numbers, words)``."""
 
     @classmethod
-    def of(cls, vector: Floats, scalars: npt.ArrayLike, parties: int, width: int = WIDE) -> Numbers:
-        """Numbers as integers, scalars of ``width`` words; one too large for a sum of so many parties is an error."""
-        # The errors do not say which number it was: they leave the site.
-        if vector.size and not float(np.abs(vector).max()) <= REACH / parties:
-            raise MaskError(f"an entry is beyond {REACH / parties:.3g}, the range of a secure sum of {parties} sites")
-        wide, most = np.asarray(scalars, np.float64).reshape(-1), reach(width) / parties
-        if wide.size and not float(np.abs(wide).max()) <= most:
-            raise MaskError(f"a number is beyond {most:.3g}, the range of a secure sum of {parties} sites")
-        words = np.rint(np.ldexp(vector, BITS)).astype(np.int64).view(np.uint64)
-        return cls(words, _integers(wide, width))
+    def of(cls, vector: Floats, scalars: npt.ArrayLike, width: int = WIDE) -> Numbers:
+        """Numbers as integers, scalars of ``width`` words, whatever their size is."""
+        wide = np.asarray(scalars, np.float64).reshape(-1)
+        with np.errstate(over="ignore"):
+            left, finite = np.ldexp(vector, BITS), bool(np.isfinite(np.ldexp(wide, 32 * width)).all())
+        if not (finite and np.isfinite(left).all()):
+            raise MaskError("its numbers left the finite range")
+        left = np.fmod(np.rint(left), 2.0**64)
+        size = np.abs(left).astype(np.uint64)
+        return cls(np.where(left < 0, ~size + _ONE, size), _integers(wide, width))
 
     def vector(self) -> Floats:
         """The words as numbers."""
@@ -101,7 +110,7 @@ class Numbers:
 
 def _integers(values: Floats, width: int) -> Words:
     """Rounded to integers of so many words, half of their bits behind the point; negative ones as two's complements."""
-    left = np.rint(np.ldexp(np.abs(values), 32 * width))
+    left = np.fmod(np.rint(np.ldexp(np.abs(values), 32 * width)), 2.0 ** (64 * width))
     made = np.zeros((len(values), width), np.uint64)
     for j in reversed(range(width)):  # all of this is exact: a float has 53 bits
         part = np.floor(np.ldexp(left, -64 * j))

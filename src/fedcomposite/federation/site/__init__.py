@@ -7,6 +7,10 @@ One function answers whatever arrives: :meth:`fedcomposite.federation.site.site.
 ``analyses``              sums over its samples and counts of its table, for analyses
 ``table_site``            a site whose file is a table that an experiment's recipe prepares; ``table_files`` reads it
 ``policy``                what it agrees to, judged from an order's numbers
+``gate``                  what every path out passes: what a job is bound to, which rows count, which were told of
+``row_sets``              the rows that answers of all jobs tell apart, for each data set
+``learned_steps``         a learned recipe held against the experiment's
+``noise``                 counts and refusals that say nothing exact
 ``minimum_counts``        how many samples are behind, and left out of, what it tells
 ``ledger``                what it was asked for, written down before anything is computed
 ``privacy_account``       what an answer is worth, and what was spent

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, p
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
+from fedcomposite.data.steps import Complete, Step, prepared
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import AnalysisOrder, Order, Question, Shape
@@ -28,24 +30,29 @@ from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import minimum_counts, policy
+from fedcomposite.federation.site.learned_steps import bends
+from fedcomposite.federation.site.noise import histograms, noised
 from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.wire import Content, Form, Vectors
-from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, ranges_of, silos_of
+from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, Sums, ranges_of, silos_of
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site.site import Site
 
-_DRAWN = ("half", "bootstrap")  # rows that a secret of the site's chooses
+_DRAWN = ("fold", "half", "bootstrap")  # parts of the site's samples
 
 
 def asked(analysis: AnalysisOrder) -> str:
     """What an exchange of an analysis is about, in a few words: ``11 newton``."""
-    parts = [q.part if q.part == NEW else q.rows.kind for q in analysis.questions]
+    return wire.clean(", ".join(f"{count} {name}" for name, count in kinds(analysis).items())) or "introduction"
+
+
+def kinds(analysis: AnalysisOrder) -> dict[str, int]:
+    """The kinds of answers that an exchange asks for, ``newton (fold)``, and how many of each."""
+    parts = [q.part if q.part != "train" else q.rows.kind for q in analysis.questions]
     names = [q.name if p == "all" else f"{q.name} ({p})" for p, q in zip(parts, analysis.questions, strict=True)]
-    names += [_name(text) for text in analysis.queries]
-    return (
-        wire.clean(", ".join(f"{count} {name}" for name, count in collections.Counter(names).items())) or "introduction"
-    )
+    return dict(collections.Counter([*names, *(_name(text) for text in analysis.queries)]))
 
 
 def _name(query: str) -> str:
@@ -72,8 +79,39 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
         "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
         "residuals": {"x": x, "edges": Form((question.count,), torch.float64)},
         "rates": {"x": x, "slopes": Form((question.count,), torch.float64)},
+        **_of_times(question, d),
     }[question.name]
     return {f"{place}.{key}": form for key, form in made.items()}
+
+
+def _of_times(question: Question, d: int) -> dict[str, dict[str, Form]]:
+    """The vectors of questions about times to an event."""
+    x, times, edges = (Form((n,), torch.float64) for n in (d, question.times, question.count))
+    working = {"working": Form((d,), torch.bool)} if question.products else {}
+    return {
+        "timetable": {"x": x, "times": times, "edges": edges},
+        "logrank": {"x": x, "edges": edges},
+        "schoenfeld": {"x": x, "times": times, "values": times},
+        "risk_sums": {"x": x, "times": times, **working},
+        "concordance": {"x": x},
+        "horizon": {"x": x, "edges": edges, "groups": Form((question.groups,), torch.float64)},
+    }
+
+
+def _told_of_times(question: Question, d: int, on: int) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The shapes of their answers, for models of d coordinates of which ``on`` are worked on."""
+    T, K = question.times, question.count + 1
+    sums: dict[str, tuple[int, ...]] = {"weight": (3,), "events": (T,), "sizes": (T,)}
+    if question.products:
+        sums |= {"margins": (1,), "features": (d,), "firsts": (T, d), "seconds": (T, on * (on + 1) // 2)}
+    return {
+        "timetable": {"counts": (K, 2 + question.causes, T)},
+        "logrank": {"observed": (K,), "expected": (K,), "covariance": (K, K)},
+        "schoenfeld": {"events": (3,), "total": (d,), "residuals": (d,), "covariances": (2, d, d)},
+        "risk_sums": sums,
+        "concordance": {"pairs": (3,), "counts": (3,)},
+        "horizon": {"scores": (K, 2), "error": (2,), "groups": (question.groups + 1, 4)},
+    }
 
 
 def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: bool = False) -> dict[str, Form]:
@@ -88,6 +126,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: boo
         "scores": {"squares": (2,), **({"ranges": (2, 2, k + 1, 7)} if secure else {"counts": (2, k + 1, 5)})},
         "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
         "rates": {"sums": (k, 4)},
+        **_told_of_times(question, d, on),
     }
     return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
 
@@ -97,7 +136,11 @@ def sheet_of(name: str, silos: Silos, target: str = "target") -> Sheet:
     X = tensors_only(silos.features, "a description").double().flatten(1).numpy()
     names = silos.feature_names or [f"x{j}" for j in range(X.shape[1])]
     columns = {column: np.ascontiguousarray(X[:, j]) for j, column in enumerate(names)}
-    return Sheet(name, {**columns, target: silos.targets.double().numpy()}, len(X))
+    y = silos.targets.double().numpy()
+    told = (
+        {target: y} if y.ndim == 1 else {"time": np.ascontiguousarray(y[:, 0]), target: np.ascontiguousarray(y[:, 1])}
+    )
+    return Sheet(name, {**columns, **told}, len(X))
 
 
 class Desk:
@@ -138,11 +181,10 @@ class Desk:
         for i, question in enumerate(analysis.questions):
             expected |= forms(question, i, d)
         given = wire.unpack(request, expected)
-        requests = [self._request(order, config, q, i, given) for i, q in enumerate(analysis.questions)]
+        requests = [self._request(silo, config, q, i, given) for i, q in enumerate(analysis.questions)]
         content = asked_in(analysis, given)
-        self._site.ledger.admit(  # before anything is looked at: a refusal says something, too
-            order.job, place(order) if order.secure else 0, taken_down(order, content), **cost(requests)
-        )
+        number = place(order) if order.secure else 0  # before anything is looked at: a refusal says something, too
+        self._site.gate.admit(order, number, taken_down(order, content), kinds(analysis), **cost(requests))
         for one in requests if order.secure is not None else []:
             minimum_counts.check_summed(one)
         silo = self._newcomers(order, config, silo, requests)
@@ -150,15 +192,32 @@ class Desk:
             minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
             self._looked_at = silo
         for one in requests:
-            minimum_counts.check_samples(self._site.limits, silo, one)
+            minimum_counts.check_samples(self._site.limits, silo, one, self._site.gate.most)
+        self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
         vectors: Vectors = {}
-        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests)):
+        apart = functools.partial(self._site.gate.apart, self._site.kept)
+        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests, apart)):
+            if requests[i].name == "losses":
+                self._blur(silo, requests[i], sums)
             if order.secure is not None and requests[i].name == "scores":
                 sums["ranges"] = ranges_of(sums.pop("counts"))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
             raise RefusalError("its numbers left the finite range")
         return Told(content, vectors)
+
+    def _blur(self, silo: Silo, request: Request, sums: Sums) -> None:
+        """Put noise on what is counted at models of the asker's choice: wrong predictions, and groups of margins."""
+        gate, models = self._site.gate, request.arrays["models"]
+        if gate.scale <= 0 or not silo.loss.classifier:
+            return
+        draw = gate.draw("losses", models.numpy().tobytes(), repr(request.rows), repr(sorted(request.numbers.items())))
+        share, total = sums["weight"].tolist()
+        if sums["error"].numel() and share > 0:
+            wrong = noised(sums["error"] * (total / share), gate.scale, draw)
+            sums["error"] = (wrong * (share / total)).clamp(max=share)
+        if sums["histogram"].numel():
+            sums["histogram"] = histograms(sums["histogram"], gate.scale, draw)
 
     def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
         key = order.config, shape, order.client, order.job
@@ -187,7 +246,7 @@ class Desk:
         if not asked_for:
             return silo
         site, shape = self._site, order.shape
-        possible = site.newcomers is not None and silo.b.ndim == 1
+        possible = site.newcomers is not None and silo.loss.outputs == 1 and silo.loss.by_sample
         if not possible or any(one.name not in ("scores", "residuals") for one in asked_for):
             raise RefusalError("there is nothing to be scored here")
         assert site.newcomers is not None
@@ -215,19 +274,19 @@ class Desk:
         site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
         return made
 
-    def _request(self, order: Order, config: Config, q: Question, place: int, given: Vectors) -> Request:
+    def _request(self, silo: Silo, config: Config, q: Question, place: int, given: Vectors) -> Request:
         """A question as the function that answers it takes it; draws are nobody else's business."""
         rows = Rows(**q.rows.model_dump())
-        if rows.kind in ("fold", *_DRAWN) and rows.seed != config.seed:
+        if rows.kind in _DRAWN and rows.seed != config.seed:
             raise RefusalError(f"parts by the seed {rows.seed}; the experiment's seed is {config.seed}")
-        if rows.kind in _DRAWN and not self._site.limits.reproducible_batches:
-            secret = self._site.ledger.secret_seed(order.job, config.seed, order.client)
-            rows = dataclasses.replace(rows, seed=secret)
+        rows = self._site.gate.choose(silo, rows, self._site.kept)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
         numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
+        numbers |= {"causes": q.causes, "at": q.at, "hazard": q.hazard}
         return Request(q.name, arrays, numbers, rows, q.part)
 
 
+_PLACE = "\0place"  # a column that no file has
 _EXACT = "analyses, learning a recipe among them, are sums without noise"
 
 
@@ -255,14 +314,27 @@ def answered_queries(
     recipe = Recipe(**(config.recipe or {}))
     rules = Rules(min_count=site.limits.min_count)
     number, taken = (place(order), taken_down(order, asked_in(analysis, {}))) if order.secure else (0, {})
-    site.ledger.admit(order.job, number, taken, evaluations=len(analysis.queries))
+    site.gate.admit(order, number, taken, kinds(analysis), evaluations=len(analysis.queries))
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
         for query in asked_for:
-            minimum_counts.check_steps(site.limits, sheet, query, recipe)
+            minimum_counts.check_query(query, recipe)
+            site.gate.rows.bend(bends(query.steps), sheet.rows)
+            if (left := kept_rows(sheet, query.steps)) is not None:
+                site.gate.let_out(np.ones(len(left.places)), left)
         return [(query, tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None
+
+
+def kept_rows(sheet: Sheet, steps: Sequence[Step]) -> KeptRows | None:
+    """Places of the rows that steps leave in a table; None if they leave all."""
+    last = max((i for i, step in enumerate(steps) if isinstance(step, Complete)), default=-1)
+    if last < 0:
+        return None
+    numbered = sheet.having({**sheet.columns, _PLACE: np.arange(sheet.rows, dtype=np.float64)})
+    left = prepared(numbered, steps[: last + 1])[_PLACE].astype(np.int64)
+    return None if len(left) == sheet.rows else KeptRows(left, sheet.rows)
 
 
 def divided(analysis: AnalysisOrder, answers: Sequence[tuple[Query, Answer]]) -> Told:
@@ -280,6 +352,13 @@ def divided(analysis: AnalysisOrder, answers: Sequence[tuple[Query, Answer]]) ->
     return Told(asked_in(analysis, {}), sums, names)
 
 
+def _products(request: Request) -> int:
+    """Gradients that sums of products at the times of a grid are worth."""
+    if "working" not in request.arrays:
+        return 0
+    return len(request.arrays["times"]) * (1 + int(request.arrays["working"].sum()))
+
+
 def cost(requests: list[Request]) -> dict[str, int]:
     """What an exchange is in the ledger: a Hessian on k coordinates tells as much as k gradients."""
     gradients = evaluations = 0
@@ -288,6 +367,8 @@ def cost(requests: list[Request]) -> dict[str, int]:
             gradients += 1 + int(one.arrays["working"].sum())
         elif one.name == "information":
             gradients += 1 + 2 * len(one.arrays["x"])
+        elif one.name in ("schoenfeld", "risk_sums"):  # a covariance each, at every time
+            gradients += 1 + (2 * len(one.arrays["x"]) if one.name == "schoenfeld" else _products(one))
         else:
             slopes = len(one.arrays.get("slopes", ()))  # ten of them tell less than the bins of one model
             evaluations += len(one.arrays["models"]) if one.name == "losses" else max(1, -(-slopes // 10))

@@ -48,17 +48,23 @@ class Audit:
             coordinator,
         )
         self._last: tuple[int, str] | None = None
+        self._seen: tuple[int, int] | None = None  # the file as this process left it
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(self, request: Content, answer: Content, epsilon: float | None = None) -> None:
-        """Take down an order, what it was answered, and what all noised answers have cost if this was one."""
-        entry: dict[str, Any] = {"asked by": self._coordinator, **_asked(request)}
+    def note(self, request: Content, answer: Content, epsilon: float | None = None, ledger: int = 0) -> None:
+        """Take down an order, what it was answered, and what all noised answers have cost if this was one.
+
+        ``ledger`` is the number of the ledger after it.
+        """
+        entry: dict[str, Any] = {"asked by": self._coordinator, **_asked(request), "question": wire.digest(request)}
         kind = wire.kind(answer)
         if kind == "refusal":
             entry["refused"] = wire.text(answer, "refusal")
         if epsilon is not None:
             entry["epsilon"] = epsilon
+        if ledger:
+            entry["ledger"] = ledger
         self.append({**entry, "sent": {"kind": kind, "bytes": wire.weight(answer), "sha256": wire.digest(answer)}})
 
     def append(self, entry: dict[str, Any]) -> None:
@@ -76,6 +82,7 @@ class Audit:
                     file.write(json.dumps(line).encode() + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
+                    self._seen = _extent(file.fileno())
                 self._last = count + 1, _digest(line)
                 self._seal(*self._last)
         except OSError as error:
@@ -90,11 +97,36 @@ class Audit:
             os.replace(self.path, self.path.with_name(f"audit-{count:012d}.jsonl"))
 
     def _end(self) -> tuple[int, str]:
-        """Number and digest of the last line; the log is verified unless this process wrote it."""
-        if self._last is None or self._last != self._sealed(self._key.public_key()):
-            found = self.verify()
-            return len(found), (_digest(found[-1]) if found else START)
-        return self._last
+        """Number and digest of the last line; the log is verified unless this process wrote it.
+
+        A file that is not the one that it left, or that was taken back to an earlier day, is found.
+        """
+        unchanged = self.path.exists() and _extent(self.path) == self._seen
+        if self._last is not None and unchanged and self._last == self._sealed(self._key.public_key()):
+            return self._last
+        found = self.verify()
+        if self._last is not None:
+            count, digest = self._last
+            if len(found) < count or (count and _digest(found[count - 1]) != digest):
+                raise AuditError(f"{self.path}: was taken back to before line {count}, which this process has written")
+        return len(found), (_digest(found[-1]) if found else START)
+
+    def ledger(self) -> int:
+        """The number that the ledger had at the last answer that is in the log."""
+        return max((int(line.get("ledger", 0)) for line in self.verify()), default=0)
+
+    def head(self) -> str:
+        """The number and the digest of the last line, to be kept where nobody can change it."""
+        found = self.verify()
+        return f"{len(found)} {_digest(found[-1]) if found else START}"
+
+    def holds(self, head: str) -> bool:
+        """Whether a head that was kept elsewhere is one of this log's."""
+        found = self.verify()
+        number, _, digest = head.strip().partition(" ")
+        if not number.isdigit() or int(number) > len(found):
+            return False
+        return digest == (_digest(found[int(number) - 1]) if int(number) else START)
 
     def _seal(self, count: int, digest: str) -> None:
         signature = signing.sign(self._key, "audit head", str(count), digest)
@@ -159,6 +191,12 @@ class Audit:
         if not good:
             raise AuditError(f"{self._head}: was changed, or not written by this site")
         return count, digest
+
+
+def _extent(file: Path | int) -> tuple[int, int]:
+    """Which file it is, and how long."""
+    found = os.stat(file)
+    return found.st_ino, found.st_size
 
 
 def _digest(line: dict[str, Any]) -> str:

@@ -9,21 +9,22 @@ from torch import Tensor
 
 from fedcomposite.algorithms.base import Gradient
 from fedcomposite.federation.site.ledger import Ledger
-from fedcomposite.federation.site.policy import RefusalError, affine
+from fedcomposite.federation.site.policy import Limits, RefusalError, affine
 from fedcomposite.problems import Smooth
 from fedcomposite.problems.linear import Linear
 
 
-def margins_within(smooth: Smooth, x: Tensor, most: float) -> None:
+def margins_within(smooth: Smooth, limits: Limits, most: Callable[[Tensor], float], x: Tensor) -> None:
     """Refuse a model at which samples have such large margins that a gradient tells single ones apart.
 
-    Only a quadratic loss has none of it: its gradients are linear in x.
+    Only a quadratic loss has none of it: its gradients are linear in x. ``most(x)`` is a bit more than ``max_margin``.
     """
-    if not isinstance(smooth, Linear) or affine(smooth.loss) or math.isinf(most):
+    if not isinstance(smooth, Linear) or affine(smooth.loss) or math.isinf(limits.max_margin):
         return
-    if not float(smooth.pooled_margins(x).abs().max()) <= most:
+    if not float(smooth.pooled_margins(x).abs().max()) <= most(x):
         raise RefusalError(
-            f"samples have margins beyond this site's max_margin = {most:g}: the steps are probably too large"
+            f"samples have margins beyond this site's max_margin = {limits.max_margin:g}: "
+            "the steps are probably too large"
         )
 
 

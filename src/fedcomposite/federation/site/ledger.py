@@ -2,6 +2,9 @@
 
 For every job: the digest of the data it began with, the gradients and evaluations so far, and the models of its latest
 rounds; for every day: gradients, evaluations and new jobs. Beside it lies the site's secret, which nobody else knows.
+
+It is numbered: each writing has the next number, which the audit log takes down with every answer, and a process knows
+the last one it saw. So a ledger that was removed, or taken back to an earlier day, is found.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -37,23 +40,37 @@ class Ledger:
     def __init__(self, folder: Path, limits: Limits, data: str, day: Callable[[], date] = today) -> None:
         self._folder, self._limits, self._data, self._day = folder, limits, data, day
         self._path = folder / "ledger.json"
+        self.number = 0
+        """The least number that the file can have: the last that was seen."""
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> dict[str, Any]:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"day": str(found["day"]), "today": dict(found["today"]), "jobs": dict(found["jobs"])} | {
-                "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])]
+            book: dict[str, Any] = {
+                "day": str(found["day"]),
+                "today": dict(found["today"]),
+                "jobs": dict(found["jobs"]),
+            } | {
+                "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])],
+                "number": int(found.get("number", 0)),
+                "files": dict(found.get("files", {})),
             }
         except FileNotFoundError:
-            return {"day": "", "today": {}, "jobs": {}, "privacy": []}
+            book = {"day": "", "today": {}, "jobs": {}, "privacy": [], "number": 0, "files": {}}
         except (ValueError, KeyError, TypeError, OSError):
             raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
+        if book["number"] < self.number:
+            raise RefusalError("its ledger was removed, or turned back; the site's people have to look at it")
+        self.number = book["number"]
+        return book
 
     def _write(self, book: dict[str, Any]) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        book["number"] += 1
         write_atomic(self._path, json.dumps(book).encode())
+        self.number = book["number"]
 
     def _open(self) -> dict[str, Any]:
         """The book of today."""
@@ -67,8 +84,17 @@ class Ledger:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def admit(self, job: str, round: int, asked: dict[str, str], **work: int) -> None:
+    def admit(
+        self,
+        job: str,
+        round: int,
+        asked: dict[str, str],
+        kinds: Mapping[str, tuple[int, int | None]] | None = None,
+        **work: int,
+    ) -> None:
         """Take an order down: the digests of the models it is about, by what is done with them, and its work.
+
+        ``kinds`` are the kinds of answers that it asks for: how many, and how many the whole job may have.
 
         Each round of a job has its models, and rounds do not go back. So an order that was lost may come again, and one
         that goes through many models may not.
@@ -88,6 +114,11 @@ class Ledger:
                 what = "question" if unit == "exchange" else "model"
                 raise RefusalError(f"another {what} in {unit} {round + 1}: {why}")
             seen.append(digest)
+        answers = entry.setdefault("answers", {})
+        for kind, (count, allowed) in (kinds or {}).items():
+            answers[kind] = answers.get(kind, 0) + count
+            if allowed is not None and answers[kind] > allowed:
+                raise RefusalError(f"job {job} said that it would ask for {allowed} {kind!r}, and asks for more")
         entry |= {"round": max(round, entry["round"]), "used": book["day"]}
         entry["seen"] = {k: v for k, v in entry["seen"].items() if int(k.split()[1]) >= entry["round"] - 1}
         self._spend(book, job, work)
@@ -115,6 +146,31 @@ class Ledger:
         book["jobs"][job]["used"] = book["day"]
         self._write(book)
 
+    def bind(self, job: str, what: Mapping[str, str]) -> None:
+        """Take down what a job is about, by digests; one that was taken down before is refused if it differs."""
+        book = self._open()
+        bound = self._entry(book, job).setdefault("bound", {})
+        if other := [name for name, digest in what.items() if bound.get(name, digest) != digest]:
+            raise RefusalError(f"job {job}: its {other[0]} is not the one it began with; start the job anew")
+        if what.items() <= bound.items():
+            return
+        bound |= what
+        book["jobs"][job]["used"] = book["day"]
+        self._write(book)
+
+    def grant(self, job: str, rule: str, jobs: int, evaluations: int) -> None:
+        """Let a job be one of those that a rule allows: so many in a day, each with so many evaluations."""
+        book = self._open()
+        entry = self._entry(book, job)
+        if entry.get("rule") == [rule, evaluations]:
+            return
+        begun = book["today"].setdefault("rules", {})
+        if begun.get(rule, 0) >= jobs:
+            raise RefusalError(f"over max_jobs = {jobs} of a class of approved experiments in a day")
+        begun[rule] = begun.get(rule, 0) + 1
+        entry |= {"rule": [rule, evaluations], "used": book["day"]}
+        self._write(book)
+
     def spend(self, job: str, **work: int) -> None:
         """Count work before it is done."""
         book = self._open()
@@ -134,6 +190,8 @@ class Ledger:
             for place, span in ((book["jobs"][job], "job"), (book["today"], "day")):
                 name = f"{kind}_per_{span}"
                 self._count(place, kind, count, getattr(self._limits, name), f"this site's {name}")
+        if "rule" in (entry := book["jobs"][job]) and entry["evaluations"] > entry["rule"][1]:
+            raise RefusalError(f"over max_evaluations = {entry['rule'][1]} of its class of approved experiments")
 
     @staticmethod
     def _count(place: dict[str, Any], kind: str, count: int, most: int, what: str) -> None:
@@ -182,6 +240,23 @@ class Ledger:
 
     def _cost(self, past: list[list[float]]) -> float:
         return compose({Query(n, r): int(c) for n, r, c in past}, self._limits.delta)
+
+    # -- other books -------------------------------------------------------------------------------------------------
+
+    def vouch(self, name: str, content: bytes) -> None:
+        """Take down what a file beside the ledger holds, before it is written."""
+        book = self._read()
+        known = book["files"].get(name, [])
+        book["files"][name] = [*known[-1:], hashlib.sha256(content).hexdigest()]
+        self._write(book)
+
+    def check(self, name: str, content: bytes | None) -> None:
+        """Refuse to go on with a file that is not the one that was written; a crash may have left the one before."""
+        known = self._read()["files"].get(name)
+        first = known is not None and len(known) == 1 and content is None
+        if known is None or first or (content is not None and hashlib.sha256(content).hexdigest() in known):
+            return
+        raise RefusalError(f"its {name} was removed, changed or turned back; the site's people have to look at it")
 
     # -- the secret ---------------------------------------------------------------------------------------------------
 

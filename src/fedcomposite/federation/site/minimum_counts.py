@@ -7,36 +7,48 @@ few: a row of its Hessian is then those few rows. These are refused. Bins of few
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcomposite.data import Recipe
-from fedcomposite.data.queries import Below, Query, enough
-from fedcomposite.data.sheets import Sheet
-from fedcomposite.data.steps import Complete, Local, Log, Step, prepared
-from fedcomposite.federation.site import policy
+from fedcomposite.data import Recipe, Silos
+from fedcomposite.data.queries import Below, Outside, Query, enough
+from fedcomposite.data.sparse import SparseRows
+from fedcomposite.federation.site import event_times, policy
+from fedcomposite.federation.site.learned_steps import check_steps
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger
 _PER_GROUP = 1e-5  # what one more group is worth, in pairs; all of them are worth less than one pair
 _MEASURES = ("scores", "residuals", "rates")
-_ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
+_SHIFTED = ("spline", "interact", "standardize")
+_CODED = {"one_hot", "log", *_SHIFTED}
+
+
+Ints = npt.NDArray[np.int64]
+Apart = Callable[[str, Ints, Ints, list[int]], list[bool]]
+"""Of a part, the bins of its samples, their classes and the last bins of groups: which ends may be told."""
+
+
+def _all_apart(part: str, places: Ints, classes: Ints, ends: list[int]) -> list[bool]:
+    return [True] * len(ends)
 
 
 def width(silo: Silo) -> int:
     """Coordinates of a model."""
-    return silo.X.shape[1] * (1 if silo.b.ndim == 1 else silo.b.shape[1])
+    return silo.X.shape[1] * silo.loss.outputs
 
 
-def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
+def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[Tensor], float]) -> None:
     """Refuse sums over few samples, over all but a few, and at models that single samples out."""
     own = silo.of_part(request.part)
     inside = own.weights(request.rows) > 0
@@ -48,6 +60,10 @@ def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
             raise RefusalError(f"{number} samples are {what} a sum, {least}{remedy}")
     if request.part != "train":
         check_classes(limits, own, request.part)
+    if isinstance(silo.loss, Cox):
+        event_times.check(limits, own, request)
+    elif request.name in event_times.QUESTIONS:
+        raise RefusalError("a question about times to an event, and the experiment is about something else")
     if request.name in ("newton", "information") and request.rows.kind == "fold" and request.rows.held:
         _check_columns(limits, own.X[inside], " of a fold")  # models are fitted to the others
     if request.name == "losses" and request.numbers.get("errors"):
@@ -58,7 +74,7 @@ def check_samples(limits: Limits, silo: Silo, request: Request) -> None:
     if policy.affine(silo.loss):
         return
     for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, width(silo)):
-        if len(own.X) and not float(own.margins(x).abs().max()) <= limits.max_margin:
+        if len(own.X) and not float(own.margins(x).abs().max()) <= most(x):
             raise RefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
 
 
@@ -100,14 +116,29 @@ def check_columns(limits: Limits, silo: Silo, names: Sequence[str]) -> None:
     """Refuse samples of which a few alone differ from the others in a column, or in a target that is no class."""
     inside = silo.importance > 0
     _check_columns(limits, silo.X[inside], "", names)
-    if not silo.loss.classifier and not enough(silo.b[inside].numpy(), limits.min_class):
+    if silo.loss.by_sample and not silo.loss.classifier and not enough(silo.b[inside].numpy(), limits.min_class):
         raise RefusalError(f"fewer than min_class = {limits.min_class} targets differ from the commonest one")
+
+
+def check_features(limits: Limits, silos: Silos, names: Sequence[str]) -> None:
+    """The same for the rounds of a method: a gradient and a Hessian have a coordinate for each column."""
+    features = silos.features
+    if isinstance(features, SparseRows):
+        others = np.bincount(features.indices, minlength=features.width)
+        _refuse_rare(limits, np.flatnonzero((others > 0) & (others < limits.min_count)), "", names)
+    elif isinstance(features, Tensor) and features.ndim == 2:
+        _check_columns(limits, features, "", names)
 
 
 def _check_columns(limits: Limits, X: Tensor, where: str, names: Sequence[str] = ()) -> None:
     columns = X.double().numpy()
-    rare = [j for j in range(columns.shape[1]) if not enough(columns[:, j], limits.min_count)]
-    if rare:
+    _refuse_rare(
+        limits, [j for j in range(columns.shape[1]) if not enough(columns[:, j], limits.min_count)], where, names
+    )
+
+
+def _refuse_rare(limits: Limits, rare: Sequence[int] | Ints, where: str, names: Sequence[str]) -> None:
+    if len(rare):
         told = ", ".join(names[j] for j in rare[:5] if j < len(names))
         raise RefusalError(
             f"fewer than min_count = {limits.min_count} samples{where} differ from the others in {told or 'a column'}; "
@@ -131,7 +162,7 @@ def check_own(limits: Limits, few: Sequence[str]) -> None:
 def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
     """Refuse errors where the metric is not allowed, and small counts of wrong predictions, or of right ones."""
     policy.listed("accuracy" if own.loss.classifier else "mae", limits.metrics, "metrics")
-    if not own.loss.classifier:
+    if not own.loss.classifier or not limits.exact_counts:
         return
     sums = answer(own.counted(request.rows), Request("losses", request.arrays, request.numbers, ALL))
     share, total = sums["weight"].tolist()
@@ -143,23 +174,26 @@ def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
             )
 
 
-def told(limits: Limits, silo: Silo, requests: Sequence[Request]) -> list[Sums]:
+def told(limits: Limits, silo: Silo, requests: Sequence[Request], apart: Apart = _all_apart) -> list[Sums]:
     """The answers, with bins of fewer than ``min_count`` samples joined with their neighbours, whatever these weigh.
 
     Measures on different folds are told as one, in the place of the first: each sample by the model of its fold, in
     bins that need not be as coarse as a fold is small. Residuals and rates are zeros where the metric "r2" is not
-    allowed, absolute errors without "mae", and rates at slopes that take a margin beyond ``max_margin``.
+    allowed, absolute errors without "mae", and rates at slopes that take a margin beyond ``max_margin``. ``apart`` says
+    which of some sets of samples, those below the ends of groups, may be told beside what was told before.
     """
-    made = [dict(answer(silo, one)) for one in requests]
+    made = [dict(answer(event_times.coarse(limits, silo, one), one)) for one in requests]
     for places in _together(requests):
         asked, answers = [requests[i] for i in places], [made[i] for i in places]
         match asked[0].name:
             case "scores":
-                _tell_scores(limits, silo, asked, answers)
+                _tell_scores(limits, silo, asked, answers, apart)
             case "residuals":
-                _tell_residuals(limits, silo, asked, answers)
+                _tell_residuals(limits, silo, asked, answers, apart)
             case "rates":
                 _tell_rates(limits, silo, asked, answers)
+            case "horizon":
+                event_times.tell_horizon(limits, silo, asked[0], answers[0], joined)
             case "losses" if answers[0]["histogram"].numel():
                 plain = _counted(silo, asked[0])["histogram"]
                 answers[0]["histogram"] = _histograms(answers[0]["histogram"], plain, limits.min_count)
@@ -180,15 +214,32 @@ def _numbers(silo: Silo, asked: Sequence[Request]) -> Tensor:
     return torch.stack([_counted(silo, one)["counts"][..., 0] for one in asked]).sum(0)
 
 
-def _tell_scores(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+def _places(silo: Silo, asked: Sequence[Request]) -> Ints:
+    """The bin of each sample at the model of its part; -1 for those that are in none."""
+    own = silo.of_part(asked[0].part)
+    made = np.full(len(own.X), -1)
+    for one in asked:
+        inside = (own.weights(one.rows) > 0).numpy()
+        at = torch.bucketize(own.margins(one.arrays["x"]), one.arrays["edges"], right=True).numpy()
+        made[inside] = at[inside]
+    return made
+
+
+def _tell_scores(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums], apart: Apart) -> None:
     sums, numbers = _first_of_all(answers, "counts"), _numbers(silo, asked)
-    answers[0]["counts"] = joined(sums, limits.min_count, numbers, HIGHEST)
+    own = silo.of_part(asked[0].part)
+    told_as_one = partial(apart, asked[0].part, _places(silo, asked), own.labels(own.b).numpy())
+    answers[0]["counts"] = joined(sums, limits.min_count, numbers, HIGHEST, told_as_one)
     _first_of_all(answers, "squares")[numbers.sum(1) < limits.min_count] = 0.0
 
 
-def _tell_residuals(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+def _tell_residuals(
+    limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums], apart: Apart
+) -> None:
     first, sums = _first_of_all(answers, "sums"), _first_of_all(answers, "counts")
-    answers[0]["counts"] = joined(sums, limits.min_count, _numbers(silo, asked))
+    places = _places(silo, asked)
+    told_as_one = partial(apart, asked[0].part, places, np.zeros(len(places), np.int64))
+    answers[0]["counts"] = joined(sums, limits.min_count, _numbers(silo, asked), None, told_as_one)
     if not policy.allows("mae", limits.metrics):
         first[RESIDUALS.index("absolute")], first[RESIDUALS.index("kept")] = 0.0, first[RESIDUALS.index("weight")]
     if not policy.allows("r2", limits.metrics):
@@ -241,7 +292,13 @@ def _histograms(sums: Tensor, counts: Tensor, least: int) -> Tensor:
     return torch.stack(each)
 
 
-def joined(sums: Tensor, least: int, counts: Tensor, highest: int | None = None) -> Tensor:
+def joined(
+    sums: Tensor,
+    least: int,
+    counts: Tensor,
+    highest: int | None = None,
+    apart: Callable[[list[int]], list[bool]] = lambda ends: [True] * len(ends),
+) -> Tensor:
     """Sums in bins ``(classes, bins, sums)``, neighbours joined until each class has none or ``least`` samples in one.
 
     The classes are joined alike. ``counts`` are the numbers of samples ``(classes, bins)``. A class below ``least`` in
@@ -249,11 +306,18 @@ def joined(sums: Tensor, least: int, counts: Tensor, highest: int | None = None)
     range, and its sum number ``highest`` at the highest one: so everyone knows between which bins its samples are, and
     bounds of ranks follow from the sums of several sites. The range says nothing about single samples: it
     reaches to the bins that stand for themselves, between two groups to the middle of the gap between their samples,
-    and beyond the least and the largest sample to the first and the last bin.
+    and beyond the least and the largest sample to the first and the last bin. ``apart`` is told the last bins of the
+    groups but the last one, and says where two neighbours must be told as one because of earlier answers.
     """
     large = counts.sum(1) >= least
     made, kept = torch.zeros_like(sums), counts[large]
     groups = _groups(kept, least)
+    if least > 1 and len(groups) > 1:
+        divided = apart([group[-1] for group in groups[:-1]])
+        merged = [groups[0]]
+        for group, alone in zip(groups[1:], divided, strict=True):
+            merged = [*merged, group] if alone else [*merged[:-1], merged[-1] + group]
+        groups = merged
     for group, (low, high) in zip(groups, _ranges(groups, sums.shape[1]), strict=True):
         total = sums[large][:, group].sum(1)
         made[large, low] = total
@@ -306,27 +370,17 @@ def _groups(counts: Tensor, least: int) -> list[list[int]]:
     return groups[::-1]
 
 
-def check_steps(limits: Limits, sheet: Sheet, query: Query, recipe: Recipe) -> None:
+def check_query(query: Query, recipe: Recipe) -> None:
     """Refuse steps of a query that no recipe asks for: by their choice counts of single values could be had.
 
-    A site marks values as missing and changes units by itself; logarithms fail below a value, so that they are the
-    experiment's; a step that comes twice would make powers; rows that are left out are none or many; quantiles are of
-    columns as they are, since a shift would move the fixed edges, behind which the largest value hides.
+    Quantiles are of columns as they are, since a shift would move the fixed edges, behind which the largest value
+    hides; whether there are other levels is asked of the recipe's categories, before these are coded.
     """
-    steps: Sequence[Step] = query.steps
-    kinds = [str(getattr(step, "kind", "")) for step in steps]
-    if isinstance(query, Below) and not set(kinds).isdisjoint(_ORDER[-3:]):
+    kinds = [str(getattr(step, "kind", "")) for step in query.steps]
+    if isinstance(query, Below) and not set(kinds).isdisjoint(_SHIFTED):
         raise RefusalError("a histogram is of columns before they are shifted, scaled or multiplied")
-    if any(isinstance(step, Local) for step in steps) or kinds != sorted(set(kinds), key=_ORDER.index):
-        raise RefusalError("the steps of a query are not those of a recipe")
-    for i, step in enumerate(steps):
-        if isinstance(step, Log) and not step.offsets.items() <= recipe.log_offsets.items():
-            raise RefusalError("the logarithms of a query are not those of the experiment's recipe")
-        if isinstance(step, Complete):
-            before = prepared(sheet, steps[:i])
-            left = before.rows - step.apply(before).rows
-            if 0 < left < limits.min_count:
-                raise RefusalError(
-                    f"fewer than min_count = {limits.min_count} rows have no value in {step.columns[0]!r}; "
-                    "the site's people may take them out of the file"
-                )
+    check_steps(recipe, query.steps)
+    if isinstance(query, Outside) and not (
+        query.known.keys() <= recipe.one_hot_columns.keys() and not set(kinds) & _CODED
+    ):
+        raise RefusalError("whether there are other levels is told of the recipe's categories, before they are coded")

@@ -19,7 +19,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.shape import blank
 from fedcomposite.privacy import SampleLevel
-from fedcomposite.problems.losses import LOSSES, LeastSquares, Loss, Multinomial, get_loss
+from fedcomposite.problems.losses import LOSSES, Cox, LeastSquares, Loss, Multinomial, get_loss
 from fedcomposite.problems.metrics import METRICS
 from fedcomposite.registry import fold
 
@@ -46,7 +46,7 @@ class Limits(BaseModel):
     """Gradients in one round."""
     methods: list[str] = []
     """Allowed methods; empty allows all."""
-    losses: list[str] = ["least_squares", "logistic", "multinomial"]
+    losses: list[str] = ["least_squares", "logistic", "multinomial", "cox"]
     """Allowed losses of linear models; empty allows all. The others single samples out more easily."""
     metrics: list[str] = ["accuracy", "balanced_accuracy", "f1", "log_loss", "brier", "r2"]
     """Allowed metrics; empty allows all. The others are histograms of single samples, or as good as that."""
@@ -63,6 +63,10 @@ class Limits(BaseModel):
     """Fewest samples of a class that occurs here."""
     min_count: int = Field(default=5, ge=1)
     """Fewest rows behind a count: of a description, a recipe, a bin of scores."""
+    min_events: int = Field(default=10, ge=1)
+    """Fewest events behind a sum over times to an event; fewest of a part that is left out: ``min_class``."""
+    min_at_risk: int = Field(default=5, ge=1)
+    """Fewest samples at risk at an event that counts: what an experiment's ``least_at_risk`` must be at least."""
     min_batch: int = Field(default=10, ge=1)
     """Smallest minibatch: a gradient is a mean over at least so many samples."""
     min_evaluation: int = Field(default=10, ge=1)
@@ -70,9 +74,18 @@ class Limits(BaseModel):
     parameter_share: float = Field(default=1 / 3, gt=0)
     """Most parameters of a linear model, per sample (as in DataSHIELD)."""
     max_margin: float = Field(default=10.0, gt=0)
-    """Largest a'x of a sample at which a gradient is given, where the loss is not quadratic."""
+    """Largest a'x of a sample at which a gradient is given, where the loss is not quadratic; a random bit more."""
+    exact_counts: bool = False
+    """Whether counts at a model, and the largest margin, are exact; otherwise they have noise by a secret."""
     reproducible_batches: bool = False
-    """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows."""
+    """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows.
+
+    Otherwise those of linear models are of whole blocks of ``min_count`` rows or more, which a secret makes.
+    """
+    reproducible_parts: bool = False
+    """The same for folds, halves and bootstrap weights, which otherwise are of blocks that a secret makes."""
+    foreign_reading: bool = False
+    """Whether an experiment may say how this site's file is written, and what its columns are called and mean."""
     epsilon: float | None = Field(default=None, gt=0)
     """Privacy budget of this site's samples, over all jobs there will ever be; experiments then need ``[privacy]``."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -93,8 +106,8 @@ class Limits(BaseModel):
     # -- with whom
     secure: Literal["allowed", "required"] = "allowed"
     """Whether this site takes part in secure sums only."""
-    min_parties: int = Field(default=3, ge=2)
-    """Fewest sites in a secure sum."""
+    min_parties: int = Field(default=3, ge=1)
+    """Fewest sites of an experiment, of a round, and of a secure sum: of two, each can tell the other's numbers."""
     honest_parties: int | None = Field(default=None, ge=1)
     """How many sites of a secure sum, this one included, are assumed to keep their shares of the noise to themselves.
 
@@ -135,6 +148,7 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
         listed(METRICS.canonical(metric), limits.metrics, "metrics")
     if config.model is None:
         listed(LOSSES.canonical(config.problem.loss or "logistic"), limits.losses, "losses")
+        at_risk(limits, _loss(config))
     elif not limits.networks:
         raise RefusalError("this site allows linear models only (networks = true in its [limits] would allow others)")
     else:
@@ -145,8 +159,33 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
     if (shape := order.shape) is not None:
         if shape.clients > limits.max_clients:
             raise RefusalError(f"{shape.clients} clients are over this site's max_clients = {limits.max_clients}")
+        if (
+            shape.sites
+            and order.tells
+            and (
+                len(shape.sites) != shape.clients
+                or len(set(shape.sites)) != shape.clients
+                or shape.sites[order.client : order.client + 1] != [order.site]
+            )
+        ):
+            raise RefusalError("the names of the clients, their number and this client's do not fit together")
+        fewest = min(shape.clients, order.cohort) if order.train else shape.clients
+        if order.tells and fewest < limits.min_parties:
+            raise RefusalError(
+                f"{fewest} sites are below this site's min_parties = {limits.min_parties}: the others could tell its "
+                "numbers from the mean"
+            )
         if not (order.client < shape.clients and order.position < order.cohort <= shape.clients):
             raise RefusalError("the numbers of this client, its place and its cohort do not fit together")
+
+
+def at_risk(limits: Limits, loss: Loss) -> None:
+    """Refuse times to an event where an event with few others at risk would count."""
+    if isinstance(loss, Cox) and loss.least_at_risk < limits.min_at_risk:
+        raise RefusalError(
+            f"events with fewer than min_at_risk = {limits.min_at_risk} samples at risk would count; put least_at_risk "
+            f"= {limits.min_at_risk} under [problem.loss_options] in the experiment"
+        )
 
 
 def check_plain(limits: Limits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,19 +28,22 @@ from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.secure.masked_answers import Sums, Told, Worked, asked_of
 from fedcomposite.federation.secure.masking import MaskError
 from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
-from fedcomposite.federation.site import policy
+from fedcomposite.federation.site import minimum_counts, policy
 from fedcomposite.federation.site.analyses import Desk, check_allowed, check_prepared
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.budgeted_gradients import BudgetedGradients, margins_within
 from fedcomposite.federation.site.client_states import LostStateError, StateStore
+from fedcomposite.federation.site.gate import Gate
 from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.noise import metric_counts, rounded
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
+from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.site.table_files import Newcomers
 from fedcomposite.federation.wire import Content, Vectors, WireError
 from fedcomposite.privacy import Query, SampleLevel, System
-from fedcomposite.problems import Batches, Counter, Problem, private
+from fedcomposite.problems import Counter, Problem, private
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss
 from fedcomposite.regularizers.base import StepError
@@ -64,6 +69,16 @@ class _Job:
     privacy: SampleLevel | None
     query: Query | None  # as the accountant sees an answer
     threads: int | None  # that fit a local step
+
+
+def reconcile(ledger: Ledger, audit: Audit | None) -> None:
+    """Have a ledger refuse to be older than what the audit log has seen of it.
+
+    With a log that cannot be read nothing is answered anyway.
+    """
+    if audit is not None:
+        with contextlib.suppress(AuditError):
+            ledger.number = audit.ledger()
 
 
 class Site:
@@ -100,13 +115,26 @@ class Site:
                 least = self.limits.min_evaluation
                 raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
         self._approvals, self._audit, self.newcomers = approvals, audit, newcomers
+        self.kept: KeptRows | None = None
+        """Places of the samples in the data set, where they are not all of it."""
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())
+        reconcile(self.ledger, audit)
+        self.gate = Gate(self.ledger, self.limits, store.folder, self._digest())
         self._account = PrivacyAccount(self.ledger, self.limits)
-        self._sums = Sums(vault or MaskKeys(name, self.limits), self.ledger, self.limits, self.sizes["train"])
+        self._sums = Sums(vault or MaskKeys(name, self.limits), self.ledger, self.limits, self.samples)
         self._desk = Desk(self)
         self._parsed: tuple[str, Config] | None = None
         self._cache: tuple[tuple[object, ...], _Job] | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many training samples it says that it has: their number, or about it where there is a privacy budget."""
+        exact, base = self.sizes["train"], self.limits.min_samples
+        if self.limits.epsilon is None or self.limits.exact_counts:
+            return exact
+        about = rounded(torch.tensor(float(exact)), base, self.gate.draw("samples"))
+        return max(base, int(about))
 
     def _declared(self, classes: Sequence[float] | None) -> list[float] | None:
         """The labels that may be told: those of the site's own file, or a pair that everybody uses."""
@@ -142,7 +170,7 @@ class Site:
         made = self._judged(request)
         try:
             if self._audit is not None:
-                self._audit.note(request, made, self._account.told())
+                self._audit.note(request, made, self._account.told(), self.ledger.number)
         except AuditError as error:
             self._log(f"refused: {error}")
             return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
@@ -177,10 +205,13 @@ class Site:
         check_prepared(self.silos, config)
         if self._approvals is not None:
             features = math.prod(self.silos.features.shape[1:])
-            self._approvals.check(config, order, features, lambda: self._cost(order, config))
+            rule = self._approvals.check(config, order, features, lambda: self._cost(order, config))
+            self.gate.allow(order, rule)
+        if order.secure is None:
+            policy.check_plain(self.limits)
+        self.gate.bind(order, config)
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
-        policy.check_plain(self.limits)
         if order.analysis is not None and not order.analysis.introduces:
             return self._desk.answer(order, order.analysis, config, request)
         if order.shape is None:
@@ -212,6 +243,7 @@ class Site:
     def introduce(self, order: Order, config: Config) -> Introduction:
         """What this site says about its data."""
         labels, shape = self._told(config), self._shape(config)
+        self.gate.let_out(np.ones(self.sizes["train"]), self.kept)
         policy.judge(self.limits, config, shape, self.sizes)
         problem = self._problem(config, shape, self.silos)
         smooth = problem.smooth()
@@ -222,7 +254,7 @@ class Site:
         return Introduction(
             site=self.name,
             version=__version__,
-            samples=self.sizes["train"],
+            samples=self.samples,
             weight=None if self.silos.weights is None else float(self.silos.weights.sum()),
             weighted=self.silos.weights is not None,
             features=shape.features,
@@ -287,16 +319,19 @@ class Site:
         if (tuple(shape.features), wire.DTYPES[shape.dtype]) != (tuple(own.shape[1:]), own.dtype):
             raise RefusalError(f"the experiment's samples have shape {shape.features}, {shape.dtype}: not this site's")
         self._told(config)
+        self.gate.let_out(np.ones(self.sizes["train"]), self.kept)
         steps = policy.judge(self.limits, config, shape, self.sizes)
         silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
         problem = self._problem(config, shape, silos)
         algorithm = config.make_algorithm(config.specs[0], None)
         where = self.device if config.privacy is None else "cpu"  # noise is drawn by the system, in memory
         smooth = problem.smooth(config.dtype, where)
+        if isinstance(smooth, Linear) and self._account.query(order, config) is None:
+            minimum_counts.check_features(self.limits, silos, shape.names)
         smooth.check_batches(config.run.batch_size, silos)
         per = config.run.batch_size or int(silos.sizes[0])
-        batches = Batches(self._seed(order, config), config.run.batch_size, config.run.sampling, config.run.clip_norm)
-        look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, most=self.limits.max_margin)
+        batches = self.gate.batches(config, self._seed(order, config), int(silos.sizes[0]), self.kept)
+        look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, self.limits, self.gate.most)
         privacy, query = level(config), self._account.query(order, config)
         if query is not None:
             smooth.check_private()
@@ -342,7 +377,7 @@ class Site:
 
     def _work(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
         self._admit(order, job, given)
-        report: dict[str, float] = {"round": order.round, "samples": self.sizes["train"]}
+        report: dict[str, float] = {"round": order.round, "samples": self.samples}
         vectors: Vectors = {}
         try:
             if order.evaluate:
@@ -356,15 +391,18 @@ class Site:
 
     def _admit(self, order: Order, job: _Job, given: Vectors) -> None:
         """Take the order down in the ledger, before anything is computed."""
-        sent, by = {k: v for k, v in given.items() if k != "model"}, {"recipe": order.recipe} if order.recipe else {}
-        asked = {"train": files.digest(sent, by)[:16]} if order.train else {}
+        sent, asked = {k: v for k, v in given.items() if k != "model"}, dict[str, str]()
+        if "start" in given:
+            self.gate.start(order, files.digest({"start": given["start"]}, {}))
+        if order.train:
+            asked["train"] = files.digest(sent, order.depends("last", "position", "cohort"))[:16]
         if order.evaluate:
-            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, by)[:16]
+            asked["evaluate"] = files.digest({k: given[k] for k in ("model", "buffers")}, order.depends())[:16]
         if order.secure is not None:
             asked = asked_of(order, order.secure, asked, given)
         work = {"gradients": job.purse.expected} if order.train else {}
         work |= {"evaluations": 1} if order.evaluate else {}
-        self.ledger.admit(order.job, order.round, asked, **work)
+        self.ledger.admit(order.job, order.round, asked, None, **work)
 
     def _train(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         client, counter = job.client, job.client.counter
@@ -391,7 +429,7 @@ class Site:
     def _evaluate(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         model = given["model"]
         if job.privacy is None or job.query is None:
-            margins_within(job.client.smooth, model, self.limits.max_margin)
+            margins_within(job.client.smooth, self.limits, self.gate.most, model)
             seen = job.client.evaluate(model, given["buffers"])
         else:
             self._account.charge(order.job, job.query)
@@ -407,5 +445,14 @@ class Site:
                 raise RefusalError("its numbers left the finite range")  # zeros would lack its share of the noise
             # The model has diverged: say so in a scalar, since vectors must be finite.
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
-        counts = {f"counts.{k}": v for k, v in seen.counts.items() if messages.all_finite(v)}
-        return {"gradient": gradient, **counts}
+        counts = {k: v for k, v in seen.counts.items() if messages.all_finite(v)}
+        if job.query is None and self.gate.scale > 0:
+            model_bytes = model.detach().numpy().tobytes()
+            counts = {
+                k: metric_counts(k.partition("/")[2], v, self.gate.scale, self.gate.draw("metric", k, model_bytes))
+                for k, v in counts.items()
+            }
+        elif job.query is not None and self.samples != self.sizes["train"]:
+            factor = self.samples / self.sizes["train"]
+            counts |= {k: v * factor for k, v in counts.items() if k in ("train/samples", "train/accuracy")}
+        return {"gradient": gradient, **{f"counts.{k}": v for k, v in counts.items()}}

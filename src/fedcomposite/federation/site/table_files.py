@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedcomposite.problems.losses import Loss
 from fedcomposite.problems.predictions import beside, predicted
 
 Floats = npt.NDArray[np.float64]
+Marks = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,28 @@ class TableFile:
     def digest(self) -> str:
         """Of the file."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+def reading(file: Sheet, local: Local) -> dict[str, Marks]:
+    """What somebody's names of levels and marks of absence change in each column: 0 where a value stays as it is."""
+    made = local.model_copy(update={"units": {}, "drop": []}).apply(file)
+    common = {own: name for name, own in local.rename.items()}
+    found: dict[str, Marks] = {}
+    for own in file.columns:
+        name = common.get(own, own)
+        marked = (made.missing(name) & ~file.missing(own)).astype(np.int64)
+        if name in local.recode:
+            before, after = file.texts(own), made.texts(name)
+            renamed = np.array([a is not None and a != b for a, b in zip(after, before, strict=True)], bool)
+            marked = np.where(renamed, marks_of(after.tolist()), marked)
+        found[own] = marked
+    return found
+
+
+def marks_of(values: Sequence[Any]) -> Marks:
+    """A number for each value, the same for equal ones; not 0 or 1."""
+    known = {value: zlib.crc32(repr(value).encode()) + 2 for value in set(values)}
+    return np.array([known[value] for value in values], np.int64)
 
 
 @dataclass(frozen=True)

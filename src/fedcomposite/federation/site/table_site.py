@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from fedcomposite.data import DataError, FittedRecipe, Recipe
-from fedcomposite.data.queries import Answer, Query, write_answer
+from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos
+from fedcomposite.data.queries import Answer, Query, Rules, write_answer
 from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.spec import SitePart
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import AnalysisOrder, Order
@@ -21,19 +23,23 @@ from fedcomposite.federation.site import analyses, minimum_counts, policy
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.gate import Gate
+from fedcomposite.federation.site.learned_steps import bends, check_learned
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.site.site import Site
-from fedcomposite.federation.site.table_files import Newcomers, TableFile
+from fedcomposite.federation.site.row_sets import KeptRows
+from fedcomposite.federation.site.site import Site, reconcile
+from fedcomposite.federation.site.table_files import Newcomers, TableFile, marks_of, reading
 from fedcomposite.federation.wire import Content
 
 
 class _Prepared(Site):
     """A site with the features of a learned recipe; in the ledger its data are the table's file."""
 
-    def __init__(self, digest: str, *given: Any, **more: Any) -> None:
+    def __init__(self, digest: str, kept: KeptRows | None, *given: Any, **more: Any) -> None:
         self._file = digest
         super().__init__(*given, **more)
+        self.kept = kept
 
     def _digest(self) -> str:
         return self._file
@@ -62,8 +68,11 @@ class TableSite(Site):
         self._source, self._classes, self._vault = source, classes, vault or MaskKeys(name, self.limits)
         self._approvals, self._audit = approvals, audit
         self.ledger = Ledger(store.folder, self.limits, source.digest)
+        reconcile(self.ledger, audit)
+        self.gate = Gate(self.ledger, self.limits, store.folder, source.digest)
         self._sums = Sums(self._vault, self.ledger, self.limits, 0)
         self._read: tuple[str, Sheet] | None = None
+        self._taken_down: str | None = None  # the recipe whose reading is in the book
         self._prepared: tuple[str, Site] | None = None
 
     def summary(self) -> pd.DataFrame:
@@ -82,11 +91,19 @@ class TableSite(Site):
         made = self._judged(request)
         try:
             if self._audit is not None:
-                self._audit.note(request, made)
+                self._audit.note(request, made, ledger=self._number())
         except AuditError as error:
             self._log(f"refused: {error}")
             return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
         return made
+
+    def _number(self) -> int:
+        """The number of the ledger, whoever of the two that write it was last."""
+        books = [self.ledger] if self._prepared is None else [self.ledger, self._prepared[1].ledger]
+        number = max(book.number for book in books)
+        for book in books:
+            book.number = number
+        return number
 
     def _answer(self, request: Content) -> Content:
         if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
@@ -96,16 +113,21 @@ class TableSite(Site):
         if order.site != self.name:
             raise RefusalError(f"the order is for {order.site!r}")
         config = parse(policy.short(order.config), recipe=True)
+        self._check_reading(Recipe(**(config.recipe or {})), order)
         keys = order.secure is not None and order.secure.phase in ("keys", "shares")
         if not keys and (order.analysis is None or not order.analysis.queries):
+            if self._approvals is not None and config.privacy is None:  # before its recipe is in any book
+                self._approvals.check(config, order, len(self._table(config).columns))
             return self._features(order, config)._answer(request)
         analyses.check_allowed(self.limits, config, order)
         policy.permit(self.limits, config, order)
         if self._approvals is not None:
-            self._approvals.check(config, order, len(self._table(config).columns))
+            self.gate.allow(order, self._approvals.check(config, order, len(self._table(config).columns)))
+        if order.secure is None:
+            policy.check_plain(self.limits)
+        self.gate.bind(order, config)
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
-        policy.check_plain(self.limits)
         assert order.analysis is not None
         answers = self._queries(order, order.analysis, config)
         made = wire.content(answers=json.dumps([write_answer(one) for _, one in answers]))
@@ -117,6 +139,7 @@ class TableSite(Site):
         sheet = self._table(config)
         if sheet.rows < self.limits.min_samples:
             raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
+        self._own_table(config)
         return analyses.answered_queries(self, sheet, order, analysis, config)
 
     def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
@@ -131,20 +154,56 @@ class TableSite(Site):
             self._read = repr(config.recipe), recipe.local(self.name).apply(self._source.sheet(recipe))
         return self._read[1]
 
+    def _own_table(self, config: Config) -> Sheet:
+        """The same, for an answer: how it is read is taken down, since the difference of two readings says much."""
+        recipe = Recipe(**(config.recipe or {}))
+        if self._taken_down != repr(config.recipe):
+            self.gate.rows.read_as(reading(self._source.sheet(recipe), recipe.local(self.name)))
+            self._taken_down = repr(config.recipe)
+        return self._table(config)
+
+    def _check_reading(self, recipe: Recipe, order: Order) -> None:
+        """Refuse an experiment that says how this site's file is written, or in a secure sum treats sites unlike."""
+        if self.limits.foreign_reading:
+            return
+        style, own = recipe.sites.get(self.name, SitePart()).style, self._source.style or {}
+        if foreign := [option for option, value in style.items() if own.get(option) != value]:
+            raise RefusalError(
+                f"how its file is written ({foreign[0]}) is the site's word: put it under [data] in its site.toml"
+            )
+        if order.secure is not None and recipe.sites:
+            raise RefusalError(
+                "[recipe.sites] in a secure sum could make one site's rows differ from all others': what is special "
+                "about a site belongs into its site.toml"
+            )
+
+    def _check_labels(self, target: str, silos: Silos, kept: KeptRows | None) -> None:
+        """Take down which label each row has: another one for few of them would tell who they are."""
+        targets = silos.targets.tolist()
+        labels = marks_of([tuple(t) if isinstance(t, list) else t for t in targets])  # a time and an event are one
+        if kept is not None:
+            every = np.zeros(kept.of, np.int64)
+            every[kept.places] = labels
+            labels = every
+        self.gate.rows.read_as({f"target {target}": labels})
+
     def _features(self, order: Order, config: Config) -> Site:
         """The site with the features of a learned recipe; it has the same ledger and approvals."""
         if config.recipe is None or not order.recipe:
             raise RefusalError("its table needs a recipe: use an experiment with a [recipe] (or recipe = false there)")
         if self._prepared is None or self._prepared[0] != order.recipe:
-            learned = FittedRecipe.parse(order.recipe)
-            if learned.recipe.model_dump() != Recipe(**config.recipe).model_dump():
-                raise RefusalError("the learned recipe is not the one of the experiment")
-            sheet = self._source.sheet(Recipe(**config.recipe))
+            learned, recipe = FittedRecipe.parse(order.recipe), Recipe(**config.recipe)
+            sheet, table = self._source.sheet(recipe), self._own_table(config)
+            check_learned(recipe, learned, table, Rules(self.limits.min_count))
+            self.gate.rows.bend(bends(learned.steps), table.rows)
             silos = learned.silos([sheet])
             minimum_counts.check_own(self.limits, learned.few(sheet, self.limits.min_count))
+            kept = analyses.kept_rows(table, learned.steps)
+            self._check_labels(learned.target, silos, kept)
             made = _Prepared(
-                self._source.digest, self.name, silos, self.store, self.limits, self._log, self._classes,
+                self._source.digest, kept, self.name, silos, self.store, self.limits, self._log, self._classes,
                 vault=self._vault, approvals=self._approvals, newcomers=self.newcomers, device=self.device,
             )  # fmt: skip
             self._prepared = order.recipe, made
+            self._number()
         return self._prepared[1]

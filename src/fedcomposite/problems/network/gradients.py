@@ -18,7 +18,7 @@ from torch.func import grad, vmap
 
 from fedcomposite import rng
 from fedcomposite.data.augmentation import Augmentation
-from fedcomposite.problems.base import Local
+from fedcomposite.problems.base import RoundInputs
 from fedcomposite.problems.network.flat import COMPILED_LAYERS, LARGE, FlatModule
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
 from fedcomposite.problems.network.samples import Held, Window
@@ -170,7 +170,7 @@ class Gradients:
 
     # -- for a cohort -------------------------------------------------------------------------------------------------
 
-    def minibatch(self, x: Tensor, rows: Tensor, local: Local) -> Tensor:
+    def minibatch(self, x: Tensor, rows: Tensor, local: RoundInputs) -> Tensor:
         """Gradients of a cohort on the given rows, in training mode; updates the buffers of ``local``."""
         rows = self.samples.batch(rows)
         weight = torch.full(rows.shape, 1 / rows.shape[1], dtype=self.flat.dtype, device=self.flat.device)
@@ -196,7 +196,7 @@ class Gradients:
             return gradient
         return self.of_members(x, np.arange(len(rows)), rows, weight, local)
 
-    def full(self, x: Tensor, sizes: npt.NDArray[np.int64], first: npt.NDArray[np.int64], local: Local) -> Tensor:
+    def full(self, x: Tensor, sizes: npt.NDArray[np.int64], first: npt.NDArray[np.int64], local: RoundInputs) -> Tensor:
         """Gradients of a cohort on all samples: in pieces, and whole silos where there is batch norm."""
         total = torch.zeros_like(x)
         for piece, members, rows, weight in self._pieces(sizes, first):
@@ -232,7 +232,7 @@ class Gradients:
         members: npt.NDArray[np.int64],
         rows: Tensor,
         weight: Tensor,
-        local: Local,
+        local: RoundInputs,
         piece: int = 0,
     ) -> Tensor:
         """Gradients of some members of the cohort; updates their buffers."""
@@ -264,7 +264,7 @@ class Gradients:
         return torch.random.fork_rng(devices=[self.flat.device] if self.flat.device.type == "cuda" else [])
 
     @staticmethod
-    def _seeds(local: Local, members: npt.NDArray[np.int64], piece: int) -> list[int]:
+    def _seeds(local: RoundInputs, members: npt.NDArray[np.int64], piece: int) -> list[int]:
         """A 64-bit seed per client, from the counters of the round, the step and the piece."""
         words = rng.words(local.seed, rng.Use.MODEL, local.clients[members], local.round, local.step, 2 * piece + 2)
         return [int(high) << 32 | int(low) for high, low in words[:, -2:]]
@@ -358,7 +358,7 @@ class Gradients:
         flat = self.options.inputs(self.samples.X[rows.flatten()], self.flat.dtype, self._constants)
         return flat.reshape(*rows.shape, *flat.shape[1:])
 
-    def _inputs_of(self, rows: Tensor, local: Local, members: npt.NDArray[np.int64], piece: int) -> Tensor:
+    def _inputs_of(self, rows: Tensor, local: RoundInputs, members: npt.NDArray[np.int64], piece: int) -> Tensor:
         """Inputs of some members of the cohort, augmented."""
         augment, inputs = self.options.augment, self._prepared(rows)
         if augment is None:

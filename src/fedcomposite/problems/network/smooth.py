@@ -15,7 +15,7 @@ from fedcomposite import rng
 from fedcomposite.data.mapped import MappedRows, in_memory
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import Features, not_sparse
-from fedcomposite.problems.base import Evaluation, Local, Smooth, UnsuitableError
+from fedcomposite.problems.base import Evaluation, RoundInputs, Smooth, UnsuitableError
 from fedcomposite.problems.measures import Measures
 from fedcomposite.problems.network.evaluation import Evaluator, Selection, single_output
 from fedcomposite.problems.network.flat import COMPILED_LAYERS, FlatModule
@@ -44,7 +44,7 @@ class Network(Smooth):
         self.measures = Measures.of(loss, clients=True) if measures is None else measures
         self.flat = FlatModule(module, options.precision, dtype, device)
         self.layout, self.dimension = self.flat.layout, self.flat.dimension
-        self._local: Local | None = None
+        self._local: RoundInputs | None = None
         self._silos, self._weights = silos, weights
         self._widest = 0
         self.X, self.b = self._placed(not_sparse(silos.features, "a model"), silos.targets)
@@ -110,7 +110,7 @@ class Network(Smooth):
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
-    def during(self, local: Local) -> Self:
+    def during(self, local: RoundInputs) -> Self:
         """The same functions with the clients' buffers and counters."""
         view = copy.copy(self)
         view._local = local
@@ -193,9 +193,9 @@ class Network(Smooth):
         """The module's outputs, and class numbers or targets."""
         return single_output(self.predict(x, self.X[rows])), self.b[rows]
 
-    def _state_of(self, clients: rng.Ints) -> Local:
+    def _state_of(self, clients: rng.Ints) -> RoundInputs:
         """The round's state, or a fresh one outside rounds."""
-        return self._local or Local(self.buffers().repeat(len(clients), 1), clients)
+        return self._local or RoundInputs(self.buffers().repeat(len(clients), 1), clients)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Batches, Counter, Smooth
-from fedcomposite.problems.base import FULL, Local, UnsuitableError
+from fedcomposite.problems.base import FULL, RoundInputs, UnsuitableError
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.counted import Counted
@@ -50,7 +50,7 @@ class _Recorded:
     """The oracle of the program: minibatches are rows of one static tensor."""
 
     def __init__(
-        self, smooth: Smooth, local: Local, rows: Tensor | None, full: Any, counter: Counter, batches: Batches,
+        self, smooth: Smooth, local: RoundInputs, rows: Tensor | None, full: Any, counter: Counter, batches: Batches,
         place: _Place, trial: bool,
     ) -> None:  # fmt: skip
         self._smooth, self._local, self._rows, self._full = smooth.during(local), local, rows, full
@@ -203,7 +203,7 @@ class Program:
     def _run(self, trial: bool = False) -> tuple[NamedTuple, NamedTuple, Tensor, int]:
         """The round on the static buffers."""
         none = np.zeros(self._cohort, np.uint64)
-        local = Local(self._buffers.repeat(self._cohort, 1), none, self._batches.seed, self._round, ids=self._ids)
+        local = RoundInputs(self._buffers.repeat(self._cohort, 1), none, self._batches.seed, self._round, ids=self._ids)
         grad = _Recorded(self._smooth, local, self._rows, self._full, self._counter, self._batches, self._place, trial)
         h = Counted(self._h, self._counter)
         # Whole copies of the message, so that compiled functions see one memory layout and are compiled once.

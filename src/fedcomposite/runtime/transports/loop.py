@@ -15,7 +15,7 @@ from fedcomposite.runtime import messages
 from fedcomposite.runtime.client import Client, Outcome
 from fedcomposite.runtime.history import DivergenceWarning
 from fedcomposite.runtime.protocol import Round
-from fedcomposite.runtime.transports.local import LocalTransport
+from fedcomposite.runtime.transports.in_process import LocalTransport
 
 
 class ClientError(FailedError):

@@ -14,7 +14,7 @@ from fedcomposite.regularizers import Regularizer
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.program import EagerWarning, Mode, Program
 from fedcomposite.runtime.protocol import Round
-from fedcomposite.runtime.transports.local import LocalTransport
+from fedcomposite.runtime.transports.in_process import LocalTransport
 
 _STAY = 10  # rounds that scheduled steps must stay the same for a recording to pay
 _NEAR = 3  # participants more or fewer than usual for whom a process of several has a recording

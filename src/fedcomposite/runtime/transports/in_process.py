@@ -18,7 +18,7 @@ from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.privacy import ClientLevel, Counters, Privacy
 from fedcomposite.problems import Batches, ClientGradients, Counter, Evaluation, Problem, Smooth
-from fedcomposite.problems.base import Local
+from fedcomposite.problems.base import RoundInputs
 from fedcomposite.problems.private import gradients
 from fedcomposite.runtime import messages, process, states
 from fedcomposite.runtime.counted import Counted
@@ -81,7 +81,7 @@ class LocalTransport(ABC):
 
     def measure(self, model: Tensor, buffers: Tensor) -> Evaluation:
         """Loss, gradient and counts over all the data: one pass."""
-        return self.group.merge(self.smooth.during(Local(buffers[None])).evaluate(model))
+        return self.group.merge(self.smooth.during(RoundInputs(buffers[None])).evaluate(model))
 
     def gather(self, request: Round) -> Gathered:
         """One round of the participants."""

@@ -1,0 +1,195 @@
+"""Cox models over sites: TCGA-BRCA with FLamby's split, coverage of hazard ratios' intervals, speed of a pass.
+
+    python -m benchmarks.survival tcga          # FEDCOMPOSITE_DATA/multicentre/tcga_brca.csv.gz
+    python -m benchmarks.survival coverage      # 200 data sets per row, some ten minutes of one core
+    python -m benchmarks.survival speed         # loss and gradient of 1,000,000 samples x 50 features
+
+FLamby (Ogier du Terrail et al., NeurIPS 2022) has six sites with the patients' train and test parts fixed and a linear
+Cox model, trained by seven strategies of averaging for 100 rounds; its measure is the mean of the sites' concordance
+indices on their test parts. Here the partial likelihood is stratified by site, and every fit is solved to an optimality
+of 1e-9 of the first slope. Exchanges of a fit are those until then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+import fedcomposite as fc
+from fedcomposite.problems.concordance import pairs
+from fedcomposite.regularizers import L1, L2Squared
+
+STRENGTHS = 0.03, 0.01, 0.003
+SEGMENTS = 10  # parts of the path that are followed side by side
+
+
+def tcga() -> tuple[fc.Silos, list[tuple[np.ndarray, np.ndarray]]]:
+    """The training parts of FLamby's six sites, standardized by their moments, and the test parts."""
+    table = pd.read_csv(Path(os.environ["FEDCOMPOSITE_DATA"]) / "multicentre" / "tcga_brca.csv.gz")
+    names = [c for c in table if c not in ("pid", "E", "T", "fold", "fold2", "site")]
+    train = table["fold"] == "train"
+    mean, sd = table.loc[train, names].mean(), table.loc[train, names].std(ddof=0)
+    X = (table[names] - mean) / sd.where(sd > 0, 1.0)
+    y = table[["T", "E"]].to_numpy(float)
+    parts = [(table["site"] == s, s) for s in sorted(table["site"].unique())]
+    silos = fc.Silos.from_arrays(
+        [(X[mine & train], y[mine & train]) for mine, _ in parts], names=[f"site {s}" for _, s in parts]
+    )
+    return silos, [(X[mine & ~train].to_numpy(), y[mine & ~train]) for mine, _ in parts]
+
+
+def c_index(x: torch.Tensor, X: np.ndarray, y: np.ndarray) -> float:
+    """The concordance index of some samples."""
+    found = pairs(X @ x.numpy(), y[:, 0], y[:, 1])
+    return float((found.right.sum() + found.tied.sum() / 2) / found.all.sum())
+
+
+def tested(x: torch.Tensor, tests: list[tuple[np.ndarray, np.ndarray]]) -> str:
+    """The mean over sites of the concordance index on their test part, and that of all test samples together."""
+    pooled = (np.concatenate(column) for column in zip(*tests, strict=True))
+    return f"{np.mean([c_index(x, X, y) for X, y in tests]):.3f} | {c_index(x, *pooled):.3f}"
+
+
+def compare_tcga() -> None:
+    """Single fits, and a cross-validation of 50 strengths and 5 folds."""
+    silos, tests = tcga()
+    print(f"{len(silos.targets)} training samples, {int(silos.targets[:, 1].sum())} events, {len(silos)} sites")
+    print("| model | exchanges | optimality / first slope | mean C-index of the sites | C-index of all |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, kind in (("l1", L1), ("ridge", L2Squared)):
+        for lam in STRENGTHS:
+            problem = fc.Problem(silos, loss="cox", regularizer=kind(lam), weights="samples")
+            run = fc.solve(problem, tolerance=1e-9)
+            first = float(problem.gradient(torch.zeros(problem.dimension)).abs().max())
+            ratio = problem.optimality(run.solution) / first
+            score = tested(run.solution, tests)
+            print(f"| {name}, lambda = {lam:g} | {run.rounds} | {ratio:.1e} | {score} |", flush=True)
+    problem = fc.Problem(silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    began = time.perf_counter()
+    cv = fc.cross_validate(problem, folds=5, count=50, ratio=0.05, segments=SEGMENTS)
+    took = time.perf_counter() - began
+    for choice in ("min", "1se"):
+        score = tested(cv.solution(choice), tests)
+        kept = int((cv.solution(choice) != 0).sum())
+        print(f"| l1, lambda.{choice} of 50 strengths x 5 folds ({kept} of {problem.dimension}) | {cv.exchanges} | "
+              f"all converged: {bool(cv.path.converged.all())} | {score} |")  # fmt: skip
+    print(f"cross-validation in {took:.1f} s")
+
+
+def drawn(samples: int, features: int, used: int, seed: int) -> tuple[fc.Silos, np.ndarray]:
+    """Four sites of unequal size with baselines of their own, half of the samples censored."""
+    rng = np.random.default_rng(seed)
+    at = np.arange(features)
+    root = np.linalg.cholesky(0.5 ** np.abs(at[:, None] - at[None, :]))
+    truth = np.zeros(features)
+    truth[rng.choice(features, used, replace=False)] = rng.choice([-0.5, 0.5], used)
+    arrays = []
+    for share in (0.4, 0.2, 0.2, 0.2):
+        m = int(samples * share)
+        X = rng.normal(size=(m, features)) @ root.T
+        event = np.exp(rng.normal(0, 0.5)) * (rng.exponential(size=m) * np.exp(-X @ truth)) ** (
+            1 / rng.uniform(0.8, 1.5)
+        )
+        censored = rng.exponential(size=m) * np.median(event) * 1.4
+        arrays.append((X, np.c_[np.minimum(event, censored), event <= censored]))
+    return fc.Silos.from_arrays(arrays), truth
+
+
+def coverage(sets: int, first: int, rows: int) -> None:
+    """How often intervals at lambda.min and lambda.1se hold the truth, of coefficients that are zero and others."""
+    print("| features | samples | events | lambda.min: nonzero, zero | lambda.1se: nonzero, zero | lifelines |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for features, used, samples in ((11, 6, 240), (11, 6, 600), (20, 8, 600))[:rows]:
+        inside: dict[str, list[np.ndarray]] = {"min": [], "1se": [], "lifelines": []}
+        some, events = [], []
+        for seed in range(first, first + sets):
+            silos, truth = drawn(samples, features, used, seed)
+            problem = fc.Problem(silos, loss="cox", regularizer=L1(1.0), weights="samples")
+            cv = fc.cross_validate(problem, folds=3, count=4, ratio=0.1, seed=seed, tolerance=1e-2)
+            for choice in ("min", "1se"):
+                table = fc.confidence(problem, cv.solution(choice))
+                inside[choice].append((table["lower"].to_numpy() <= truth) & (truth <= table["upper"].to_numpy()))
+            inside["lifelines"].append(_pooled(silos, truth))
+            some.append(truth != 0)
+            events.append(float(silos.targets[:, 1].sum()))
+        at = np.array(some)
+        shown = {k: np.array(v) for k, v in inside.items()}
+        cells = [f"{100 * v[at].mean():.1f} %, {100 * v[~at].mean():.1f} %" for v in shown.values()]
+        print(f"| {features} | {samples} | {np.mean(events):.0f} | {' | '.join(cells)} |", flush=True)
+
+
+def _pooled(silos: fc.Silos, truth: np.ndarray) -> np.ndarray:
+    """Which intervals of lifelines' fit to the pooled samples, stratified by site, hold the truth."""
+    from lifelines import CoxPHFitter
+
+    table = pd.DataFrame(silos.features.numpy()).add_prefix("x")
+    table[["time", "event"]] = silos.targets.numpy()
+    table["site"] = np.repeat(np.arange(len(silos)), silos.sizes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bounds = CoxPHFitter().fit(table, "time", "event", strata=["site"]).confidence_intervals_.to_numpy()
+    return np.asarray((bounds[:, 0] <= truth) & (truth <= bounds[:, 1]))
+
+
+def speed(samples: int, features: int) -> None:
+    """Processor seconds of one thread for loss and gradient, gradient alone and Hessian, of one site and a hundred."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    print("| sites | dtype | loss and gradient | gradient | Hessian |")
+    print("| --- | --- | --- | --- | --- |")
+    for sites in (1, 100):
+        m = samples // sites
+        data = []
+        for _ in range(sites):
+            X = rng.normal(size=(m, features))
+            data.append((X, np.c_[rng.exponential(size=m) * np.exp(-0.3 * X[:, 0]), rng.integers(0, 2, m)]))
+        problem = fc.Problem(fc.Silos.from_arrays(data), loss="cox", weights="samples")
+        del data
+        for dtype in (torch.float64, torch.float32):
+            print(f"| {sites} | {dtype} | {' | '.join(f'{t:.2f} s' for t in passes(problem, dtype))} |", flush=True)
+
+
+def passes(problem: fc.Problem, dtype: torch.dtype) -> list[float]:
+    """Processor seconds of loss and gradient, of the gradient and of the Hessian, after a first call of each."""
+    smooth, features = problem.smooth(dtype), problem.dimension
+    x, everyone = torch.full((features,), 0.01, dtype=dtype), np.arange(len(problem.silos), dtype=np.uint64)
+    each, gradient = x.expand(len(everyone), -1), smooth.full(everyone)
+    ways: list[Callable[[], object]] = [lambda: smooth.evaluate(x), lambda: gradient(each)]
+    ways += [lambda: smooth.hessians(everyone, each, torch.arange(features))]
+    times = []
+    for way in ways:
+        way()
+        began = time.process_time()  # of one thread: what else runs on the machine does not matter
+        way()
+        times.append(time.process_time() - began)
+    return times
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["tcga", "coverage", "speed"])
+    parser.add_argument("--sets", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=3, help="of the table of coverage")
+    parser.add_argument("--samples", type=int, default=1_000_000)
+    parser.add_argument("--features", type=int, default=50)
+    given = parser.parse_args()
+    if given.part == "tcga":
+        compare_tcga()
+    elif given.part == "coverage":
+        coverage(given.sets, given.seed, given.rows)
+    else:
+        speed(given.samples, given.features)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The end of a fit whose h is not weakly convex (L0, TopK, Sparsity2to4), after a first-order method.
+
+How short the steps of a first-order method are says little of what is left where features are far from zero or differ
+in size. With the slopes s_j that h has at x in place of h, the problem
+
+    minimise over u    f(u) + sum_j s_j |u_j|        (s_j infinite where h does not let x_j leave zero)
+
+is convex, and x is stationary where it is its minimiser. So Newton steps on it are a certificate, and where they lead
+on, that is a direction along which F falls.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedcomposite.analysis.newton import End, FitPlan, fit
+from fedcomposite.problems import Problem
+from fedcomposite.regularizers import L1, On, Regularizer
+from fedcomposite.regularizers.base import Boxed
+from fedcomposite.regularizers.wrapped import Wrapped
+from fedcomposite.runtime.driver import Deadline, Driver
+from fedcomposite.runtime.transports.silo_answers import StackedSums
+
+_FITS = 30  # with slopes of their own
+_SHORTER = 12  # halves of a move
+_INFINITE = 1e100  # a slope that holds a coordinate at zero
+
+
+class Settled(NamedTuple):
+    """A model, why the search for a better one ended, the exchanges that it took, and coordinates without end."""
+
+    x: Tensor
+    end: End
+    rounds: int
+    grown: tuple[int, ...] = ()
+
+
+def slopes(h: Regularizer, x: Tensor) -> Tensor | None:
+    """The slope of h at the size of each coordinate of x; None where its subdifferential is not a box."""
+    match h:
+        case Wrapped():
+            return slopes(h.h, x)
+        case On():
+            inside = slopes(h.h, h._take(x))
+            return None if inside is None else h._put(torch.zeros_like(x), inside)
+        case Boxed():
+            low, high = h.interval(x)
+            return torch.maximum(low.abs(), high.abs()).clamp(max=_INFINITE)
+    return None
+
+
+def settle(
+    problem: Problem, x: Tensor, parties: StackedSums, tolerance: float, rounds: int, deadline: Deadline
+) -> Settled | None:
+    """A stationary point that Newton steps reach from x, F falling all the way; None where they do not go with h.
+
+    ``tolerance`` is of what is left to gain, relative to the objective.
+    """
+    value, asked = problem.objective(x), 0
+    for _ in range(_FITS):
+        slope = slopes(problem.regularizer, x)
+        if slope is None or not math.isfinite(value):
+            return None
+        convex = L1(1.0, tuple(slope.tolist()))
+        plan = FitPlan(tolerance=tolerance, rounds=max(rounds - asked, 1), centre=parties.centre, deadline=deadline)
+        [made] = Driver(parties).run([fit(convex, x, plan)])
+        asked += made.rounds
+        before, after = (float(problem.evaluate(u).loss + convex.value(u)) for u in (x, made.x))
+        small = before - after <= tolerance * abs(value)
+        x, value, falls = _lower(problem, x, made.x, value)
+        if small or not made.converged:
+            return Settled(x, made.end, asked, made.grown)
+        if not falls or asked >= rounds:
+            break
+    return Settled(x, "rounds", asked)
+
+
+def _lower(problem: Problem, x: Tensor, goal: Tensor, value: float) -> tuple[Tensor, float, bool]:
+    """The first point on the way back from the goal at which F is lower than at x, its value, and if there is one."""
+    for k in range(_SHORTER):
+        tried = goal + (1 - 0.5**k) * (x - goal)
+        if (now := problem.objective(tried)) < value:
+            return tried, now, True
+    return x, value, False

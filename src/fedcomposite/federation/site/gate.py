@@ -1,0 +1,147 @@
+"""The one gate through which every path out of a site passes: rounds, measurements, analyses, tables, introductions.
+
+What a job is about is bound when it is first seen: its experiment, its columns and their order, the site's number, its
+recipe as learned, its start, and what it said that it would ask. An order that differs in one of these is of another
+job. All of it is kept in the site's ledger, so that a restart forgets nothing.
+
+Which rows count is the site's choice: parts of the samples are unions of blocks that its secret makes, the same in all
+jobs. Whatever rows an answer is about are taken down in the data set's book (``row_sets``), which refuses those that
+would single few of them out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedcomposite.choice import AUTO
+from fedcomposite.experiments.config import Config
+from fedcomposite.federation.orders import Order
+from fedcomposite.federation.secure.masking import seal
+from fedcomposite.federation.shape import write
+from fedcomposite.federation.site.approval import Rule
+from fedcomposite.federation.site.ledger import Ledger
+from fedcomposite.federation.site.noise import generator, slack
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.row_sets import BlockBatches, Cuts, Ints, KeptRows, RowSets, blocks, small_blocks
+from fedcomposite.problems import Batches
+from fedcomposite.runtime.protocol import Rows, Silo
+
+
+class Gate:
+    """What one site has let through, and lets through."""
+
+    def __init__(self, ledger: Ledger, limits: Limits, folder: Path, data: str) -> None:
+        self._ledger, self._limits, self._folder, self._data = ledger, limits, folder, data
+        self.rows = RowSets(folder, data, limits.min_count, ledger)
+
+    def draw(self, *asked: str | bytes) -> np.random.Generator:
+        """Random numbers of this site for one question about its data, the same whenever it is asked."""
+        return generator(self._ledger.secret_seed("rounding", self._data, seal(*asked)))
+
+    def most(self, x: Tensor) -> float:
+        """The largest margin at a model; whether it was exceeded says little about the sample that did."""
+        most = self._limits.max_margin
+        if self._limits.exact_counts or math.isinf(most):
+            return most
+        return most * slack(self.draw("margin", x.detach().double().numpy().tobytes()))
+
+    @property
+    def scale(self) -> float:
+        """The scale of the noise of counts at a model."""
+        return 0.0 if self._limits.exact_counts or self._limits.min_count <= 1 else self._limits.min_count / 2
+
+    def _division(self, kept: KeptRows | None) -> int:
+        """The secret number by which the samples are divided into blocks."""
+        return self._ledger.secret_seed("rows", self._data, "" if kept is None else seal(kept.places.tobytes()))
+
+    def batches(self, config: Config, seed: int, samples: int, kept: KeptRows | None) -> Batches:
+        """Minibatches of samples of a linear model: of whole blocks, unless the asker may know their rows."""
+        run = config.run
+        given = seed, run.batch_size, run.sampling, run.clip_norm
+        if run.batch_size is None or config.model is not None or self._limits.reproducible_batches:
+            return Batches(*given)
+        block = small_blocks(self._division(kept), samples, self._limits.min_count)
+        return BlockBatches(*given, block, max(1, self._limits.min_count))
+
+    def choose(self, silo: Silo, rows: Rows, kept: KeptRows | None) -> Rows:
+        """The rows that are meant, as the site has them; their weights are put where the silo looks for them.
+
+        ``kept`` are the places of the silo's samples in the data set, where some of its rows are left out.
+        """
+        if rows.kind in ("fold", "half", "bootstrap") and not self._limits.reproducible_parts:
+            secret = self._division(kept)
+            rows = replace(rows, seed=secret)
+            if rows not in silo.kept:
+                block = blocks(secret, len(silo.X), self._limits.min_count)
+                if rows.kind == "fold" and rows.of > int(block.max(initial=0)) + 1:
+                    raise RefusalError(f"{rows.of} folds: its samples are in {int(block.max()) + 1} blocks; take fewer")
+                strata = np.zeros(int(block.max(initial=0)) + 1, np.int64)
+                np.add.at(strata, block, silo.strata)
+                counts = rows.counts(0, strata)[block]
+                silo.kept[rows] = silo.importance * torch.from_numpy(counts)
+        return rows
+
+    def tell(self, silo: Silo, asked: Iterable[Rows], kept: KeptRows | None) -> None:
+        """Take down which rows are behind some answers, before they are computed."""
+        for rows in dict.fromkeys(asked):
+            chosen = rows.kind in ("fold", "half", "bootstrap")
+            counts = np.ones(len(silo.X))
+            if chosen:
+                heavy = silo.importance > 0
+                counts = torch.where(heavy, silo.weights(rows) / silo.importance.where(heavy, 1.0), -1.0).numpy()
+            self.let_out(counts, kept)
+
+    def apart(self, kept: KeptRows | None, part: str, places: Ints, classes: Ints, ends: list[int]) -> list[bool]:
+        """Which groups of bins may be told apart, beside all that were told of the same samples before."""
+        samples = seal(self._data, part, len(places), b"" if kept is None else kept.places.tobytes())
+        book = Cuts(self._folder / "rows" / f"{samples[:32]}.npy", self._limits.min_count, self._ledger)
+        return book.apart(places, classes, ends)
+
+    def let_out(self, counts: npt.NDArray[Any], kept: KeptRows | None) -> None:
+        """Take down an answer in which samples count so often, and rows that are left out do not."""
+        if kept is not None:
+            every = np.full(kept.of, -1.0)
+            every[kept.places] = counts
+            counts = every
+        if len(counts) and bool((counts != counts[0]).any()):
+            self.rows.tell(counts)
+
+    def bind(self, order: Order, config: Config) -> None:
+        """Hold what a job is about; refuse an order of the same job that is about something else."""
+        if not order.tells:
+            return
+        held = {"experiment": seal(write(config.only({"name": AUTO}, config.seed)))}
+        if order.shape is not None:
+            held["method"] = seal(order.config)
+            held["shape"] = seal(order.shape.model_dump_json())
+            held["client number"] = seal(order.client)
+        if order.recipe:
+            held["recipe"] = seal(order.recipe)
+        if order.analysis is not None:
+            held["plan"] = seal(*(f"{kind} {count}" for kind, count in sorted(order.analysis.plan.items())))
+        self._ledger.bind(order.job, held)
+
+    def allow(self, order: Order, rule: Rule | None) -> None:
+        """Count a job that needs no further word because of a rule."""
+        if rule is not None:
+            self._ledger.grant(order.job, seal(rule.model_dump_json())[:16], rule.max_jobs, rule.max_evaluations)
+
+    def start(self, order: Order, digest: str) -> None:
+        """Hold the vectors from which a job's rounds begin."""
+        self._ledger.bind(order.job, {"start": digest})
+
+    def admit(self, order: Order, number: int, asked: Mapping[str, str], kinds: Mapping[str, int], **work: int) -> None:
+        """Take an analysis down: its digests, its work, and the kinds of its answers, of which the plan has so many."""
+        assert order.analysis is not None
+        if (plan := order.analysis.plan) and (odd := [kind for kind in kinds if kind not in plan]):
+            raise RefusalError(f"{odd[0]!r} is not among what this job said that it would ask")
+        self._ledger.admit(order.job, number, dict(asked), {k: (n, plan.get(k)) for k, n in kinds.items()}, **work)

@@ -1,0 +1,116 @@
+"""The steps of a learned recipe, and of a query, held against the recipe of the experiment.
+
+What was learned are constants: means, levels, knots. Which columns they are of, in which order, and which rows are left
+out is the recipe's word, which the site's people can read; steps that say something else are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedcomposite.data import FittedRecipe, Recipe
+from fedcomposite.data.queries import LevelCounts, Rules
+from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.spec import ConstantFill
+from fedcomposite.data.steps import (
+    Absent,
+    Complete,
+    Impute,
+    Interact,
+    Log,
+    OneHot,
+    Spline,
+    Standardize,
+    Step,
+    logarithm,
+)
+from fedcomposite.federation.site.policy import RefusalError
+
+_ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
+
+
+def check_steps(recipe: Recipe, steps: Sequence[Step], target: str | None = None) -> None:
+    """Refuse steps that are none of a recipe's; ``target`` is the column to predict, where it is known."""
+    kinds = [str(getattr(step, "kind", "")) for step in steps]
+    if not set(kinds) <= set(_ORDER) or kinds != sorted(set(kinds), key=_ORDER.index):
+        raise RefusalError("the steps are not those of a recipe")
+    for kind, step in zip(kinds, steps, strict=True):
+        if not _of_recipe(recipe, step, target):
+            raise RefusalError(f"the step {kind!r} is not that of the experiment's recipe")
+
+
+def _of_recipe(recipe: Recipe, step: Step, target: str | None) -> bool:
+    match step:
+        case Absent():
+            return True
+        case Complete(columns=columns):
+            return recipe.missing_target == "drop" and len(columns) == 1 and target in (None, columns[0])
+        case Impute():
+            return _filled(recipe, step)
+        case OneHot(columns=columns, unknown=unknown):
+            wanted = recipe.one_hot_columns
+            alike = all(wanted[k] in ("", v.reference) for k, v in columns.items() if k in wanted)
+            return columns.keys() == wanted.keys() and alike and unknown == recipe.unknown
+        case Log(offsets=offsets):
+            return offsets == recipe.log_offsets
+        case Spline(knots=knots):
+            at = {logarithm(k, recipe.log_offsets[k]) if k in recipe.log_offsets else k: v
+                  for k, v in recipe.splines.items()}  # fmt: skip
+            return knots.keys() == at.keys() and all(
+                len(knots[k]) == v if isinstance(v, int) else knots[k] == list(v) for k, v in at.items()
+            )
+        case Interact(pairs=pairs):
+            return all(
+                any(_made(recipe, x, a) and _made(recipe, y, b) for a, b in recipe.interactions) for x, y in pairs
+            )
+        case Standardize(mean=mean, sd=sd):
+            return recipe.standardize is not False and mean.keys() == sd.keys()
+    return False
+
+
+def _filled(recipe: Recipe, step: Impute) -> bool:
+    """Whether gaps are filled as the recipe says: by its constants, or by something that is learned."""
+    for name, value in step.values.items():
+        way = recipe.filling(name)
+        text = name in recipe.one_hot_columns
+        if way is None:
+            return False
+        if isinstance(way, ConstantFill) and value != (str(way.constant) if text else way.constant):
+            return False
+        if isinstance(way, int | float) and value != (f"{way:g}" if text else way):
+            return False
+    flagged = recipe.indicators
+    return flagged is True or set(step.indicators) <= set(flagged if isinstance(flagged, list) else ())
+
+
+def _made(recipe: Recipe, term: str, column: str) -> bool:
+    """Whether a term is a column, or was made from it."""
+    base = logarithm(column, recipe.log_offsets[column]) if column in recipe.log_offsets else column
+    return term in (column, base) or term.startswith((f"{column}=", f"{base} spline "))
+
+
+def bends(steps: Sequence[Step]) -> dict[str, list[float]]:
+    """The constants of steps that are not straight lines, by what they are of."""
+    found: dict[str, list[float]] = {}
+    for step in steps:
+        if isinstance(step, Spline):
+            found |= {f"knots of {name!r}": list(knots) for name, knots in step.knots.items()}
+        elif isinstance(step, Log):
+            found |= {f"offsets of the logarithm of {name!r}": [offset] for name, offset in step.offsets.items()}
+    return found
+
+
+def check_learned(recipe: Recipe, learned: FittedRecipe, sheet: Sheet, rules: Rules) -> None:
+    """Refuse a learned recipe that is not the experiment's, or whose levels lack one that this site would tell of."""
+    if learned.recipe.model_dump() != recipe.model_dump():
+        raise RefusalError("the learned recipe is not the one of the experiment")
+    check_steps(recipe, learned.steps, learned.target)
+    for i, step in enumerate(learned.steps):
+        if isinstance(step, OneHot):
+            before = sheet
+            for one in learned.steps[:i]:
+                before = one.apply(before)
+            names = [name for name in step.columns if name in before.columns]
+            told = LevelCounts(columns=names).ask(before, rules)
+            if any(not set(told[f"levels:{name}"]) <= set(step.columns[name].levels) for name in names):
+                raise RefusalError("the learned levels of a category are not all that this site has told")

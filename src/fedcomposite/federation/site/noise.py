@@ -1,0 +1,60 @@
+"""Counts and refusals that say nothing exact: they have noise, by a secret and by what is asked.
+
+The same question has the same answer however often it is asked, in whatever job, so that nothing averages out;
+questions that differ a little have noise of their own, and the ledger counts them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SHAPE, _SPREAD = 3.0, 0.2  # of the margin's slack; its density is flat zero where it begins
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Random numbers of one question."""
+    return np.random.Generator(np.random.Philox(key=seed))
+
+
+def rounded(values: Tensor, base: int, draw: np.random.Generator) -> Tensor:
+    """Each value rounded to a multiple of ``base`` next to it, at random so that its mean is the value."""
+    if base <= 1:
+        return values
+    whole = torch.floor(values / base)
+    chance = torch.from_numpy(draw.random(tuple(values.shape))).to(values)
+    return base * (whole + (chance < values / base - whole).to(values))
+
+
+def slack(draw: np.random.Generator) -> float:
+    """By what factor, at least 1, a margin may be larger than the largest one that is allowed."""
+    return 1.0 + float(draw.gamma(_SHAPE, _SPREAD))
+
+
+def noised(values: Tensor, scale: float, draw: np.random.Generator) -> Tensor:
+    """Counts with whole numbers of Laplace noise, none below zero; a scale of 0 leaves them as they are."""
+    if scale <= 0:
+        return values
+    noise = np.rint(draw.laplace(0.0, scale, tuple(values.shape)))
+    return (values + torch.from_numpy(noise).to(values)).clamp(min=0.0)
+
+
+def metric_counts(name: str, row: Tensor, scale: float, draw: np.random.Generator) -> Tensor:
+    """The counts of a metric, with noise on those that depend on a model; sums that are no counts stay as they are."""
+    if name in ("accuracy", "balanced_accuracy", "f1"):
+        hits, of = row.chunk(2, -1)
+        if name == "f1":
+            of = noised(of, scale, draw)
+        return torch.cat([noised(hits, scale, draw).minimum(of / 2 if name == "f1" else of), of], -1)
+    return noised(row, scale, draw) if name in ("auc", "calibration_error") else row
+
+
+def histograms(told: Tensor, scale: float, draw: np.random.Generator) -> Tensor:
+    """Joined histograms ``(models, 2, 2, bins)``: a group's count has the same noise at its lowest and highest bin."""
+    made = told.clone()
+    for ends in (one[:, kind] for one in made for kind in range(2)):
+        low, high = (torch.nonzero(end).flatten() for end in ends)
+        ends[0, low] = noised(ends[0, low], scale, draw).clamp(min=1.0)
+        ends[1, high] = ends[0, low]
+    return made

@@ -1,0 +1,878 @@
+"""A coordinator that follows no protocol against what sites bind, choose and remember: each attack succeeds where a
+site opts out, and fails by default."""
+
+import itertools
+import json
+import os
+import tomllib
+
+import numpy as np
+import pandas as pd
+import pytest
+import tomli_w
+import torch
+from analyst import PLAIN as ANALYST
+from local_federation import L1, LocalSites, alone, federate, make_sites, method, opened, write
+from lone_site import D, M, ask, experiment, people
+from lone_site import make_site as make_lone
+from secure_sites import make_keys, secure_sites
+
+import fedcomposite as fc
+from fedcomposite.data import Silos
+from fedcomposite.data.describing import look_at
+from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Outside, Schema
+from fedcomposite.data.steps import Complete, Impute, Interact, Local, Log, OneHot, Spline
+from fedcomposite.experiments import Config
+from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
+from fedcomposite.federation.coordinator.plans import PLANS
+from fedcomposite.federation.orders import Order, Shape
+from fedcomposite.federation.secure.keys import MaskKeys
+from fedcomposite.federation.shape import parse
+from fedcomposite.federation.site import noise, table_site
+from fedcomposite.federation.site.approval import Approval, Approvals, Rule, digest
+from fedcomposite.federation.site.audit import Audit
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.site import Site
+from fedcomposite.federation.site.table_files import TableFile
+from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.problems import Problem
+from fedcomposite.runtime import Driver
+from fedcomposite.runtime.protocol import ALL, Introduce, Rows, losses, newton, silos_of
+from fedcomposite.testing import small_problem
+
+WAIT = Settings(secure=True)
+SKIP = Settings("skip", secure=True, patience=0.0)
+NAMES = [f"f{j}" for j in range(D)]
+
+
+@pytest.fixture(autouse=True)
+def volatile(monkeypatch):
+    """Files of a test need not survive a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="module")
+def silos():
+    base = small_problem(method("FedNMap")).silos
+    return Silos.from_arrays([base[i] for i in range(4)], names=["a", "b", "c", "d"])
+
+
+class Tampering(LocalSites):
+    """Orders that are changed on their way: ``tamper(order, vectors)`` gives both anew."""
+
+    def __init__(self, sites, tamper):
+        super().__init__(sites)
+        for site in sites:
+            answer = site.answer
+            site.answer = lambda content, answer=answer: answer(self._changed(content, tamper))
+
+    def _changed(self, content, tamper):
+        record = dict(content)
+        vectors = wire.deserialise(record["vectors"]) if "vectors" in record else {}
+        order, vectors = tamper(Order.read(wire.text(content, "order")), vectors)
+        return wire.content(order=order.model_dump_json(), **({"vectors": vectors} if vectors else {}))
+
+
+def refusal(answer):
+    return wire.text(answer, "refusal") if wire.kind(answer) == "refusal" else ""
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+PLAIN = tomllib.loads(ANALYST)
+
+
+def frame_of(name, size=60, seed=0):
+    """Patients of one site: an identifier, two measurements, one of them with gaps, a kind, an outcome."""
+    draw = np.random.default_rng([seed, *name.encode()])
+    made = pd.DataFrame({"id": [f"{name}-{i:04d}" for i in draw.permutation(size)], "age": draw.normal(50, 9, size)})
+    made["dose"] = draw.normal(3, 1, size).round(2)
+    made["kind"] = draw.choice(["x", "y"], size)
+    made["sick"] = (draw.random(size) < 0.5).astype(float)
+    return made
+
+
+@pytest.fixture
+def consortium(tmp_path):
+    """``make(recipe, **limits)``: sites with tables and a way to ask them; the limits of a first try by default."""
+    times = itertools.count()
+
+    def make(recipe, frames=None, secure=None, folder=None, job=None, drop=("id",), **limits):
+        place, jobs = tmp_path / (folder or str(next(times))), job or f"job{next(times)}"
+        frames = frames or {name: frame_of(name) for name in ("a", "b", "c")}
+        keys, sites = make_keys(frames), []
+        for name, frame in frames.items():
+            place.mkdir(exist_ok=True, parents=True)
+            frame.to_csv(place / f"{name}.csv", index=False)
+            source = TableFile(name, place / f"{name}.csv", Local(drop=list(drop)))
+            peers = {k: v.public_key() for k, v in keys.items() if k != name}
+            own = Limits(**limits)
+            sites.append(
+                TableSite(
+                    name, StateStore(place / name), own, source=source, vault=MaskKeys(name, own, keys[name], peers)
+                )
+            )
+        grid = LocalSites(sites)
+        text = tomli_w.dumps({**PLAIN, "recipe": recipe})
+        return Inquiry(grid, list(frames), grid.permitted, parse(text, recipe=True), jobs, secure)
+
+    return make
+
+
+def ready(asking, target="sick"):
+    """After the recipe was learned and the sites were met."""
+    asking.recipe = learn(Driver(asking), asking.config, target)
+    asking.meet()
+    return asking
+
+
+def gradient(asking, x=None, by_site=True):
+    """Plain sums over rows at a model: of the first site, or over all."""
+    d = len(asking.recipe.features) + 1
+    x = torch.zeros(d, dtype=torch.float64) if x is None else x
+    asked = newton(x, torch.zeros(d, dtype=torch.bool), ALL)
+    return (Driver(asking).each([asked])[0][0] if by_site else asking.ask([asked])[0])["gradient"].numpy()
+
+
+# -- 1. bound ---------------------------------------------------------------------------------------------------------
+
+
+def replies(silos, folder, start, settings, **limits):
+    """The mean reply of round 1, when site a alone is told to begin elsewhere."""
+
+    def elsewhere(order, vectors):
+        if order.site == "a" and "start" in vectors:
+            vectors["start"] = vectors["start"] + start
+        return order, vectors
+
+    grid = Tampering(secure_sites(silos, folder, opened(**limits)), elsewhere)
+    text = write(method("FedDR"), L1, rounds=1)
+    _, run = federate(grid, text, settings)
+    return run.solution
+
+
+def test_another_start_for_one_site_gives_nothing_of_it_alone(silos, tmp_path):
+    """Where sites may go away each begins when it first takes part, and a difference of two jobs is of one site."""
+    away = torch.linspace(-1, 1, 8, dtype=torch.float64)
+    loose = [replies(silos, tmp_path / str(i), i * away, SKIP, changing_cohorts=True) for i in range(2)]
+    assert float((loose[1] - loose[0]).abs().max()) > 1e-3
+    replies(silos, tmp_path / "honest", 0.0 * away, WAIT)
+    with pytest.raises(FederationError, match="do not cancel"):
+        replies(silos, tmp_path / "tight", away, WAIT)
+
+
+@pytest.mark.parametrize("fields", [{"last": -1}, {"position": 3}, {"cohort": 3}, {"client": 1}])
+def test_a_sites_own_numbers_follow_from_what_all_are_told(silos, tmp_path, fields):
+    def lying(order, vectors):
+        wrong = order.site == "a" and order.train and order.round == 1
+        if wrong and "last" in fields:
+            vectors["start"] = vectors["message.x"].clone() if "message.x" in vectors else vectors["message.z"].clone()
+        return (order.model_copy(update=fields) if wrong else order), vectors
+
+    grid = Tampering(secure_sites(silos, tmp_path), lying)
+    with pytest.raises(FederationError, match=r"refuses: .*(not those that follow|do not fit together)"):
+        federate(grid, write(method("FedNMap"), L1, rounds=3), WAIT)
+
+
+def named_site(folder, **limits):
+    """The lone site of 46 rows, with names of columns."""
+    silos = Silos.from_arrays([people()], names=["a"], feature_names=NAMES)
+    return Site("a", silos, StateStore(folder), Limits(**limits))
+
+
+def evaluations(site, orders):
+    """Gradients at one model under several orders of the columns, in a job for each order or in one."""
+    model = torch.linspace(-0.3, 0.4, D, dtype=torch.float64)
+    found = []
+    for names, job in orders:
+        shape = Shape(features=[D], dtype="float64", labels=[0.0, 1.0], names=names, clients=3)
+        order = Order(job=job, site="a", config=experiment(), shape=shape, evaluate=True)
+        vectors = {"buffers": torch.zeros(0, dtype=torch.float64), "model": model}
+        answer = site.answer(wire.content(order=order.model_dump_json(), vectors=vectors))
+        if wire.kind(answer) != "refusal":
+            found.append(wire.deserialise(answer["vectors"])["gradient"])
+    return found
+
+
+def test_columns_in_another_order_are_no_further_models(tmp_path):
+    """One model under 100 permutations was 100 models in one round of one job."""
+    some = [list(names) for names in itertools.islice(itertools.permutations(NAMES), 100)]
+    assert (
+        len(evaluations(named_site(tmp_path / "a", jobs_per_day=1000), [(n, f"j{i}") for i, n in enumerate(some)]))
+        == 100
+    )
+    assert len(evaluations(named_site(tmp_path / "b"), [(n, "job") for n in some])) == 1
+
+
+def asked(site, config, plan, kind, job="job", number=1):
+    """One question of an analysis with a plan, at the site of 46 rows."""
+    shape = None if kind in ("schema", "introduction") else {
+        "features": [D], "dtype": "float64", "labels": [0.0, 1.0], "names": NAMES, "clients": 3,
+        "sites": ["a", "b", "c"],
+    }  # fmt: skip
+    analysis = {"number": number, "plan": plan}
+    if kind == "schema":
+        analysis["queries"] = ['{"name": "schema"}']
+    elif kind != "introduction":
+        analysis["questions"] = [{"name": kind}]
+    order = Order.model_validate({"job": job, "site": "a", "config": config, "shape": shape, "analysis": analysis})
+    vectors = {"0.x": torch.zeros(D, dtype=torch.float64)}
+    more = {"vectors": vectors} if shape is not None else {}
+    return site.answer(wire.content(order=order.model_dump_json(), **more))
+
+
+def test_a_yes_is_for_the_kinds_and_numbers_of_answers_that_were_shown(tmp_path):
+    """To a question about columns it was one to every question."""
+    config = experiment()
+    free = named_site(tmp_path / "free")
+    assert wire.kind(asked(free, config, {}, "schema")) == "answers"
+    assert wire.kind(asked(free, config, {}, "information", number=2)) == "report"
+    site, approvals = named_site(tmp_path / "a"), Approvals(tmp_path / "a", Approval(required=True))
+    site._approvals = approvals
+    assert "does not say what it will ask" in refusal(asked(site, config, {}, "schema"))
+    plan = {"schema": 2}
+    assert "waits for approval" in refusal(asked(site, config, plan, "schema"))
+    (name,) = approvals.all()
+    assert approvals.all()[name]["plan"] == plan
+    approvals.decide(name, "approved")
+    assert wire.kind(asked(site, config, plan, "schema")) == "answers"
+    assert "not among what this job said" in refusal(asked(site, config, plan, "information", number=2))
+    more = {"schema": 2, "information": 1}
+    assert "waits for approval" in refusal(asked(site, config, more, "information", number=2))
+    assert wire.kind(asked(site, config, plan, "schema", number=3)) == "answers"
+    assert "said that it would ask for 2 'schema'" in refusal(asked(site, config, plan, "schema", number=4))
+    assert "waits for approval at the site once more" in refusal(asked(site, config, plan, "schema", job="other"))
+    approvals.decide(name, "approved", jobs=2)
+    for job in ("other", "another"):
+        assert wire.kind(asked(site, config, plan, "schema", job=job)) == "answers"
+    assert "once more" in refusal(asked(site, config, plan, "schema", job="a-third"))
+
+
+def test_a_plan_is_part_of_a_job(tmp_path):
+    site = named_site(tmp_path)
+    asked(site, experiment(), {"schema": 1}, "schema")
+    assert "its plan is not the one" in refusal(asked(site, experiment(), {"schema": 9}, "schema", number=2))
+
+
+def test_a_yes_to_open_steps_is_one_to_steps(tmp_path):
+    """Whatever else is filled in is another experiment."""
+
+    def text(**fields):
+        content = {"algorithm": {"name": "FedNMap", **fields}, "run": {"rounds": 3}, "regularizer": L1}
+        return tomli_w.dumps(content)
+
+    approvals = Approvals(tmp_path, Approval(required=True))
+    site = named_site(tmp_path)
+    site._approvals = approvals
+
+    def introduced(config):
+        return refusal(site.answer(wire.content(order=Order(job="job", site="a", config=config).model_dump_json())))
+
+    assert "waits" in introduced(text(steps="auto", local_steps=2))
+    approvals.decide(digest(parse(text(steps="auto", local_steps=2))), "approved")
+    steps = {"step": 0.1, "server_step": 1.0, "gamma": 0.2}
+    assert not introduced(text(**steps, local_steps=2))
+    assert "waits" in introduced(text(**steps, local_steps=2, partial_participation=True))
+    assert "waits" in introduced(text(**steps, local_steps=7))
+
+
+def measured(site, count, job=lambda r: "job"):
+    """How many evaluations are answered, of experiments with two measured models, each asked for at two."""
+    shape = Shape(features=[D], dtype="float64", labels=[0.0, 1.0], names=NAMES, clients=3)
+    config, answered = experiment(rounds=1), 0
+    for r in range(count):
+        model = torch.full((D,), r / count, dtype=torch.float64)
+        order = Order(job=job(r), site="a", config=config, shape=shape, round=r % 4 // 2, evaluate=True)
+        vectors = {"buffers": torch.zeros(0, dtype=torch.float64), "model": model}
+        answered += wire.kind(site.answer(wire.content(order=order.model_dump_json(), vectors=vectors))) == "report"
+    return answered
+
+
+def test_evaluations_of_a_class_of_experiments_are_counted(tmp_path):
+    """Three for each job were 300 in a day."""
+    rule = {"methods": ["FedAvg"], "losses": ["logistic"], "max_rounds": 9, "max_evaluations": 3, "secure": False}
+    for place, more, most in (
+        ("a", {}, 9),
+        ("b", {"max_jobs": 1}, 3),
+        ("c", {"max_jobs": 100, "max_evaluations": 9}, 100),
+    ):
+        site = named_site(tmp_path / place)
+        site._approvals = Approvals(tmp_path / place, Approval(required=True, allow=[Rule(**{**rule, **more})]))
+        assert measured(site, 100, lambda r: f"j{r // 4}") == most
+
+
+def test_a_line_of_the_audit_log_commits_to_the_question(silos, tmp_path):
+    key = make_keys(["a"])["a"]
+    site = Site("a", alone(silos, 0), StateStore(tmp_path), opened(), audit=Audit(tmp_path, key))
+    grid = LocalSites([site])
+    federate(grid, write(method("FedNMap"), L1, rounds=2))
+    lines = Audit(tmp_path, key).verify()
+    assert [line["question"] for line in lines] == [wire.digest(content) for _, content, _ in grid.log]
+    assert len({line["question"] for line in lines}) == len(lines)
+    assert json.loads((tmp_path / "ledger.json").read_text())["jobs"]["job"]["bound"].keys() >= {"experiment", "shape"}
+
+
+# -- 2. the asker chooses no rows and reads no files -------------------------------------------------------------------
+
+
+def known_folds(site, jobs):
+    """Sums of y x over folds whose rows follow from a seed: a linear system for the rows times their labels."""
+    system, right = [], []
+    for seed in range(jobs):
+        config = f"seed = {seed}\n" + experiment("least_squares")
+        shape = {"features": [D], "dtype": "float64", "names": NAMES, "clients": 3, "sites": ["a", "b", "c"]}
+        rows = {"kind": "fold", "number": 0, "of": 2, "held": True, "seed": seed}
+        analysis = {"questions": [{"name": "newton", "rows": rows}]}
+        order = {"job": f"j{seed}", "site": "a", "config": config, "shape": shape, "analysis": analysis}
+        vectors = {"0.x": torch.zeros(D, dtype=torch.float64), "0.working": torch.zeros(D, dtype=torch.bool)}
+        answer = site.answer(wire.content(order=Order.model_validate(order).model_dump_json(), vectors=vectors))
+        if wire.kind(answer) == "refusal":
+            raise RefusalError(wire.text(answer, "refusal"))
+        got = wire.deserialise(answer["vectors"])
+        inside = Rows("fold", 0, 2, True, seed).counts(0, np.zeros(M, np.int64))
+        system.append(inside / inside.sum())
+        right.append(-got["0.gradient"].numpy())
+    return np.linalg.lstsq(np.stack(system), np.stack(right), rcond=None)[0]
+
+
+def test_folds_tell_no_rows(tmp_path):
+    """70 jobs with folds that the asker knows were all rows and labels of the site."""
+    X, y = people()
+    found = known_folds(named_site(tmp_path / "a", reproducible_parts=True, min_count=1), 70)
+    np.testing.assert_allclose(found, X * y[:, None], atol=1e-6)
+    with pytest.raises(RefusalError, match="would tell of fewer than min_count = 5 rows"):
+        known_folds(named_site(tmp_path / "b", reproducible_parts=True), 70)
+    found = known_folds(named_site(tmp_path / "c"), 70)
+    assert not (np.abs(found - X * y[:, None]).max(1) < 1e-3)[y > 0].any()
+
+
+def test_parts_are_unions_of_blocks(tmp_path):
+    """The same in every job, whatever its seed: folds, halves and weights are constant on blocks of five or more."""
+    site = named_site(tmp_path)
+    X, y = people()
+    problem = Problem(site.silos, loss="logistic")
+    (silo,) = silos_of(problem)
+    labels = []
+    for kind, number, of in [("fold", k, n) for n in (2, 3, 5) for k in range(n)] + [("half", k, 1) for k in range(9)]:
+        labels.append((silo.weights(site.gate.choose(silo, Rows(kind, number, of, seed=number), None))).numpy())
+    labels.append(silo.weights(site.gate.choose(silo, Rows("bootstrap", 3, seed=2), None)).numpy())
+    _, counts = np.unique(np.stack(labels, 1), axis=0, return_counts=True)
+    assert counts.min() >= 5
+    assert len(counts) == M // 5
+    sizes = [float(silo.weights(site.gate.choose(silo, Rows("fold", k, 4, True), None)).sum()) for k in range(4)]
+    assert sum(sizes) == M
+    assert max(sizes) - min(sizes) <= 11
+    assert len(X) == len(y)
+
+
+def batches(site, rounds):
+    """Gradients of least squares at zero on minibatches, one each round."""
+    config, zero = experiment("least_squares", batch_size=10), np.zeros(D)
+    return np.stack([ask(site, config, round=r, message=zero, labels=())[1]["reply.dx"].numpy() for r in range(rounds)])
+
+
+def test_minibatches_are_of_whole_blocks(tmp_path):
+    """An outlier is in some batches and not in others, of which the differences are about that patient."""
+    X, y = people()
+    loose = batches(make_lone(tmp_path / "a", reproducible_batches=True), 200)
+    assert len(np.unique(loose.round(12), axis=0)) == 200
+    told = batches(make_lone(tmp_path / "b"), 200)
+    count = M // 5
+    assert len(np.unique(told.round(12), axis=0)) <= count * (count + 1) // 2  # two blocks each
+    np.testing.assert_allclose(told.mean(0), (X * y[:, None]).mean(0), atol=0.15)
+    site = make_lone(tmp_path / "c")
+    drawn = site.gate.batches(parse(experiment(batch_size=10)), 3, M, None)
+    rows = drawn.draw(np.zeros(1, np.uint64), np.array([M], np.uint64), 0, range(4000))
+    weight = np.bincount(rows.astype(int).ravel(), minlength=M) / rows.size * M
+    np.testing.assert_allclose(weight, 1.0, atol=0.15)  # every row counts alike
+
+
+def test_a_file_is_read_as_the_site_says(consortium):
+    """With another separator it is one column: whole lines, identifiers among them."""
+    foreign = {"sites": {"a": {"separator": "|"}}, "absent": "missing"}
+    asking = consortium(foreign, foreign_reading=True, drop=())
+    (columns, *_) = asking.ask([Schema()])[0]
+    assert "id" in columns["columns"][0]
+    with pytest.raises(FederationError, match=r"how its file is written .separator. is the site's word"):
+        consortium(foreign).ask([Schema()])
+    (columns, *_) = consortium({}).ask([Schema()])[0]
+    assert "id" not in columns["columns"]
+
+
+def test_a_recipe_makes_no_site_stand_out_in_a_secure_sum(consortium):
+    """Units of nearly zero at all other sites leave one site's rows in the sum."""
+    tiny = {"units": {"age": {"scale": 1e-30}, "dose": {"scale": 1e-30}}}
+    recipe = {"drop": ["kind"], "standardize": False, "sites": {"b": tiny, "c": tiny}}
+    alone = gradient(ready(consortium(recipe, secure=WAIT, foreign_reading=True)), by_site=False)
+    frame = frame_of("a")
+    np.testing.assert_allclose(
+        alone[:2], (frame[["age", "dose"]].to_numpy() * (0.5 - frame[["sick"]].to_numpy())).sum(0)
+    )
+    with pytest.raises(FederationError, match=r"belongs into its site\.toml"):
+        ready(consortium(recipe, secure=WAIT))
+    ready(consortium({"drop": ["kind"]}, secure=WAIT))
+
+
+def filtered(asking, steps):
+    """The number of rows that is told under steps of somebody's own in a learned recipe."""
+    asking.recipe = learn(Driver(asking), asking.config, "sick")
+    asking.recipe = asking.recipe.model_copy(update={"steps": [*steps, *asking.recipe.steps]})
+    (first, *_) = Driver(asking).ask([Introduce()])[0]
+    return json.loads(first)["samples"]
+
+
+def test_a_learned_recipe_is_no_filter_of_rows(consortium, monkeypatch):
+    recipe, oldest = {"drop": ["kind"]}, float(frame_of("a")["age"].max())
+    chosen = [Local(missing={"age": [oldest]}), Complete(columns=["age"])]
+    with pytest.raises(FederationError, match="not those of a recipe"):
+        filtered(consortium(recipe), chosen)
+    with pytest.raises(FederationError, match="'complete' is not that of the experiment's recipe"):
+        filtered(consortium(recipe), chosen[1:])
+    assert filtered(consortium(recipe), []) == 60
+    monkeypatch.setattr(table_site, "check_learned", lambda *given: None)  # as it was
+    with pytest.raises(FederationError, match="would tell of fewer than min_count"):
+        filtered(consortium(recipe), chosen)
+    assert filtered(consortium(recipe, min_count=1), chosen) == 59
+
+
+def wrong(learned, **steps):
+    """A learned recipe with another step of a kind."""
+    return learned.model_copy(update={"steps": [steps.get(step.kind, step) for step in learned.steps]})
+
+
+def test_constants_are_learned_and_nothing_else(consortium):
+    """Each step is held against the recipe: its columns, its constants, its levels."""
+    recipe = {
+        "impute": {"dose": 3.0, "age": "mean"}, "one_hot": ["kind"], "log": {"dose": 9.0}, "splines": {"age": 3},
+        "interactions": [["age", "kind"]], "indicators": ["dose"],
+    }  # fmt: skip
+    asking = consortium(recipe)
+    learned = learn(Driver(asking), asking.config, "sick")
+    kinds = {step.kind: step for step in learned.steps}
+    assert set(kinds) == {"impute", "one_hot", "log", "spline", "interact", "standardize"}
+    others = [
+        {"impute": Impute(values={"dose": 9.0, "age": 50.0}, indicators=["dose"])},
+        {"impute": Impute(values={"dose": 3.0, "age": 50.0}, indicators=["age"])},
+        {"one_hot": OneHot(columns={"kind": {"levels": ["x", "(other)"], "reference": "x"}})},
+        {"log": Log(offsets={"dose": 8.0})},
+        {"spline": Spline(knots={"age": [1.0, 2.0, 3.0, 4.0]})},
+        {"interact": Interact(pairs=[("age", "age")])},
+    ]
+    for i, change in enumerate(others):
+        asking = consortium(recipe, job=f"other{i}", folder="same")
+        asking.recipe = wrong(learned, **change)
+        with pytest.raises(FederationError, match=r"is not that of the experiment's recipe|levels of a category"):
+            asking.meet()
+    asking = consortium(recipe, job="right", folder="same")
+    asking.recipe = learned
+    asking.meet()
+
+
+def test_values_are_read_alike_in_all_jobs(consortium):
+    """What one patient has, called missing, is a difference of two jobs."""
+    frames = {name: frame_of(name) for name in ("a", "b", "c")}
+    frames["a"].loc[7, "age"] = 97.0
+    plain, marked = (
+        {"drop": ["kind"], "impute": 0.0, "standardize": False, **more} for more in ({}, {"missing": {"age": [97.0]}})
+    )
+    row, sick = frames["a"].loc[7, ["age", "dose"]].to_numpy(float), frames["a"].loc[7, "sick"]
+    one, two = (gradient(ready(consortium(r, frames, folder="loose", min_count=1))) for r in (plain, marked))
+    assert (one - two)[0] == pytest.approx((0.5 - sick) * row[0])
+    gradient(ready(consortium(plain, frames, folder="tight")))
+    with pytest.raises(FederationError, match="read otherwise than in an earlier job"):
+        ready(consortium(marked, frames, folder="tight"))
+    ready(consortium(marked, frames, folder="first"))  # one way of reading is as good as another
+
+
+def test_labels_are_the_same_in_all_jobs(consortium):
+    frames = {name: frame_of(name).assign(sick=lambda f: f["sick"].astype(int).astype(str)) for name in ("a", "b", "c")}
+    frames["a"].loc[7, "sick"] = "2"
+    ready(consortium({"target": {"0": 0, "1": 1, "2": 1}, "drop": ["kind"]}, frames, folder="x"))
+    with pytest.raises(FederationError, match="read otherwise than in an earlier job"):
+        ready(consortium({"target": {"0": 0, "1": 1, "2": 0}, "drop": ["kind"]}, frames, folder="x"))
+
+
+# -- 3. one gate -------------------------------------------------------------------------------------------------------
+
+
+def lone(folder, X, y, loss, x, **limits):
+    """What one round of ProxNewton tells of a site's rows at a model."""
+    site = make_lone(folder, (X, y), **limits)
+    config = experiment(loss, method={"name": "ProxNewton"})
+    shape = Shape(features=[D], dtype="float64", labels=[0.0, 1.0], clients=3)
+    order = Order(job="job", site="a", config=config, shape=shape, train=True, cohort=3)
+    vectors = {"buffers": torch.zeros(0, dtype=torch.float64), "start": torch.zeros(D, dtype=torch.float64)}
+    vectors |= {"message.x": torch.as_tensor(x), "message.working": torch.ones(D, dtype=torch.bool)}
+    answer = site.answer(wire.content(order=order.model_dump_json(), vectors=vectors))
+    if wire.kind(answer) == "refusal":
+        raise RefusalError(wire.text(answer, "refusal"))
+    return wire.deserialise(answer["vectors"])
+
+
+def test_a_column_of_one_patient_is_no_row_of_a_rounds_hessian(tmp_path):
+    """It was refused in an analysis, and told in a round."""
+    X, y = people()
+    X[:, 2] = 0.0
+    X[7, 2] = 1.0
+    got = lone(tmp_path / "a", X, y, "logistic", np.zeros(D), min_count=1)
+    packed = got["reply.hessian"].numpy()
+    H = np.zeros((D, D))
+    H[np.triu_indices(D)] = packed
+    H = H + np.triu(H, 1).T
+    np.testing.assert_allclose(H[2] / H[2, 2], X[7], atol=1e-9)
+    with pytest.raises(RefusalError, match="min_count = 5 samples differ from the others"):
+        lone(tmp_path / "b", X, y, "logistic", np.zeros(D))
+
+
+def test_rows_without_one_value_or_another_are_no_patient(consortium):
+    """Rows with a target in one column against those with one in another differ by a few patients."""
+    frames = {name: frame_of(name) for name in ("a", "b", "c")}
+    for name in frames:
+        frames[name]["other"] = 1 - frames[name]["sick"]
+        frames[name].loc[10:17, ["sick", "other"]] = np.nan
+    frames["a"].loc[7, "other"] = np.nan
+    recipe = {"drop": ["kind"], "missing_target": "drop", "impute": 0.0, "standardize": False}
+
+    def total(target, **more):
+        query = Moments(columns=["age"], steps=[Complete(columns=[target])])
+        return consortium(recipe, frames, **more).ask([query])[0][0]["sum"][0]
+
+    one, two = (total(target, folder="loose", min_count=1) for target in ("sick", "other"))
+    assert one - two == pytest.approx(frames["a"].loc[7, "age"])
+    total("sick", folder="tight")
+    with pytest.raises(FederationError, match="with what was answered before"):
+        total("other", folder="tight")
+
+
+def one_edge(asking, column, low, high):
+    """Single values from histograms with one edge each: bisection until the count changes by one."""
+    asking.plan, edges, counts, found = {}, np.linspace(low, high, 400), [], []
+    for edge in edges.tolist():
+        told = asking.ask([Below(edges={column: [edge]})])[0][0]
+        counts.append(int(told[f"low:{column}"][0]) if told[f"low:{column}"] == told[f"high:{column}"] else None)
+    for a, b, left, right in zip(counts, counts[1:], edges, edges[1:], strict=False):
+        if a is not None and b is not None and b - a == 1:
+            found.append((left, right))
+    return found
+
+
+def test_histograms_of_one_edge_tell_no_single_value(consortium):
+    ages = frame_of("a")["age"].to_numpy()
+    found = one_edge(consortium({"drop": ["kind"]}, min_count=1), "age", ages.min() - 1, ages.max() + 1)
+    assert sum(any(a <= age < b for a, b in found) for age in ages) >= 40
+    assert not one_edge(consortium({"drop": ["kind"]}), "age", ages.min() - 1, ages.max() + 1)
+
+
+def hinges(asking, at):
+    """Sums of a spline's term with its knots close around a number: a hinge there."""
+    asking.plan, found = {}, []
+    for v in at:
+        steps = [Spline(knots={"age": [v - 1e-2, v, v + 1e-2]})]
+        found.append(asking.ask([Moments(columns=["age spline 1"], steps=steps)])[0][0]["sum"][0])
+    return np.array(found)
+
+
+def test_knots_that_move_past_patients_are_counted(consortium):
+    """The second difference of the sums is how many patients are between."""
+    recipe, ages = {"drop": ["kind"], "splines": {"age": 3}}, frame_of("a")["age"].to_numpy()
+    at = np.linspace(np.quantile(ages, 0.3), np.quantile(ages, 0.6), 60)
+    second = np.diff(hinges(consortium(recipe, min_count=1), at), 2)
+    there = np.array([((ages > low) & (ages < high)).any() for low, high in zip(at, at[2:], strict=False)])
+    assert ((second > 1e-3 * second.max()) == there).mean() > 0.9
+    with pytest.raises(FederationError, match="the knots of 'age' were chosen in 10 ways already"):
+        hinges(consortium(recipe), at)
+
+
+def test_other_levels_are_asked_of_categories(consortium):
+    """Products of columns have as many levels as there are patients."""
+    recipe = {"one_hot": ["kind"], "interactions": [["age", "dose"]]}
+    product = Interact(pairs=[("age", "dose")])
+    with pytest.raises(FederationError, match="recipe's categories, before they are coded"):
+        consortium(recipe).ask([Outside(known={"age:dose": ["1"]}, steps=[product])])
+    with pytest.raises(FederationError, match="recipe's categories, before they are coded"):
+        consortium(recipe).ask([Outside(known={"age": ["1"]})])
+    assert consortium(recipe).ask([Outside(known={"kind": ["x", "y"]})])[0][0]["outside:kind"][0] == 0
+
+
+def moved_edge(site, X, y, bias=0.0):
+    """Sums of scores on either side of an edge, which is moved from below a patient's margin to above it."""
+    order = np.argsort(X[:, 0])
+    at = [float(X[order[k : k + 2], 0].mean()) for k in (19, 20)]  # the patient order[20] is between
+    sums = []
+    for i, edge in enumerate(at):
+        x = torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64)
+        shape = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "names": NAMES, "clients": 3,
+                 "sites": ["a", "b", "c"]}  # fmt: skip
+        analysis = {"number": i + 1, "questions": [{"name": "scores", "count": 1}]}
+        asked_for = {"job": "job", "site": "a", "config": experiment(), "shape": shape, "analysis": analysis}
+        vectors = {"0.x": x, "0.edges": torch.tensor([edge], dtype=torch.float64)}
+        answer = site.answer(wire.content(order=Order.model_validate(asked_for).model_dump_json(), vectors=vectors))
+        sums.append(wire.deserialise(answer["vectors"])["0.counts"].numpy())
+    return X[order[20], 0], sums
+
+
+def test_an_edge_that_moves_past_a_patient_tells_nothing(tmp_path):
+    X, y = people()
+    z, (before, after) = moved_edge(named_site(tmp_path / "a", min_count=1), X, y)
+    assert np.abs((after - before)[:, 0, 2]).max() == pytest.approx(abs(z))  # the patient's margin
+    _, (before, after) = moved_edge(named_site(tmp_path / "b"), X, y)
+    assert (before[:, 0, 0] >= 5).all()
+    assert after[:, 0, 0].sum() == M  # told as one group
+    np.testing.assert_allclose(after.sum(1)[:, 2], before.sum(1)[:, 2])
+
+
+def test_two_plain_sites_are_too_few(silos, tmp_path):
+    """Each would have the other's gradient from the mean."""
+    two = Silos.from_arrays([silos[i] for i in range(2)], names=["a", "b"])
+    _, run = federate(
+        LocalSites(make_sites(two, tmp_path / "a", opened(min_parties=2))), write(method("FedAvg"), rounds=1)
+    )
+    assert run.solution is not None
+    with pytest.raises(FederationError, match="below this site's min_parties = 3"):
+        federate(LocalSites(make_sites(two, tmp_path / "b", opened(min_parties=3))), write(method("FedAvg"), rounds=1))
+
+
+LIES = {
+    "gradient": lambda v: {**v, "0.gradient": v["0.gradient"] * -1e12},
+    "weight": lambda v: {**v, "0.weight": -v["0.weight"]},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_analysis_does_not_take_anything_for_a_sum(silos, tmp_path, lie):
+    grid = LocalSites(make_sites(silos, tmp_path))
+    asking = Inquiry(grid, list(silos.names), grid.permitted, parse(ANALYST, recipe=True), "job")
+    problem = asking.meet()
+    x = torch.zeros(problem.dimension, dtype=torch.float64)
+    grid.meddle = lambda site, order, reply: reply if site != "b" else wire.content(
+        report=wire.numbers(reply), vectors=LIES[lie](wire.deserialise(reply["vectors"]))
+    )  # fmt: skip
+    with pytest.raises(FederationError, match=r"b: .*(as large as|below 0)"):
+        asking.ask([newton(x, x.bool(), ALL)])
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        (Schema(), '{"columns": ["a"]}'), (Schema(), '{"columns": ["a"], "kinds": [], "rows": [3]}'),
+        (LevelCounts(columns=["kind"]), '{"levels:kind": ["x"]}'), (Moments(columns=["age"]), '{"n": [3]}'),
+        (Below(edges={"age": [1.0]}), '{"low:age": [1], "high:age": [2]}'),
+        (Gaps(columns=["age"]), '{"n": [-3], "missing": [0]}'),
+        (Outside(known={"kind": ["x"]}), "{}"), (Gaps(columns=["age"]), '{"n": ["3"], "missing": [0]}'),
+    ],
+)  # fmt: skip
+def test_answers_of_another_form_are_refused_by_name(consortium, query, answer):
+    asking = consortium({"one_hot": ["kind"]})
+    asking.post.engine.meddle = lambda site, order, reply: wire.content(answers=json.dumps([answer]))
+    with pytest.raises(FederationError, match=r"a: .*(lacks or adds|another form|cannot be)"):
+        asking.ask([query])
+
+
+def test_honest_work_goes_on_at_default_limits(tmp_path):
+    """Heart disease at four hospitals: description, recipe, path, 5 folds, intervals and quality, with secret folds."""
+    here = Config.read("heart-recipe")
+    frames = fc.data.frames("heart_disease")
+    sites = []
+    for name, frame in frames.items():
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        sites.append(
+            TableSite(name, StateStore(tmp_path / name), Limits(), source=TableFile(name, tmp_path / f"{name}.csv"))
+        )
+    grid, text = LocalSites(sites), tomli_w.dumps({**tomllib.loads(here.text), "algorithm": {"name": "ProxNewton"}})
+    asking = Inquiry(grid, list(frames), grid.permitted, parse(text, recipe=True), "job", plan=PLANS["cv"])
+    driver = Driver(asking)
+    look_at(lambda query: driver.ask([query])[0], asking.names)
+    asking.recipe = learn(driver, asking.config, "num")
+    there, problem = asking.meet(), here.make_problem()
+    assert asking.recipe.model_dump() == problem.silos.recipe.model_dump()
+    options = {"folds": 5, "count": 5, "ratio": 0.05, "seed": here.seed}
+    found, ours = fc.analyse(there, "cv", driver=driver, **options), fc.analyse(problem, "cv", **options)
+    np.testing.assert_allclose(found.path.solutions, ours.path.solutions, atol=1e-9)
+    np.testing.assert_allclose(found.cv.mean, ours.cv.mean, atol=3 * float(np.max(ours.cv.se)))
+    assert abs(found.quality.overall.auroc - ours.quality.overall.auroc) < 0.03
+    assert found.quality.overall.auroc_error < 0.06
+
+
+# -- 4. refusals and counts --------------------------------------------------------------------------------------------
+
+
+def largest_margin(site, direction, job="job", steps=40):
+    """Bisection of the scale at which a model is refused: the largest margin of a sample in a direction."""
+    low, high = 0.0, 1e3
+    for i in range(steps):
+        middle = (low + high) / 2
+        try:
+            ask(site, experiment(), round=i, model=middle * direction, job=job)
+            low = middle
+        except RefusalError:
+            high = middle
+    return 10.0 / low
+
+
+def test_bisection_of_the_largest_margin_finds_no_patient(tmp_path):
+    """D directions were a patient's row, exactly; now a margin has an error of its own in each question."""
+    X, _ = people()
+    far = np.argmax(np.abs(X[:, 0]))
+    directions = [np.eye(D)[0] + 0.05 * e for e in np.vstack([np.zeros(D), np.eye(D)[1:]])]
+    exact = [largest_margin(make_lone(tmp_path / f"a{i}", exact_counts=True), d) for i, d in enumerate(directions)]
+    signs = np.sign(X[far, 0])
+    row = np.linalg.solve(np.stack(directions), signs * np.array(exact))
+    np.testing.assert_allclose(row, X[far], atol=1e-6)
+    noised = [largest_margin(make_lone(tmp_path / f"b{i}"), d) for i, d in enumerate(directions)]
+    off = np.abs(np.array(noised) / np.array(exact) - 1)
+    assert np.median(off) > 0.1
+    again = [largest_margin(make_lone(tmp_path / f"b{i}"), d, "again") for i, d in enumerate(directions[:2])]
+    assert again == noised[:2]  # the same questions, in another process, have the same answers
+
+
+def accuracies(site, X, steps, job="job"):
+    """Right predictions at planes between neighbours in one direction, as counts."""
+    order = np.sort(X[:, 0])
+    found = []
+    for i, k in enumerate(steps):
+        model = np.r_[1.0, np.zeros(D - 1), -(order[k] + order[k + 1]) / 2]
+        _, got = ask(site, experiment(bias=True), round=i, model=model, job=job)
+        found.append(float(got["counts.train/accuracy"][0, 0]))
+    return np.array(found)
+
+
+def test_accuracies_at_two_planes_tell_no_label(tmp_path):
+    """Planes on either side of a patient: the count of right predictions changes by one, up or down by the label."""
+    X, y = people()
+    order = np.argsort(X[:, 0])
+    exact = accuracies(make_lone(tmp_path / "a", exact_counts=True), X, range(2, 42))
+    np.testing.assert_array_equal(np.diff(exact) > 0, y[order[3:42]] == 0)
+    told = accuracies(make_lone(tmp_path / "b"), X, range(2, 42))
+    right = (np.diff(told) > 0) == (y[order[3:42]] == 0)
+    assert right.mean() < 0.85
+    assert np.abs(told - exact).mean() < 6
+    np.testing.assert_array_equal(told, accuracies(make_lone(tmp_path / "b"), X, range(2, 42), "again"))
+
+
+def test_errors_and_areas_of_a_cross_validation_have_noise(tmp_path, silos):
+    """Whole numbers whose mean is right; groups have theirs at both ends."""
+    draw, values = noise.generator(3), torch.full((4000,), 70.0, dtype=torch.float64)
+    made = noise.noised(values, 2.5, draw)
+    assert float(made.mean()) == pytest.approx(70.0, abs=0.3)
+    assert float(made.std()) == pytest.approx(2.5 * 2**0.5, rel=0.1)
+    assert set(noise.rounded(values + 3, 10, draw).tolist()) == {70.0, 80.0}
+    grid = LocalSites(make_sites(silos, tmp_path, opened(exact_counts=False, min_count=5)))
+    asking = Inquiry(grid, list(silos.names), grid.permitted, parse(ANALYST, recipe=True), "job")
+    problem = asking.meet()
+    models = torch.linspace(-1, 1, 3 * problem.dimension, dtype=torch.float64).view(3, -1)
+    exact = LocalSites(make_sites(silos, tmp_path / "exact", opened(min_count=1)))
+    other = Inquiry(exact, list(silos.names), exact.permitted, parse(ANALYST, recipe=True), "job")
+    other.meet()
+    request = losses(models, ALL, bins=64, errors=True)
+    told, true = ([one[0] for one in Driver(by).each([request])] for by in (asking, other))
+    assert any(not torch.equal(a["error"], b["error"]) for a, b in zip(told, true, strict=True))
+    assert any(float((a["histogram"].sum() - b["histogram"].sum()).abs()) > 0 for a, b in zip(told, true, strict=True))
+    for sums in told:
+        assert bool((sums["error"] <= sums["weight"][0]).all())
+        assert torch.equal(sums["histogram"][:, 0].sum(-1), sums["histogram"][:, 1].sum(-1))
+
+
+def test_a_budgeted_site_does_not_say_how_many_samples_it_has(tmp_path):
+    def samples(folder, **limits):
+        site = make_lone(folder, epsilon=1.0, **limits)
+        config = experiment() + "\n[privacy]\nclip = 1.0\nnoise = 300.0\n"
+        order = Order(job="job", site="a", config=config.replace("rounds = 1000", "rounds = 3"))
+        return json.loads(wire.text(site.answer(wire.content(order=order.model_dump_json())), "introduction"))[
+            "samples"
+        ]
+
+    assert samples(tmp_path / "a", exact_counts=True) == M
+    told = {samples(tmp_path / f"b{i}") for i in range(40)}
+    assert told == {40, 50}
+    assert samples(tmp_path / "b0") == samples(tmp_path / "b0")
+
+
+# -- 6. books ----------------------------------------------------------------------------------------------------------
+
+
+def kept_site(folder, key):
+    silos = Silos.from_arrays([people()], names=["a"], feature_names=NAMES)
+    return Site("a", silos, StateStore(folder), Limits(), audit=Audit(folder, key))
+
+
+def asks(site, number):
+    return refusal(asked(site, experiment(), {}, "information", job=f"j{number}"))
+
+
+def copied(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "secret"}
+
+
+def restored(files):
+    for path, content in files.items():
+        path.write_bytes(content)
+
+
+def test_a_running_site_notices_that_its_books_were_turned_back(tmp_path):
+    key = make_keys(["a"])["a"]
+    site = kept_site(tmp_path, key)
+    assert not asks(site, 1)
+    before = copied(tmp_path)
+    assert not asks(site, 2)
+    now = copied(tmp_path)
+    (ledger,) = (p for p in before if p.name == "ledger.json")
+    for change, reason in (
+        ({ledger: before[ledger]}, "ledger was removed, or turned back"),
+        ({p: c for p, c in before.items() if p.name.startswith("audit")}, "audit log cannot be continued"),
+        ({tmp_path / "audit.jsonl": before[tmp_path / "audit.jsonl"]}, "audit log cannot be continued"),
+    ):
+        restored({**now, **change})
+        assert reason in asks(site, 3)
+        now = {**copied(tmp_path), **{p: c for p, c in now.items() if p in change}}
+        restored(now)
+        if "audit" in reason:
+            break
+
+
+def test_a_site_that_is_started_notices_a_ledger_that_is_gone(tmp_path):
+    """A log without the ledger that it speaks of, or with one from before."""
+    key = make_keys(["a"])["a"]
+    assert not asks(kept_site(tmp_path, key), 1)
+    old = (tmp_path / "ledger.json").read_bytes()
+    assert not asks(kept_site(tmp_path, key), 2)
+    new = (tmp_path / "ledger.json").read_bytes()
+    (tmp_path / "ledger.json").unlink()
+    assert "ledger was removed, or turned back" in asks(kept_site(tmp_path, key), 3)
+    (tmp_path / "ledger.json").write_bytes(old)
+    assert "ledger was removed, or turned back" in asks(kept_site(tmp_path, key), 3)
+    (tmp_path / "ledger.json").write_bytes(new)
+    assert not asks(kept_site(tmp_path, key), 3)
+
+
+def test_a_book_of_rows_that_is_gone_is_noticed(consortium, tmp_path):
+    frames = {name: frame_of(name) for name in ("a", "b", "c")}
+    for name in frames:
+        frames[name].loc[10:17, "sick"] = np.nan
+    recipe = {"drop": ["kind"], "missing_target": "drop"}
+    ready(consortium(recipe, frames, folder="x"))
+    (book,) = (tmp_path / "x" / "a" / "rows").glob("*.json")
+    whole = book.read_bytes()
+    book.unlink()
+    with pytest.raises(FederationError, match=r"rows/.* was removed, changed or turned back"):
+        ready(consortium(recipe, frames, folder="x"))
+    book.write_bytes(whole)
+    ready(consortium(recipe, frames, folder="x"))
+
+
+def test_heads_are_kept_elsewhere(tmp_path):
+    key = make_keys(["a"])["a"]
+    log = Audit(tmp_path / "a", key)
+    heads = [log.head()]
+    for i in range(4):
+        log.append({"what": str(i)})
+        heads.append(log.head())
+    assert all(log.holds(head) for head in heads)
+    other = Audit(tmp_path / "b", key)  # begun anew with the same key
+    for i in range(5):
+        other.append({"what": str(i)})
+    assert not any(other.holds(head) for head in heads[1:])
+    assert not log.holds(other.head())
+    assert not log.holds("nonsense")

@@ -1,0 +1,332 @@
+"""Times to an event across sites: the numbers of silos at hand, and no patient's time or features for whoever asks."""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from typer.testing import CliRunner
+
+import fedcomposite as fc
+from fedcomposite.experiments import Config
+from fedcomposite.problems.risk_sets import TIME
+from fedcomposite.runtime import Driver
+from fedcomposite.runtime.protocol import ALL, Rows, horizon, losses, newton, risk_sums, schoenfeld, silos_of, timetable
+
+pytest.importorskip("flwr", reason="the extra [flower] is not installed")
+
+from local_federation import LocalSites, make_sites, opened
+from secure_sites import secure_tables
+
+from fedcomposite.cli import federation_analysis
+from fedcomposite.cli.federation import federation_app
+from fedcomposite.federation.coordinator import inquiry as inquiries
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.orders import Question
+from fedcomposite.federation.shape import parse
+from fedcomposite.federation.site import event_times
+from fedcomposite.federation.site.analyses import answer_forms
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.policy import Limits
+from fedcomposite.federation.site.table_files import TableFile
+from fedcomposite.federation.site.table_site import TableSite
+
+SECURE = Settings(secure=True)
+PLAIN = """
+seed = 3
+[problem]
+loss = "cox"
+weights = "samples"
+loss_options = { least_at_risk = 5 }
+[regularizer]
+name = "L1"
+lam = 0.02
+[algorithm]
+name = "ProxNewton"
+"""
+CAREFUL = Limits(max_margin=20.0, min_parties=1)  # some attacks are on one site, which would not answer alone
+NONE = torch.zeros(0, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def silos():
+    return fc.data.load("survival", clients=3, samples=150)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("survivors")
+    files = fc.data.survivor_files(folder, clients=3, samples=200)
+    return files, Config.read(folder / "experiment.toml")
+
+
+def asking(sites, text=PLAIN, settings=None):
+    grid = LocalSites(sites)
+    return Inquiry(grid, [s.name for s in sites], grid.permitted, parse(text, recipe=True), "job", settings)
+
+
+def met(sites, text=PLAIN):
+    one = asking(sites, text)
+    return one.meet(), Driver(one)
+
+
+def at_hand(silos, text=PLAIN):
+    return Config.check({**tomllib.loads(text), "data": {"name": "survival"}, "run": {"rounds": 0}}).make_problem(silos)
+
+
+def test_what_sites_that_trust_everybody_tell_is_that_of_silos_at_hand(silos, tmp_path):
+    trusting = opened(min_count=1, min_events=1, min_at_risk=1)
+    there, driver = met(make_sites(silos, tmp_path, trusting))
+    here = at_hand(silos)
+    times = list(range(6, 127, 6))
+    options = {"folds": 3, "count": 5, "ratio": 0.1, "seed": 3, "horizon": 60.0, "times": times}
+    ours, theirs = fc.analyse(here, "cv", **options), fc.analyse(there, "cv", **options, driver=driver)
+    assert torch.allclose(ours.x, theirs.x, atol=1e-10)
+    np.testing.assert_allclose(theirs.cv.mean, ours.cv.mean, rtol=1e-9)
+    np.testing.assert_allclose(theirs.intervals.astype(float), ours.intervals.astype(float), rtol=1e-6)
+    same = ["samples", "events", "c_index", "brier", "predicted", "observed"]
+    np.testing.assert_allclose(theirs.quality.table[same], ours.quality.table[same], rtol=1e-9)
+    assert np.abs(theirs.quality.table["auroc"] - ours.quality.table["auroc"]).max() < 0.005  # bins
+    left, right = (
+        one.curves.table.sort_values(["site", "time"]).drop(columns=["site", "group"]) for one in (theirs, ours)
+    )
+    np.testing.assert_allclose(left, right, rtol=1e-9)
+    assert fc.logrank_test(there, "treated", cuts=[0.0], driver=driver).statistic == pytest.approx(
+        fc.logrank_test(here, "treated", cuts=[0.0]).statistic
+    )
+    one, two = (
+        fc.confidence(p, torch.zeros(12), driver=fc.analysis.common_baseline(p, times=times, driver=d))
+        for p, d in ((here, None), (there, driver))
+    )
+    np.testing.assert_allclose(one["estimate"], two["estimate"], atol=1e-9)
+
+
+def learned(files, sites, settings):
+    files, here = files
+    one = asking(sites, tomli_w.dumps({**tomllib.loads(here.text), "algorithm": {"name": "ProxNewton"}}), settings)
+    driver = Driver(one)
+    one.recipe = inquiries.learn(driver, one.config, here.data["target"])
+    return one.meet(), driver
+
+
+def test_a_recipe_and_an_analysis_in_secure_sums_are_the_plain_ones(files, tmp_path):
+    """At the limits that sites have by themselves."""
+    plain = [TableSite(n, StateStore(tmp_path / n), CAREFUL, source=TableFile(n, p)) for n, p in files[0].items()]
+    masked = secure_tables(files[0], tmp_path / "secure", Limits(max_margin=20.0, secure="required"))
+    found = []
+    for sites, settings in ((plain, None), (masked, SECURE)):
+        problem, driver = learned(files, sites, settings)
+        options = {"folds": 3, "count": 5, "ratio": 0.1, "horizon": 60.0}
+        found.append(fc.analyse(problem, "cv", **options, driver=driver))
+    ours, theirs = found
+    assert torch.allclose(ours.x, theirs.x, atol=1e-9)
+    here = files[1].make_problem()
+    best = fc.analyse(here, "cv", folds=3, count=5, ratio=0.1, seed=files[1].seed)
+    assert torch.allclose(ours.x, best.x, atol=1e-9)
+    assert theirs.quality.overall.c_index == pytest.approx(best.quality.overall.c_index)
+    assert theirs.quality.overall.brier == pytest.approx(ours.quality.overall.brier)
+    assert theirs.quality.overall.brier == pytest.approx(
+        fc.quality(here, best.cv, horizon=60.0).overall.brier, abs=0.02
+    )
+    exact = fc.event_curves(here, times=sorted(set(ours.curves.table["time"])))
+    assert np.abs(theirs.curves.of()["survival"] - ours.curves.of()["survival"]).max() < 1e-9
+    assert np.abs(ours.curves.of()["survival"] - exact.of()["survival"]).max() < 0.05  # times are rounded further
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_command_for_the_sites_of_a_federation(files, tmp_path, monkeypatch, secure):
+    """The experiment of the files at hand, with its columns of times, asked of sites; the report and predictions."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]))
+    limits = {"max_margin": 20.0, **({"secure": "required"} if secure else {})}
+    grid = LocalGrid(secure_tables(files[0], tmp_path / "sites", Limits(**limits)))
+    grid.close = lambda: None
+    monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
+    monkeypatch.setattr(federation_analysis, "ServiceGrid", lambda federation, job: grid)
+    monkeypatch.setattr(FederationFolder, "nodes", lambda self: grid.nodes())
+    folder, run = Path(files[0]["hospital_1"]).parent, tmp_path / "found"
+    words = ["cv", fed.path, folder / "experiment.toml", "--folds", 3, "--count", 6, "--ratio", 0.1, "--segments", 3]
+    words += ["--horizon", 60, "--times", "100:10", "--out", run, *(["--secure"] if secure else [])]
+    done = CliRunner().invoke(federation_app, [str(word) for word in words])
+    assert done.exit_code == 0, (done.output, done.exception)
+    told = json.loads((run / "analysis.json").read_text())
+    assert told["quality"]["all"]["c_index"] > 0.6
+    assert sorted({row["time"] for row in told["curves"]}) == list(range(10, 101, 10))
+    assert {row["site"] for row in told["curves"]} == ({"all"} if secure else {*files[0], "all"})
+    fc.write_report(run)
+    assert "Survival curves" in (run / "report.html").read_text()
+    scored = fc.predict(run, files[0]["hospital_1"])
+    assert scored.table["prediction"].between(0, 1).all()
+
+
+def test_the_docs_list_what_is_told():
+    told = (Path(__file__).parents[1] / "docs" / "federation.md").read_text().splitlines()
+    for name in event_times.QUESTIONS:
+        question = Question(name=name, products=True)
+        row = next(line for line in told if line.startswith(f"| `{name}`"))
+        fields = {key.partition(".")[2] for key in answer_forms(question, {"x": torch.zeros(2)}, 0)}
+        assert all(f"`{field}" in row for field in fields), row
+
+
+# -- attacks: they work where a site opts out, and not by default ------------------------------------------------------
+
+
+def few_events(count, m=60):
+    rng = np.random.default_rng(0)
+    X, time = rng.normal(size=(m, 2)), rng.uniform(1, 100, m).round(2)
+    event = np.zeros(m)
+    event[np.argsort(time)[m // 2 : m // 2 + count]] = 1
+    pair = X, np.c_[time, event]
+    return fc.Silos.from_arrays([pair], names=["a"], feature_names=["u", "v"])
+
+
+def sums_of(silos, folder, limits, request, text=PLAIN):
+    _, driver = met(make_sites(silos, folder, limits), text)
+    [made] = driver.ask([request])
+    return made
+
+
+OPEN_TEXT = PLAIN.replace("least_at_risk = 5", "least_at_risk = 1")
+TRUSTING = opened(min_count=1, min_events=1, min_at_risk=1)
+
+
+def test_one_event_names_a_patients_features(tmp_path):
+    """The gradient at zero with one event is the mean at risk less that patient's features; the mean is no secret."""
+    silos = few_events(1)
+    request = newton(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.bool), ALL)
+    told = sums_of(silos, tmp_path / "open", TRUSTING, request, OPEN_TEXT)
+    X, y = silos[0]
+    event = int(y[:, 1].argmax())
+    at_risk = X[y[:, 0] >= y[event, 0]].mean(0)
+    assert torch.allclose(at_risk - told["gradient"], X[event], atol=1e-9)
+    with pytest.raises(FederationError, match="fewer than 10"):
+        sums_of(silos, tmp_path / "default", CAREFUL, request)
+
+
+def test_the_last_events_risk_set_names_patients(tmp_path):
+    """An event with one other at risk gives the difference of both patients' features; such events do not count."""
+    rng = np.random.default_rng(0)
+    X, time = rng.normal(size=(60, 2)), np.arange(1.0, 61.0)
+    event = (np.arange(60) < 20).astype(float)
+    silos = fc.Silos.from_arrays([(X, np.c_[time, event])], names=["a"], feature_names=["u", "v"])
+    more = event.copy()
+    more[58] = 1.0  # one other is left
+    late = fc.Silos.from_arrays([(X, np.c_[time, more])], names=["a"], feature_names=["u", "v"])
+    request = newton(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.bool), ALL)
+
+    def gradients(limits, text, folder):
+        each = enumerate((late, silos))
+        return [sums_of(s, tmp_path / folder / str(i), limits, request, text)["gradient"] for i, s in each]
+
+    with_it, without = gradients(TRUSTING, OPEN_TEXT, "open")
+    assert torch.allclose(with_it - without, torch.from_numpy((X[59] - X[58]) / 2), atol=1e-9)
+    with_it, without = gradients(CAREFUL, PLAIN, "default")
+    assert torch.equal(with_it, without)
+    with pytest.raises(FederationError, match="least_at_risk = 5"):
+        sums_of(late, tmp_path / "other", CAREFUL, request, OPEN_TEXT)
+
+
+def test_a_fine_grid_does_not_tell_when_somebody_left(silos, tmp_path):
+    """Counts a twentieth of a month apart show single patients' times; a site's own steps are of five or more."""
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    y = one.targets.numpy()
+    times = torch.arange(20, 1020, dtype=torch.float64) / 20
+    request = timetable(times, torch.zeros(12, dtype=torch.float64), NONE)
+
+    def leaving(limits, folder, text=PLAIN):
+        counts = sums_of(one, tmp_path / folder, limits, request, text)["counts"][0]
+        return (counts[1] + counts[2]).numpy()
+
+    found = leaving(TRUSTING, "open", OPEN_TEXT)
+    alone = times.numpy()[1:][found[1:] == 1]
+    assert len(alone) > 20
+    assert all(np.abs(y[:, 0] - t).min() <= 0.05 + 1e-9 for t in alone)
+    told = leaving(CAREFUL, "default")
+    assert told[told > 0].min() >= 5
+    step = event_times.lattice(torch.from_numpy(y[:, 0]))
+    assert np.allclose(np.round(times.numpy()[told > 0] / step), times.numpy()[told > 0] / step)
+
+
+@pytest.mark.parametrize("make", ["schoenfeld", "horizon", "risk_sums"])
+def test_functions_of_time_do_not_single_an_event_out(silos, tmp_path, make):
+    """Two askings that differ by one event's time give its share; rounded times make both the same."""
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    y, x = one.targets.numpy(), torch.zeros(12, dtype=torch.float64)
+    x[0] = 0.3
+    events = np.sort(y[y[:, 1] > 0, 0])
+    steps = events / event_times.lattice(torch.from_numpy(y[:, 0]))
+    inside = events[np.abs(steps - np.round(steps)) > 0.01]
+    chosen = inside[len(inside) // 2]
+    before, behind = chosen - 1e-4, chosen + 1e-4
+
+    def asked(t):
+        if make == "schoenfeld":
+            return schoenfeld(x, torch.tensor([t], dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+        if make == "horizon":
+            return horizon(x, float(t), torch.tensor([0.0]).double(), torch.tensor([0.5]).double())
+        return risk_sums(x, torch.tensor([t, 200.0], dtype=torch.float64), torch.ones(12, dtype=torch.bool))
+
+    def difference(limits, folder, text=PLAIN):
+        key = {"schoenfeld": "residuals", "horizon": "scores", "risk_sums": "events"}[make]
+        pair = [
+            sums_of(one, tmp_path / folder / str(i), limits, asked(t), text)[key]
+            for i, t in enumerate((before, behind))
+        ]
+        return float((pair[0] - pair[1]).abs().max())
+
+    assert difference(TRUSTING, "open", OPEN_TEXT) > 1e-3
+    assert difference(CAREFUL, "default") < 1e-9
+
+
+def test_what_a_site_refuses(silos, tmp_path):
+    few = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    x, flags = torch.zeros(12, dtype=torch.float64), torch.zeros(12, dtype=torch.bool)
+    column = x.clone()
+    column[6] = 1.0
+    for request, reason in (
+        (newton(x, flags, Rows("fold", 0, 60, seed=3)), "take fewer"),
+        (losses(x[None], Rows("fold", 0, 20, held=True, seed=3)), "min_samples|min_class"),
+        (timetable(torch.tensor([2.0, 1.0]).double(), x, NONE), "must rise"),
+        (timetable(torch.tensor([12.0]).double(), column, torch.tensor([5.0]).double()), "min_samples|finite|group"),
+    ):
+        if reason == "min_samples|finite|group":
+            sums_of(few, tmp_path / "fine", CAREFUL, request)  # an empty group is none
+            continue
+        with pytest.raises(FederationError, match=reason):
+            sums_of(few, tmp_path / reason.replace("|", "-"), CAREFUL, request)
+    rare = few.features.clone()
+    rare[:, 6] = 0.0
+    rare[:12, 6] = 1.0
+    text = PLAIN
+    own = fc.Silos.from_arrays([(rare, few.targets)], names=["a"], feature_names=silos.feature_names)
+    sums_of(
+        own,
+        tmp_path / "twelve",
+        CAREFUL,
+        timetable(torch.tensor([12.0]).double(), column, torch.tensor([0.5]).double()),
+        text,
+    )
+    wide = fc.Silos.from_arrays([(rare, few.targets)], names=["a"], feature_names=silos.feature_names)
+    with pytest.raises(FederationError, match="min_samples"):
+        sums_of(wide, tmp_path / "wide", Limits(max_margin=20.0, min_samples=13, min_events=5),
+                timetable(torch.tensor([12.0]).double(), column, torch.tensor([0.5]).double()))  # fmt: skip
+    logistic = text.replace('"cox"', '"least_squares"').replace("loss_options = { least_at_risk = 5 }", "")
+    plain = fc.Silos.from_arrays([(few.features, few.targets[:, 0])], names=["a"], feature_names=silos.feature_names)
+    with pytest.raises(FederationError, match="about something else"):
+        sums_of(plain, tmp_path / "plain", CAREFUL, timetable(torch.tensor([12.0]).double(), x, NONE), logistic)
+
+
+def test_rounded_times_have_enough_of_each(silos):
+    [silo, *_] = silos_of(at_hand(silos))
+    made = event_times.rounded(silo.b, 5)
+    counts = torch.unique(made[:, TIME], return_counts=True)[1]
+    assert int(counts.min()) >= 5
+    assert bool((made[:, TIME] >= silo.b[:, TIME] - 1e-6).all())
+    assert torch.equal(event_times.rounded(silo.b, 1), silo.b)
+    assert event_times.lattice(torch.tensor([130.0])) == 2.0
+    assert math.isclose(event_times.lattice(torch.tensor([0.9])), 0.01)

@@ -1,0 +1,512 @@
+"""Times to an event as an analyst sees them: equal to lifelines, scikit-survival and statsmodels on pooled data."""
+
+import itertools
+import math
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedcomposite as fc
+from fedcomposite.problems.losses import Cox
+from fedcomposite.regularizers import L1, MCP, ElasticNet, GroupLasso
+from fedcomposite.runtime.protocol import Rows, losses, silos_of
+
+lifelines = pytest.importorskip("lifelines")
+sksurv = pytest.importorskip("sksurv")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Starting with pandas", "ignore::FutureWarning")
+
+TIGHT = {"precision": 1e-14}
+
+
+def rossi():
+    from lifelines.datasets import load_rossi
+
+    table = load_rossi().astype(float)
+    table["site"] = np.random.default_rng(0).integers(0, 3, len(table))
+    return table
+
+
+def sites_of(table, time, event, *, sites="site", **options):
+    X = table.drop(columns=[time, event, sites])
+    parts = [table[sites] == s for s in sorted(table[sites].unique())]
+    return fc.Silos.from_arrays([(X[p], table.loc[p, [time, event]].to_numpy()) for p in parts], **options)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return rossi()
+
+
+@pytest.fixture(scope="module")
+def problem(table):
+    return fc.Problem(sites_of(table, "week", "arrest"), loss="cox", loss_options={"ties": "efron"}, weights="samples")
+
+
+@pytest.fixture(scope="module")
+def solution(problem):
+    return fc.solve(problem, tolerance=1e-13).solution
+
+
+@pytest.fixture(scope="module")
+def lifelines_fit(table):
+    return lifelines.CoxPHFitter().fit(table, "week", "arrest", strata=["site"], fit_options=TIGHT)
+
+
+# -- coefficients -----------------------------------------------------------------------------------------------------
+
+
+def test_coefficients_and_errors_are_those_of_lifelines(table, problem, solution, lifelines_fit):
+    found = fc.confidence(problem, solution)
+    assert np.abs(found["estimate"] - lifelines_fit.params_).max() < 1e-8
+    assert np.abs(found["se"] - lifelines_fit.standard_errors_).max() < 1e-8
+    np.testing.assert_allclose(found["hazard_ratio"], np.exp(lifelines_fit.params_[found.index]), rtol=1e-8)
+    np.testing.assert_allclose(found["p"], lifelines_fit.summary.loc[found.index, "p"], rtol=1e-6)
+    assert -problem.objective(solution) * len(table) == pytest.approx(lifelines_fit.log_likelihood_, rel=1e-12)
+    apart = table.assign(week=table["week"] + np.random.default_rng(0).uniform(0, 0.5, len(table)))
+    silos = sites_of(apart, "week", "arrest")
+    own = fc.Problem(silos, loss="cox", loss_options={"ties": "efron"}, weights="samples")
+    robust = lifelines.CoxPHFitter().fit(apart, "week", "arrest", strata=["site"], robust=True, fit_options=TIGHT)
+    made = fc.confidence(own, fc.solve(own, tolerance=1e-13).solution, robust=True)
+    assert np.abs(made["se"] - robust.standard_errors_).max() < 1e-8
+
+
+def test_weights_are_those_of_lifelines(table):
+    weights = np.random.default_rng(1).uniform(0.5, 2.0, len(table))
+    each = [weights[table["site"] == s] for s in range(3)]
+    silos = sites_of(table, "week", "arrest", weights=each)
+    problem = fc.Problem(silos, loss="cox", loss_options={"ties": "efron"}, weights="samples")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pooled = lifelines.CoxPHFitter().fit(
+            table.assign(w=weights), "week", "arrest", strata=["site"], weights_col="w", robust=True, fit_options=TIGHT
+        )
+    found = fc.solve(problem, tolerance=1e-13).solution.numpy()
+    assert np.abs(found - pooled.params_.to_numpy()).max() < 1e-8
+
+
+@pytest.mark.parametrize("name", ["lung", "tcga_brca"])
+def test_real_sites_are_those_of_lifelines(name):
+    path = Path(os.environ.get("FEDCOMPOSITE_DATA", "")) / "multicentre" / f"{name}.csv.gz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not at hand")
+    table = pd.read_csv(path)
+    if name == "lung":
+        table = table[["inst", "time", "status", "age", "sex", "ph.ecog", "wt.loss"]].dropna()
+        table = table.rename(columns={"inst": "site"}).assign(status=table["status"] - 1.0)
+    else:
+        kept = ["age_at_index", "race_white", "ajcc_pathologic_t_T2", "morphology_8500/3", "treatment_or_therapy_yes"]
+        table = table[["site", "T", "E", *kept]].rename(columns={"T": "time", "E": "status"}).astype(float)
+        table = table[table["time"] > 0]
+    problem = fc.Problem(
+        sites_of(table, "time", "status"), loss="cox", loss_options={"ties": "efron"}, weights="samples"
+    )
+    pooled = lifelines.CoxPHFitter().fit(table, "time", "status", strata=["site"], fit_options=TIGHT)
+    found = fc.confidence(problem, fc.solve(problem, tolerance=1e-13).solution)
+    assert np.abs(found["estimate"] - pooled.params_).max() < 1e-8
+    assert np.abs(found["se"] - pooled.standard_errors_).max() < 1e-8
+
+
+@pytest.mark.parametrize("ties", ["breslow", "efron"])
+def test_recurrent_events_are_those_of_statsmodels(ties):
+    """Patients with several intervals (start, stop]; statsmodels counts who enters at a time as at risk then."""
+    from statsmodels.duration.hazard_regression import PHReg
+
+    rng = np.random.default_rng(0)
+    rows = []
+    for patient in range(120):
+        x, start = rng.normal(size=2), 0.0
+        for _ in range(rng.integers(1, 4)):
+            stop = start + max(1.0, round(rng.exponential(5 * math.exp(-0.5 * x[0]))))
+            rows.append([*x, start, stop, float(rng.uniform() < 0.7), patient % 2])
+            start = stop
+    X, start, stop, event, site = np.split(np.array(rows), [2, 3, 4, 5], axis=1)
+    y = np.c_[stop, event, start]
+    parts = [site[:, 0] == s for s in range(2)]
+    problem = fc.Problem(
+        fc.Silos.from_arrays([(X[p], y[p]) for p in parts]), loss="cox", loss_options={"ties": ties}, weights="samples"
+    )
+    pooled = PHReg(stop[:, 0], X, event[:, 0], entry=start[:, 0] + 1e-3, strata=site[:, 0], ties=ties).fit(
+        method="newton", disp=0, tol=1e-14
+    )
+    found = fc.solve(problem, tolerance=1e-13).solution.numpy()
+    assert np.abs(found - pooled.params).max() < 1e-8
+
+
+def test_a_path_is_that_of_scikit_survival():
+    """One site: no strata there. Efron's ties are those of their ridge model, Breslow's those of their path."""
+    from sksurv.datasets import load_gbsg2
+    from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis
+
+    X, y = load_gbsg2()
+    X = pd.get_dummies(X, drop_first=True).astype(float)
+    X = (X - X.mean()) / X.std()
+    silos = fc.Silos.from_arrays([(X, y)])
+    pooled = CoxnetSurvivalAnalysis(l1_ratio=0.7, n_alphas=12, tol=1e-14, max_iter=1_000_000).fit(X, y)
+    path = fc.path(
+        fc.Problem(silos, loss="cox", regularizer=ElasticNet(0.7, 0.3), weights="samples"),
+        lambdas=pooled.alphas_, tolerance=1e-12,
+    )  # fmt: skip
+    assert np.abs(path.coefficients.T - pooled.coef_).max() < 1e-6
+    np.testing.assert_array_equal(path.coefficients.T != 0, pooled.coef_ != 0)
+    own = fc.path(fc.Problem(silos, loss="cox", regularizer=L1(1.0), weights="samples"), count=3)
+    lasso = CoxnetSurvivalAnalysis(l1_ratio=1.0, n_alphas=3).fit(X, y)
+    assert own.lambdas[0] == pytest.approx(lasso.alphas_[0], rel=1e-9)
+    ridge = CoxPHSurvivalAnalysis(alpha=2.0, ties="efron", tol=1e-14).fit(X, y)
+    h = fc.regularizers.L2Squared(2.0 / len(X))
+    made = fc.solve(fc.Problem(silos, loss="cox", loss_options={"ties": "efron"}, regularizer=h), tolerance=1e-13)
+    assert np.abs(made.solution.numpy() - ridge.coef_).max() < 1e-8
+
+
+@pytest.mark.parametrize(
+    "h", [L1(0.02), ElasticNet(0.02, 0.1), MCP(0.03, 3.0), GroupLasso(0.03, groups=[2, 2, 3])], ids=repr
+)
+def test_regularized_strata_are_stationary_by_brute_force(problem, h):
+    """No other package has strata with exact zeros: the certificate is checked against autograd through loops."""
+    own = fc.Problem(problem.silos, loss="cox", regularizer=h, weights="samples")
+    run = fc.solve(own, tolerance=1e-12)
+    x = run.solution.clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(3):
+        X, y = own.silos[i]
+        z = X.double() @ x
+        for j in torch.nonzero(y[:, 1] > 0).flatten():
+            total = total + torch.logsumexp(z[y[:, 0] >= y[j, 0]], 0) - z[j]
+    (gradient,) = torch.autograd.grad(total / len(own.silos.targets), x)
+    assert float(h.optimality(run.solution, gradient)) < 1e-9
+    assert run.status == "converged"
+    assert int((run.solution == 0).sum()) > 0
+
+
+def test_what_has_no_end_is_told():
+    X = np.c_[np.arange(20.0), np.random.default_rng(0).normal(size=20)]
+    y = np.c_[np.arange(20.0)[::-1] + 1, np.ones(20)]  # the largest feature has the event first
+    problem = fc.Problem(fc.Silos.from_arrays([(X, y)]), loss="cox")
+    assert "can be told from all at risk" in fc.solve(problem).message
+    with pytest.warns(fc.analysis.SeparationWarning):
+        fc.confidence(problem, torch.zeros(2), inverse="exact")
+
+
+# -- cross-validation -------------------------------------------------------------------------------------------------
+
+
+def test_cross_validation_is_verweij_and_van_houwelingens(problem):
+    """Of each fold: the deviance of all samples less that of the others, over the fold's events, as in glmnet."""
+    own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    cv = fc.cross_validate(own, folds=4, count=6, ratio=0.1)
+    folds = fc.analysis.fold_of_samples(own, 4)
+    silos = own.silos
+    X, y = silos.features.double(), silos.targets
+    site = torch.from_numpy(np.repeat(np.arange(3), silos.sizes))
+
+    def deviance(x, inside):
+        made = 0.0
+        for s in range(3):
+            z, (time, event) = X[inside & (site == s)] @ x, y[inside & (site == s)].T
+            for t in time[event > 0].unique():
+                d = (event > 0) & (time == t)
+                made += 2 * float(d.sum() * torch.logsumexp(z[time >= t], 0) - z[d].sum())
+                made -= 2 * float(d.sum()) * math.log(float(d.sum()))  # the largest likelihood that there can be
+        return made
+
+    everyone = torch.ones(len(X), dtype=torch.bool)
+    for k in range(4):
+        left = torch.from_numpy(folds) != k
+        events = float(y[~left, 1].sum())
+        wanted = [(deviance(x, everyone) - deviance(x, left)) / events for x in cv.models[k]]
+        np.testing.assert_allclose(cv.each[k], wanted, rtol=1e-9)
+        assert cv.fold_weights[k] == events
+    assert cv.lambda_min <= cv.lambda_1se
+    assert cv.path.nonzeros[0] == 0
+    assert np.all(np.diff(cv.path.deviance) > -1e-12)
+    by_site = fc.cross_validate(own, folds="sites", count=5, ratio=0.1)
+    assert by_site.each.shape == (3, 5)
+
+
+def test_segments_of_a_path_have_the_same_models_in_fewer_exchanges(problem):
+    own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    options = {"folds": 3, "count": 10, "ratio": 0.05, "tolerance": 1e-11}
+    one, several = fc.cross_validate(own, **options), fc.cross_validate(own, **options, segments=5)
+    assert several.exchanges < 0.6 * one.exchanges
+    np.testing.assert_allclose(several.models, one.models, atol=1e-8)
+    np.testing.assert_allclose(several.mean, one.mean, rtol=1e-9)
+    with pytest.raises(ValueError, match="not convex"):
+        fc.path(fc.Problem(problem.silos, loss="cox", regularizer=MCP(1.0, 3.0)), count=4, segments=2)
+
+
+def test_deviance_of_a_path_is_that_of_the_saturated_model(problem):
+    own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    path = fc.path(own, count=4, ratio=0.1)
+    silo = silos_of(own)
+    top = sum(float(s.placed.saturated(torch.ones(1, len(s.X), dtype=torch.float64))) for s in silo)
+    assert path.saturated == pytest.approx(top / len(own.silos.targets), rel=1e-9)
+
+
+def test_bootstrap_stability_and_refit_work(problem):
+    own = fc.Problem(problem.silos, loss="cox", regularizer=L1(0.02), weights="samples")
+    x = fc.solve(own).solution
+    drawn = fc.bootstrap(own, x, draws=20)
+    assert len(drawn) == 7
+    chosen = fc.stability(fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples"), draws=6)
+    assert len(chosen.names) == 7
+    assert torch.equal(fc.refit(own, x) != 0, x != 0)
+
+
+# -- the estimator ----------------------------------------------------------------------------------------------------
+
+
+def test_the_estimator_has_scikit_learns_manners(table):
+    from sklearn.base import clone
+    from sksurv.linear_model import CoxPHSurvivalAnalysis
+    from sksurv.metrics import concordance_index_censored
+    from sksurv.util import Surv
+
+    X, site = table.drop(columns=["week", "arrest", "site"]), table["site"]
+    y = Surv.from_arrays(table["arrest"] > 0, table["week"])
+    one = clone(fc.CoxRegression(ties="breslow", tolerance=1e-13)).fit(X, y)
+    pooled = CoxPHSurvivalAnalysis(ties="breslow", tol=1e-14).fit(X, y)
+    assert np.abs(one.coef_ - pooled.coef_).max() < 1e-8
+    assert one.score(X, y) == pytest.approx(concordance_index_censored(y["event"], y["time"], one.predict(X))[0])
+    times = [10.0, 30.0, 52.0]
+    theirs = np.stack([f(times) for f in pooled.predict_survival_function(X.iloc[:5])])
+    np.testing.assert_allclose(one.predict_survival_function(X.iloc[:5], times), theirs, rtol=1e-7)
+    strata = fc.CoxRegression(tolerance=1e-13).fit(X, y, strata=site.to_numpy())
+    sites = fc.CoxRegression(tolerance=1e-13).fit(X, y, sites=site.to_numpy())
+    assert np.abs(strata.coef_ - sites.coef_).max() < 1e-8
+    assert set(sites.baseline_["site"]) == {"0", "1", "2", "all"}
+    cut = fc.CoxRegression("cv", regularizer="l1", folds=3, count=8).fit(X, y, sites=site.to_numpy())
+    assert cut.lambda_min_ <= cut.lambda_1se_
+    with pytest.raises(ValueError, match="expected"):
+        fc.CoxRegression().fit(X, table["week"])
+    with pytest.raises(ValueError, match="must be one of"):
+        sites.predict_survival_function(X, site="nowhere")
+
+
+def test_baselines_are_breslows(table):
+    censored = np.random.default_rng(2).uniform(size=len(table)) < 0.3
+    table = table.assign(week=np.where(censored, np.ceil(table["week"] / 2), table["week"]))
+    breslow = fc.Problem(sites_of(table, "week", "arrest"), loss="cox", weights="samples")
+    x = fc.solve(breslow, tolerance=1e-13)
+    found = fc.baseline_hazard(breslow, x)
+    for s in range(3):
+        own = table[table["site"] == s]
+        z = own.drop(columns=["week", "arrest", "site"]).to_numpy() @ x.solution.numpy()
+        mine = found[found["site"] == breslow.silos.names[s]]
+        for t, cumulated in zip(mine["time"], mine["cumulative_hazard"], strict=True):
+            events = own.loc[(own["arrest"] > 0) & (own["week"] <= t), "week"]
+            wanted = sum(1 / np.exp(z[own["week"] >= u]).sum() for u in events)
+            assert cumulated == pytest.approx(wanted, rel=1e-10, abs=1e-300)
+
+
+def test_one_baseline_is_the_pooled_model(table):
+    """All times as grid: the unstratified model of pooled data; a coarser one: that of rounded times."""
+    from statsmodels.duration.hazard_regression import PHReg
+
+    silos = sites_of(table, "week", "arrest")
+    problem = fc.Problem(silos, loss="cox", weights="samples")
+    X = table.drop(columns=["week", "arrest", "site"]).to_numpy()
+    for times, week in ((None, table["week"]), (range(13, 53, 13), np.ceil(table["week"] / 13) * 13)):
+        driver = fc.analysis.common_baseline(problem, times=times)
+        pooled = PHReg(week, X, table["arrest"], ties="breslow").fit(method="newton", disp=0, tol=1e-14)
+        found = fc.confidence(problem, torch.zeros(7), driver=driver)
+        assert np.abs(found["estimate"] - pooled.params).max() < 1e-8
+        np.testing.assert_allclose(found["se"], pooled.bse, rtol=1e-7)
+    one = fc.Problem(fc.Silos.from_arrays([problem_pair(table)]), loss="cox", regularizer=L1(1.0), weights="samples")
+    many = fc.Problem(silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    alone, together = (fc.path(one, count=5), fc.path(many, count=5, driver=fc.analysis.common_baseline(many)))
+    np.testing.assert_allclose(alone.coefficients, together.coefficients, atol=1e-8)
+    np.testing.assert_allclose(alone.deviance, together.deviance, rtol=1e-8)
+    cv = fc.cross_validate(many, folds=3, count=5, driver=fc.analysis.common_baseline(many))
+    assert cv.fold_weights.sum() == table["arrest"].sum()
+    y = table[["week", "arrest"]].to_numpy()
+    model = fc.CoxRegression(baseline="common", tolerance=1e-12).fit(X, y, sites=table["site"].to_numpy())
+    assert np.abs(model.coef_ - fc.CoxRegression(tolerance=1e-12).fit(X, y).coef_).max() < 1e-8
+    with pytest.raises(ValueError, match="Breslow"):
+        fc.analysis.common_baseline(fc.Problem(silos, loss="cox"))
+
+
+# -- curves and tests -------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_those_of_lifelines(table, problem):
+    curves = fc.event_curves(problem)
+    for site, rows in [("all", table), *((n, table[table["site"] == s]) for s, n in enumerate(problem.silos.names))]:
+        mine = curves.of(site)
+        mine = mine[mine["time"].isin(rows["week"])]
+        km = lifelines.KaplanMeierFitter().fit(rows["week"], rows["arrest"])
+        at = km.survival_function_.index > 0
+        np.testing.assert_allclose(mine["survival"], km.survival_function_[at].iloc[:, 0], rtol=1e-12)
+        band = mine[["survival_lower", "survival_upper"]]
+        np.testing.assert_allclose(band, km.confidence_interval_[at], rtol=1e-10)
+        na = lifelines.NelsonAalenFitter(nelson_aalen_smoothing=False).fit(rows["week"], rows["arrest"])
+        np.testing.assert_allclose(mine["cumulative_hazard"], na.cumulative_hazard_[at].iloc[:, 0], rtol=1e-12)
+        np.testing.assert_allclose(mine[["hazard_lower", "hazard_upper"]], na.confidence_interval_[at], rtol=1e-10)
+    assert curves.median() == math.inf
+    rounded = np.ceil(table["week"] / 13) * 13
+    km = lifelines.KaplanMeierFitter().fit(rounded, table["arrest"])
+    coarse = fc.event_curves(problem, times=[13.0, 26, 39, 52]).of()
+    np.testing.assert_allclose(coarse["survival"], km.survival_function_.iloc[1:, 0], rtol=1e-12)
+    by = fc.event_curves(problem, by="fin")
+    assert by.at(20, group="fin = 1")["survival"] > by.at(20, group="fin = 0")["survival"]
+
+
+def test_curves_with_late_entries_and_grids(problem):
+    """Counts on a grid with every time are those of loops; who enters between two times is at risk at the second."""
+    rng = np.random.default_rng(0)
+    time = rng.integers(2, 12, 60).astype(float)
+    y = np.c_[time, rng.integers(0, 2, 60), time - rng.integers(1, 8, 60)]
+    own = fc.Problem(fc.Silos.from_arrays([(rng.normal(size=(60, 1)), y)]), loss="cox")
+    found = fc.event_curves(own).of()
+    for t, n, d in zip(found["time"], found["at_risk"], found["events"], strict=True):
+        assert n == ((y[:, 0] >= t) & (y[:, 2] < t)).sum()
+        assert d == ((y[:, 0] == t) & (y[:, 1] > 0)).sum()
+
+
+def test_incidences_are_those_of_lifelines():
+    rng = np.random.default_rng(1)
+    time, cause = rng.exponential(size=200), rng.integers(0, 3, 200)
+    X = rng.normal(size=(200, 2))
+    data = [(X[i::2], np.c_[time, cause][i::2]) for i in range(2)]
+    problem = fc.Problem(fc.Silos.from_arrays(data), loss="cox", loss_options={"cause": 2}, weights="samples")
+    found = fc.event_curves(problem).of()
+    for k in (1, 2):
+        theirs = lifelines.AalenJohansenFitter(calculate_variance=True).fit(time, cause, event_of_interest=k)
+        np.testing.assert_allclose(found[f"incidence_{k}"], theirs.cumulative_density_.iloc[1:, 0], rtol=1e-10)
+        mine = found[[f"incidence_{k}_lower", f"incidence_{k}_upper"]].to_numpy()
+        there = np.isfinite(theirs.confidence_interval_.iloc[1:].to_numpy()).all(1)
+        np.testing.assert_allclose(mine[there], theirs.confidence_interval_.iloc[1:][there], rtol=1e-8)
+    censored = fc.Silos.from_arrays([(X, np.c_[y[:, 0], y[:, 1] == 2]) for X, y in data])
+    same = fc.Problem(censored, loss="cox", weights="samples")
+    assert torch.equal(fc.solve(problem).solution, fc.solve(same).solution)
+
+
+def test_log_rank_tests_are_those_of_lifelines(table, problem):
+    from lifelines.statistics import logrank_test, multivariate_logrank_test
+
+    rng = np.random.default_rng(2)
+    censored = rng.uniform(size=len(table)) < 0.3
+    table = table.assign(week=np.where(censored, np.ceil(table["week"] * rng.uniform(size=len(table))), table["week"]))
+    table.loc[censored, "arrest"] = 0.0
+    problem = fc.Problem(sites_of(table, "week", "arrest"), loss="cox")
+    one = fc.Problem(fc.Silos.from_arrays([problem_pair(table)]), loss="cox")
+    a, b = (table[table["fin"] == v] for v in (0, 1))
+    theirs = logrank_test(a["week"], b["week"], a["arrest"], b["arrest"])
+    mine = fc.logrank_test(one, "fin")
+    assert (mine.statistic, mine.p) == (pytest.approx(theirs.test_statistic), pytest.approx(theirs.p_value))
+    several = multivariate_logrank_test(table["week"], np.digitize(table["prio"], [1, 3]), table["arrest"])
+    assert fc.logrank_test(one, "prio", cuts=[1, 3]).statistic == pytest.approx(several.test_statistic)
+    excess = variance = 0.0
+    for _, own in table.groupby("site"):
+        alone = fc.logrank_test(fc.Problem(fc.Silos.from_arrays([problem_pair(own)]), loss="cox"), "fin")
+        difference = float(alone.table["observed"][1] - alone.table["expected"][1])
+        excess, variance = excess + difference, variance + difference**2 / alone.statistic
+    assert fc.logrank_test(problem, "fin").statistic == pytest.approx(excess**2 / variance)
+
+
+def problem_pair(table):
+    return table.drop(columns=["week", "arrest", "site"]), table[["week", "arrest"]].to_numpy()
+
+
+@pytest.mark.parametrize("transform", ["rank", "identity", "log", "km"])
+def test_schoenfeld_tests_are_those_of_lifelines(table, transform):
+    from lifelines.statistics import proportional_hazard_test
+
+    apart = table.assign(week=table["week"] + np.random.default_rng(0).uniform(0, 0.5, len(table)))
+    pooled = apart.drop(columns="site")
+    cox = lifelines.CoxPHFitter().fit(pooled, "week", "arrest", fit_options=TIGHT)
+    theirs = proportional_hazard_test(cox, pooled, time_transform=transform).summary["test_statistic"]
+    one = fc.Problem(fc.Silos.from_arrays([problem_pair(apart)]), loss="cox")
+    mine = fc.schoenfeld_test(one, fc.solve(one, tolerance=1e-13), transform=transform)
+    np.testing.assert_allclose(mine["statistic"].drop("(all)"), theirs[mine.index[:-1]], rtol=1e-6)
+
+
+# -- quality ----------------------------------------------------------------------------------------------------------
+
+
+def test_quality_is_that_of_scikit_survival():
+    from sksurv.metrics import brier_score, concordance_index_censored, cumulative_dynamic_auc
+    from sksurv.util import Surv
+
+    problem = fc.Problem(fc.data.load("survival", clients=3, samples=200), loss="cox", weights="samples")
+    x = fc.solve(problem).solution
+    report = fc.quality(problem, x, horizon=40.0)
+    for i, name in enumerate(problem.silos.names):
+        X, target = problem.silos[i]
+        order = np.flatnonzero((target[:, 0] < target[target[:, 1] == 0, 0].max()).numpy())
+        X, target = X[order].numpy(), target[order].numpy()
+        alone = fc.Problem(fc.Silos.from_arrays([(X, target)]), loss="cox")
+        hazards, mine = fc.baseline_hazard(alone, x).assign(site=name), fc.quality(alone, x, horizon=40.0).overall
+        y = Surv.from_arrays(target[:, 1] > 0, target[:, 0])
+        z = X @ x.numpy()
+        assert mine.c_index == pytest.approx(concordance_index_censored(y["event"], y["time"], z)[0])
+        assert mine.auroc == pytest.approx(cumulative_dynamic_auc(y, y, z, [40.0])[0][0])
+        base = hazards[(hazards["site"] == name) & (hazards["time"] <= 40)]["cumulative_hazard"].iloc[-1]
+        survival = np.exp(-base * np.exp(z))
+        assert mine.brier == pytest.approx(brier_score(y, y, survival[:, None], [40.0])[1][0])
+        assert mine.predicted == pytest.approx(1 - survival.mean())
+    assert abs(report.overall.predicted - report.overall.observed) < 0.03
+    assert report.table.loc["all", "events"] == float(problem.silos.targets[:, 1].sum())
+    groups = report.overall.calibration(4)
+    assert groups["samples"].sum() == len(problem.silos.targets)
+    held = fc.Problem(problem.silos.split(0.3), loss="cox", weights="samples")
+    assert 0.4 < fc.quality(held, fc.solve(held), part="test", horizon=40.0).overall.auroc < 0.95
+    with pytest.raises(ValueError, match="horizon is a time"):
+        fc.quality(fc.Problem(fc.data.load("synthetic", clients=2)), torch.zeros(20), horizon=1.0)
+
+
+def test_quality_of_cross_validation_by_sites():
+    silos = fc.data.load("survival", clients=4, samples=120)
+    problem = fc.Problem(silos, loss="cox", regularizer=L1(1.0), weights="samples")
+    for folds in (3, "sites"):
+        cv = fc.cross_validate(problem, folds=folds, count=6, ratio=0.05)
+        report = fc.quality(problem, cv, choice="min", horizon=48.0)
+        assert report.overall.c_index > 0.65
+        assert abs(report.overall.predicted - report.overall.observed) < 0.15
+
+
+def test_the_metric_is_counted_in_runs():
+    silos = fc.data.load("survival", clients=3, samples=80, test=0.25)
+    problem = fc.Problem(silos, loss="cox", regularizer=L1(0.01), metrics=["c_index"])
+    run = fc.solve(problem)
+    assert run.history[-1]["test_c_index"] > 0.6
+    scores = problem.scores(run)
+    assert scores.loc["all", "train_c_index"] == pytest.approx(fc.quality(problem, run).overall.c_index)
+    assert math.isfinite(run.history[-1]["test_loss"])
+    with pytest.raises(ValueError, match="survival problems"):
+        fc.Problem(fc.data.load("synthetic", clients=2), metrics=["c_index"])
+
+
+def test_drawn_survivors_have_the_effects_that_are_told():
+    from fedcomposite.data.survivors import EFFECTS, survivor_tables
+
+    tables = survivor_tables(3, 4000, seed=1)
+    X = pd.concat(tables, names=["site"]).reset_index("site")
+    table = pd.DataFrame({"months": X["months"], "died": (X["died"] == "yes").astype(float), "site": X["site"]})
+    table["age"], table["size"] = X["age"], X["size"]
+    for s in ("II", "III", "IV"):
+        table[f"stage_{s}"] = (X["stage"] == s).astype(float)
+    table["nodes"] = np.log2(1 + X["nodes"])
+    table["receptor"], table["treated"] = (X["receptor"] == "positive").astype(float), (X["treated"] == "yes") * 1.0
+    problem = fc.Problem(sites_of(table, "months", "died"), loss="cox", weights="samples")
+    found = fc.confidence(problem, fc.solve(problem))
+    away = [(found.loc[name, "estimate"] - value) / found.loc[name, "se"] for name, value in EFFECTS.items()]
+    assert max(map(abs, away)) < 3.5
+
+
+def test_rows_of_a_request_are_whole(problem):
+    """A fold's own deviance and the deviance of the others add up to that of all samples."""
+    silo = silos_of(problem)[0]
+    x = torch.zeros(1, 7, dtype=torch.float64)
+    fold = Rows("fold", 1, 4)
+    from fedcomposite.runtime.protocol import ALL, answer
+
+    whole, rest, held = (answer(silo, losses(x, rows)) for rows in (ALL, fold, fold.others))
+    assert float(rest["deviance"] + held["deviance"]) == pytest.approx(float(whole["deviance"]), rel=1e-12)
+    assert float(held["weight"][0]) == float(silo.b[silo.weights(fold.others) > 0, 1].sum())
+    assert isinstance(silo.loss, Cox)
+    assert list(itertools.islice(silo.strata, 2)) == [int(v) for v in silo.b[:2, 1]]
