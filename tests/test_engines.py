@@ -28,6 +28,7 @@ from fedcomposite.federation.engines.relaying import Relay
 from fedcomposite.federation.engines.sealing import SealError, Session, StaleError
 from fedcomposite.federation.engines.sockets import Channel
 from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.site.enrolment import open_site as open_folder
 
 PATIENCE = 120.0  # seconds after which a test gives up; none depends on how long something takes
 
@@ -457,6 +458,18 @@ def test_revoke_reinstate_rekey_and_add(fed):
     assert made.permitted() == ["north", "south", "west"]
     assert set(SiteFolder(made.path / "sites" / "west").peers) == {"north", "south"}
     assert [row["status"] for row in json.loads(command("status", fed.path, "--json"))["sites"]] == ["offline"] * 3
+
+
+def test_a_device_that_is_not_there_is_refused(fed, tmp_path):
+    """Never silently another one; the one that is there is used."""
+    (tmp_path / "north.csv").write_text("x,y\n" + "1.5,0\n2.5,1\n" * 20)
+    site = fed.path / "sites" / "north" / "site.toml"
+    text = site.read_text()
+    site.write_text(text.replace('# device = "cuda"', 'device = "cuda:99"', 1))
+    said = command("join", site.parent, "--data", tmp_path / "north.csv", "--target", "y", code=2)
+    assert "[site] device = 'cuda:99' cannot be used here: " in said
+    site.write_text(text.replace('# device = "cuda"', 'device = "cpu"', 1))
+    assert open_folder(SiteFolder(site.parent), tmp_path / "north.csv", "y").device == "cpu"
 
 
 def test_without_a_server(tmp_path, fed):
