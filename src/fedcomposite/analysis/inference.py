@@ -119,8 +119,9 @@ def confidence(
         weights of clients or weighted samples, where the model's do not apply.
     jeffreys : float
         Power of Jeffreys' prior for the maximum of the likelihood, which is then nearer to zero: 1 takes the bias of a
-        few samples off (Firth), 0.5 has intervals that hold the truth as often as they say down to five samples per
-        coordinate, and 0 is the likelihood alone. Estimates are finite with any, also where classes can be told apart.
+        few samples off (Firth), 0.5 half of it, with 93.8 to 97.2 % of 95 % intervals right at five samples for each of
+        12 and 20 coordinates (``benchmarks.coverage``), and 0 is the likelihood alone.
+        Estimates are finite with any, also where classes can be told apart.
         Tens of exchanges more. Not for sandwich variances, which have no likelihood.
     driver : Driver, optional
         Who answers; two exchanges for a linear model and for nodewise regressions, about six for others, and one more
