@@ -9,21 +9,14 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from local_federation import LocalSites, make_sites, opened
+from secure_sites import secure_tables
 from typer.testing import CliRunner
 
 import fedcomposite as fc
-from fedcomposite.experiments import Config
-from fedcomposite.problems.risk_sets import TIME
-from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import ALL, Rows, horizon, losses, newton, risk_sums, schoenfeld, silos_of, timetable
-
-pytest.importorskip("flwr", reason="the extra [flower] is not installed")
-
-from local_federation import LocalSites, make_sites, opened
-from secure_sites import secure_tables
-
 from fedcomposite.cli import federation_analysis
 from fedcomposite.cli.federation import federation_app
+from fedcomposite.experiments import Config
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
@@ -36,6 +29,9 @@ from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.problems.risk_sets import TIME
+from fedcomposite.runtime import Driver
+from fedcomposite.runtime.protocol import ALL, Rows, horizon, losses, newton, risk_sums, schoenfeld, silos_of, timetable
 
 SECURE = Settings(secure=True)
 PLAIN = """
@@ -144,10 +140,9 @@ def test_a_recipe_and_an_analysis_in_secure_sums_are_the_plain_ones(files, tmp_p
 @pytest.mark.parametrize("secure", [False, True])
 def test_one_command_for_the_sites_of_a_federation(files, tmp_path, monkeypatch, secure):
     """The experiment of the files at hand, with its columns of times, asked of sites; the report and predictions."""
-    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]))
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]), engine="local")
     limits = {"max_margin": 20.0, **({"secure": "required"} if secure else {})}
     grid = LocalSites(secure_tables(files[0], tmp_path / "sites", Limits(**limits)))
-    monkeypatch.setattr(federation_analysis, "require_service", lambda federation: {})
     monkeypatch.setattr(federation_analysis, "open_engine", lambda federation, job, log: grid)
     folder, run = Path(files[0]["hospital_1"]).parent, tmp_path / "found"
     words = ["cv", fed.path, folder / "experiment.toml", "--folds", 3, "--count", 6, "--ratio", 0.1, "--segments", 3]

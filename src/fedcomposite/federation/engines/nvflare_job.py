@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ FEDERATION, SITE = "FEDCOMPOSITE_FEDERATION", "FEDCOMPOSITE_SITE"
 """Variables that name the folder of ``serve`` and of ``join`` to what FLARE starts."""
 TOPIC = "fedcomposite"
 _SESSION, _ORDER = 5.0, 86400.0  # seconds for an answer
+_END = 30.0  # seconds in which a job's process has to end
 
 
 def relay_socket(state: Path, job: str) -> Path:
@@ -67,7 +69,11 @@ class ServerRelay(Controller):  # type: ignore[misc]
         except OSError:
             self.log_info(fl_ctx, "the run that asked for this job is gone")
             return
-        relay.run(lambda: bool(abort_signal.triggered))
+        parent = os.getppid()
+        relay.run(lambda: bool(abort_signal.triggered) or os.getppid() != parent)
+        late = threading.Timer(_END, os._exit, (0,))  # FLARE waits for answers that nobody will give
+        late.daemon = True
+        late.start()
 
 
 class SiteRelay(Executor):  # type: ignore[misc]
