@@ -215,7 +215,7 @@ def test_what_a_thread_works_on_stays_in_its_cores_cache(h, dtype, threads, monk
         assert workers == {(here, 8)}
     else:  # whole blocks are shared out, so that no operation waits for another thread
         assert max(seen) <= 1 << 18  # with the block, its place and two buffers: 1 MiB
-        assert {(here, 1)} <= workers
+        assert threads > 1 or workers == {(here, 1)}  # which of two threads is quicker is not ours to say
         assert {count for _, count in workers} == {1}
         assert len(workers) <= threads
 

@@ -308,7 +308,7 @@ def test_what_a_site_refuses(silos, tmp_path):
     )
     wide = fc.Silos.from_arrays([(rare, few.targets)], names=["a"], feature_names=silos.feature_names)
     with pytest.raises(FederationError, match="min_samples"):
-        sums_of(wide, tmp_path / "wide", Limits(max_margin=20.0, min_samples=13, min_events=5),
+        sums_of(wide, tmp_path / "wide", Limits(max_margin=20.0, min_samples=13, min_events=5, min_parties=1),
                 timetable(torch.tensor([12.0]).double(), column, torch.tensor([0.5]).double()))  # fmt: skip
     logistic = text.replace('"cox"', '"least_squares"').replace("loss_options = { least_at_risk = 5 }", "")
     plain = fc.Silos.from_arrays([(few.features, few.targets[:, 0])], names=["a"], feature_names=silos.feature_names)

@@ -34,7 +34,7 @@ def test_no_case_fails(first):
 
 
 def test_every_loss_and_regularizer_is_drawn():
-    assert set(ALL_LOSSES) - {"hinge_sum"} == set(LOSSES)
+    assert set(ALL_LOSSES) - {"hinge_sum", "cox"} == set(LOSSES)  # Cox models have oracles of their own
     assert set(REGISTRY) == set(TERMS) - {"Blocks"}
     cases = [draw(5, k) for k in range(400)]
     assert {c.kind for c in cases} == set(KINDS)

@@ -197,7 +197,7 @@ def test_wrong_columns(tmp_path):
         ({"weight": "m"}, "no column 'm'"),
         ({"offset": "tt"}, "no column 'tt'; did you mean 't'"),
         ({"weight": "n", "drop": "n"}, "drop = 'n' is the weight"),
-        ({"weight": "y"}, "target, weight and offset must be different columns"),
+        ({"weight": "y"}, "target, weight must be different columns"),
         ({"weight": 3}, "weight"),
         ({"weight": "t"}, "north: weights must be finite, >= 0"),
         ({"features": 3}, "only for .svm files"),
@@ -345,7 +345,7 @@ def test_a_federation_of_weighted_sparse_sites_is_the_simulator(tmp_path):
                 name,
                 silos.subset([np.arange(*silos.offsets[i : i + 2])], [name]),
                 StateStore(tmp_path / weights / name),
-                opened(),
+                opened(min_count=1),
             )
             for i, name in enumerate(silos.names)
         ]

@@ -81,7 +81,9 @@ ORACLES = {
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
-    ("name", "kind"), [(n, k) for n, cls in M.items() for k in cls.fits if n != "auc"], ids=lambda v: str(v)
+    ("name", "kind"),
+    [(n, k) for n, cls in M.items() for k in cls.fits if n not in ("auc", "c_index")],
+    ids=lambda v: str(v),
 )
 def test_metrics_against_scikit_learn(name, kind, seed):
     outputs, targets = samples(kind, seed)

@@ -184,7 +184,7 @@ GROWING = {  # 1/L of a silo, and more, with two samples at a time
     "TAMUNA": {"step": 0.35, "p": 0.1, "s": 2},
     "GradSkip": {"step": 0.35, "p": 0.1},
     "Scaffnew": {"step": 0.35, "p": 0.1},
-    "FedDR": {"eta": 0.7, "alpha": 1.0, "local_steps": 10, "step": 0.3},
+    "FedDR": {"prox_step": 0.7, "alpha": 1.0, "local_steps": 10, "step": 0.3},
     "FedAvg": {"local_steps": 10, "step": 0.35},
     "FedMid": {"local_steps": 10, "step": 0.35},
     "Zhang": {"local_steps": 10, "step": 0.35},

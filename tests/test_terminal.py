@@ -19,7 +19,8 @@ WIDTHS = (60, 80, 120)
 KINDS = get_command(app).commands["list"].params[0].type.choices
 LISTINGS = [["list", kind] for kind in KINDS] + [["data", "list"], ["data", "describe", "heart_disease"]]
 TELL_NOTHING = {  # commands that make a file or serve, or whose output is a format of its own
-    "plot", "cite", "data fetch", "data messy", "federation init", "federation serve", "federation join",
+    "plot", "cite", "data fetch", "data messy", "data survivors",
+    "federation init", "federation serve", "federation join",
     "federation revoke", "federation reinstate", "federation add-site", "federation admit", "federation rekey",
     "federation rotate", "federation renew", "federation enrol", "federation approve", "federation reject",
     "federation demo",

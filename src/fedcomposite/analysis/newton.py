@@ -42,6 +42,7 @@ _ENOUGH = 0.3  # of the gain of the best length that may be lost
 _POLISH = 15  # exchanges that bring a stage to its minimum, where its dual point is best
 _EARLY, _PROVED = 100.0, 1e-5  # from which gap on, in tolerances, bounds are looked for; what they have to show
 _ROUGH = 1e-6  # precision of a stage's steps
+_LITTLE = 1e-3  # of the largest objective: where so little is left, curvature is lost since the loss itself vanishes
 _TOLD = 1e-6  # of the largest objective: what may be hidden behind rounding
 _DENSE = 2000  # coordinates up to which that is looked at
 _LEAST = 1e-6  # of the first objective: what a gap is relative to where all but nothing is left of it
@@ -161,7 +162,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
                 whole = float(state.solved) == 1.0 and float(state.damping) <= _DAMPED
                 done = whole and left <= max(plan.gain, hidden)
             elif stationary and (done or asked >= look_again) and _promising(state, h, done or asked >= patience):
-                growing = yield from _growing(state, seen, h, plan)
+                growing = yield from _growing(state, seen, h, plan, largest)
                 asked, look_again = asked + 1, asked + 1 + _AGAIN
                 plan.watch(state.x, asked)
                 if growing:
@@ -248,7 +249,7 @@ def _promising(state: Server, h: Regularizer, late: bool) -> bool:
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
 
 
-def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan) -> Task[tuple[int, ...]]:
+def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan, largest: float) -> Task[tuple[int, ...]]:
     """The coordinates that grow without end, if any do: F goes on to fall far beyond the next step.
 
     Far is where the step would end if H were a third, or a fifth: three or five times as far along it where h does not
@@ -259,7 +260,7 @@ def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan) -> Task[t
     if float(state.step) == 0:
         return ()
     model = ProxNewton()._model(seen.at, seen.reply, seen.working, 0.0, h)
-    if model.blind:  # steps are short of what they could be
+    if model.blind and float(state.value) > _LITTLE * largest:  # steps are short of what they could be
         return ()
     goal, far = 1e-6 * float(h.optimality(seen.at, seen.reply.gradient)), []
     for times in _FAR:

@@ -127,7 +127,7 @@ def _numeric(values: Any, what: str) -> Array:
         except (ValueError, TypeError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{what}: not an array of numbers ({reason}); give rows of equal length") from None
-    if array.dtype.names is not None:
+    if array.dtype.names is not None and not what.endswith("features"):
         array = _times(array, what)
     if isinstance(array, np.ma.MaskedArray):
         if absent := int(np.ma.getmaskarray(array).sum()):

@@ -217,10 +217,17 @@ class ColumnFacts:
 
     @functools.cached_property
     def counts(self) -> npt.NDArray[np.float64]:
-        """About how many values lie below each edge; evenly spread over joint cells."""
-        known = self.low == self.high
-        spread: npt.NDArray[np.float64] = np.interp(self.edges, self.edges[known], self.low[known])
-        return spread
+        """About how many values lie below each edge; those of a group are spread evenly over the edges inside of it."""
+        same = np.append(False, (np.diff(self.low) == 0) & (np.diff(self.high) == 0))
+        run = np.cumsum(~same) - 1  # edges with the same bounds are inside of the same group
+        first, last = np.flatnonzero(~same), np.append(np.flatnonzero(~same)[1:] - 1, len(self.edges) - 1)
+        start, end = (
+            self.edges[np.maximum(first - 1, 0)][run],
+            self.edges[np.minimum(last + 1, len(self.edges) - 1)][run],
+        )
+        share = np.clip((self.edges - start) / np.maximum(end - start, 1e-300), 0.0, 1.0)
+        made: npt.NDArray[np.float64] = self.low + share * (self.high - self.low)
+        return made
 
     def value_at(self, count: float) -> float:
         """The value below which about so many lie: the simplest number of its cell."""

@@ -317,7 +317,7 @@ def _extents(
     floor = outer[int(np.searchsorted(outer, first[0], side="right")) - 1]
     ceiling = outer[int(np.searchsorted(outer, last[-1], side="right"))]
     after = np.nextafter(last, np.inf)
-    start = np.concatenate([[floor], np.where(alone[:-1], after[:-1], between)])
+    start = np.concatenate([[floor], between])
     end = np.concatenate([np.where(alone[1:], first[1:], between), [ceiling]])
     return np.where(alone, first, start), np.where(alone, after, end)
 
