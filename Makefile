@@ -18,9 +18,11 @@ test: $(VENV)/.test
 test-slow: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "slow and not processes and not site" tests
 
-# A real service and real sites, over TLS, killed, cut off and attacked: a part of its own, as it takes minutes and depends on clocks and sockets.
+# Real engines and real sites, killed, cut off and attacked: a part of its own, as it takes minutes and depends on clocks and sockets. What
+# fails beside other work is tried once more alone: a defect fails again.
+PROCESSES := OMP_NUM_THREADS=1 $(BIN)/pytest -m processes tests
 test-federation: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m processes tests
+	$(PROCESSES) -n $(WORKERS) --dist loadfile --no-loadscope-reorder || $(PROCESSES) --last-failed --last-failed-no-failures none
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

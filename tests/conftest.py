@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 collect_ignore = [p.name for p in Path(__file__).parent.glob("*.py") if not p.name.startswith("test_")]
 
 PROCESSES = (
-    "test_federation_real.py", "test_federation_service.py", "test_federation_analysis_real.py", "test_secure_real.py",
+    "test_federation_real.py", "test_federation_analysis_real.py", "test_secure_real.py",
     "test_operations.py",
 )  # fmt: skip
 LONGEST = (
