@@ -184,7 +184,7 @@ def _shown(value: Any, digits: int) -> str:
     if value is None or value != value:
         return "–"
     if isinstance(value, float):
-        return f"{value:.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.{digits}g}"
+        return f"{value:.0f}" if abs(value) < 1e6 and value == round(value) else f"{value:.{digits}g}"
     return str(value)
 
 
