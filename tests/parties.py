@@ -97,7 +97,7 @@ class Parties:
             frame = pd.DataFrame(X.numpy(), columns=[f"f{j}" for j in range(20)]).assign(label=y.numpy())
             frame.to_csv(folder / f"{name}.csv", index=False)
             with (folder / "sites" / name / "site.toml").open("a") as file:
-                file.write("reproducible_batches = true\nexact_counts = true\nmin_parties = 2\n")  # runs are compared bit for bit
+                file.write("reproducible_batches = true\nexact_counts = true\nmin_parties = 2\n")  # bits are compared
 
     def start(self, name, *arguments, **options):
         party = Party(self.folder / f"{name}.log", *arguments, **options)
