@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 OPEN: dict[str, Any] = {
     "min_count": 1, "reproducible_parts": True, "reproducible_batches": True, "exact_counts": True, "min_batch": 1,
     "evaluations_per_job": 10**6, "evaluations_per_day": 10**6, "gradients_per_job": 10**6, "gradients_per_day": 10**6,
-    "jobs_per_day": 10**6, "max_margin": float("inf"),
+    "jobs_per_day": 10**6, "max_margin": float("inf"), "score_tables": 10**6,
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ class Hospital:
         if wire.kind(answer) == "refusal":
             self.refused = wire.text(answer, "refusal")
             return None
-        return wire.unpack(answer, wire._declared(wire._parts(answer)["vectors"]))  # type: ignore[arg-type]
+        return wire.deserialise(answer["vectors"])
 
     def question(
         self,
@@ -136,19 +136,103 @@ def seeds(**limits: Any) -> str:
 
 
 def shifted(**limits: Any) -> str:
-    """Scores on either side of an edge that moves from patient to patient."""
-    one, alone, before = Hospital(**limits), 0, None
+    """Scores on either side of an edge that moves from patient to patient: who is it, and of which class?"""
+    one, right, before = Hospital(**limits), 0, None
     x = np.random.default_rng(0).normal(size=len(one.names)) / 3
-    order = np.sort(one.X @ x)
-    for k in range(100, 160):
-        edge = np.array([(order[k] + order[k + 1]) / 2])
-        got = one.question("scores", {"x": x, "edges": edge}, count=1, job=f"j{k}")
+    order = np.argsort(one.X @ x)
+    z = (one.X @ x)[order]
+    for tried, k in enumerate(range(100, 160)):
+        got = one.question("tallies", {"x": x, "edges": np.array([(z[k] + z[k + 1]) / 2])}, count=1, job=f"j{k}")
+        if got is None:
+            return (
+                f"refused at question {one.asked}: {one.refused}; labels of {right} of {tried - 1} patients till then"
+            )
+        now = got["0.tallies"].numpy()[:, 0]
+        if before is not None:
+            zeros, ones = now - before
+            right += (ones > zeros) == (one.y[order[k]] > 0)
+        before = now
+    return f"{one.asked} questions: labels of {right} of 59 patients guessed right"
+
+
+def around(**limits: Any) -> str:
+    """Edges below and above each of 32 patients whose features are known, at one random model after another.
+
+    Those below are one table and those above the next one, since edges in one must be apart. Five hospitals with
+    secrets of their own.
+    """
+    right, asked = np.zeros(3, int), 0
+    for number in range(5):
+        one, draw = Hospital(**limits), np.random.default_rng(number)
+        known, seen = draw.choice(len(one.X), 32, replace=False), np.zeros(32)
+        while one.asked < 40:
+            x = draw.normal(size=len(one.names)) / 3
+            z = one.X[known] @ x
+            order = np.argsort(z)
+            apart = [order[0]]
+            for i in order[1:]:
+                apart += [i] if z[i] - z[apart[-1]] > 0.011 * (one.X @ x).std() else []
+            given = [{"x": x, "edges": z[apart] + off} for off in (-1e-7, 1e-7)]
+            got = [one.question("tallies", v, count=len(apart), job=f"j{one.asked}") for v in given]
+            if any(g is None for g in got):
+                break
+            below, above = (g["0.tallies"].numpy()[:, :-1].cumsum(1) for g in got if g is not None)
+            zeros, ones = above - below
+            seen[apart] += ones - zeros
+        p = _probabilities(one)[known]
+        both = np.log(p / (1 - p)) + seen / (2 * 6.25)  # the evidence of differences of +1 or -1, each with its noise
+        right += [int((v == (one.y[known] > 0)).sum()) for v in (seen > 0, p > 0.5, both > 0)]
+        asked += one.asked
+    said = f"{asked / 5:g} questions: labels of {right[0]} of 160 patients guessed right"
+    return f"{said}; {right[1]} by the model, {right[2]} by both"
+
+
+def _probabilities(one: Hospital) -> Floats:
+    """What a fitted model says of each patient, which needs no adversary."""
+    problem = fc.Problem(fc.Silos.from_arrays([(one.X, one.y)]), loss="logistic", bias=True)
+    z = problem.predict(fc.solve(problem).solution, one.X).double()
+    return np.clip(torch.sigmoid(z).numpy(), 0.01, 0.99)
+
+
+def features(**limits: Any) -> str:
+    """Everybody's features are known, and counts at random models are a linear system for all labels."""
+    one, draw, rows, counts = Hospital(**limits), np.random.default_rng(0), [], []
+    while len(rows) < 20:
+        x = draw.normal(size=len(one.names)) / 3
+        z = one.X @ x
+        edges = z.mean() + z.std() * np.linspace(-2.5, 2.5, 64)
+        got = one.question("tallies", {"x": x, "edges": edges}, count=64, job=f"j{one.asked}")
         if got is None:
             return f"refused at question {one.asked}: {one.refused}"
-        now = got["0.counts"].numpy()
-        alone += before is not None and np.abs((now - before)[:, 0, 0]).sum() == 1
-        before = now
-    return f"{one.asked} questions: margins and labels of {alone} of 59 patients"
+        rows.append(z[None] < edges[:, None])
+        counts.append(got["0.tallies"].numpy()[1, :-1].cumsum())
+    A, b = np.concatenate(rows).astype(float), np.concatenate(counts)
+    p = _probabilities(one)  # what the model says is where the guess begins
+    noise = 6.25 if not limits else 1e-3
+    guess = p + np.linalg.solve(A.T @ A / noise + np.diag(1 / (p * (1 - p))), A.T @ (b - A @ p) / noise)
+    right, model = (int(((v > 0.5) == (one.y > 0)).sum()) for v in (guess, p))
+    said = f"{one.asked} questions: labels of {right} of {len(one.y)} patients guessed right"
+    return f"{said}; {model} by the model"
+
+
+def scaled(**limits: Any) -> str:
+    """Wrong predictions at planes on either side of a patient, each asked at 20 models that differ in length only."""
+    one, draw, right = Hospital(**limits), np.random.default_rng(0), 0
+    u, v = draw.normal(size=(2, len(one.names))) / 10
+    turn = np.arctan2(-(one.X @ u), one.X @ v) % np.pi
+    order = np.argsort(turn)[100:122]
+    between = (turn[order][1:] + turn[order][:-1]) / 2
+    wrong = []
+    for i, angle in enumerate(between):
+        models = np.outer(1 + np.arange(20) / 1e6, np.cos(angle) * u + np.sin(angle) * v)
+        got = one.question("losses", {"models": models}, errors=True, count=20, job=f"j{i}")
+        if got is None:
+            return f"refused at question {one.asked}: {one.refused}"
+        wrong.append(float(got["0.error"].mean()) * len(one.X))
+    passed = order[1:-1]
+    above = (one.X[passed] * (np.cos(between[1:, None]) * u + np.sin(between[1:, None]) * v)).sum(1) > 0
+    right = int((np.where(np.diff(wrong) < 0, above, ~above) == (one.y[passed] > 0)).sum())
+    return f"{20 * one.asked} models: labels of {right} of {len(passed)} patients guessed right"
 
 
 def bisected(**limits: Any) -> str:
@@ -217,6 +301,23 @@ def labels(**limits: Any) -> str:
     return f"{one.asked} questions: labels of {right} of {len(passed)} patients guessed right"
 
 
+def turned(**limits: Any) -> str:
+    """Wrong predictions at 40 pairs of planes close to each of 20 patients whose features are known."""
+    one, draw, right = Hospital(**limits), np.random.default_rng(0), 0
+    known = draw.choice(len(one.X), 20, replace=False)
+    for i in known:
+        row = one.X[i] / np.linalg.norm(one.X[i])
+        across = draw.normal(size=(40, len(one.names))) / 3
+        across -= np.outer(across @ row, row)
+        models = np.concatenate([across - 1e-7 * row, across + 1e-7 * row])
+        got = one.question("losses", {"models": models}, errors=True, count=80, job=f"j{i}")
+        if got is None:
+            return f"refused at question {one.asked}: {one.refused}"
+        below, above = got["0.error"].view(2, -1).mean(1).tolist()
+        right += (above < below) == (one.y[i] > 0)
+    return f"{80 * one.asked} models: labels of {right} of 20 patients guessed right"
+
+
 def table(
     folder: Path, recipe: dict[str, Any], **limits: Any
 ) -> tuple[TableSite, Callable[[Any, str, int], Any], Floats]:
@@ -265,10 +366,14 @@ IDEAS: dict[str, tuple[Callable[..., str], dict[str, Any]]] = {
     "halves": (halves, OPEN),
     "seeds": (seeds, OPEN),
     "shifted": (shifted, OPEN),
+    "around": (around, OPEN),
+    "features": (features, OPEN),
+    "scaled": (scaled, OPEN),
     "bisected": (bisected, {**OPEN, "max_margin": 10.0}),
     "outlier": (outlier, OPEN),
     "planes": (planes, {**OPEN, "max_margin": 10.0}),
     "labels": (labels, OPEN),
+    "turned": (turned, OPEN),
     "knots": (knots, OPEN),
 }
 

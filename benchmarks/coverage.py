@@ -213,7 +213,8 @@ def main() -> None:
             for different in (False, True):
                 chosen(model, ratio, different, options.sets, options.seed)
     if "logistic" in models:
-        chosen("logistic", RATIOS[0], False, options.sets, options.seed, MORE)
+        for different in (False, True):
+            chosen("logistic", RATIOS[0], different, options.sets, options.seed, MORE)
     if FEW.startswith(options.only):
         few(options.sets, options.seed)
     for kind in MANY:

@@ -207,7 +207,7 @@ def intervals(case: Case) -> tuple[str, float, str, bool]:
         warnings.simplefilter("always")
         x = fc.solve(problem).solution
         try:
-            table = fc.confidence(problem, x)
+            table = fc.confidence(problem, x, jeffreys=0)
         except ValueError as error:
             return "refused", 0.0, str(error).splitlines()[0][:100], False
     if exists is not True:

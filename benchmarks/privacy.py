@@ -115,6 +115,14 @@ def ours(task: dict[str, Any], name: str, epsilon: float) -> tuple[float, float,
 
 
 def opacus(task: dict[str, Any], python: str) -> dict[float, tuple[float, float, float]]:
+    found: dict[float, dict[str, list[tuple[float, float]]]] = {}
+    for one in opacus_runs(task, python):
+        found.setdefault(one["epsilon"], {}).setdefault(str(one["setting"]), []).append((one["accuracy"], one["loss"]))
+    return {epsilon: best(runs) for epsilon, runs in found.items()}
+
+
+def opacus_runs(task: dict[str, Any], python: str) -> list[dict[str, Any]]:
+    """Every run of Opacus on the pooled features of a task: its epsilon, setting, accuracy, AUROC and loss."""
     silos = task["silos"]()
     X, y = silos.held_out["test"]
     plan = {
@@ -129,10 +137,7 @@ def opacus(task: dict[str, Any], python: str) -> dict[float, tuple[float, float,
         np.savez(path, X=silos.features.numpy(), y=labels, test_X=X.numpy(), test_y=y.numpy(), plan=json.dumps(plan))
         script = Path(__file__).parent / "peers" / "run_opacus.py"
         out = subprocess.run([python, str(script), str(path)], check=True, capture_output=True, text=True).stdout
-    found: dict[float, dict[str, list[tuple[float, float]]]] = {}
-    for one in map(json.loads, out.splitlines()):
-        found.setdefault(one["epsilon"], {}).setdefault(str(one["setting"]), []).append((one["accuracy"], one["loss"]))
-    return {epsilon: best(runs) for epsilon, runs in found.items()}
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def sparse(seeds: int = 5) -> dict[float, tuple[float, float, float]]:

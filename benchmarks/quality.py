@@ -6,9 +6,10 @@
 Each split has 2 to 6 sites of 12 to 60 samples, a minimum count of 1 to 8, sometimes weights, ties, constant models and
 margins that are far too large or have the wrong sign. The sites answer as those of a federation do. Exact values come
 from the pooled samples that the sites tell of: scikit-learn's areas, statsmodels' regressions of calibration, plain
-counts. A class of which a site has fewer than its minimum count is not told, and left out of both. Per measure: numbers
-compared, how many were told, the largest difference and the median bound among these, and violations, which end the
-program with an error.
+counts. Every logistic model is measured a second time at sites that put noise on counts, as they do by default; bounds
+are then of four standard deviations. A class of which a site has fewer than its minimum count is not told, and left out
+of both. Per measure: numbers compared, how many were told, the largest difference and the median bound among these, and
+violations, which end the program with an error.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 import fedcomposite as fc
 from fedcomposite.analysis.quality import told
 from fedcomposite.federation.site import minimum_counts
+from fedcomposite.federation.site.noise import deviation
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import Request, Silo
@@ -46,13 +48,16 @@ _THRESHOLDS = (0.2, 0.5, 0.3337)  # the last one is no edge of a bin
 class Guarded(SiloTransport):
     """Silos that answer as the sites of a federation do, each under its minimum counts."""
 
-    def __init__(self, problem: fc.Problem, limits: Limits) -> None:
+    def __init__(self, problem: fc.Problem, limits: Limits, draw: np.random.Generator | None = None) -> None:
         super().__init__(problem)
-        self.limits = limits
+        self.limits, self.guard = limits, minimum_counts.NO_GUARD
+        if draw is not None and limits.min_count > 1:
+            off = deviation(limits.min_count)
+            self.guard = minimum_counts.AnswerGuard(blur=lambda *about: np.rint(draw.normal(0.0, off, (2, about[-1]))))
 
     def ask(self, requests: Sequence[Request]) -> list[Any]:
         """What the sites tell."""
-        told = [minimum_counts.told(self.limits, silo, requests) for silo in self.silos]
+        told = [minimum_counts.told(self.limits, silo, requests, self.guard) for silo in self.silos]
         made = [list(each) for each in zip(*told, strict=True)]
         return [each if one.by_site else added(each) for one, each in zip(requests, made, strict=True)]
 
@@ -65,6 +70,7 @@ class _Federated:
     def __init__(self, guarded: Guarded) -> None:
         self.names, self.ids, self.ask = guarded.names, guarded.ids, guarded.ask
         self.counter, self.running = guarded.counter, guarded.running
+        self.noised = guarded.guard is not minimum_counts.NO_GUARD
 
 
 def compare(splits: int = 200, seed: int = 0) -> pd.DataFrame:
@@ -114,13 +120,21 @@ def _logistic(generator: np.random.Generator, seen: dict[str, list[tuple[float, 
     noisy = truth * scale + generator.normal(size=3) * 0.2
     x = torch.tensor([*(noisy if generator.random() < 0.95 else 0 * noisy), shift], dtype=torch.float64)
     sites = Guarded(problem, Limits(min_count=least))
-    report = fc.quality(problem, x, driver=Driver(_Federated(sites)))
     parts = {name: _samples(silo, x, least) for name, silo in zip(sites.names, sites.silos, strict=True)}
     parts = {name: part for name, part in parts.items() if len(part[0])}
+    _compare(fc.quality(problem, x, driver=Driver(_Federated(sites))), parts, "", seen)
+    noised = _Federated(Guarded(problem, Limits(min_count=least), generator))
+    if parts and noised.noised:
+        _compare(fc.quality(problem, x, driver=Driver(noised)), parts, "with noise, ", seen)
+    _cross_validated(problem, sites, parts, sizes, seen)
+
+
+def _compare(report: Any, parts: dict[str, Any], noise: str, seen: dict[str, Any]) -> None:
+    """The measures of a report beside those of the samples."""
     everyone = tuple(np.concatenate([part[k] for part in parts.values()]) for k in range(3))
     for name, one in report.rows.items():
         z, y, w = everyone if name == "all" else parts[name]
-        who = "all" if name == "all" else "site"
+        who = noise + ("all" if name == "all" else "site")
         exact, summary = _exact(z, y, w), one.summary()
         for measure in ("auroc", "auprc", "calibration_slope", "calibration_intercept"):
             seen[f"{measure} ({who})"].append((summary[measure], exact[measure], *one.bounds(measure)))
@@ -130,7 +144,13 @@ def _logistic(generator: np.random.Generator, seen: dict[str, list[tuple[float, 
                 seen[f"{measure} ({who})"].append((value, _rounded(one, z, y, w, exact)[measure], value, value))
         for threshold in _THRESHOLDS:
             _rates(one, threshold, z, y, w, who, seen)
-    if least > 1 and min(sizes) > 4 * least:
+
+
+def _cross_validated(
+    problem: fc.Problem, sites: Guarded, parts: dict[str, Any], sizes: list[int], seen: dict[str, Any]
+) -> None:
+    """The AUC of a cross-validation, beside that of samples at hand."""
+    if (least := sites.limits.min_count) > 1 and min(sizes) > 4 * least:
         options: dict[str, Any] = {"folds": 2, "count": 4, "ratio": 0.1, "scoring": "auc"}
         theirs = fc.cross_validate(problem, driver=Driver(_Federated(sites)), **options)
         ours = fc.cross_validate(problem, **options)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -15,7 +17,19 @@ from typing import Any
 import torch
 
 import fedcomposite as fc
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.engines.local import InProcess
+from fedcomposite.federation.shape import parse
+from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.policy import Limits
+from fedcomposite.federation.site.site import Site
 
+EXPERIMENT = """
+algorithm = {name = "FedNMap", local_steps = 2, step = 0.5, gamma = 1.0}
+problem = {loss = "least_squares"}
+regularizer = {name = "L1", lam = 0.02}
+run = {rounds = 3}
+"""
 HOME = Path(fc.__file__).parent
 
 
@@ -36,18 +50,31 @@ def passed(call: Callable[[], object]) -> list[str]:
     return sorted(seen)
 
 
+def federated(silos: fc.Silos) -> None:
+    """A run with sites of this process: both halves of a federation, without an engine between them."""
+    with tempfile.TemporaryDirectory() as folder:
+        sites = []
+        for i, name in enumerate(silos.names):
+            sites.append(Site(name, silos.subset([i]), StateStore(Path(folder) / name), Limits()))
+        engine = InProcess(sites)
+        coordinator = Coordinator(engine, list(silos.names), engine.permitted, parse(EXPERIMENT), uuid.uuid4().hex)
+        coordinator.prepare()
+        coordinator.run(None)
+
+
 def main() -> None:
     """Print a line for each walk."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", action="store_true", help="list them")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    silos = fc.data.load("synthetic", clients=3, features=4, samples=20)
+    silos = fc.data.load("synthetic", clients=3, features=4, samples=50)
     problem = fc.Problem(silos, loss="logistic", regularizer=fc.regularizers.L1(0.02), bias=True, weights="samples")
     method = fc.algorithms.FedNMap(local_steps=2, step=0.5, gamma=1.0)
     walks: dict[str, Callable[[], object]] = {
         "simulate": lambda: fc.simulate(problem, method, rounds=3, progress=False),
         "solve": lambda: fc.solve(problem),
+        "federation run": lambda: federated(silos),
         "analyse cv": lambda: fc.analyse(problem, "cv", folds=2, count=4),
     }
     for call in walks.values():

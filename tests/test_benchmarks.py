@@ -13,7 +13,21 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import analyst, cifar, coverage, inference, newton, prox, resume, sparse, streaming, table6, workloads
+from benchmarks import (
+    adversary,
+    analyst,
+    cifar,
+    coverage,
+    honest,
+    inference,
+    newton,
+    prox,
+    resume,
+    sparse,
+    streaming,
+    table6,
+    workloads,
+)
 from benchmarks.peers import common
 
 import fedcomposite as fc
@@ -376,3 +390,40 @@ def test_killed_and_resumed(tmp_path):
     found = resume.study(["cv"], given, tmp_path, points=1, seed=0)
     assert found["killed"].all()
     assert found["same"].all()
+
+
+def test_times_to_an_event(capsys):
+    from benchmarks import survival
+
+    survival.coverage(2, 0, [1])
+    head, _, row = capsys.readouterr().out.strip().splitlines()
+    assert row.count("|") == head.count("|")
+    assert row.startswith("| 11 | 240 |")
+    survival.speed(2000, 3)
+    assert len(capsys.readouterr().out.strip().splitlines()) == 2 + 2 * 2 * 2
+
+
+def test_ideas_of_an_adversary(capsys, monkeypatch):
+    """Two of them: what comes of each at a site that opts out, and by default."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    adversary.main(["--ideas", "shifted,seeds"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "labels of 59 of 59" in lines[0]
+    assert "score_tables = 20" in lines[1]
+    assert "95 different sums" in lines[2]
+    assert " 1 different sums" in lines[3]
+
+
+@pytest.mark.slow
+def test_honest_work_at_default_limits(tmp_path, monkeypatch):
+    """A fit, and one with another recipe: bounds hold, and the model is that of files at hand."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    study = honest.heart(tmp_path)
+    monkeypatch.setattr(honest, "variants", lambda study: [{"kind": "fit"}, {"kind": "fit", "recipe": less}])
+    less = {**study.content["recipe"], "drop": [*study.content["recipe"]["drop"], "age"]}
+    table = honest.one_after_another(study, tmp_path, 2)
+    assert (table["model off"] < 1e-8).all()
+    assert ((table["AUROC"] - table["AUROC, at hand"]).abs() <= table["off by at most"]).all()
+    np.testing.assert_allclose(table["slope"], table["slope, at hand"], atol=1e-4)
+    assert set(honest.seconds(study, tmp_path / "timed", 1)) == {"default", "opts out"}

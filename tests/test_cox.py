@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -91,13 +92,12 @@ def test_residuals_add_up_and_are_those_of_leaving_a_sample_out(ties: Any) -> No
     z, w = Z @ x, torch.ones(1, 30, dtype=torch.float64)
     found = sets.residuals(Z, z, w)[0]
     close(found.sum(0), Z[0].T @ sets.slopes(z, w)[0])
-    if ties == "breslow":  # in Efron's way tied events share their weights, so that the derivative is another one
-        for k in range(30):
-            more, less = (w.clone(), w.clone())
-            more[0, k] += 1e-6
-            less[0, k] -= 1e-6
-            slope = (Z[0].T @ sets.slopes(z, more)[0] - Z[0].T @ sets.slopes(z, less)[0]) / 2e-6
-            close(found[k], slope, 1e-7)
+    for k in range(30):
+        more, less = (w.clone(), w.clone())
+        more[0, k] += 1e-6
+        less[0, k] -= 1e-6
+        slope = (Z[0].T @ sets.slopes(z, more)[0] - Z[0].T @ sets.slopes(z, less)[0]) / 2e-6
+        close(found[k], slope, 1e-7)
 
 
 def test_sites_and_strata_are_the_same_thing() -> None:
@@ -181,6 +181,47 @@ def test_single_precision_and_refusals() -> None:
             rounds=2,
             privacy=fc.privacy.SampleLevel(noise=1.0, clip=1.0),
         )
+
+
+@pytest.mark.parametrize("ties", ["breslow", "efron"])
+def test_single_precision_is_that_of_double(ties: Any) -> None:
+    """Loss and gradient at a model, to 1e-4 of their size; sums over risk sets are float64 in both."""
+    data = [drawn(m, p=20, seed=i, ticks=m // 2, strata=2) for i, m in enumerate((4000, 1500))]
+    problem = fc.Problem(fc.Silos.from_arrays(data), loss="cox", loss_options={"ties": ties}, weights="samples")
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=20)) * 0.1
+    seen = {}
+    for dtype in (torch.float32, torch.float64):
+        found = problem.smooth(dtype).evaluate(x.to(dtype))
+        assert found.gradient.dtype == dtype
+        seen[dtype] = found
+    one, two = seen.values()
+    assert abs(float(one.loss) / float(two.loss) - 1) < 1e-4
+    assert float((one.gradient - two.gradient).norm() / two.gradient.norm()) < 1e-4
+    runs = [
+        fc.simulate(problem, fc.algorithms.ProximalGradient(step=0.05), rounds=30, dtype=dtype).solution.double()
+        for dtype in seen
+    ]
+    assert float((runs[0] - runs[1]).norm() / runs[1].norm()) < 1e-4
+
+
+@pytest.mark.parametrize("efron", [False, True])
+def test_work_stays_on_the_device_of_the_samples(efron: bool) -> None:
+    """On "meta", which has no numbers and refuses to be mixed with other devices: nothing is brought to the CPU."""
+    _, y = drawn(30, entry=True, strata=2)
+    b = Cox("efron").prepare(None, torch.from_numpy(y))  # type: ignore[arg-type]
+    sets = RiskSets.of(b[None], efron, least=3)
+
+    def there(thing: Any) -> Any:
+        moved = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
+        moved = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in moved.items()}
+        return dataclasses.replace(thing, **moved)
+
+    moved = dataclasses.replace(there(sets), parts=tuple(there(part) for part in sets.parts))
+    z = torch.empty(1, 30, device="meta")
+    for made in (moved.terms(z, z), *moved.together(z, z), moved.slopes(z, z), moved.hazards(z, z), moved.saturated(z)):
+        assert made.device.type == "meta"
+    with pytest.raises(RuntimeError, match="device"):
+        moved.slopes(torch.zeros(1, 30), torch.zeros(1, 30))
 
 
 def test_structured_arrays_are_read() -> None:

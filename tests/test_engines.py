@@ -1,5 +1,7 @@
 """What carries orders: sockets of one account, signatures on both ways, relays that come and go; no engine needed."""
 
+import functools
+import io
 import json
 import os
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from fedcomposite.federation.engines import pki, sealing, selection, sockets
 from fedcomposite.federation.engines.answering import Answers, AnswerSocket
 from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.local_processes import LocalEngine, place, seen
+from fedcomposite.federation.engines.nvflare_job_files import write_job
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
 from fedcomposite.federation.engines.relaying import Relay
 from fedcomposite.federation.engines.sealing import SealError, Session, StaleError
@@ -45,11 +49,14 @@ class Echo:
     """A site that answers what it is asked with the same message."""
 
     def __init__(self, name):
-        self.name, self.asked = name, []
+        self.name, self.asked, self.noted = name, [], []
 
     def answer(self, content):
         self.asked.append(content)
         return content
+
+    def note_refusal(self, what, reason):
+        self.noted.append((what, reason))
 
 
 @pytest.fixture
@@ -169,7 +176,7 @@ def test_the_key_for_orders_is_rotated(fed):
     """Orders under the new key are refused until the site has its public part, and then taken without a restart."""
     answers = answers_of(fed, "south")
     public = pki.read_public(fed.public_key("south"))
-    kept = (fed.path / "sites" / "south" / "coordinator.pub").read_bytes()
+    kept, before = (fed.path / "sites" / "south" / "coordinator.pub").read_bytes(), pki.read_private(fed.order_key)
     fed.rotate()
     fresh = (fed.path / "sites" / "south" / "coordinator.pub").read_bytes()
     (fed.path / "sites" / "south" / "coordinator.pub").write_bytes(kept)
@@ -182,7 +189,87 @@ def test_the_key_for_orders_is_rotated(fed):
     assert "not signed" in wire.text(wire.decode(sealing.open_report(public, "", "south", asked("1"))), "refusal")
     (fed.path / "sites" / "south" / "coordinator.pub").write_bytes(fresh)
     assert wire.decode(sealing.open_report(public, "2", "south", asked("2"))) == wire.content(order="x")
+    stolen = sealing.seal_order(before, "3", "south", answers.session.name, wire.encode(wire.content(order="x")))
+    assert "not signed" in wire.text(
+        wire.decode(sealing.open_report(public, "", "south", answers.answer(stolen))), "refusal"
+    )
     assert stat.S_IMODE(fed.order_key.stat().st_mode) == 0o600
+
+
+# -- FLARE's jobs at a site -------------------------------------------------------------------------------------------
+
+
+def packed(job, **changes):
+    """A job's app as FLARE brings it to a site; files may be changed, added or left out (None)."""
+    files = {p.relative_to(job / "app").as_posix(): p.read_bytes() for p in (job / "app").rglob("*") if p.is_file()}
+    files |= {name: json.dumps(content).encode() for name, content in changes.items() if content is not None}
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        for name, content in files.items():
+            if name not in changes or changes[name] is not None:
+                file.writestr(name, content)
+    return made.getvalue()
+
+
+def test_a_site_lets_no_job_in_but_the_coordinators(fed, tmp_path):
+    """Code, classes, settings, another signature, another site, an old key: refused, told and taken down."""
+    site, lines = Echo("north"), []
+    answers = answers_of(fed, "north", site, lines.append)
+    listening = AnswerSocket(answers, tmp_path / "s" / "site.sock")
+    key, old = pki.read_private(fed.order_key), fed.order_key.read_bytes()
+    job = write_job(tmp_path / "job", "abc", ["north", "west"], key)
+    client, word = "config/config_fed_client.json", "config/fedcomposite.json"
+    ours = json.loads((job / "app" / client).read_text())
+    said = json.loads((job / "app" / word).read_text())
+    other = write_job(tmp_path / "other", "abc", ["south"], key)
+    rogue = write_job(tmp_path / "rogue", "abc", ["north"], ec.generate_private_key(ec.SECP256R1()))
+    evil = {"tasks": ["*"], "executor": {"path": "subprocess.Popen", "args": {"args": ["true"]}}}
+    refused = [
+        (packed(job, **{"custom/evil.py": ""}), "brings 'custom/evil.py'"),
+        (packed(job, **{client: {**ours, "executors": [evil]}}), "its 'executors' are not this package's"),
+        (packed(job, **{client: {**ours, "components": [evil]}}), "its 'components' are not"),
+        (packed(job, **{client: {**ours, "task_data_filters": []}}), "its 'task_data_filters' are not"),
+        (packed(job, **{word: None}), "not signed"),
+        (packed(job, **{word: {**said, "sites": ["north"]}}), "not signed"),
+        (packed(job, **{word: {**said, "job": "abd"}}), "not signed"),
+        (packed(job, **{word: "x"}), "cannot be read"),
+        (packed(job, **{word: {**said, "more": "x" * (1 << 20)}}), "too large"),
+        (packed(other), "not signed"),
+        (packed(rogue), "not signed"),
+        (b"PK", "cannot be read"),
+    ]
+    try:
+        ask = functools.partial(sockets.show_job, tmp_path / "s" / "site.sock", submitter="someone")
+        assert ask(packed(job)) == ""
+        assert not site.noted
+        for app, reason in refused:
+            assert reason in ask(app)
+            assert site.noted[-1][0] == "a job of the engine, by someone"
+            assert reason in site.noted[-1][1]
+            assert "refused: a job of the engine, by someone: " in lines[-1]
+        assert len(site.noted) == len(refused)
+        fed.rotate()  # whoever has the old key gets no more; the new one counts without a restart
+        assert "not signed" in ask(packed(job))
+        fresh = write_job(tmp_path / "fresh", "abc", ["north"], pki.read_private(fed.order_key))
+        assert ask(packed(fresh)) == ""
+        assert fed.order_key.read_bytes() != old
+        assert not site.asked
+    finally:
+        listening.close()
+
+
+def test_what_is_refused_unread_is_in_the_audit_log_once_in_a_minute(fed, tmp_path):
+    (tmp_path / "north.csv").write_text("x,y\n" + "1.5,0\n2.5,1\n" * 20)
+    site = open_folder(SiteFolder(fed.path / "sites" / "north"), tmp_path / "north.csv", "y")
+    answers = answers_of(fed, "north", site)
+    for _ in range(3):
+        answers.judge(b"", "someone")
+        answers.answer(b"forged")
+    noted = [(line["what"], line["refused"]) for line in site._audit.verify()]
+    assert noted == [
+        ("a job of the engine, by someone", "it cannot be read"),
+        ("an order that is not the coordinator's", "not signed"),
+    ]
 
 
 # -- sockets ----------------------------------------------------------------------------------------------------------
@@ -338,7 +425,7 @@ def test_a_relay_carries_orders_and_the_run_outlives_its_jobs(fed, open_site):
         first = Job(sockets.place(fed.state / "relays", "job"), ways)
         contents = {name: wire.content(order=name) for name in fed.sites}
         assert exchange(engine, contents)[0] == contents
-        assert engine.relayed() == {"job-1"}
+        assert engine.relayed() == {"job-1": {"north", "south"}}
         first.end()
         until(lambda: not engine.present())
         second = Job(sockets.place(fed.state / "relays", "job"), ways, "job-2")

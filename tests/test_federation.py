@@ -706,7 +706,7 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
         if kind == "introduction":
             met = Introduction.read(wire.text(answer, "introduction"))
             allowed = {"site", "version", "samples", "features", "dtype", "names", "labels", "smoothness", "scale"}
-            assert set(met.model_dump()) == allowed | {"weight", "weighted", "honest"}
+            assert set(met.model_dump()) == allowed | {"weight", "weighted", "honest", "head", "noised"}
             assert met.weight is None  # nothing more than before where samples have no weights
             assert met.honest is None  # nor where nothing is noised
             assert met.labels == [-1.0, 1.0] or met.labels in ([-1.0], [1.0])

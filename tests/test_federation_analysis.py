@@ -31,7 +31,7 @@ from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
-from fedcomposite.federation.coordinator.delivery import FederationError
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.shape import arrange, parse
@@ -138,6 +138,14 @@ def test_intervals_quality_and_stability_are_those_of_silos_at_hand(hospitals, t
     stable, mine = fc.stability(there, **draws, driver=Driver(asking)), fc.stability(here, **draws)
     assert stable.selected == mine.selected
     same(stable.bound, mine.bound)
+
+
+def test_models_by_site_are_those_of_silos_at_hand(hospitals, tmp_path):
+    asking, _ = inquiry(make_sites(hospitals, tmp_path, opened(min_count=1)))
+    found, right = fc.by_site(asking.meet(), driver=Driver(asking)), fc.by_site(on_silos(hospitals))
+    assert found.notes == right.notes
+    np.testing.assert_allclose(found.sites["estimate"], right.sites["estimate"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.combined, right.combined, rtol=1e-7, atol=1e-10)
 
 
 def counts_of_events(seed=2):
@@ -362,7 +370,7 @@ def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path)
     fc.write_report(tmp_path / "run")
     note = found.quality.notes["switzerland"]
     assert "AUROC between" in note
-    assert "minimum counts" in note
+    assert "counts of scores have noise" in note
     told = json.loads((tmp_path / "run" / "analysis.json").read_text())["quality"]["switzerland"]
     assert told["auroc"] is None
     assert told["roc"] == []
@@ -642,7 +650,7 @@ def test_residuals_of_rare_columns_are_refused(tmp_path):
     asking, _ = inquiry(make_sites(replace(silos, features=X), tmp_path, opened(min_count=5)), text)
     asking.meet()
     alone = torch.tensor([0, 0, 1.0, 0, 0], dtype=torch.float64)
-    with pytest.raises(FederationError, match="fewer than min_count = 5 samples differ from the others in c"):
+    with pytest.raises(FederationError, match="fewer than min_count = 5 samples differ from the others in a column"):
         asking.ask([residuals(alone, torch.zeros(0, dtype=torch.float64), "train")])
 
 
@@ -729,7 +737,7 @@ def test_an_analysis_has_its_own_approval(messy, tmp_path):
     sites = tables(files, tmp_path)
     for site, own in zip(sites, approvals, strict=True):
         site._approvals = own
-    asking, _ = inquiry(sites, recipe_text(config))
+    asking, _ = inquiry(sites, recipe_text(config), settings=Settings(give_up=0.01))
     with pytest.raises(FederationError, match="waits for approval"):
         described(asking)
     assert digest(asking.config) not in approvals[0].all()

@@ -20,13 +20,17 @@ from secure_sites import make_keys, secure_sites
 import fedcomposite as fc
 from fedcomposite.data import Silos
 from fedcomposite.data.describing import look_at
-from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Outside, Schema
-from fedcomposite.data.steps import Complete, Impute, Interact, Local, Log, OneHot, Spline
+from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Outside, Rules, Schema
+from fedcomposite.data.queries import answer as tell
+from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.steps import Complete, Impute, Interact, Local, Log, OneHot, Spline, prepared
 from fedcomposite.experiments import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
 from fedcomposite.federation.coordinator.plans import PLANS
+from fedcomposite.federation.engines import pki
+from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.shape import parse
@@ -77,7 +81,7 @@ class Tampering(LocalSites):
 
 
 def refusal(answer):
-    return wire.text(answer, "refusal") if wire.kind(answer) == "refusal" else ""
+    return next((str(answer[kind]) for kind in ("refusal", "waiting") if kind in answer), "")
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -275,8 +279,10 @@ def test_a_yes_to_open_steps_is_one_to_steps(tmp_path):
     approvals.decide(digest(parse(text(steps="auto", local_steps=2))), "approved")
     steps = {"step": 0.1, "server_step": 1.0, "gamma": 0.2}
     assert not introduced(text(**steps, local_steps=2))
-    assert "waits" in introduced(text(**steps, local_steps=2, partial_participation=True))
-    assert "waits" in introduced(text(**steps, local_steps=7))
+    others = [text(**steps, local_steps=2, partial_participation=True), text(**steps, local_steps=7)]
+    assert all("waits" in introduced(other) for other in others)
+    site = named_site(tmp_path / "free")  # asks for nobody's word, and does what it is told
+    assert not any(introduced(other) for other in others)
 
 
 def measured(site, count, job=lambda r: "job"):
@@ -312,6 +318,16 @@ def test_a_line_of_the_audit_log_commits_to_the_question(silos, tmp_path):
     lines = Audit(tmp_path, key).verify()
     assert [line["question"] for line in lines] == [wire.digest(content) for _, content, _ in grid.log]
     assert len({line["question"] for line in lines}) == len(lines)
+    (order, _), *_ = [(asked, line) for (_, asked, _), line in zip(grid.log, lines, strict=True) if "vectors" in asked]
+    vectors = wire.deserialise(order["vectors"])
+    changed = {name: v + (v.is_floating_point() and 1e-9) for name, v in vectors.items()}  # "that is what I asked"
+    claimed = wire.content(order=wire.text(order, "order"), vectors=changed)
+    assert wire.digest(claimed) not in {line["question"] for line in lines}
+    site.answer(claimed)
+    *_, last = Audit(tmp_path, key).verify()
+    words = ("job", "round", "what", "experiment")
+    assert [{k: line[k] for k in words} for line in lines].count({k: last[k] for k in words}) == 1  # of either question
+    assert last["question"] == wire.digest(claimed)
     assert json.loads((tmp_path / "ledger.json").read_text())["jobs"]["job"]["bound"].keys() >= {"experiment", "shape"}
 
 
@@ -388,6 +404,28 @@ def test_minibatches_are_of_whole_blocks(tmp_path):
     rows = drawn.draw(np.zeros(1, np.uint64), np.array([M], np.uint64), 0, range(4000))
     weight = np.bincount(rows.astype(int).ravel(), minlength=M) / rows.size * M
     np.testing.assert_allclose(weight, 1.0, atol=0.15)  # every row counts alike
+
+
+def test_minibatches_of_a_network_are_of_whole_blocks(tmp_path):
+    """As those of linear models; four of 49 rows are never drawn, and no row twice."""
+    network = experiment(model={"name": "mlp", "options": {"hidden": [3]}}, batch_size=10, sampling="replacement")
+    start = torch.linspace(-1, 1, 3 * D + 3 + 2 * 3 + 2, dtype=torch.float64).numpy()
+
+    def replies(site):
+        each = [ask(site, network, round=r, message=start)[1]["reply.dx"].numpy() for r in range(150)]
+        return len(np.unique(np.stack(each).round(12), axis=0))
+
+    more = {"networks": True, "min_class": 1, "min_evaluation": 1}
+    count = M // 5
+    assert replies(make_lone(tmp_path / "a", reproducible_batches=True, **more)) == 150
+    assert replies(make_lone(tmp_path / "b", **more)) <= count * (count + 1) // 2  # two blocks each
+    drawn = make_lone(tmp_path / "c").gate.batches(parse(network), 3, 49, None)
+    rows = drawn.draw(np.zeros(1, np.uint64), np.array([49], np.uint64), 0, range(4000)).astype(int)
+    assert rows.shape[-1] == 10
+    weight = np.bincount(rows.ravel(), minlength=49)
+    assert (weight == 0).sum() == 4
+    pairs = rows.reshape(-1, 2, 5)
+    assert len(np.unique(np.sort(pairs, -1).reshape(-1, 5), axis=0)) == 9
 
 
 def test_a_file_is_read_as_the_site_says(consortium):
@@ -590,6 +628,16 @@ def test_other_levels_are_asked_of_categories(consortium):
     """Products of columns have as many levels as there are patients."""
     recipe = {"one_hot": ["kind"], "interactions": [["age", "dose"]]}
     product = Interact(pairs=[("age", "dose")])
+    frame = frame_of("a")
+    sheet = Sheet("a", {name: frame[name].to_numpy() for name in ("age", "dose")}, len(frame))
+    products = list(prepared(sheet, [product]).texts("age:dose"))
+
+    def has(i, text):
+        """Whether patient i has a product of age and dose, asked without a gate by somebody who has the others'."""
+        query = Outside(known={"age:dose": [*products[:i], *products[i + 1 :], text]}, steps=[product])
+        return not tell(sheet, query, Rules(min_count=1))["outside:age:dose"][0]
+
+    assert all(has(i, products[i]) and not has(i, products[i] + "1") for i in range(len(products)))
     with pytest.raises(FederationError, match="recipe's categories, before they are coded"):
         consortium(recipe).ask([Outside(known={"age:dose": ["1"]}, steps=[product])])
     with pytest.raises(FederationError, match="recipe's categories, before they are coded"):
@@ -597,40 +645,71 @@ def test_other_levels_are_asked_of_categories(consortium):
     assert consortium(recipe).ask([Outside(known={"kind": ["x", "y"]})])[0][0]["outside:kind"][0] == 0
 
 
-def moved_edge(site, X, y, bias=0.0):
-    """Sums of scores on either side of an edge, which is moved from below a patient's margin to above it."""
+def tallied(site, edges, number, x=(1.0, 0, 0, 0, 0), job="job", kind="tallies"):
+    """Counts of scores between some edges, or the refusal."""
+    shape = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "names": NAMES, "clients": 3,
+             "sites": ["a", "b", "c"]}  # fmt: skip
+    analysis = {"number": number, "questions": [{"name": kind, "count": len(edges)}]}
+    asked_for = {"job": job, "site": "a", "config": experiment(), "shape": shape, "analysis": analysis}
+    vectors = {"0.x": torch.tensor(x, dtype=torch.float64), "0.edges": torch.tensor(edges, dtype=torch.float64)}
+    answer = site.answer(wire.content(order=Order.model_validate(asked_for).model_dump_json(), vectors=vectors))
+    return refusal(answer) or {k: v.numpy() for k, v in wire.deserialise(answer["vectors"]).items()}
+
+
+def moved_edges(site, X, y):
+    """Patients' labels, guessed from counts below edges on either side of each of them."""
     order = np.argsort(X[:, 0])
-    at = [float(X[order[k : k + 2], 0].mean()) for k in (19, 20)]  # the patient order[20] is between
-    sums = []
-    for i, edge in enumerate(at):
-        x = torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64)
-        shape = {"features": [D], "dtype": "float64", "labels": [0.0, 1.0], "names": NAMES, "clients": 3,
-                 "sites": ["a", "b", "c"]}  # fmt: skip
-        analysis = {"number": i + 1, "questions": [{"name": "scores", "count": 1}]}
-        asked_for = {"job": "job", "site": "a", "config": experiment(), "shape": shape, "analysis": analysis}
-        vectors = {"0.x": x, "0.edges": torch.tensor([edge], dtype=torch.float64)}
-        answer = site.answer(wire.content(order=Order.model_validate(asked_for).model_dump_json(), vectors=vectors))
-        sums.append(wire.deserialise(answer["vectors"])["0.counts"].numpy())
-    return X[order[20], 0], sums
+    guessed = []
+    for k in range(3, 42):
+        edges = [float(X[order[i : i + 2], 0].mean()) for i in (k - 1, k)]  # the patient order[k] is between
+        before, after = (tallied(site, [edge], 2 * k + i)["0.tallies"][:, 0] for i, edge in enumerate(edges))
+        zeros, ones = after - before
+        guessed.append((ones > zeros) == bool(y[order[k]]))
+    return np.array(guessed)
 
 
 def test_an_edge_that_moves_past_a_patient_tells_nothing(tmp_path):
+    """At an exact site every label; where counts have noise hardly more than by guessing, and only so often."""
     X, y = people()
-    z, (before, after) = moved_edge(named_site(tmp_path / "a", min_count=1), X, y)
-    assert np.abs((after - before)[:, 0, 2]).max() == pytest.approx(abs(z))  # the patient's margin
-    _, (before, after) = moved_edge(named_site(tmp_path / "b"), X, y)
-    assert (before[:, 0, 0] >= 5).all()
-    assert after[:, 0, 0].sum() == M  # told as one group
-    np.testing.assert_allclose(after.sum(1)[:, 2], before.sum(1)[:, 2])
+    assert moved_edges(named_site(tmp_path / "a", exact_counts=True), X, y).all()
+    assert moved_edges(named_site(tmp_path / "b", score_tables=1000), X, y).mean() < 0.85
+    site = named_site(tmp_path / "c")
+    order = np.sort(X[:, 0])
+    edges = [[float(e)] for e in (order[10:31] + order[11:32]) / 2]
+    told = [tallied(site, edge, i + 1) for i, edge in enumerate(edges)]
+    assert not any(isinstance(one, str) for one in told[:20])
+    assert "score_tables = 20" in told[20]
+    again = tallied(named_site(tmp_path / "c"), edges[3], 1, job="again")  # the same, also at a site that was restarted
+    np.testing.assert_array_equal(again["0.tallies"], told[3]["0.tallies"])
+    assert "score_tables = 20" in tallied(named_site(tmp_path / "c"), edges[20], 1, job="another")
+
+
+def test_noise_is_that_of_the_patients_and_not_of_the_question(tmp_path):
+    """A model twice as long with edges twice as far divides patients alike; many such questions do not average."""
+    site = named_site(tmp_path)
+    first = tallied(site, [-0.5, 0.5], 1)
+    for i, scale in enumerate((0.5, 0.99, 1.01, 2.0)):
+        edges = [-0.5 * scale, 1e-9 + 0.5 * scale]
+        more = tallied(site, edges, i + 2, (scale, 0, 0, 0, 0))
+        np.testing.assert_array_equal(more["0.tallies"], first["0.tallies"])
+    X, y = people()
+    exact = np.stack([np.histogram(X[y == k, 0], [-np.inf, -0.5, 0.5, np.inf])[0] for k in (0, 1)])
+    assert np.abs(first["0.tallies"] - exact).max() > 0
+    np.testing.assert_array_equal(first["0.tallies"].sum(1), exact.sum(1))
+    np.testing.assert_allclose(first["0.variance"], 2.5**2 + 1 / 12)
+    assert "tells tallies" in tallied(site, [0.0], 9, kind="scores")
+    assert "at most 64" in tallied(site, list(np.linspace(-1, 1, 65)), 10)
+    assert "standard deviations of the margins apart" in tallied(site, [0.1, 0.101], 11)
 
 
 def test_two_plain_sites_are_too_few(silos, tmp_path):
     """Each would have the other's gradient from the mean."""
     two = Silos.from_arrays([silos[i] for i in range(2)], names=["a", "b"])
-    _, run = federate(
-        LocalSites(make_sites(two, tmp_path / "a", opened(min_parties=2))), write(method("FedAvg"), rounds=1)
-    )
-    assert run.solution is not None
+    grid = LocalSites(make_sites(two, tmp_path / "a", opened(min_parties=2)))
+    _, run = federate(grid, write(method("FedAvg"), rounds=1))
+    vectors = [(site, wire.deserialise(reply["vectors"])) for site, _, reply in grid.log if "vectors" in reply]
+    own, other = (next(v["reply.dx"] for site, v in vectors if site == name and "reply.dx" in v) for name in "ba")
+    torch.testing.assert_close(2 * run.solution - own, other)  # what the other has computed, from the mean and its own
     with pytest.raises(FederationError, match="below this site's min_parties = 3"):
         federate(LocalSites(make_sites(two, tmp_path / "b", opened(min_parties=3))), write(method("FedAvg"), rounds=1))
 
@@ -652,6 +731,12 @@ def test_an_analysis_does_not_take_anything_for_a_sum(silos, tmp_path, lie):
     )  # fmt: skip
     with pytest.raises(FederationError, match=r"b: .*(as large as|below 0)"):
         asking.ask([newton(x, x.bool(), ALL)])
+    if lie == "gradient":  # a coordinator that believes everything
+        believes, lies, grid.meddle = Settings(max_entry=1e300, max_ratio=1e300), grid.meddle, None
+        asking = Inquiry(grid, list(silos.names), grid.permitted, parse(ANALYST, recipe=True), "job", believes)
+        asking.meet()
+        grid.meddle = lies
+        assert float(asking.ask([newton(x, x.bool(), ALL)])[0]["gradient"].abs().max()) > 1e9
 
 
 @pytest.mark.parametrize(
@@ -750,6 +835,22 @@ def test_accuracies_at_two_planes_tell_no_label(tmp_path):
     assert right.mean() < 0.85
     assert np.abs(told - exact).mean() < 6
     np.testing.assert_array_equal(told, accuracies(make_lone(tmp_path / "b"), X, range(2, 42), "again"))
+
+
+def test_models_that_count_alike_have_the_same_noise(tmp_path):
+    """A plane asked about at many models that differ in length only: the mean of their noise was nothing."""
+    X, _ = people()
+    model = np.r_[1.0, np.zeros(D - 1), -float(np.median(X[:, 0])) - 0.01]
+
+    def told(site):
+        scales = 1 + np.arange(30) / 1e6
+        each = [ask(site, experiment(bias=True), round=i, model=s * model)[1] for i, s in enumerate(scales)]
+        return [float(one["counts.train/accuracy"][0, 0]) for one in each]
+
+    (exact,) = set(told(make_lone(tmp_path / "a", exact_counts=True)))
+    sites = [told(make_lone(tmp_path / f"b{i}")) for i in range(8)]
+    assert all(len(set(counts)) == 1 for counts in sites)
+    assert any(counts[0] != exact for counts in sites)
 
 
 def test_errors_and_areas_of_a_cross_validation_have_noise(tmp_path, silos):
@@ -876,3 +977,64 @@ def test_heads_are_kept_elsewhere(tmp_path):
     assert not any(other.holds(head) for head in heads[1:])
     assert not log.holds(other.head())
     assert not log.holds("nonsense")
+
+
+def test_other_sites_keep_the_heads_of_a_log(silos, tmp_path, cli):
+    """Log, head and ledger are turned back together while nothing runs: another site's file shows it."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(silos.names), engine="local")
+    places = {name: fed.path / "sites" / name for name in silos.names}
+    keys = {name: pki.read_private(place / "site.key") for name, place in places.items()}
+    peers = {name: {k: v.public_key() for k, v in keys.items() if k != name} for name in keys}
+
+    def work(job):
+        sites = [
+            Site(name, alone(silos, i), StateStore(places[name] / "state"), opened(),
+                 audit=Audit(places[name] / "state", keys[name]),
+                 vault=MaskKeys(name, opened(), keys[name], peers[name]))
+            for i, name in enumerate(silos.names)
+        ]  # fmt: skip
+        grid = LocalSites(sites)
+        grid.meddle = lambda site, order, reply: reply
+        asking = Inquiry(grid, list(silos.names), grid.permitted, parse(ANALYST, recipe=True), job)
+        x = torch.zeros(asking.meet().dimension, dtype=torch.float64)
+        asking.ask([newton(x, x.bool(), ALL)])
+        federate(LocalSites(sites), write(method("FedAvg"), rounds=1))
+
+    work("one")
+    before = copied(places["a"] / "state")
+    work("two")
+    kept = places["b"] / "state" / "heads.json"
+    (last,) = json.loads(kept.read_text())["a"][-1:]
+    assert int(last.split()[0]) > 2
+    command = ["federation", "audit", str(places["a"]), "--holds", str(kept)]
+    assert "holds all" in cli(*command, check=0).out
+    lie = json.loads(kept.read_text())
+    lie["a"].append(f"3 {'0' * 64} {last.split()[2]}")  # not signed by the site: nothing is held against it
+    (tmp_path / "lie.json").write_text(json.dumps(lie))
+    assert "holds all" in cli(*command[:-1], tmp_path / "lie.json", check=0).out
+    restored(before)
+    assert Audit(places["a"] / "state", keys["a"]).verify()  # as such it is in order
+    assert "was turned back, or replaced" in cli(*command, check=2).err
+    assert "holds all" in cli("federation", "audit", places["c"], "--holds", kept, check=0).out
+
+
+def test_a_refusal_names_what_is_rare_to_the_sites_own_people_only(tmp_path):
+    """Which column, and which class, few have is told to nobody else."""
+    X, y = people()
+    rare = X.copy()
+    rare[:, 2] = 0.0
+    rare[:3, 2] = 1.0
+    few = np.zeros(len(y))
+    few[:3] = 1.0
+    for data, kind, name in (((rare, y), "information", "f2"), ((X, few), "introduction", "class 1 has 3")):
+        folder, lines, key = tmp_path / kind, [], make_keys(["a"])["a"]
+        silos = Silos.from_arrays([data], names=["a"], feature_names=NAMES)
+        site = Site("a", silos, StateStore(folder), Limits(), lines.append, audit=Audit(folder, key))
+        said = refusal(asked(site, experiment(), {}, kind))
+        assert "fewer" in said
+        assert name not in said
+        assert "3" not in said
+        (line,) = Audit(folder, key).verify()
+        assert name in line["here"]
+        assert line["refused"] == said
+        assert any(name in one for one in lines)

@@ -50,7 +50,7 @@ def test_a_patient_with_a_rare_level_is_a_row_of_the_hessian(tmp_path):
     row = answers[0]["hessian"][2]
     same(row[:2] / row[2], silos[0][0][0, :2])  # the patient, exactly
     for name, arrays in (("information", {}), ("newton", {"working": torch.ones(4, dtype=torch.bool)})):
-        with pytest.raises(FederationError, match="min_count = 5 samples differ from the others in level"):
+        with pytest.raises(FederationError, match="min_count = 5 samples differ from the others in a column"):
             question(make_sites(silos, tmp_path / name, opened(**DEFAULT)), name, **arrays)
     question(make_sites(silos_of(rare=5), tmp_path / "five", opened(**DEFAULT)), "information")
     question(make_sites(silos_of(rare=0), tmp_path / "none", opened(**DEFAULT)), "information")
@@ -65,7 +65,7 @@ def test_the_outcomes_of_a_few_are_no_sum_of_margins(rare, tmp_path):
     assert answers[0]["counts"][1, :, 2].sum() == sick
     sites = make_sites(silos, tmp_path / "b", opened(**DEFAULT))
     if rare < 5:
-        with pytest.raises(FederationError, match="differ from the others in level"):
+        with pytest.raises(FederationError, match="differ from the others in a column"):
             question(sites, "scores", **alone)
     else:
         question(sites, "scores", **alone)
@@ -306,7 +306,7 @@ def test_one_patient_among_filled_gaps_is_no_row_of_the_hessian(gappy):
 
     assert float(ask(recipe, min_count=1)[0, 1]) * 4 == pytest.approx(8 * 7 + 1)  # the patient
     with pytest.raises(
-        FederationError, match=r"beside filled gaps, fewer than min_count = 5 .* in marker; put rare = 5"
+        FederationError, match=r"beside filled gaps, fewer than min_count = 5 .* in a column; put rare = 5"
     ):
         ask(recipe, min_count=5)
     assert float(ask(recipe + "rare = 5\n", min_count=5)[0, 0]) == 0

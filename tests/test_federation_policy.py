@@ -35,7 +35,7 @@ def test_default_limits(tmp_path, config, reason):
 def test_parameters_are_a_share_of_the_samples(tmp_path):
     X, _ = people()
     ask(make_site(tmp_path / "1", (X[:15], np.tile([0.0, 1.0, 0.0], 5))), experiment(), model=np.zeros(D))
-    with pytest.raises(RefusalError, match="5 parameters are more than this site's samples allow: 4"):
+    with pytest.raises(RefusalError, match="5 parameters are more than this site's samples allow"):
         ask(make_site(tmp_path / "2", (X[:14], np.tile([0.0, 1.0], 7))), experiment(), model=np.zeros(D))
 
 

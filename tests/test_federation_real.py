@@ -18,13 +18,16 @@ import fedcomposite as fc
 pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
 
 from bad_network import Proxy
+from cryptography.hazmat.primitives.asymmetric import ec
 from parties import PATIENCE, SITES, Parties, Party, children, leave, model, records
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.federation.engines import pki, selection
-from fedcomposite.federation.engines.nvflare import administration, write_job
-from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.engines.nvflare import administration
+from fedcomposite.federation.engines.nvflare_job_files import write_job
+from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.site.audit import Audit
 
 pytestmark = pytest.mark.slow
 SOCKETS = shutil.ignore_patterns("*.sock")
@@ -290,21 +293,73 @@ def test_a_revoked_site_is_out(parties):
     assert torch.equal(model(parties.folder / "after-skip"), model(parties.folder / "after-named"))
 
 
-def test_jobs_with_foreign_code_or_classes_are_refused(parties):
-    """FLARE's administrator cannot have a site run anything: no code, no class of FLARE's."""
-    place, evil = parties.folder / "foreign", parties.folder / "EVIL"
-    with administration(parties.fed) as session:
-        for name, change in [("code", with_code), ("class", with_class), ("settings", with_component)]:
-            job = write_job(place / name, "foreign", list(SITES))
-            change(job, evil)
-            with contextlib.suppress(Exception):  # FLARE may refuse it before it is a job
-                number = session.submit_job(str(job))
-                until(lambda n=number: str(session.get_job_meta(n)["status"]).startswith(("FINISHED", "FAILED")))
-                assert "COMPLETED" not in str(session.get_job_meta(number)["status"])
+@pytest.fixture
+def careless_server(parties):
+    """A server whose administrator lets every job through: what is refused then is refused by the sites."""
+    local = parties.fed.path / "flare" / "server" / "local"
+    kept = {path: path.read_bytes() for path in (local / "authorization.json", local / "resources.json")}
+    rights = json.loads((local / "authorization.json").read_text())
+    rights["permissions"]["project_admin"] = "any"
+    (local / "authorization.json").write_text(json.dumps(rights))
+    settings = json.loads((local / "resources.json").read_text())
+    settings["class_allow_list"] = ["*"]
+    (local / "resources.json").write_text(json.dumps(settings))
+    parties.serve()
+    yield parties
+    for path, content in kept.items():
+        path.write_bytes(content)
+    parties.server.kill()
+
+
+def test_jobs_that_are_not_the_coordinators_are_refused_at_the_sites(careless_server):
+    """FLARE's administrator, with a server of his own making, has no site run anything: each says so in its audit log.
+
+    Code, classes and settings that a job brings; jobs without the coordinator's word, or with that of a key which was
+    taken back. A run that has the new key goes on.
+    """
+    parties, evil = careless_server, careless_server.folder / "EVIL"
+    until(lambda: set(selection.seen(parties.fed)) == set(SITES))
+    old = pki.read_private(parties.fed.order_key)
+    attacks = {
+        "code": (with_code, old, "it brings 'custom/evil.py'"),
+        "class": (with_class, old, "its 'executors' are not this package's"),
+        "settings": (with_component, old, "its 'components' are not this package's"),
+        "stranger": (unchanged, ec.generate_private_key(ec.SECP256R1()), "'foreign-stranger' is not signed by the"),
+        "revoked": (unchanged, old, "'foreign-revoked' is not signed by the coordinator"),
+    }
+    for name, (change, key, reason) in attacks.items():
+        before = {site: len(audited(parties, site)) for site in SITES}
+        if name == "revoked":
+            parties.fed.rotate()
+            for site in SITES:
+                (parties.folder / "sites" / site / "coordinator.pub").write_bytes(
+                    pki.public_part(parties.fed.order_key)
+                )
+        job = write_job(parties.folder / "foreign" / name, f"foreign-{name}", SITES, key)
+        change(job, evil)
+        with administration(parties.fed) as session:
+            number = session.submit_job(str(job))
+            until(lambda n=number, s=session: str(s.get_job_meta(n)["status"]).startswith(("FINISHED", "FAILED")))
+            assert "COMPLETED" not in str(session.get_job_meta(number)["status"])
+        for site in SITES:
+            lines = audited(parties, site)[before[site] :]
+            noted = [line for line in lines if line["what"].startswith("a job of the engine, by coordinator@")]
+            assert noted, (name, site, lines)
+            assert noted[-1]["refused"].startswith(reason)
     assert not evil.exists()
-    logs = [(parties.folder / "sites" / name / "state" / "flare.log").read_text() for name in SITES]
-    logs.append((parties.fed.state / "flare" / "server.log").read_text())
-    assert any("BYOC not permitted" in text or "not authorized" in text.lower() for text in logs)
+    config = parties.folder / "new-key.toml"
+    config.write_text(tomli_w.dumps(experiment("FedAvg", rounds=1)))
+    parties.run("run-new-key", config, "--out", parties.folder / "new-key").ends(0)
+
+
+def audited(parties, site):
+    """What a site's audit log holds."""
+    place = SiteFolder(parties.folder / "sites" / site)
+    return Audit(place.state, pki.read_private(place.key)).verify()
+
+
+def unchanged(job, evil):
+    pass
 
 
 def with_code(job, evil):

@@ -1,11 +1,13 @@
 """Times to an event across sites: the numbers of silos at hand, and no patient's time or features for whoever asks."""
 
+import dataclasses
 import json
 import math
 import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import tomli_w
 import torch
@@ -14,24 +16,39 @@ from secure_sites import secure_tables
 from typer.testing import CliRunner
 
 import fedcomposite as fc
+from fedcomposite.analysis.prediction import predict_at_sites
 from fedcomposite.cli import federation_analysis
 from fedcomposite.cli.federation import federation_app
+from fedcomposite.data.sheets import read_sheets
 from fedcomposite.experiments import Config
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
-from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
 from fedcomposite.federation.orders import Question
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import event_times
 from fedcomposite.federation.site.analyses import answer_forms
 from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.enrolment import open_site
 from fedcomposite.federation.site.policy import Limits
-from fedcomposite.federation.site.table_files import TableFile
+from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
-from fedcomposite.problems.risk_sets import TIME
+from fedcomposite.problems.risk_sets import EVENT, TIME
 from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import ALL, Rows, horizon, losses, newton, risk_sums, schoenfeld, silos_of, timetable
+from fedcomposite.runtime.protocol import (
+    ALL,
+    Rows,
+    concordance,
+    horizon,
+    logrank,
+    losses,
+    newton,
+    risk_sums,
+    schoenfeld,
+    silos_of,
+    timetable,
+)
 
 SECURE = Settings(secure=True)
 PLAIN = """
@@ -159,6 +176,125 @@ def test_one_command_for_the_sites_of_a_federation(files, tmp_path, monkeypatch,
     assert scored.table["prediction"].between(0, 1).all()
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_sites_score_their_own_patients_times(files, tmp_path, monkeypatch, secure):
+    """The files that stay at sites are those of `predict` on files at hand; what is told is their quality there."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]), engine="local")
+    limits = opened(min_count=1, min_events=1, min_at_risk=1, min_parties=3)
+    sites = secure_tables(files[0], tmp_path / "sites", limits)
+    new = fc.data.survivor_files(tmp_path / "new", clients=3, samples=80, seed=5)
+    for site in sites:
+        site.newcomers = Newcomers(TableFile(site.name, new[site.name]), tmp_path / site.name / "scored")
+    grid = LocalSites(sites)
+    monkeypatch.setattr(federation_analysis, "open_engine", lambda federation, job, log: grid)
+    experiment, run = Path(files[0]["hospital_1"]).parent / "experiment.toml", tmp_path / "found"
+    words = ["--secure"] if secure else []
+    done = CliRunner().invoke(
+        federation_app,
+        ["fit", str(fed.path), str(experiment), "--horizon", "60", "--times", "60:1", "--out", str(run), *words],
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    done = CliRunner().invoke(federation_app, ["predict", str(fed.path), str(run), *words])
+    assert done.exit_code == 0, (done.output, done.exception)
+    here = files[1].make_problem()
+    x = torch.tensor(json.loads((run / "analysis.json").read_text())["model"], dtype=torch.float64)
+    for name, path in new.items():
+        [scored] = (tmp_path / name / "scored").iterdir()
+        mine, expected = pd.read_csv(scored), fc.predict(run, path, site=name)
+        np.testing.assert_allclose(mine["margin"], expected.table["margin"], rtol=1e-9, atol=1e-9)
+        hazards = fc.baseline_hazard(here, x)
+        own = hazards[(hazards["site"] == name) & (hazards["time"] <= 60)]["cumulative_hazard"].iloc[-1]
+        np.testing.assert_allclose(mine["prediction"], 1 - np.exp(-own * np.exp(mine["margin"])), rtol=1e-8)
+    if secure:
+        assert "do not tell how good" in done.output
+        assert not (run / "at-sites.csv").exists()
+        return
+    told = pd.read_csv(run / "at-sites.csv").set_index("site")
+    assert list(told.index) == [*new, "all"]
+    sheets = {name: here.silos.recipe.all_rows(read_sheets([path])[0], name) for name, path in new.items()}
+    silos = dataclasses.replace(
+        here.silos,
+        test=tuple(torch.from_numpy(np.concatenate(v)) for v in zip(*sheets.values(), strict=True)),
+        held_by={"test": torch.arange(3).repeat_interleave(torch.tensor([len(X) for X, _ in sheets.values()]))},
+    )
+    ours = fc.quality(files[1].make_problem(silos), x, part="test", horizon=60.0).table
+    columns = ["samples", "events", "c_index", "brier", "predicted", "observed"]
+    np.testing.assert_allclose(told.loc[list(new), columns], ours.loc[list(new), columns], rtol=1e-8)
+
+
+def test_a_site_names_its_columns_of_times(tmp_path):
+    """Without a recipe; `[data] new` has them as well."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a"], engine="local")
+    rng = np.random.default_rng(0)
+    columns = {"u": rng.normal(size=40), "stop": rng.uniform(2, 9, 40), "start": rng.uniform(0, 2, 40)}
+    table = pd.DataFrame(columns).assign(died=np.arange(40) % 2, ward=np.arange(40) % 3)
+    table.to_csv(tmp_path / "a.csv", index=False)
+    place = fed.path / "sites" / "a" / "site.toml"
+    said = f'file = "{tmp_path / "a.csv"}"\ntarget = "died"\ntime = "stop"\nentry = "start"\nstrata = "ward"\n'
+    place.write_text(place.read_text().replace("[data]", f"[data]\n{said}", 1))
+    site = open_site(SiteFolder(place.parent))
+    np.testing.assert_allclose(site.silos.targets, table[["stop", "died", "start", "ward"]])
+    assert list(site.silos.feature_names) == ["u"]
+    np.testing.assert_allclose(site.newcomers.patients(None, ["u"]).outcomes, table[["stop", "died", "start"]])
+    place.write_text(place.read_text().replace("[data]", "[data]\nrecipe = true", 1))
+    with pytest.raises(FolderError, match="time does not go with recipe"):
+        open_site(SiteFolder(place.parent))
+
+
+def test_few_new_patients_times_are_scored_and_nothing_is_told(files, tmp_path):
+    sites = [
+        TableSite(n, StateStore(tmp_path / n), Limits(max_margin=20.0), source=TableFile(n, p))
+        for n, p in files[0].items()
+    ]
+    new = fc.data.survivor_files(tmp_path / "new", clients=3, samples=12, seed=5)
+    for site in sites:
+        site.newcomers = Newcomers(TableFile(site.name, new[site.name]), tmp_path / site.name / "scored")
+    problem, driver = learned(files, sites, None)
+    x = torch.full((problem.dimension,), 0.05, dtype=torch.float64)
+    assert predict_at_sites(problem, x, driver, horizon=60.0, hazard=0.1).empty
+    assert len(pd.read_csv(next((tmp_path / "hospital_1" / "scored").iterdir()))) == len(pd.read_csv(new["hospital_1"]))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_quality_at_sites_that_are_left_out(files, tmp_path, monkeypatch, secure):
+    """One command: each site by the model, and the baseline, of the others; in secure sums where all sites agree."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]), engine="local")
+    limits = {"min_count": 1, "min_events": 1, "min_at_risk": 1, "min_parties": 3}
+    limits |= {"secure": "required", "left_out": True} if secure else {}
+    grids = [LocalSites(secure_tables(files[0], tmp_path / "sites", opened(**limits)))]
+    monkeypatch.setattr(federation_analysis, "open_engine", lambda federation, job, log: grids[-1])
+    experiment, options = Path(files[0]["hospital_1"]).parent / "experiment.toml", {"count": 5, "ratio": 0.1}
+
+    def asked(run):
+        words = ["cv", fed.path, experiment, "--folds", "sites", "--count", 5, "--ratio", 0.1, "--horizon", 60]
+        words += ["--out", run, *(["--secure"] if secure else [])]
+        return CliRunner().invoke(federation_app, [str(word) for word in words])
+
+    done = asked(tmp_path / "found")
+    assert done.exit_code == 0, (done.output, done.exception)
+    told = json.loads((tmp_path / "found" / "analysis.json").read_text())
+    here = files[1].make_problem()
+    cv = fc.cross_validate(here, folds="sites", **options, seed=files[1].seed)
+    ours = fc.quality(here, cv, choice=told["lambda"], horizon=60.0)
+    assert told["lambda"] == pytest.approx(cv.lambda_1se, rel=1e-9)
+    assert {name: told["quality"][name]["c_index"] for name in files[0]} == pytest.approx(
+        {name: ours.by_site[name].c_index for name in files[0]}, rel=1e-8
+    )
+    assert {name: told["quality"][name]["brier"] for name in files[0]} == pytest.approx(
+        {name: ours.by_site[name].brier for name in files[0]},
+        abs=0.01,  # the others' baseline is on a grid
+    )
+    fc.write_report(tmp_path / "found")
+    page = (tmp_path / "found" / "report.html").read_text()
+    assert "Survival curves" in page
+    assert "as a new site would be" in page
+    if secure:
+        grids.append(LocalSites(secure_tables(files[0], tmp_path / "no", opened(**limits | {"left_out": False}))))
+        done = asked(tmp_path / "refused")
+        assert done.exit_code == 1
+        assert "left_out" in str(done.exception or "") + done.output
+
+
 def test_the_docs_list_what_is_told():
     told = (Path(__file__).parents[1] / "docs" / "federation.md").read_text().splitlines()
     for name in event_times.QUESTIONS:
@@ -278,6 +414,114 @@ def test_functions_of_time_do_not_single_an_event_out(silos, tmp_path, make):
     assert difference(CAREFUL, "default") < 1e-9
 
 
+def test_counts_of_events_do_not_single_one_out(silos, tmp_path):
+    """Curves, in all and in groups: a cell with one event tells when that patient died."""
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    column = torch.zeros(12, dtype=torch.float64)
+    column[silos.feature_names.index("treated")] = 1.0
+    times = torch.arange(1, 261, dtype=torch.float64) / 2
+
+    def cells(limits, folder, edges, text=PLAIN):
+        counts = sums_of(one, tmp_path / folder, limits, timetable(times, column, edges), text)["counts"]
+        return counts[:, 2].flatten(), counts.sum(0)[0]
+
+    for name, edges in (("all", NONE), ("groups", torch.tensor([0.0], dtype=torch.float64))):
+        events, _ = cells(TRUSTING, f"open {name}", edges, OPEN_TEXT)
+        assert int((events == 1).sum()) > 10
+        events, at_risk = cells(CAREFUL, f"default {name}", edges)
+        assert float(events[events > 0].min()) >= 5
+        assert float(at_risk[at_risk > 0].min()) >= 5
+    rare = one.targets.clone()
+    rare[(rare[:, 1] > 0).nonzero()[:2], 1] = 2.0  # two who died of something else
+    causes = fc.Silos.from_arrays([(one.features, rare)], names=["a"], feature_names=silos.feature_names)
+    text = PLAIN.replace("least_at_risk = 5", "least_at_risk = 5, cause = 1")
+    with pytest.raises(FederationError, match="or a cause, has fewer events"):
+        sums_of(causes, tmp_path / "causes", CAREFUL, timetable(times, column, NONE, 2), text)
+
+
+def test_an_edge_moved_past_a_patient_does_not_tell_when_it_died(silos, tmp_path):
+    """Two log-rank tests whose groups differ by one patient: their difference is its event and its hazard until then.
+
+    With the Nelson-Aalen curve that is its time.
+    """
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    X, y = one[0]
+    age = torch.zeros(12, dtype=torch.float64)
+    age[silos.feature_names.index("age")] = 1.0
+    values = X[:, silos.feature_names.index("age")].double()
+    order = values.argsort()
+    place = next(i for i in range(60, 100) if values[order[i - 1]] < values[order[i]] < values[order[i + 1]])
+    who = int(order[place])
+    edges = [(values[order[place + k]] + values[order[place + k - 1]]) / 2 for k in (0, 1)]
+
+    def asked(driver, sign, edge):
+        [told] = driver.ask([logrank(sign * age, (sign * edge).view(1))])
+        return told["observed"][int(sign > 0)], told["expected"][int(sign > 0)]
+
+    _, driver = met(make_sites(one, tmp_path / "open", TRUSTING), OPEN_TEXT)
+    (o, e), (o1, e1) = (asked(driver, 1, edge) for edge in edges)
+    curve = fc.event_curves(fc.Problem(one, loss="cox")).of()
+    assert float(o - o1) == float(y[who, 1])
+    wanted = curve[curve["time"] <= float(y[who, 0])]["cumulative_hazard"].iloc[-1]
+    assert float(e - e1) == pytest.approx(wanted, abs=1e-9)
+    for k, signs in enumerate([(1, 1), (1, -1), (-1, 1)]):  # the other group's side as well
+        _, driver = met(make_sites(one, tmp_path / f"default {k}", CAREFUL))
+        asked(driver, signs[0], edges[0])
+        asked(driver, signs[0], edges[0])  # the same groups again are no other question
+        with pytest.raises(FederationError, match="differ from those of an earlier answer"):
+            asked(driver, signs[1], edges[1])
+
+
+def test_few_at_risk_are_in_no_test_and_in_no_pair(tmp_path):
+    """The last event with one other at risk: its pair tells who of both left first, its term who was in which group."""
+    rng = np.random.default_rng(0)
+    X, time = rng.normal(size=(60, 2)), np.arange(1.0, 61.0)
+    x, edges = torch.tensor([0.5, -0.2], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    event = (np.arange(60) < 20).astype(float)
+    more = event.copy()
+    more[58] = 1.0
+
+    def told(request, limits, text, folder):
+        made = []
+        for i, events in enumerate((event, more)):
+            silos = fc.Silos.from_arrays([(X, np.c_[time, events])], names=["a"], feature_names=["u", "v"])
+            made.append(sums_of(silos, tmp_path / folder / str(i), limits, request, text))
+        return made
+
+    for name, request, key in (("pairs", concordance(x), "pairs"), ("test", logrank(x, edges), "expected")):
+        without, with_it = told(request, TRUSTING, OPEN_TEXT, f"open {name}")
+        assert float((with_it[key] - without[key]).sum()) == 1.0 if name == "test" else float(with_it[key][2]) > 0
+        assert not torch.equal(without[key], with_it[key])
+        without, with_it = told(request, CAREFUL.model_copy(update={"exact_counts": True}), PLAIN, f"default {name}")
+        assert torch.equal(without[key], with_it[key])
+
+
+def test_pairs_do_not_tell_who_left_first(silos, tmp_path):
+    """Two models between which two patients change places: the pairs in order differ by one, up or down."""
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    X, y = one[0]
+    X, (time, event), rng = X.double(), y.T, np.random.default_rng(0)
+    right = {"open": 0, "default": 0}
+    drivers = {
+        "open": met(make_sites(one, tmp_path / "open", TRUSTING), OPEN_TEXT)[1],
+        "default": met(make_sites(one, tmp_path / "default", CAREFUL))[1],
+    }
+    tried = 0
+    while tried < 30:
+        i, j = rng.choice(len(X), 2, replace=False)
+        if event[i] == 0 or event[j] == 0 or time[i] == time[j]:
+            continue
+        gap, tried = X[i] - X[j], tried + 1
+        x = torch.from_numpy(rng.normal(size=12)) * 0.05
+        x = x - (x @ gap) / (gap @ gap) * gap
+        models = [x + sign * 1e-7 * gap for sign in (1, -1)]  # i above j, and below
+        for name, driver in drivers.items():
+            first, second = (float(driver.ask([concordance(at)])[0]["pairs"][0]) for at in models)
+            right[name] += (first > second) == bool(time[i] < time[j]) and first != second
+    assert right["open"] == 30
+    assert right["default"] < 24  # chance is half, less those of equal counts
+
+
 def test_what_a_site_refuses(silos, tmp_path):
     few = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
     x, flags = torch.zeros(12, dtype=torch.float64), torch.zeros(12, dtype=torch.bool)
@@ -294,9 +538,9 @@ def test_what_a_site_refuses(silos, tmp_path):
             continue
         with pytest.raises(FederationError, match=reason):
             sums_of(few, tmp_path / f"{request.name} {reason}", CAREFUL, request)
-    rare = few.features.clone()
+    rare, event = few.features.clone(), few.targets[:, 1] > 0
     rare[:, 6] = 0.0
-    rare[:12, 6] = 1.0
+    rare[torch.cat([event.nonzero()[:6, 0], (~event).nonzero()[:6, 0]]), 6] = 1.0
     text = PLAIN
     own = fc.Silos.from_arrays([(rare, few.targets)], names=["a"], feature_names=silos.feature_names)
     sums_of(
@@ -306,6 +550,15 @@ def test_what_a_site_refuses(silos, tmp_path):
         timetable(torch.tensor([12.0]).double(), column, torch.tensor([0.5]).double()),
         text,
     )
+    rare = rare.clone()
+    rare[:, 6] = 0.0
+    rare[torch.cat([event.nonzero()[:4, 0], (~event).nonzero()[:20, 0]]), 6] = 1.0
+    four = fc.Silos.from_arrays([(rare, few.targets)], names=["a"], feature_names=silos.feature_names)
+    with pytest.raises(FederationError, match="fewer events here"):
+        sums_of(four, tmp_path / "four", CAREFUL,
+                timetable(torch.tensor([12.0]).double(), column, torch.tensor([0.5]).double()))  # fmt: skip
+    rare[:, 6] = 0.0
+    rare[torch.cat([event.nonzero()[:6, 0], (~event).nonzero()[:6, 0]]), 6] = 1.0
     wide = fc.Silos.from_arrays([(rare, few.targets)], names=["a"], feature_names=silos.feature_names)
     with pytest.raises(FederationError, match="min_samples"):
         sums_of(wide, tmp_path / "wide", Limits(max_margin=20.0, min_samples=13, min_events=5, min_parties=1),
@@ -321,6 +574,17 @@ def test_rounded_times_have_enough_of_each(silos):
     made = event_times.rounded(silo.b, 5)
     counts = torch.unique(made[:, TIME], return_counts=True)[1]
     assert int(counts.min()) >= 5
+    for group in (torch.zeros(len(silo.b), dtype=torch.long), torch.arange(len(silo.b)) % 2):
+        for least, events in ((5, 5), (10, 5)):
+            made = event_times.rounded(silo.b, least, events, group)
+            for k in torch.unique(group):
+                mine = made[group == k]
+                happened = torch.stack([(mine[mine[:, TIME] == t, EVENT] > 0).sum() for t in mine[:, TIME].unique()])
+                assert int(torch.unique(mine[:, TIME], return_counts=True)[1].min()) >= least
+                assert all(int(n) == 0 or int(n) >= events for n in happened)
+    alone = event_times.rounded(silo.b, 5)
+    cells = [int((alone[alone[:, TIME] == t, EVENT] > 0).sum()) for t in alone[:, TIME].unique()]
+    assert 0 < min(n for n in cells if n) < 5  # which the number of events forbids
     assert bool((made[:, TIME] >= silo.b[:, TIME] - 1e-6).all())
     assert torch.equal(event_times.rounded(silo.b, 1), silo.b)
     assert event_times.lattice(torch.tensor([130.0])) == 2.0

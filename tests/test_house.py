@@ -39,6 +39,7 @@ NEIGHBOURS = {
     ("rng", "_validation"),
     ("files", "_validation"),
     ("compressors", "regularizers"),
+    ("data", "privacy"),
     ("metrics", "theory"),
     ("papers", "analysis"),
 }

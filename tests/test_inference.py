@@ -496,6 +496,37 @@ def test_jeffreys_prior_does_not_hang_on_units_nor_on_the_regularizer_and_leaves
     np.testing.assert_array_equal(fc.confidence(linear, x, jeffreys=1.0), fc.confidence(linear, x))
 
 
+def scores_with_prior(A, y, b, power):
+    """Firth's equations, which are zero at the maximum, in standard errors; and the errors there. From the formula."""
+    p = 1 / (1 + np.exp(-A @ b))
+    inverse = np.linalg.inv(A.T @ (A * (p * (1 - p))[:, None]))
+    leverage = p * (1 - p) * ((A @ inverse) * A).sum(1)
+    root = np.linalg.cholesky(inverse)
+    return root.T @ A.T @ (y - p + power * leverage * (0.5 - p)), np.sqrt(np.diag(inverse))
+
+
+@pytest.mark.parametrize(("features", "samples", "power"), [(11, 60, 0.5), (19, 200, 0.5), (5, 120, 0.0)])
+def test_with_few_samples_half_of_a_logistic_models_bias_is_taken_off(features, samples, power):
+    rng = np.random.default_rng(samples)
+    X = rng.normal(size=(samples, features)) * 10.0 ** rng.integers(-2, 3, features) + 3
+    y = ((X[:, 0] - 3) / X[:, 0].std() + rng.logistic(size=samples) > 0).astype(float)
+    silos = fc.Silos.from_arrays([(X[::3], y[::3]), (X[1::3], y[1::3]), (X[2::3], y[2::3])])
+    problem = fc.Problem(silos, loss="logistic", regularizer=reg.L1(0.01), bias=True, weights="samples")
+    table = fc.confidence(problem, fc.solve(problem))
+    A = np.column_stack([X, np.ones(samples)])
+    score, se = scores_with_prior(A, y, table.estimate.to_numpy(), power)
+    assert abs(score).max() <= 1e-4
+    np.testing.assert_allclose(table.se, se, rtol=1e-4)
+
+
+def test_classes_that_are_told_apart_are_told_also_where_samples_are_few():
+    X = np.linspace(-1, 1, 30)[:, None]
+    silos = fc.Silos.from_arrays([(X[::2], X[::2, 0] > 0), (X[1::2], X[1::2, 0] > 0)])
+    problem = fc.Problem(silos, loss="logistic", regularizer=reg.L1(0.01), bias=True, weights="samples")
+    with pytest.warns(SeparationWarning):
+        assert np.isnan(fc.confidence(problem, fc.solve(problem)).se["x0"])
+
+
 @pytest.mark.parametrize("given", [{"robust": True}, {"inverse": "nodewise"}], ids=str)
 def test_jeffreys_prior_goes_with_a_likelihood_alone(given):
     silos = fc.data.load("synthetic", clients=3, features=3, samples=20)

@@ -44,6 +44,17 @@ def test_a_command_that_cannot_be_imported_is_an_error_of_its_own():
         lazy.CommandTable({"run": entry})["run"]
 
 
+def test_parties_of_a_federation_load_neither_pictures_nor_engines():
+    """Each of them is a process that has to start; garbage is looked for again afterwards."""
+    code = (
+        "import gc, sys; from fedcomposite.cli.lazy import load; load('fedcomposite.cli.federation:federation_app'); "
+        "heavy = ('matplotlib', 'scipy.stats', 'sklearn', 'nvflare', 'flwr'); "
+        "print(gc.isenabled(), [n for n in heavy if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True []"
+
+
 def test_every_public_name_is_found_where_a_type_checker_finds_it():
     """Three lists say what the package offers: imports for type checkers, `__all__`, and where a name lives."""
     tree = ast.parse(Path(fc.__file__).read_text())

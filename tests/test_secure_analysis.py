@@ -35,6 +35,7 @@ from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import ALL, HIGHEST, LOWEST, Rows, losses, newton, ranges_of, scores
+from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 SECURE = Settings(secure=True)
 PLAIN = """
@@ -396,6 +397,7 @@ def test_no_unmasked_number_crosses(messy, tmp_path, monkeypatch):
 
 AT, OFF = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.bool)
 FEW = "over some of the sites"
+HERE = {"data": {"name": "heart_disease"}, "run": {"rounds": 0}}
 
 
 @pytest.mark.parametrize(
@@ -405,6 +407,7 @@ FEW = "over some of the sites"
         ({}, newton(AT, OFF, Rows("site", 1)), FEW),
         ({}, losses(AT[None], Rows("site", 1, held=True)), FEW),
         ({}, losses(AT[None], Rows("sites", 1, 4)), FEW),
+        ({"left_out": True}, losses(AT[None], Rows("sites", 1, 4)), FEW),
         ({}, scores(AT, AT[:1], "test"), "one site alone"),
     ],
 )
@@ -415,6 +418,25 @@ def test_what_is_refused_before_anything_is_masked(limits, request_, reason, sil
     monkeypatch.setattr(masking, "conceal", lambda *a: pytest.fail("something was masked"))
     with pytest.raises(FederationError, match=reason):
         asking.ask([request_])
+
+
+def test_what_leaving_a_site_out_gives_away(silos, tmp_path):
+    """The sum over all less that over the others is one site's own: told where sites agreed to it, and refused else."""
+    for agreed in (True, False):
+        asking, _ = ask_of(secure_sites(silos, tmp_path / str(agreed), opened(left_out=agreed, min_parties=3)))
+        problem = asking.meet()
+        at = torch.full((problem.dimension,), 0.1, dtype=torch.float64)
+        off = torch.zeros(problem.dimension, dtype=torch.bool)
+        pair = [newton(at, off, ALL), newton(at, off, Rows("site", 1))]
+        if not agreed:
+            with pytest.raises(FederationError, match=FEW):
+                asking.ask(pair)
+            continue
+        every, others = asking.ask(pair)
+        alone = SiloTransport(Config.check(tomllib.loads(PLAIN) | HERE).make_problem(silos)).ask(
+            [newton(at, off, Rows("site", 1, held=True))]
+        )[0]
+        assert torch.allclose(every["gradient"] - others["gradient"], alone["gradient"], atol=1e-8)
 
 
 def test_levels_and_columns_below_the_minimum_are_not_told(tmp_path):
@@ -471,7 +493,7 @@ def test_a_site_alone_is_refused_where_sums_are_required_and_needs_secure(silos,
     problem, driver = asking.meet(), Driver(asking)
     with pytest.raises(FederationError, match=r"answers by site.*--secure"):
         driver.each([zeros()])
-    with pytest.raises(ValueError, match="take a number"):
+    with pytest.raises(FederationError, match="take a number"):
         fc.cross_validate(problem, folds="sites", driver=driver)
     with pytest.raises(ValueError, match="'samples'"):
         fc.stability(problem, over="sites", driver=driver)
@@ -482,9 +504,7 @@ def test_a_site_with_a_budget_says_what_it_takes_part_in(privacy, silos, tmp_pat
     """With [privacy] and without it the reason is the same: no advice leads to another refusal."""
     text = tomli_w.dumps({**tomllib.loads(PLAIN), **privacy})
     for settings in (None, SECURE):
-        with pytest.raises(
-            FederationError, match=r"privacy budget \(epsilon = 1\).*`federation run` with \[privacy\] only"
-        ):
+        with pytest.raises(FederationError, match=r"privacy budget \(epsilon = 1\).*\[privacy\] level = 'study'"):
             ask_of(secure_sites(silos, tmp_path, opened(epsilon=1.0)), text, settings)[0].meet()
 
 

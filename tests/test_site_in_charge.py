@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import stat
 
 import pandas as pd
 import pytest
 import torch
 from local_federation import L1, LocalSites, alone, federate, method, opened, write
-from secure_sites import make_keys
+from secure_sites import make_keys, secure_sites
 from typer.testing import CliRunner
 
 from fedcomposite.algorithms import ProxNewton
@@ -16,6 +17,7 @@ from fedcomposite.analysis import Request
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.data import Silos
 from fedcomposite.federation import wire
+from fedcomposite.federation.coordinator import delivery
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
 from fedcomposite.federation.coordinator.plans import PLANS
@@ -67,6 +69,9 @@ def sites_of(silos, folder, approval, key, log=lambda line: None):
     ]  # fmt: skip
 
 
+IMPATIENT = Settings(give_up=0.01)
+
+
 # -- approval ---------------------------------------------------------------------------------------------------------
 
 
@@ -76,7 +81,7 @@ def test_an_unapproved_experiment_computes_nothing(silos, tmp_path, key, monkeyp
     for name in ("introduce", "work"):
         monkeypatch.setattr(Site, name, lambda self, *_, what=name: touched.append(what))
     with pytest.raises(FederationError, match=r"a: refuses: experiment [0-9a-f]{16} waits for approval at the site"):
-        federate(LocalSites(sites), TEXT)
+        federate(LocalSites(sites), TEXT, IMPATIENT)
     assert not touched
     assert not list(tmp_path.glob("*/ledger.json"))
     (entry,) = Approvals(tmp_path / "0", Approval()).all().values()
@@ -90,17 +95,53 @@ def test_approved_by_digest_it_runs_and_anything_else_waits(silos, tmp_path, key
     name = digest(parse(TEXT))
     for i in range(4):  # one after another, as the sites' people come to it
         with pytest.raises(FederationError, match=f"{silos.names[i]}: refuses: experiment {name[:16]} waits"):
-            federate(LocalSites(sites), TEXT)
+            federate(LocalSites(sites), TEXT, IMPATIENT)
         assert approvals[i].decide(name[:12], "approved") == name
     federate(LocalSites(sites), TEXT)
     for change in ({"rounds": 4}, {"batch_size": 4}, {"evaluate_every": 2}, {"stationarity_step": 0.2}):
         other = write(method("FedNMap"), L1, **{"rounds": 3, **change})
         assert digest(parse(other)) != name
         with pytest.raises(FederationError, match="waits for approval"):
-            federate(LocalSites(sites), other)
+            federate(LocalSites(sites), other, IMPATIENT)
     approvals[2].decide(name, "rejected")
     with pytest.raises(FederationError, match=f"c: refuses: experiment {name[:16]} was rejected"):
         federate(LocalSites(sites), TEXT)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
+def test_a_run_waits_for_approval_and_goes_on(silos, tmp_path, key, monkeypatch, secure):
+    """The analyst sees where a yes is missing, nothing is computed before, and the wait is one line of each audit."""
+    monkeypatch.setattr(delivery, "_APPROVAL", 0.01)
+    _, expected = federate(LocalSites(secure_sites(silos, tmp_path / "free")), TEXT, Settings(secure=secure))
+    sites, lines, computed = secure_sites(silos, tmp_path), [], []
+    for site in sites:
+        site._approvals = Approvals(site.store.folder, Approval(required=True))
+        site._audit = Audit(site.store.folder, key, "coordinator")
+
+    class People(LocalSites):
+        """One site's people after another say yes, when the run has asked for a while."""
+
+        def wait(self, orders, seconds):
+            asked = [[*site._approvals.all().items()] for site in sites]
+            undecided = [
+                (site, e[0][0]) for site, e in zip(sites, asked, strict=True) if e[0][1]["status"] == "pending"
+            ]
+            if undecided:
+                computed.extend(tmp_path.glob("site*/job"))
+            if undecided and len(self.log) > 6 * (5 - len(undecided)):
+                site, name = undecided[0]
+                site._approvals.decide(name, "approved")
+            super().wait(orders, seconds)
+
+    _, run = federate(People(sites), TEXT, Settings(secure=secure, tell_every=0.05), log=lines)
+    assert not computed
+    for site in sites:
+        assert any(line.startswith(f"waiting for approval at {site.name}: experiment ") for line in lines)
+        assert f"approved at {site.name}" in lines
+        told = [line for line in site._audit.verify() if "waits for approval" in line.get("refused", "")]
+        assert len(told) == 1
+    assert any(re.fullmatch(r"waiting for approval at . \(0 s\)(, .*)?", line) for line in lines)
+    assert torch.equal(run.solution, expected.solution)
 
 
 def test_classes_of_experiments_need_no_further_word(silos, tmp_path, key):
@@ -113,7 +154,7 @@ def test_classes_of_experiments_need_no_further_word(silos, tmp_path, key):
     for i, change in enumerate(others):
         approval = Approval(required=True, allow=[Rule(**{**fits, **change})])
         with pytest.raises(FederationError, match="waits for approval"):
-            federate(LocalSites(sites_of(silos, tmp_path / str(i), approval, key)), TEXT)
+            federate(LocalSites(sites_of(silos, tmp_path / str(i), approval, key)), TEXT, IMPATIENT)
 
 
 def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, tmp_path, key):
@@ -125,7 +166,7 @@ def test_an_analysis_is_approved_apart_from_a_run_of_the_same_experiment(silos, 
 
     def ask(rule, place):
         grid = LocalSites(sites_of(silos, tmp_path / place, Approval(required=True, allow=[Rule(**rule)]), key))
-        asking = Inquiry(grid, list(silos.names), grid.permitted, parse(text, recipe=True), "job")
+        asking = Inquiry(grid, list(silos.names), grid.permitted, parse(text, recipe=True), "job", IMPATIENT)
         x = torch.zeros(asking.meet().dimension, dtype=torch.float64)
         return Driver(asking).each([Request("newton", {"x": x, "working": x.bool()})])
 
@@ -323,8 +364,9 @@ def test_the_commands_of_a_sites_people(silos, tmp_path):
     text = write(method("FedNMap"), L1, rounds=2)
     first = fed.path / "sites" / "a"
     assert "nothing was asked for" in command("pending", first)
+    hasty = Settings(secure=True, give_up=0.01)
     with pytest.raises(FederationError, match="waits for approval"):
-        federate(LocalSites(sites), text, Settings(secure=True))
+        federate(LocalSites(sites), text, hasty)
     sums = Secure(phase="keys", epoch="0" * 32, parties=list(silos.names))
     name = digest(parse(text), sums)
     others = [None, sums.model_copy(update={"recover": True}), sums.model_copy(update={"parties": ["a", "b", "c"]})]
@@ -338,11 +380,11 @@ def test_the_commands_of_a_sites_people(silos, tmp_path):
     for site in silos.names:
         place = fed.path / "sites" / site
         with pytest.raises(FederationError, match=r"rejected|waits"):
-            federate(LocalSites(sites), text, Settings(secure=True))
+            federate(LocalSites(sites), text, hasty)
         command("approve", place, name)
     federate(LocalSites(sites), text, Settings(secure=True))
     with pytest.raises(FederationError, match="waits for approval"):  # the same with fewer sites is another experiment
-        federate(LocalSites(sites[:3]), text, Settings(secure=True), job="another")
+        federate(LocalSites(sites[:3]), text, hasty, job="another")
     shown = command("audit", first, "--lines", 0)
     assert "secure sum" in shown
     assert "lines, each as it was written" in shown

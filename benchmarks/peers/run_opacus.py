@@ -51,10 +51,12 @@ def main() -> None:
                         nn.functional.binary_cross_entropy_with_logits(model(inputs).squeeze(1), targets).backward()
                         optimizer.step()
                 with torch.no_grad():
-                    right = ((model(X2).squeeze(1) > 0) == (y2 > 0)).float().mean()
+                    z = model(X2).squeeze(1)
+                    right, pairs = ((z > 0) == (y2 > 0)).float().mean(), z[y2 > 0].unsqueeze(1) - z[y2 <= 0]
+                    auroc = ((pairs > 0).double() + (pairs == 0).double() / 2).mean()
                     loss = nn.functional.binary_cross_entropy_with_logits(model(X).squeeze(1), y)
                 made = {"epsilon": epsilon, "setting": setting, "seed": seed, "accuracy": float(right)}
-                print(json.dumps(made | {"loss": float(loss)}), flush=True)
+                print(json.dumps(made | {"loss": float(loss), "auroc": float(auroc)}), flush=True)
 
 
 if __name__ == "__main__":

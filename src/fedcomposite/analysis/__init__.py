@@ -13,6 +13,7 @@ from fedcomposite.analysis.prediction import Scored, predict
 from fedcomposite.analysis.quality import Quality, Report, quality
 from fedcomposite.analysis.refitting import refit
 from fedcomposite.analysis.regression_quality import Errors
+from fedcomposite.analysis.site_effects import SiteEffects, by_site, meta_analysis
 from fedcomposite.analysis.solve import solve
 from fedcomposite.analysis.stability import Stability, stability
 from fedcomposite.analysis.study import Analysis, analyse
@@ -63,6 +64,7 @@ __all__ = [
     "Rows",
     "Scored",
     "SeparationWarning",
+    "SiteEffects",
     "Stability",
     "SurvivalQuality",
     "UndeterminedWarning",
@@ -71,6 +73,7 @@ __all__ = [
     "answer",
     "baseline_hazard",
     "bootstrap",
+    "by_site",
     "certify",
     "common_baseline",
     "confidence",
@@ -78,6 +81,7 @@ __all__ = [
     "event_curves",
     "fold_of_samples",
     "logrank_test",
+    "meta_analysis",
     "path",
     "predict",
     "quality",

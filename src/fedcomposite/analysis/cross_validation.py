@@ -23,10 +23,12 @@ from fedcomposite.analysis.paths import (
     beginning,
     check_path,
     collected,
+    divided,
     falling,
     followed,
 )
 from fedcomposite.analysis.refitting import refit
+from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Problem
 from fedcomposite.problems.metrics import exact_auc
 from fedcomposite.results import Result, counted
@@ -143,8 +145,9 @@ def cross_validate(
     lambdas: Sequence[float] | None = None,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
-    segments: Count = 1,
+    segments: Count | None = None,
     seconds: Positive | None = None,
+    privacy: StudyBudget | None = None,
     driver: Driver | None = None,
     checkpoint: str | pathlib.Path | None = None,
     resume: bool = False,
@@ -159,14 +162,15 @@ def cross_validate(
     problem : Problem
         As in :func:`fedcomposite.path`.
     folds : int or "sites"
-        How many folds: each site deals its samples out, class by class; or every site is left out once.
+        How many folds: each site deals its samples out, class by class; or every site is left out once, which sites
+        allow in secure sums only by ``left_out = true``.
     seed : int
         Of the folds.
     scoring : {"deviance", "auc", "error"}
         Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
         under the ROC curve; the share of wrong classes, or the mean absolute error. The area is exact for samples at
         hand. Sites tell 1024 bins, joined where a fold has few samples; what this can have changed is ``mean_error``.
-    count, ratio, lambdas, tolerance, rounds, segments, seconds, driver, checkpoint, resume, on_exchange
+    count, ratio, lambdas, tolerance, rounds, segments, seconds, privacy, driver, checkpoint, resume, on_exchange
         As in :func:`fedcomposite.path`; after so many seconds the strengths that all folds have done are scored.
 
     Examples
@@ -186,15 +190,12 @@ def cross_validate(
         samples = math.inf if at_hand is None else sum(len(silo.X) for silo in at_hand)
         if folds != "sites" and folds > samples:
             raise ValueError(f"folds = {folds}, and there are {samples} samples: a fold needs at least one")
-        if folds == "sites" and not driver.by_site:
-            raise ValueError(
-                "folds = 'sites' scores models at single sites, which secure sums do not tell: take a number"
-            )
         parts = _parts(driver.ids, folds, seed)
         start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
         strengths = falling(problem, start, count, ratio, lambdas)
         plans = [start.plan, *(dataclasses.replace(start.plan, rows=rows) for rows in parts)]
-        found = followed(driver, problem.regularizer, strengths, start, plans, segments)
+        along = divided(problem.regularizer, strengths, segments, seconds)
+        found = followed(driver, problem.regularizer, along, start, plans)
         done = min(map(len, found))
         strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
         models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])

@@ -109,3 +109,35 @@ def rate_slope(wanted: float) -> Generator[float, tuple[float, float], float]:
         further = b + min(max(move, -1.0), 1.0)  # far slopes make numbers too large to be told
         b = further if low < further < high else (low + high) / 2
     return math.nan
+
+
+def calibration_line(slope: bool) -> Generator[tuple[float, float], dict[str, float] | None, tuple[float, float]]:
+    """Intercept a and slope b of a logistic regression of outcomes on margins z; NaN where it has none.
+
+    It yields lines (a, b), the first (0, 1), and is sent the sums there (``CALIBRATION`` of the protocol), or None if
+    they are not known. Without ``slope`` b stays 1.
+    """
+    at, best, move, step = np.array([0.0, 1.0]), math.inf, np.zeros(2), 1.0
+    nothing = math.nan, math.nan
+    for _ in range(_STEPS):
+        told = yield float(at[0]), float(at[1])
+        if told is None or not 0 < told["ones"] < told["weight"]:
+            return nothing
+        if told["loss"] > best + 1e-12 * abs(best):  # too far
+            step /= 2
+            at = at - step * move
+            continue
+        gradient = np.array([told["ones"] - told["p"], told["z_ones"] - told["zp"]])
+        hessian = np.array([[told["v"], told["vz"]], [told["vz"], told["vzz"]]])
+        if slope and np.linalg.det(hessian) > 1e-12 * told["v"] * told["vzz"]:
+            move = np.linalg.solve(hessian, gradient)
+        elif not slope and told["v"] > 0:
+            move = np.array([gradient[0] / told["v"], 0.0])
+        else:
+            return nothing
+        if np.abs(move).max() <= 1e-9 * max(1.0, float(np.abs(at).max())):
+            return float(at[0] + move[0]), float(at[1] + move[1])
+        best, step = told["loss"], 1.0
+        move = move * min(1.0, 2.0 / float(np.abs(move).max()))  # far lines make margins too large to be told
+        at = at + move
+    return nothing

@@ -19,19 +19,22 @@ from torch import Tensor
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.analysis.newton import Fit, FitPlan, fit, null, strong_rule
 from fedcomposite.analysis.strengths import largest_factor, regularized, strength
+from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Loss, Problem
-from fedcomposite.problems.losses import LeastSquares
+from fedcomposite.problems.losses import Cox, LeastSquares
 from fedcomposite.regularizers import Regularizer
 from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driving
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.protocol import ALL, Task, losses
+from fedcomposite.runtime.protocol import ALL, Task, losses, timetable
 
 Floats = npt.NDArray[np.float64]
 Several = Annotated[int, at.Ge(2)]
 
 _BINOMIAL = 0.5  # EBIC's gamma
+_NEVER = 1e300  # a time that is behind all others
+_DOZEN = 12  # strengths that share a start: fewer cost more work than they save exchanges
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,6 +60,8 @@ class Path(Result):
     bytes_up: int
     bytes_down: int
     converged: npt.NDArray[np.bool_]
+    events: float | None = None
+    """Of times to an event, how many samples had one, by their relative weights; None for other losses."""
 
     @property
     def coefficients(self) -> Floats:
@@ -101,8 +106,11 @@ class Path(Result):
 
     @property
     def bic(self) -> Floats:
-        """The Bayesian criterion."""
-        return self._fits + math.log(self.samples) * self._parameters
+        """The Bayesian criterion; of times to an event by their number of events (Volinsky & Raftery 2000).
+
+        Censored samples tell little: the information about a hazard grows with the events, not with the samples.
+        """
+        return self._fits + math.log(self.samples if self.events is None else self.events) * self._parameters
 
     @property
     def ebic(self) -> Floats:
@@ -158,8 +166,9 @@ def path(
     lambdas: Sequence[float] | None = None,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
-    segments: Count = 1,
+    segments: Count | None = None,
     seconds: Positive | None = None,
+    privacy: StudyBudget | None = None,
     driver: Driver | None = None,
     checkpoint: str | pathlib.Path | None = None,
     resume: bool = False,
@@ -185,11 +194,16 @@ def path(
         Of the optimality measure, relative to the largest slope at the first strength.
     rounds : int
         Most exchanges for one strength.
-    segments : int
+    segments : int, optional
         Parts of the path that are followed side by side, each from the model without coefficients: about as many times
-        fewer exchanges, with more numbers in each. For a convex h only, where models do not depend on their start.
+        fewer exchanges, with more numbers in each. For a convex h only, where models do not depend on their start. If
+        left out, one for every dozen strengths of a convex h; one where ``seconds`` may end it, since only what is done
+        from the first strength on is whole.
     seconds : float, optional
         Most time; the path then ends with the strengths that are done.
+    privacy : StudyBudget, optional
+        All sums have noise, within one budget: see :class:`fedcomposite.privacy.StudyBudget`. Models are then those of
+        a quadratic at a private fit.
     driver : Driver, optional
         Through which the parties are asked; one on the problem's own silos if left out.
     checkpoint : path, optional
@@ -210,7 +224,8 @@ def path(
     with driving(path, locals()) as driver:
         start = beginning(problem, tolerance, rounds, driver, driver.deadline(seconds))
         strengths = falling(problem, start, count, ratio, lambdas)
-        [fits] = followed(driver, problem.regularizer, strengths, start, [start.plan], segments)
+        parts = divided(problem.regularizer, strengths, segments, seconds)
+        [fits] = followed(driver, problem.regularizer, parts, start, [start.plan])
         return collected(problem, strengths[: len(fits)], start, fits, driver)
 
 
@@ -288,13 +303,19 @@ def along(h: Regularizer, lambdas: Floats, start: Start, plan: FitPlan) -> Task[
     return fits
 
 
-def followed(
-    driver: Driver, h: Regularizer, lambdas: Floats, start: Start, plans: Sequence[FitPlan], segments: int
-) -> list[list[Fit]]:
-    """The models of a path under each of several plans, all in the exchanges that the slowest part takes."""
+def divided(h: Regularizer, lambdas: Floats, segments: int | None, seconds: float | None) -> list[Floats]:
+    """The strengths in parts that are followed side by side."""
+    if segments is None:
+        segments = max(1, len(lambdas) // _DOZEN) if h.rho == 0 and seconds is None else 1
     if segments > 1 and h.rho > 0:
         raise ValueError(f"segments = {segments}: {h} is not convex, so that models depend on their start; take 1")
-    parts = [part for part in np.array_split(lambdas, segments) if len(part)]
+    return [part for part in np.array_split(lambdas, segments) if len(part)]
+
+
+def followed(
+    driver: Driver, h: Regularizer, parts: Sequence[Floats], start: Start, plans: Sequence[FitPlan]
+) -> list[list[Fit]]:
+    """The models of a path under each of several plans, all in the exchanges that the slowest part takes."""
     found = iter(driver.run([along(h, part, start, plan) for plan in plans for part in parts]))
     made = list[list[Fit]]()
     for _ in plans:
@@ -308,6 +329,7 @@ def followed(
 
 def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], driver: Driver) -> Path:
     """The fits as a path."""
+    saturated, events = _references(problem, start.null, driver)
     return Path(
         problem,
         lambdas,
@@ -315,18 +337,28 @@ def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], 
         np.array([one.rounds for one in fits]),
         np.array([one.loss for one in fits]),
         start.null.loss,
-        _saturated(problem, start.null, driver),
+        saturated,
         start.null.seen.total,
         driver.exchanges,
         driver.bytes_up,
         driver.bytes_down,
         np.array([one.converged for one in fits]),
+        events,
     )
 
 
-def _saturated(problem: Problem, null: Fit, driver: Driver) -> float:
-    """The loss of a model that fits every sample: what the null model's deviance leaves of its loss."""
-    if not isinstance(problem.loss, Loss) or problem.loss.nonnegative:
-        return 0.0
-    [sums] = driver.ask([losses(null.x.unsqueeze(0), ALL)])
-    return null.loss - float(sums["deviance"][0] / sums["weight"][0]) / 2
+def _references(problem: Problem, null: Fit, driver: Driver) -> tuple[float, float | None]:
+    """The loss of a model that fits every sample, what the null model's deviance leaves of its loss; and the events."""
+    loss = problem.loss
+    if not isinstance(loss, Loss) or loss.nonnegative:
+        return 0.0, None
+    asked = [losses(null.x.unsqueeze(0), ALL)]
+    if isinstance(loss, Cox):  # a grid of one time behind all others: everyone is at risk there
+        none, cause = null.x.new_zeros(0), loss.cause or 1
+        asked.append(timetable(null.x.new_full((1,), _NEVER), torch.zeros_like(null.x), none, cause))
+    sums, *counts = driver.ask(asked)
+    saturated = null.loss - float(sums["deviance"][0] / sums["weight"][0]) / 2
+    if not counts:
+        return saturated, None
+    table = counts[0]["counts"][0, :, 0]
+    return saturated, null.seen.total * float(table[-1] / table[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +17,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedcomposite._validation import Inside, refuse, wrong_arguments
-from fedcomposite.analysis.quality import Quality, constants, edges_of, quality, with_points
+from fedcomposite._validation import Inside, Positive, ZeroOrMore, refuse, wrong_arguments
+from fedcomposite.analysis.quality import Quality, constants, edges_of, noised_quality, quality, with_points
 from fedcomposite.analysis.regression_quality import Errors
+from fedcomposite.analysis.survival_quality import GROUPS, SurvivalQuality
 from fedcomposite.data import DataError, FittedRecipe, Silos
 from fedcomposite.data.sheets import Sheet, read_sheets
 from fedcomposite.experiments.store import RunFolder, StoreError
@@ -28,7 +30,8 @@ from fedcomposite.problems.metrics import AUC, Accuracy, BalancedAccuracy, Brier
 from fedcomposite.problems.predictions import beside, predicted
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver
-from fedcomposite.runtime.protocol import NEW, residuals, scores
+from fedcomposite.runtime.protocol import ALL, NEW, concordance, residuals, scores
+from fedcomposite.runtime.protocol import horizon as horizon_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -99,26 +102,14 @@ def predict(
         sheet, X, y = _plain(coordinates[: len(coordinates) - bias], content, Path(file))
     model = _Model(loss, x if outputs == 1 else x.view(-1, outputs), bias)
     added = _offsets(sheet, offset or _named(content, "offset"))
-    hazard = _baseline(folder, site or Path(file).stem) if isinstance(loss, Cox) else None
-    table = beside(sheet.columns, predicted(model.margins(X, added), loss, threshold, hazard))
+    base = baseline_of(folder, site or Path(file).stem) if isinstance(loss, Cox) else None
+    table = beside(sheet.columns, predicted(model.margins(X, added), loss, threshold, base and base[1]))
     known = np.zeros(len(X), bool) if y is None else ~np.isnan(y.reshape(len(y), -1)).any(1)
     try:
         measures = None if y is None or not known.any() else model.measures(X[known], y[known], added[known], threshold)
     except DataError as error:
         raise DataError(f"{file}: {error}") from None
     return Scored(table, measures, site)
-
-
-def _baseline(folder: RunFolder, site: str | None) -> float | None:
-    """The baseline's cumulated hazard by the horizon of a run: that of the site, or of all; None without a horizon."""
-    path = folder.path / "analysis.json"
-    told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if told.get("horizon") is None:
-        return None
-    rows = told["baseline"]
-    named = site if site in {row["site"] for row in rows} else "all"
-    early = [row["cumulative_hazard"] for row in rows if row["site"] == named and row["time"] <= told["horizon"]]
-    return float(early[-1]) if early else 0.0
 
 
 def _named(content: dict[str, Any], option: str) -> str | None:
@@ -154,11 +145,19 @@ def _with_classes(coordinates: list[str]) -> tuple[Multinomial, list[str]]:
     return Multinomial(tuple(labels)), list(names)
 
 
-def predict_at_sites(problem: Problem, x: torch.Tensor, driver: Driver, *, threshold: Inside = 0.5) -> pd.DataFrame:
+def predict_at_sites(
+    problem: Problem,
+    x: torch.Tensor,
+    driver: Driver,
+    *,
+    threshold: Inside = 0.5,
+    horizon: Positive | None = None,
+    hazard: ZeroOrMore = 0.0,
+) -> pd.DataFrame:
     """Have a federation's sites score their new patients; what they tell is how good that is, where enough is known.
 
-    The scored files stay at the sites. One row per site that tells something, and one for all; in one exchange. What
-    cannot be told is NaN, and the column ``note`` says why. In secure sums sites score, and tell nothing.
+    The scored files stay at the sites. One row per site that tells something, and one for all. What cannot be
+    told is NaN, and the column ``note`` says why. In secure sums sites score, and tell nothing.
 
     Parameters
     ----------
@@ -170,15 +169,25 @@ def predict_at_sites(problem: Problem, x: torch.Tensor, driver: Driver, *, thres
         Those of a federation.
     threshold : float
         Probability from which on a sample is of class 1.
+    horizon : float, optional
+        Of times to an event, the time by which the probability of one is predicted; without it there are margins only.
+    hazard : float
+        The baseline's cumulated hazard by then, at sites whose own patients had no event: others take their own.
     """
-    refuse(wrong_arguments(predict_at_sites, {"threshold": threshold}), DataError)
+    given = {"threshold": threshold, "horizon": horizon, "hazard": hazard}
+    refuse(wrong_arguments(predict_at_sites, given), DataError)
+    if isinstance(problem.loss, Cox):
+        return _rows(_times_at_sites(x, driver, horizon, hazard))
     if not isinstance(problem.loss, Logistic):
         return _rows(_regression_at_sites(problem, x, driver, threshold))
-    edges = with_points(edges_of(), constants(problem, [x]))
-    told = driver.told([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
-    each = {name: Quality.told(one, edges, unit=True) for name, one in told.items()}
-    known = {name: one for name, one in each.items() if one.samples > 0}
-    rows = {**known, **({"all": Quality.all(list(known.values()))} if known else {})}
+    if driver.noised:
+        rows = noised_quality(driver, [(x, ALL)], NEW, True, threshold)
+    else:
+        edges = with_points(edges_of(), constants(problem, [x]))
+        told = driver.told([replace(scores(x, edges, NEW), numbers={"threshold": threshold})])
+        each = {name: Quality.told(one, edges, unit=True) for name, one in told.items()}
+        known = {name: one for name, one in each.items() if one.samples > 0}
+        rows = {**known, **({"all": Quality.all(list(known.values()))} if known else {})}
     return _rows({n: {**one.summary(threshold), "note": one.untold(threshold)} for n, one in rows.items()})
 
 
@@ -197,6 +206,30 @@ def _regression_at_sites(
     rows = {**known, **({"all": Errors.all(list(known.values()))} if known else {})}
     unknown = {"calibration_slope"} if isinstance(problem.loss, Poisson) else set[str]()
     return {name: {k: v for k, v in one.summary().items() if k not in unknown} for name, one in rows.items()}
+
+
+def _times_at_sites(x: torch.Tensor, driver: Driver, at: float | None, hazard: float) -> dict[str, dict[str, float]]:
+    """Pairs in order, and with a horizon who has had the event by then."""
+    asked = [concordance(x, NEW)]
+    if at is not None:
+        asked.append(horizon_of(x, at, edges_of(), torch.from_numpy(GROUPS), hazard, NEW))
+    when = math.nan if at is None else at
+    each = {name: SurvivalQuality.told(one, 1, when) for name, one in driver.told(asked).items()}
+    known = {name: one for name, one in each.items() if one.samples > 0}
+    rows = {**known, **({"all": SurvivalQuality.all(list(known.values()))} if known else {})}
+    return {name: one.summary() for name, one in rows.items()}
+
+
+def baseline_of(folder: RunFolder, site: str | None = None) -> tuple[float, float] | None:
+    """The horizon of a run and the baseline's cumulated hazard by then: that of the site, or of all."""
+    path = folder.path / "analysis.json"
+    told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if told.get("horizon") is None:
+        return None
+    rows = told["baseline"]
+    named = site if site in {row["site"] for row in rows} else "all"
+    early = [row["cumulative_hazard"] for row in rows if row["site"] == named and row["time"] <= told["horizon"]]
+    return float(told["horizon"]), float(early[-1]) if early else 0.0
 
 
 def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, Floats | None]:

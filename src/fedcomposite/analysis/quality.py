@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from fedcomposite._validation import Count, Inside, Positive, as_vector, refuse,
 from fedcomposite.analysis.calibration_bounds import CalibrationBounds
 from fedcomposite.analysis.cross_validation import CrossValidation
 from fedcomposite.analysis.curves import grouped, integrated_error
+from fedcomposite.analysis.noised_scores import NoisedCells, calibrated_lines, tally_edges
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
 from fedcomposite.analysis.score_bins import Cells, Pair
 from fedcomposite.analysis.survival_quality import SurvivalQuality, survival_quality
@@ -33,7 +34,7 @@ from fedcomposite.problems.losses import Cox, Logistic, Loss
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, residuals, scores
+from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, residuals, scores, tallies
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 Floats = npt.NDArray[np.float64]
@@ -90,6 +91,8 @@ class Quality(Result):
     cells: Cells
     squares: float
     """The sum of squared probabilities."""
+    line: Pair | None = None
+    """The calibration's slope and intercept, where they are known without bounds."""
 
     @classmethod
     def told(cls, answers: Sequence[Sums], edges: Tensor, unit: bool) -> Quality:
@@ -105,7 +108,7 @@ class Quality(Result):
     @classmethod
     def all(cls, each: Sequence[Quality]) -> Quality:
         """Of all sites."""
-        return cls(Cells.all([one.cells for one in each]), sum(one.squares for one in each))
+        return cls(type(each[0].cells).all([one.cells for one in each]), sum(one.squares for one in each))
 
     @property
     def samples(self) -> float:
@@ -115,7 +118,7 @@ class Quality(Result):
     @property
     def positives(self) -> float:
         """How many are of class 1."""
-        return float(self.cells.placed(1, "low").sum())
+        return float((self.cells.column("weight") * (self.cells.column("class") == 1)).sum())
 
     @cached_property
     def _calibration(self) -> CalibrationBounds:
@@ -128,6 +131,9 @@ class Quality(Result):
                 return self.cells.auroc
             case "auprc":
                 return self.cells.auprc
+            case _ if self.line is not None:
+                value = self.line[name == "calibration_intercept"]
+                return value, (value, value)
             case "calibration_slope":
                 return self._calibration.slope
         return self._calibration.intercept
@@ -290,9 +296,12 @@ class Quality(Result):
             said(k, b) for k, (v, b) in bounded if not math.isnan(v) and math.isnan(told(k, v, b)) and _asked(k, names)
         ]
         made = [f"{', '.join(wide)}: too wide to tell"] if wide else []
+        if self.line is not None and math.isnan(self.line[0]) and _asked("calibration_slope", names):
+            made.append("no calibration slope: its margins would be beyond a site's max_margin, or outcomes separated")
         made += ["no ICI"] if not self.cells.plain and _asked("ici", names) else []
-        why = "" if self.cells.plain or not made else ", since bins were joined to keep minimum counts"
-        return "; ".join(made) + why
+        noised = isinstance(self.cells, NoisedCells)
+        why = "counts of scores have noise" if noised else "bins were joined to keep minimum counts"
+        return "; ".join(made) + ("" if self.cells.plain or not made else f", since {why}")
 
 
 def _asked(name: str, names: Sequence[str] | None) -> bool:
@@ -383,9 +392,10 @@ def quality(
         Of a Cox model, the time at which it is looked at who has had the event: AUROC, Brier score and calibration by
         then; without one there is the concordance index only.
     driver : Driver, optional
-        Who answers; one exchange, of which each site's counts are kept apart, unless only sums are known. For a
-        regression two: the first asks for the mean and the spread of the targets, by which bins are laid. The
-        calibration slope of a model of counts takes one more for each of about five steps of Newton's method.
+        Who answers; one exchange, of which each site's counts are kept apart, unless only sums are known. Where sites
+        put noise on counts, about eight, since the calibration's line is found by Newton's method. For a regression
+        two: the first asks for the mean and the spread of the targets, by which bins are laid. The calibration slope of
+        a model of counts takes one more for each of about five steps of Newton's method.
     """
     folds = isinstance(x, CrossValidation)
     check_given(quality, {k: v for k, v in locals().items() if not (k == "x" and folds)})
@@ -403,16 +413,42 @@ def quality(
         return _of_times(driver, pairs, part, horizon, bins)
     if isinstance(problem.loss, Loss) and not problem.loss.classifier:
         return _errors(problem.loss, driver, pairs, part, every, bins)
+    unit = part != "train" or problem.silos.weights is None
+    if driver.noised:
+        each = noised_quality(driver, pairs, part, unit)
+        if not each:
+            raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
+        overall = each.pop("all")
+        return Report(overall, each if driver.by_site else {}, "" if driver.by_site else ONLY_SUMS)
     edges = with_points(edges_of(bins), constants(problem, [x for x, _ in pairs])) if every is None else every
     asked: list[Request] = [scores(model, edges, part, rows) for model, rows in pairs]
-    unit = part != "train" or problem.silos.weights is None
     every_site = {name: Quality.told(one, edges, unit) for name, one in driver.told(asked).items()}
     each = {name: one for name, one in every_site.items() if one.samples > 0}
     if not each:
         raise ValueError(f"there are no samples in the part {part!r}")
-    if not driver.by_site:
+    if not driver.by_site and "all" in each:
         return Report(each["all"], {}, ONLY_SUMS)
     return Report(Quality.all(list(each.values())), each)
+
+
+def noised_quality(
+    driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str, unit: bool, threshold: float = 0.5
+) -> dict[str, Quality]:
+    """Of sites that put noise on counts, those that tell something and ``all``; from about eight exchanges.
+
+    ``threshold`` is a probability at which rates are known best; new samples of the files that stay at the sites are of
+    class 1 from there on.
+    """
+    first, lines = calibrated_lines(driver, pairs, part)
+    edges = tally_edges(first["all"], threshold) if first else torch.zeros(1, dtype=torch.float64)
+    asked = [replace(tallies(x, edges, part, rows), numbers={"threshold": threshold}) for x, rows in pairs]
+    told = driver.told(asked)
+    if not first:
+        return {}
+    cells = {name: NoisedCells.told_with_noise(one, edges, unit) for name, one in told.items() if name in first}
+    cells = {name: one for name, one in cells.items() if one.totals[:, 0].sum() > 0}
+    cells |= {"all": NoisedCells.all(list(cells.values()))} if "all" not in cells else {}
+    return {name: Quality(one, float(one.totals[:, 2].sum()), lines[name]) for name, one in cells.items()}
 
 
 def with_points(edges: Tensor, margins: Tensor) -> Tensor:
@@ -442,7 +478,7 @@ def _of_times(driver: Driver, pairs: list[tuple[Tensor, Rows]], part: str, at: f
     each = {name: one for name, one in told.items() if one.samples > 0}
     if not each:
         raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
-    if not driver.by_site:
+    if not driver.by_site and "all" in each:
         return Report(each["all"], {}, ONLY_SUMS)
     return Report(SurvivalQuality.all(list(each.values())), each)
 
@@ -452,16 +488,19 @@ def _errors(
 ) -> Report:
     """The quality of a regression."""
     none = torch.zeros(0, dtype=torch.float64)
-    [about] = driver.ask([residuals(pairs[0][0], none, part)])
-    if not float(about["sums"][0]) > 0:
-        raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
-    edges = margin_edges(loss, about["sums"], bins) if edges is None else edges
+    if driver.budgeted:
+        edges = none  # there is one sum of all samples
+    else:
+        [about] = driver.ask([residuals(pairs[0][0], none, part)])
+        if not float(about["sums"][0]) > 0:
+            raise ValueError(f"there are no samples in the part {part!r}, or no site tells of them")
+        edges = margin_edges(loss, about["sums"], bins) if edges is None else edges
     answers = driver.told([residuals(model, edges, part, rows) for model, rows in pairs])
     each = {name: Errors.told(one, loss) for name, one in answers.items()}
     known = {name: one for name, one in each.items() if one.samples > 0}
-    single = known if driver.by_site else {}
+    single = known if driver.by_site or "all" not in known else {}
     overall, *alone = calibrated([Errors.all(list(known.values())), *single.values()], [*known], driver, pairs, part)
-    return Report(overall, dict(zip(single, alone, strict=True)), "" if driver.by_site else ONLY_SUMS)
+    return Report(overall, dict(zip(single, alone, strict=True)), "" if single else ONLY_SUMS)
 
 
 def _models(x: Tensor | CrossValidation, choice: str | float) -> list[tuple[Tensor, Rows]]:

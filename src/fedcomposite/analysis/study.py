@@ -32,6 +32,8 @@ from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
+from fedcomposite.analysis.site_effects import SiteEffects
+from fedcomposite.analysis.site_effects import by_site as fit_by_site
 from fedcomposite.analysis.solve import explained
 from fedcomposite.analysis.strengths import strength
 from fedcomposite.analysis.survival_curves import EventCurves, baseline_hazard, event_curves, schoenfeld_test
@@ -39,9 +41,10 @@ from fedcomposite.analysis.survival_quality import SurvivalQuality
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
+from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
-from fedcomposite.problems.losses import LOSSES, Cox, Logistic
+from fedcomposite.problems.losses import LOSSES, Cox, LeastSquares, Logistic
 from fedcomposite.regularizers import Blocks, On
 from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result
@@ -90,6 +93,8 @@ class Analysis(Result):
     """Of times to an event: the cumulated baseline hazards of the model on the grid of the curves."""
     horizon: float | None = None
     """Of times to an event: by when the quality is measured."""
+    by_site: SiteEffects | None = None
+    """A model of each site on its own, and what they have in common, if that was asked for."""
 
     @property
     def solution(self) -> Tensor:
@@ -159,6 +164,10 @@ class Analysis(Result):
             found |= {"baseline": self.baseline.to_dict("records"), "horizon": self.horizon}
         if self.proportional is not None:
             found["proportional"] = self.proportional.reset_index(names="name").to_dict("records")
+        if self.by_site is not None:
+            combined = self.by_site.combined.reset_index(names="name").to_dict("records")
+            found["by_site"] = {"sites": self.by_site.sites.to_dict("records"), "combined": combined}
+            found["by_site"] |= {"notes": self.by_site.notes, "ratio": self.by_site.ratio}
         if self.quality is not None:
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found
@@ -256,10 +265,12 @@ def analyse(
     count: Several = 100,
     ratio: Inside | None = None,
     tolerance: ZeroOrMore = 1e-8,
-    segments: Count = 1,
+    segments: Count | None = None,
     seconds: Positive | None = None,
     horizon: Positive | None = None,
     times: Sequence[float] | None = None,
+    by_site: bool = False,
+    privacy: StudyBudget | None = None,
     driver: Driver | None = None,
     checkpoint: str | pathlib.Path | None = None,
     resume: bool = False,
@@ -283,7 +294,9 @@ def analyse(
     times : sequence of float, optional
         The grid of its curves. If left out it is 40 steps to the last time at hand; of sites elsewhere twenty to the
         horizon, and without one there are no curves.
-    driver, checkpoint, resume, on_exchange
+    by_site : bool
+        Also a model of each site on its own, and what they have in common: :func:`fedcomposite.by_site`.
+    privacy, driver, checkpoint, resume, on_exchange
         As in :func:`fedcomposite.path`.
 
     Examples
@@ -326,7 +339,16 @@ def analyse(
             reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
         chosen = "as given" if along is None else str(choice)
         found = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, horizon)
-        return _of_times(found, driver, horizon, times) if isinstance(problem.loss, Cox) else found
+        found = _of_times(found, driver, horizon, times) if isinstance(problem.loss, Cox) else found
+        if by_site:
+            found = dataclasses.replace(found, by_site=fit_by_site(problem, driver=driver))
+        return _with_all_exchanges(found, driver)
+
+
+def _with_all_exchanges(made: Analysis, driver: Driver) -> Analysis:
+    """With what was sent until now."""
+    sent = driver.exchanges, driver.bytes_up, driver.bytes_down
+    return dataclasses.replace(made, exchanges=sent[0], bytes_up=sent[1], bytes_down=sent[2])
 
 
 def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequence[float] | None) -> Analysis:
@@ -346,16 +368,7 @@ def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequ
         test = schoenfeld_test(made.problem, at, times=None if silos else grid, driver=driver)
     every = sorted({*grid, *([] if horizon is None else [horizon])})
     baseline = baseline_hazard(made.problem, made.x, times=None if silos else every, driver=driver)
-    return dataclasses.replace(
-        made,
-        curves=curves,
-        proportional=test,
-        baseline=baseline,
-        horizon=horizon,
-        exchanges=driver.exchanges,
-        bytes_up=driver.bytes_up,
-        bytes_down=driver.bytes_down,
-    )
+    return dataclasses.replace(made, curves=curves, proportional=test, baseline=baseline, horizon=horizon)
 
 
 def _measure(
@@ -373,7 +386,8 @@ def _measure(
     """How sure and how good a model is."""
     intervals = confidence(problem, x, driver=driver) if isinstance(problem.loss, LIKELIHOODS) else None
     seen = tested = None
-    if isinstance(problem.loss, Logistic | Cox) or is_regression(problem):
+    told = is_regression(problem) and (isinstance(problem.loss, LeastSquares) or not driver.budgeted)
+    if isinstance(problem.loss, Logistic | Cox) or told:
         seen = quality(problem, x if cv is None else cv, choice=lam, horizon=horizon, driver=driver)
         if "test" in problem.silos.held_out:
             tested = quality(problem, x, part="test", horizon=horizon, driver=driver)

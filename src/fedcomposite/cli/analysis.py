@@ -33,12 +33,14 @@ from fedcomposite.data import Recipe
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.grids import FILLER
 from fedcomposite.experiments.store import coefficients
+from fedcomposite.privacy import Counters
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.answers import AT_HAND, AnswerLog, identity_of
-from fedcomposite.runtime.driver import Driver, identify_analysis
+from fedcomposite.runtime.driver import Driver, StudyDriver, identify_analysis
 from fedcomposite.runtime.identity import Identity
 from fedcomposite.runtime.protocol import in_words
 from fedcomposite.runtime.transports import StoppedError
+from fedcomposite.runtime.transports.noised_silos import NoisedSilos
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 _SHOWN = 15  # coefficients
@@ -62,12 +64,14 @@ Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site
 Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What is compared.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
 Segments = Annotated[
-    int, typer.Option(min=1, help="Parts of the path that are followed side by side: fewer exchanges.")
+    int | None,
+    typer.Option(min=1, help="Parts of the path that are followed side by side (default: one per dozen strengths)."),
 ]
 Horizon = Annotated[float | None, typer.Option(help="Of times to an event: by when it is looked at who has had it.")]
 Times = Annotated[
     str | None, typer.Option(help="Of times to an event: the grid of curves, such as 6,12,24, or 60:6 for steps of 6.")
 ]
+BySite = Annotated[bool, typer.Option("--by-site", help="Also fit every site on its own, and combine the models.")]
 PathChoice = Annotated[Literal["aic", "bic", "ebic"], typer.Option(help="Which model of the path.")]
 CVChoice = Annotated[Literal["min", "1se", "aic", "bic", "ebic"], typer.Option(help="Which model.")]
 Federation = Annotated[
@@ -87,6 +91,7 @@ def fit(
     seconds: Seconds = None,
     horizon: Horizon = None,
     times: Times = None,
+    by_site: BySite = False,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -107,7 +112,7 @@ def path(
     count: Count = 100,
     ratio: Ratio = None,
     choice: PathChoice = "bic",
-    segments: Segments = 1,
+    segments: Segments = None,
     seconds: Seconds = None,
     horizon: Horizon = None,
     times: Times = None,
@@ -133,7 +138,7 @@ def cv(
     count: Count = 100,
     ratio: Ratio = None,
     choice: CVChoice = "1se",
-    segments: Segments = 1,
+    segments: Segments = None,
     seconds: Seconds = None,
     horizon: Horizon = None,
     times: Times = None,
@@ -152,7 +157,7 @@ def cv(
     conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score, "times": times_of(times)})
 
 
-_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "segments", "seconds", "horizon", "times")
+_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "segments", "seconds", "horizon", "times", "by_site")
 _OF_SITES = ("policy", "patience", "give_up", "secure")
 
 
@@ -182,8 +187,8 @@ def times_of(text: str | None) -> list[float] | None:
 
 def checked(experiment: Config) -> Config:
     """Refuse what an analysis is not made for."""
-    if experiment.privacy is not None or experiment.run.aggregator is not None:
-        raise ConfigError("an analysis takes exact sums; for [privacy] or an aggregator use `run`")
+    if (experiment.privacy is not None and experiment.budget is None) or experiment.run.aggregator is not None:
+        raise ConfigError("an analysis takes sums: [privacy] level = 'study' is for it; for an aggregator use `run`")
     if experiment.model is not None:
         raise ConfigError("an analysis is of linear models; for a [model] use `run` or `solve`")
     return experiment
@@ -243,7 +248,8 @@ class AtHand:
         """Read the data."""
         self._problem = self.experiment.make_problem()
         with mistaken():
-            transport = SiloTransport(self._problem)
+            budget, seed = self.experiment.budget, Counters(self.experiment.seed)
+            transport = SiloTransport(self._problem) if budget is None else NoisedSilos(self._problem, budget, seed)
         yield transport, identify_analysis(self._problem)
 
     @contextmanager
@@ -345,9 +351,12 @@ def _analysed(
         with closing(log), source.followed(kind, folder, log) as tell, _progress(kind, tell) as driver.watch:
             if log.known:
                 out.print(f"going on after {log.known} exchanges")
-            problem, description = source.meet(driver)
+            asking, budget = driver, source.experiment.budget
+            if budget is not None:
+                asking = StudyDriver(driver, budget, source.experiment.make_loss(), source.experiment.problem.bias)
+            problem, description = source.meet(asking)
             with mistaken():
-                made = analyse(problem, kind, seed=source.experiment.seed, driver=driver, **options)
+                made = analyse(problem, kind, seed=source.experiment.seed, driver=asking, **options)
             made.write(folder, source.text, description, driver.seconds, source.absent)
             log.remove()
     except (KeyboardInterrupt, StoppedError):
@@ -394,13 +403,16 @@ def _tell_finished(folder: RunFolder, found: dict[str, Any]) -> None:
 
 def _description(experiment: Config, silos: data.Silos) -> list[dict[str, Any]]:
     """A row per feature and site of the tables that a recipe prepared, or a row per site."""
+    if experiment.budget is not None and not experiment.budget.columns:
+        return []  # nothing may be told
     if experiment.recipe is None:
-        return records(silos.summary())
+        return records(silos.summary()) if experiment.budget is None else []
     source = experiment.data
     given = data.frames(source["name"]) if "name" in source else source["files"]
     style = {k: v for k, v in source.items() if k in ("separator", "decimal", "encoding", "thousands", "missing")}
     recipe = Recipe(**experiment.recipe)
-    found = data.describe(given, target=source["target"], recipe=recipe, **({} if "name" in source else style))
+    more: dict[str, Any] = {} if "name" in source else style
+    found = data.describe(given, target=source["target"], recipe=recipe, privacy=experiment.budget, **more)
     return records(found)
 
 
@@ -431,6 +443,11 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
             found[key] = [{**row, "note": why.get(row["site"], "")} for row in rows(measured)]
             print_frame(with_bounds(measured), caption)
             print_notes(why)
+    if (apart := made.by_site) is not None:
+        found["by_site"] = rows(apart.combined.reset_index(names="name"))
+        shown = ["estimate", "lower", "upper", "p", "tau2", "i2", "predict_lower", "predict_upper"]
+        print_frame(apart.combined[shown].reset_index(names="name"), "over sites that each have a model of their own")
+        print_notes(apart.notes)
     if made.cv is not None and (off := float(made.cv.mean_error[made.cv.index_min])) > 0:
         said = f"the cross-validated {made.cv.score} at the best strength is off by at most {off:.2g}"
         print_notes({"": f"{said}, since the sites tell bins"})

@@ -35,7 +35,7 @@ from fedcomposite.cli.federation_site import add_site_commands
 from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
-from fedcomposite.federation.coordinator.delivery import FederationError, Settings
+from fedcomposite.federation.coordinator.delivery import FederationError, Settings, in_wait
 from fedcomposite.federation.coordinator.jobs import Job
 from fedcomposite.federation.engines import certificate_lifetimes, pki, selection
 from fedcomposite.federation.engines.engine import EngineError
@@ -218,12 +218,12 @@ def status(folder: Federation, as_json: AsJson = False) -> None:
         place = RunFolder(job.out)
         now = job_status(place)
         found["job"] = {"folder": place.path, "kind": job.kind, **now}
-        missing = ", ".join(f"{k} ({v} s)" for k, v in now.get("missing", {}).items())
+        missing = now.get("missing", {})
         far = f"round {now.get('round', 0)}/{now.get('rounds', '?')}"
         if job.kind != "run":
             far = f"{job.kind}, {now.get('exchanges', 0)} exchanges"
         line = f"{place.path.name}: {now.get('state', 'unknown')}, {far}"
-        out.print(line + (f", waiting for {missing}" if missing else ""), highlight=False)
+        out.print(line + (f", {in_wait(missing, now.get('unapproved', []))}" if missing else ""), highlight=False)
 
 
 def _site_row(name: str, seen: dict[str, str] | None, revoked: bool) -> dict[str, str]:

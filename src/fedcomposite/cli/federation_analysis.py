@@ -13,13 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import tomli_w
 import typer
 from safetensors import safe_open
 from torch import Tensor
 
 from fedcomposite._version import __version__
-from fedcomposite.analysis.prediction import predict_at_sites
+from fedcomposite.analysis.prediction import baseline_of, predict_at_sites
 from fedcomposite.analysis.study import Kind
 from fedcomposite.choice import AUTO
 from fedcomposite.cli import analysis
@@ -53,8 +54,8 @@ from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse, write
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Problem
-from fedcomposite.problems.losses import Multinomial, get_loss
-from fedcomposite.runtime import Driver
+from fedcomposite.problems.losses import Cox, Multinomial, get_loss
+from fedcomposite.runtime import Driver, StudyDriver
 from fedcomposite.runtime.answers import AnswerLog
 from fedcomposite.runtime.identity import Identity
 from fedcomposite.runtime.protocol import in_words
@@ -227,7 +228,9 @@ class AtSites:
 
     def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
         """Describe the tables, learn the recipe, and hear what the features are."""
-        described = table_of(_described(driver), self._target)
+        budget = self.experiment.budget
+        blind = budget is not None and not budget.columns
+        described = pd.DataFrame() if blind else table_of(_described(driver), self._target)
         self._asking.recipe = learn(driver, self._asking.config, self._target, self.absent)
         if self._asking.recipe is not None:
             self._say(f"the recipe is learned, in {driver.exchanges} exchanges so far")
@@ -246,7 +249,10 @@ def describe(
         experiment, target = read(config)
         settings = Settings(give_up=give_up, secure=secure)
         with inquiry(FederationFolder(folder), experiment, settings, plan="describe") as asking:
-            found = table_of(_described(Driver(asking)), target)
+            driver, budget = Driver(asking), experiment.budget
+            if budget is not None:
+                driver = StudyDriver(driver, budget, experiment.make_loss(), experiment.problem.bias)
+            found = table_of(_described(driver), target)
         if as_json:
             print_json(rows(found))
             return
@@ -276,7 +282,9 @@ def predict(
             problem = asking.meet(driver)
             if names != list(problem.coordinate_names):
                 raise ConfigError(f"{run}: the features of its model are not those of these sites' samples")
-            found = predict_at_sites(problem, x, driver, threshold=threshold)
+            at = baseline_of(RunFolder(run)) if isinstance(problem.loss, Cox) else None
+            until = {} if at is None else dict(zip(("horizon", "hazard"), at, strict=True))
+            found = predict_at_sites(problem, x, driver, threshold=threshold, **until)
         say(f"scored at {', '.join(asking.names)}, each in a file of its own, which stays there")
         if secure:
             say("secure sums do not tell how good this is, since one site alone might have such patients")
@@ -287,7 +295,7 @@ def predict(
         shown = ["site", "samples", "positives", "auroc", "auroc_error", "brier", "calibration_slope", "sensitivity"]
         shown += ["sensitivity_error", "specificity", "specificity_error"]
         told["sites"] = rows(found)
-        print_frame(with_bounds(found[shown]) if "auroc" in found else found, "on the sites' patients")
+        print_frame(with_bounds(found[shown]) if "positives" in found else found, "on the sites' patients")
         missing = found[found[shown].isna().any(axis=1)] if "note" in found else found[:0]
         print_notes(dict(zip(missing["site"], missing.get("note", ()), strict=True)))
         target = destination or run / "at-sites.csv"

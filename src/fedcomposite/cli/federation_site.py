@@ -17,6 +17,7 @@ from fedcomposite.federation.folders import SiteFolder
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.enrolment import make_request
+from fedcomposite.federation.site.peer_heads import PeerHeads
 
 Folder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
 Digest = Annotated[str, typer.Argument(metavar="DIGEST", help="The experiment's digest, or its first characters.")]
@@ -113,15 +114,23 @@ def audit(
     lines: Annotated[int, typer.Option(min=0, help="How many of the last lines to show; 0 shows all.")] = 20,
     raw: Annotated[bool, typer.Option("--json", help="Print whole lines.")] = False,
     holds: Annotated[
-        str | None, typer.Option(help="A head from before: is the log still a continuation of it?")
+        str | None,
+        typer.Option(help="A head from before, or another site's state/heads.json: is the log still a continuation?"),
     ] = None,
 ) -> None:
     """Site: verify the audit log, and show its end and its head, which should be kept elsewhere, too."""
     with reporting():
         place = SiteFolder(folder)
         log = Audit(place.state, pki.read_private(place.key))
-        if holds is not None and not log.holds(holds):
-            raise AuditError(f"{log.path}: does not hold the head {holds[:40]!r}; it was turned back, or replaced")
+        if holds is not None:
+            kept = PeerHeads(Path(holds)).all().get(place.name, []) if Path(holds).is_file() else [holds]
+            mine = [head for head in kept if head == holds or log.signed(head)]
+            if lost := [head for head in mine if not log.holds(head)]:
+                raise AuditError(
+                    f"{log.path}: does not hold the head {lost[0][:40]!r}; it was turned back, or replaced"
+                )
+            if kept != [holds]:
+                out.print(f"it holds all {len(mine)} heads of this site that are in {holds}", highlight=False)
         found = log.verify()
         for line in found[-lines:]:
             if raw:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedcomposite.data.cells import spread_of
+from fedcomposite.data.census import NoisedTables
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.flags import SHARES, ColumnFacts, flags_of
 from fedcomposite.data.queries import (
@@ -30,6 +31,7 @@ from fedcomposite.data.queries import (
 )
 from fedcomposite.data.recipe import Given, Recipe
 from fedcomposite.data.steps import Absent, AnyStep, known
+from fedcomposite.privacy import StudyBudget
 
 _EDGES = 4000  # of a column's second histogram, over all sites
 _CELLS = 64  # at most of one site
@@ -38,7 +40,14 @@ _COLUMNS = ["site", "feature", "kind", "n", "missing", "mean", "sd", *_QUANTILES
 
 
 def describe(
-    given: Given, *, target: str | None = None, recipe: Recipe | None = None, rules: Rules | None = None, **options: Any
+    given: Given,
+    *,
+    target: str | None = None,
+    recipe: Recipe | None = None,
+    rules: Rules | None = None,
+    privacy: StudyBudget | None = None,
+    seed: int = 0,
+    **options: Any,
 ) -> pd.DataFrame:
     """Describe tables: a row per feature and site, and what differs between the sites.
 
@@ -52,6 +61,10 @@ def describe(
         Its local parts (names, units, markers, how files are written) are done before; the rest is left aside.
     rules : Rules, optional
         What sites tell; those of the recipe's ``min_count`` if left out.
+    privacy : StudyBudget, optional
+        Look at its ``columns`` by one noised census of all sites together, in place of counts of each.
+    seed : int
+        Of the noise.
     **options
         Of :func:`fedcomposite.data.sheets.read_sheets`, for files.
 
@@ -75,7 +88,11 @@ def describe(
     if target is not None:
         everything = {name: None for s in sheets for name in (*s.columns, *made.local(s.name).rename)}
         known("target", [str(target)], everything)
-    ask = TablesAtHand([made.local(s.name).apply(s) for s in sheets], rules or Rules(made.min_count))
+    local = [made.local(s.name).apply(s) for s in sheets]
+    if privacy is not None:
+        noised = NoisedTables.at_hand(local, privacy, seed)
+        return table_of(look_at(noised, noised.names, together=True), target)
+    ask = TablesAtHand(local, rules or Rules(made.min_count))
     return table_of(look_at(ask, ask.names), target)
 
 

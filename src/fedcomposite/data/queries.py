@@ -11,6 +11,7 @@ moments     per column: values, gaps, sum and sum of squares of the distances to
 below       per column and edge: how many values lie below it, as a lower and an upper bound (a histogram)
 levels      per column: the levels that enough rows have, with counts; the others together
 outside     per column: whether some value is none of the given levels
+census      per column: how many values are in each of its cells or levels; told with noise only
 ==========  =========================================================================================================
 
 What a site does not tell, with m = ``min_count``: moments of a column with fewer than m values, or in which fewer than
@@ -73,6 +74,8 @@ class Rules:
     """Most levels of a category."""
     refuse: tuple[str, ...] = ()
     """Queries that are not answered at all."""
+    noised: bool = False
+    """Whether answers get noise before they leave, as those to a census have to."""
 
     def __post_init__(self) -> None:
         if self.min_count < 1 or self.max_levels < 1:
@@ -417,7 +420,76 @@ class Outside(Query):
         return {f"outside:{name}": np.zeros(1, np.int64) for name in self.known}
 
 
-AnyQuery = Annotated[Schema | Gaps | Moments | Below | LevelCounts | Outside, Field(discriminator="name")]
+class Census(Query):
+    """Where the values of declared columns lie: cells of a range of numbers, or levels; told with noise only.
+
+    Of a column of numbers the entries are the cells of its range, values beyond it counting at its ends, and the gaps;
+    of a category its levels, all others together, and the gaps. A row is in one entry of each column, so that it adds a
+    vector of norm sqrt(columns) to the answer.
+    """
+
+    name: Literal["census"] = "census"
+    columns: dict[str, list[FiniteFloat] | list[str]]
+    cells: int = Field(default=16, ge=2, le=1000)
+
+    @model_validator(mode="after")
+    def _declared(self) -> Self:
+        if self.steps or any(
+            isinstance(g[0], float) and not (len(g) == 2 and g[0] < g[1]) for g in self.columns.values() if g
+        ):
+            raise ValueError("a census is of the table as it is; numbers need two rising bounds")
+        return self
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``cells:NAME``: counts, as numbers that noise can be added to."""
+        if not rules.noised:
+            raise RefusedQueryError("a census is told with noise only: [privacy] level = 'study' is needed")
+        sizes = self.sums()
+        return {key: np.bincount(self._places(sheet, key[6:]), minlength=len(zeros)).astype(np.float64)
+                for key, zeros in sizes.items()}  # fmt: skip
+
+    def _places(self, sheet: Sheet, name: str) -> Ints:
+        """The entry of every row."""
+        given, last = self.columns[name], len(self.sums()[f"cells:{name}"]) - 1
+        if name not in sheet.columns:
+            return np.full(sheet.rows, last, np.int64)
+        if given and isinstance(given[0], float):
+            low, high = map(float, given)
+            values = one_by_one(sheet[name])
+            at = np.floor((np.clip(np.nan_to_num(values, nan=low), low, high) - low) / (high - low) * self.cells)
+            return np.where(np.isnan(values), last, np.minimum(at, self.cells - 1)).astype(np.int64)
+        place = {level(str(one)): i for i, one in enumerate(given)}
+        found, back = np.unique(
+            np.array([_MISSING if t is None else t for t in sheet.texts(name)]), return_inverse=True
+        )
+        known = [last if t == _MISSING else place.get(level(str(t)), last - 1) for t in found]
+        return np.array(known, np.int64)[back]
+
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer."""
+        sizes = {n: self.cells + 1 if g and isinstance(g[0], float) else len(g) + 2 for n, g in self.columns.items()}
+        return {f"cells:{name}": np.zeros(size) for name, size in sizes.items()}
+
+
+_MISSING = "\0missing"  # a text that no file has
+
+
+def one_by_one(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Numbers, each read by itself: what is none is missing, and changes nothing for the others."""
+    if values.dtype == np.float64:
+        return np.where(np.isfinite(values), values, np.nan)
+    return np.array([_number(text) for text in values], np.float64)
+
+
+def _number(text: str | None) -> float:
+    try:
+        found = float(text or "nan")
+    except ValueError:
+        return float("nan")
+    return found if np.isfinite(found) else float("nan")
+
+
+AnyQuery = Annotated[Schema | Gaps | Moments | Below | LevelCounts | Outside | Census, Field(discriminator="name")]
 QUERIES: dict[str, type[Query]] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyQuery)[0])}
 """The queries by name."""
 _PARSER: TypeAdapter[Any] = TypeAdapter(AnyQuery)

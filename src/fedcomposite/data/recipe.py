@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedcomposite.data.census import NoisedTables
 from fedcomposite.data.faults import DataError, refuse
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.learning import Learner
@@ -17,6 +18,7 @@ from fedcomposite.data.sheets import Sheet, Source, sheets_of
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.spec import RecipeSpec
 from fedcomposite.data.steps import known, unknown
+from fedcomposite.privacy import StudyBudget
 
 Given = Mapping[str, pd.DataFrame] | Iterable[Source] | Source
 
@@ -115,15 +117,26 @@ class Recipe(RecipeSpec):
         return sheets_of(given, names=names, text={*self.texts(labels), *text}, **extra)
 
     def fit(
-        self, given: Given, *, target: str, names: Sequence[str] = (), rules: Rules | None = None, **options: Any
+        self,
+        given: Given,
+        *,
+        target: str,
+        names: Sequence[str] = (),
+        rules: Rules | None = None,
+        privacy: StudyBudget | None = None,
+        seed: int = 0,
+        **options: Any,
     ) -> FittedRecipe:
         """Learn the recipe from one table per site: files, ``{"site": DataFrame}``, DataFrames or sheets.
 
+        With ``privacy`` it is learned from one noised census of the budget's columns, by the noise that ``seed`` gives.
         ``options`` are those of :func:`fedcomposite.data.sheets.read_sheets`, for files.
         """
-        return self._fit(self.sheets(given, names=names, **options), target, rules)
+        return self._fit(self.sheets(given, names=names, **options), target, rules, privacy, seed)
 
-    def _fit(self, sheets: Sequence[Sheet], target: str, rules: Rules | None) -> FittedRecipe:
+    def _fit(
+        self, sheets: Sequence[Sheet], target: str, rules: Rules | None, privacy: StudyBudget | None, seed: int
+    ) -> FittedRecipe:
         labels = [sheet.name for sheet in sheets]
         if not isinstance(target, str):
             raise DataError(f"target = {target!r}, must be the name of a column")
@@ -133,6 +146,8 @@ class Recipe(RecipeSpec):
         parts |= {"rename": list(self.rename.values())}
         refuse([fault for what, columns in parts.items() for fault in unknown(what, columns, everything)])
         local = [self.local(sheet.name).apply(sheet) for sheet in sheets]
+        if privacy is not None:
+            return self.learn(NoisedTables.at_hand(local, privacy, seed), labels, target)
         return self.learn(TablesAtHand(local, rules or Rules(self.min_count)), labels, target)
 
     def prepare(
@@ -144,21 +159,23 @@ class Recipe(RecipeSpec):
         test: str | Path | pd.DataFrame | Sheet | float | None = None,
         seed: int = 0,
         rules: Rules | None = None,
+        privacy: StudyBudget | None = None,
         **options: Any,
     ) -> Silos:
         """Learn the recipe and give the prepared tables as silos; ``silos.recipe`` is what was learned.
 
+        ``privacy`` as in :meth:`fit`.
         ``test`` is a table with held-out samples, or the share of every site's rows that is held out, drawn from
         ``seed``: they are prepared, and nothing is learned from them.
         """
         sheets = self.sheets(given, names=names, **options)
         if isinstance(test, int | float):
             kept, out = zip(*(held_out(sheet, test, seed, i) for i, sheet in enumerate(sheets)), strict=True)
-            return self._fit(kept, target, rules).silos(kept, out)
+            return self._fit(kept, target, rules, privacy, seed).silos(kept, out)
         held = None if test is None else self.sheets([test], names=["test"], **options)[0]
         if held is not None and held.name in [sheet.name for sheet in sheets]:
             raise DataError(f"test: a site is called {held.name!r} as well")
-        return self._fit(sheets, target, rules).silos(sheets, held)
+        return self._fit(sheets, target, rules, privacy, seed).silos(sheets, held)
 
 
 def held_out(sheet: Sheet, share: float, seed: int, site: int) -> tuple[Sheet, Sheet]:

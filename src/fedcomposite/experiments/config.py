@@ -24,8 +24,9 @@ from fedcomposite.experiments.checks import conflicts, missing_files, mistakes
 from fedcomposite.experiments.toml import ConfigError as ConfigError
 from fedcomposite.experiments.toml import name_in
 from fedcomposite.files import write_atomic
-from fedcomposite.privacy import Privacy
-from fedcomposite.problems import Problem
+from fedcomposite.privacy import Privacy, StudyBudget
+from fedcomposite.problems import Loss, Problem
+from fedcomposite.problems.losses import get_loss
 from fedcomposite.runtime.callbacks import REGISTRY as CALLBACKS
 from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
@@ -234,7 +235,7 @@ class Config(Section):
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
         try:
             name = name_in(spec)
-            if self.privacy is not None and (name == AUTO or spec.get("steps") is not None):
+            if self.privacy is not None and not self.budget and (name == AUTO or spec.get("steps") is not None):
                 raise ConfigError("with [privacy] no step may be read off the data; name the method and give its steps")
             if name == AUTO:
                 check_auto(fields)
@@ -254,8 +255,14 @@ class Config(Section):
             problem, batch=self.run.batch_size, rounds=self.run.rounds, participation=self.run.participation
         )
 
-    def make_privacy(self) -> Privacy | None:
-        """Build ``[privacy]``: its ``level`` ("sample" or "client") and the fields of that."""
+    @functools.cached_property
+    def budget(self) -> StudyBudget | None:
+        """``[privacy]`` of an analysis, whose level is "study"; None for any other."""
+        made = self.make_privacy()
+        return made if isinstance(made, StudyBudget) else None
+
+    def make_privacy(self) -> Privacy | StudyBudget | None:
+        """Build ``[privacy]``: its ``level`` ("sample", "client" or "study") and the fields of that."""
         try:
             made = None if self.privacy is None else privacy.build(self.privacy)
             if isinstance(made, privacy.SampleLevel) and self.run.clip_norm is not None:
@@ -292,7 +299,8 @@ class Config(Section):
         try:
             if self.recipe is not None:
                 tables = data.frames(self.data["name"]) if "name" in self.data else self.data["files"]
-                silos = Recipe(**self.recipe).prepare(tables, **options)
+                noised = self.budget if self.budget is not None and self.budget.columns else None
+                silos = Recipe(**self.recipe).prepare(tables, privacy=noised, **options)
             elif "files" in self.data:
                 silos = Silos.from_files(self.data["files"], **options)
             else:
@@ -313,6 +321,13 @@ class Config(Section):
             return silos.partition(self.partition["name"], **{"seed": self.seed, **dealt})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[partition] {error}") from None
+
+    def make_loss(self) -> Loss:
+        """The loss of a linear model."""
+        try:
+            return get_loss(self.problem.loss or "logistic", self.problem.loss_options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"[problem] {error}") from None
 
     def make_problem(self, silos: Silos | None = None) -> Problem:
         """Build the problem."""
@@ -357,6 +372,10 @@ class Config(Section):
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"[run] device = {chosen['device']!r} cannot be used here: {reason}") from None
+        if self.budget is not None:
+            raise ConfigError(
+                "[privacy] level = 'study' is for `fit`, `path` and `cv`; for the rounds of a run 'sample'"
+            )
         made = {"dtype": self.dtype, "seed": self.seed, "aggregator": self.make_aggregator()}
         return {**chosen, **made, "privacy": self.make_privacy()}
 

@@ -91,6 +91,12 @@ class DataSection(_Section):
     """The column that says what each sample counts; its sum is told to the coordinator."""
     offset: str | None = None
     """The column that is added to each sample's margin."""
+    time: str | None = None
+    """Of times to an event, the column of the time; ``target`` is whether there was one."""
+    entry: str | None = None
+    """The column of when observation began, where that was late."""
+    strata: str | None = None
+    """The column of groups with baselines of their own."""
     features: int | None = Field(default=None, ge=1)
     """How many features an .svm file has."""
     thousands: str | None = None

@@ -99,8 +99,9 @@ class Question(_Data):
     """One request for sums over samples; its arrays travel as vectors ``i.NAME``."""
 
     name: Literal[
-        "newton", "losses", "information", "scores", "residuals", "rates",
+        "newton", "losses", "information", "scores", "tallies", "calibration", "residuals", "rates",
         "timetable", "logrank", "schoenfeld", "risk_sums", "concordance", "horizon",
+        "quadratic", "placed", "strayed", "lasting",
     ]  # fmt: skip
     width: Constant = 0.0
     """Over which a kink of the loss is rounded off."""
@@ -109,13 +110,13 @@ class Question(_Data):
     errors: bool = False
     """Whether ``losses`` are to tell errors as well."""
     count: int = Field(default=0, ge=0, le=10_000)
-    """Models of ``losses``, slopes of ``rates``; edges of ``scores``, ``residuals`` and of groups of times."""
+    """Models of ``losses``, slopes of ``rates``, lines of ``calibration``; edges of all others."""
     times: int = Field(default=0, ge=0, le=1000)
     """Of the grid of times to an event."""
     causes: int = Field(default=1, ge=1, le=20)
     """Of events."""
     groups: int = Field(default=0, ge=0, le=100)
-    """Edges of groups of predictions at a ``horizon``."""
+    """Edges of groups of predictions at a ``horizon``; models of ``placed`` and ``strayed``."""
     products: bool = False
     """Whether ``risk_sums`` are to tell sums of products of features as well."""
     at: float = Field(default=0.0, allow_inf_nan=False)
@@ -126,6 +127,10 @@ class Question(_Data):
     part: Literal["train", "validation", "test", "new"] = "train"
     threshold: float = Field(default=0.5, gt=0, lt=1)
     """Probability from which on a new patient is of class 1, in the file that stays at the site."""
+
+
+Head = Annotated[str, Field(max_length=400)]
+"""Of an audit log: number and digest of its last line, and the site's signature."""
 
 
 class AnalysisOrder(_Data):
@@ -167,6 +172,8 @@ class Order(_Data):
     recipe: str = Field(default="", max_length=8 << 20)
     """How the site's table becomes features, once it has been learned, as JSON."""
     analysis: AnalysisOrder | None = None
+    heads: Annotated[dict[Name, Head], Field(max_length=1000)] = {}
+    """Of all sites' audit logs, for the others to keep."""
 
     @property
     def tells(self) -> bool:
@@ -191,6 +198,10 @@ class Introduction(_Data):
     """The sum of the samples' weights, where they have some: it takes the place of their number."""
     weighted: bool = False
     """Whether they have some."""
+    head: Head = ""
+    """Of its audit log."""
+    noised: bool = False
+    """Whether what it counts at a model has noise: of scores it tells ``tallies`` only."""
     features: Extents
     dtype: Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
     names: Names = []

@@ -26,7 +26,7 @@ Vectors = dict[str, Tensor]
 Content = dict[str, str | bytes]
 """A message: texts, and blocks of bytes, by their names."""
 
-KINDS = ("order", "introduction", "report", "secure", "answers", "refusal")
+KINDS = ("order", "introduction", "report", "secure", "answers", "refusal", "waiting")
 """The texts that a message may carry."""
 DTYPES = {
     "float32": torch.float32,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +16,7 @@ _NO_DATE: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"
 
 def make(width: float, height: float, columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels side by side, in so many rows."""
-    from fedcomposite.plots.canvas import Shown
+    from fedcomposite.plots.shown import Shown  # brings matplotlib
 
     figure = Shown(width, height, dpi=120 if width > 10 else 200 if rows == 1 else 150)
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
@@ -54,20 +50,3 @@ def check_kind(path: str | Path) -> str:
     if kind not in known:
         raise ValueError(f"{path}: no picture is called .{kind} (known: {', '.join(known)})")
     return kind
-
-
-class Shown(Figure):
-    """A figure without a window.
-
-    Notebooks know how to show Matplotlib's figures only once somebody has imported pyplot there, which nothing here
-    does; so it brings its own picture.
-    """
-
-    def __init__(self, width: float, height: float, dpi: float) -> None:
-        super().__init__(figsize=(width, height), dpi=dpi, layout="constrained")
-        FigureCanvasAgg(self)
-
-    def _repr_png_(self) -> bytes:
-        with BytesIO() as file:
-            self.savefig(file, format="png", dpi=min(self.dpi, 100))  # for a screen; files have more
-            return file.getvalue()

@@ -14,6 +14,8 @@ from fedcomposite.plots.looks import COLORS, looks
 from fedcomposite.plots.panels import WIDTHS, Width
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -156,3 +158,61 @@ def draw_silos(silos: Holdings, path: str | Path | None = None) -> Figure:
         axes.set_xticks(at, silos.names, rotation=30, ha="right")
     axes.spines[["top", "right"]].set_visible(False)
     return finish(figure, path)
+
+
+def draw_forests(
+    sites: pd.DataFrame, combined: pd.DataFrame, path: str | Path | None = None, *, ratio: str = ""
+) -> Figure:
+    """A panel per row of ``combined``: each site's estimate with its interval, the mean, and where a further site lies.
+
+    The tables are those of :class:`fedcomposite.analysis.SiteEffects`. With a ``ratio`` the axes are its numbers.
+    """
+    columns = min(3, max(1, len(combined)))
+    rows = -(-max(1, len(combined)) // columns)
+    names = list(dict.fromkeys(sites["site"]))
+    figure, axes = make(3.4 * columns + 0.6, rows * (0.9 + 0.24 * (len(names) + 2)), columns, rows)
+    for place in axes[len(combined) :]:
+        place.set_visible(False)
+    for i, (place, (name, row)) in enumerate(zip(axes, combined.iterrows(), strict=False)):
+        _forest(place, sites[sites["name"] == name].set_index("site").loc[names], row, i % columns == 0)
+        place.set_title(str(name), fontsize=9)
+        place.set_xlabel(ratio or "coefficient", fontsize=8)
+        if ratio:
+            low, high = np.exp(place.get_xlim())
+            ticks = [m * 10.0**e for e in range(-6, 7) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+            ticks = ticks if len(ticks) > 1 else sorted({float(f"{t:.2g}") for t in np.geomspace(low, high, 4)[1:-1]})
+            place.set_xticks(np.log(ticks), [f"{t:g}" for t in ticks])
+    return finish(figure, path)
+
+
+def _forest(place: Axes, sites: pd.DataFrame, row: pd.Series[Any], named: bool) -> None:
+    """One coefficient: boxes whose areas are weights, a diamond, and a line for a further site."""
+    heights = range(len(sites))
+    place.axvline(0.0, color="#999", linewidth=0.8)
+    known = sites["se"].to_numpy(float)
+    weight = 1 / (known**2 + (0.0 if math.isnan(row["tau2"]) else row["tau2"]))
+    for at, (lower, upper, middle, w) in enumerate(
+        zip(sites["lower"], sites["upper"], sites["estimate"], weight / np.nanmax(weight), strict=True)
+    ):
+        if math.isnan(middle):
+            place.annotate(
+                "not determined", (0.02, at), xycoords=("axes fraction", "data"), fontsize=7, va="center", color="#777"
+            )
+            continue
+        place.hlines(at, lower, upper, color=COLORS[0], linewidth=1.2)
+        place.plot([middle], [at], "s", color=COLORS[0], markersize=2.5 + 4 * math.sqrt(w))
+    last = len(sites)
+    if not math.isnan(row["estimate"]):
+        ends = row["lower"], row["estimate"], row["upper"], row["estimate"]
+        place.fill(ends, [last, last - 0.28, last, last + 0.28], color="black")
+        place.hlines(last + 1, row["predict_lower"], row["predict_upper"], color="black", linewidth=1.2, linestyle=":")
+    whole = [*sites["lower"].dropna(), *sites["upper"].dropna(), *row[["lower", "upper"]].dropna(), 0.0]
+    low, high = np.quantile(whole, [0.02, 0.98]) if len(whole) > 20 else (min(whole), max(whole))
+    room = 0.08 * max(high - low, 1e-12)
+    place.set_xlim(low - room, high + room)
+    labels = [*map(str, sites.index), "mean", "a further site"]
+    place.set_yticks([*heights, last, last + 1], labels if named else [""] * len(labels), fontsize=8)
+    place.set_ylim(last + 1.6, -0.6)
+    place.tick_params(axis="x", labelsize=8)
+    note = "" if math.isnan(row["i2"]) else f"I² {row['i2']:.0f} %"
+    place.annotate(note, (0.99, 0.02), xycoords="axes fraction", fontsize=7, ha="right", va="bottom", color="#555")

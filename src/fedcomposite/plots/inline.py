@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from fedcomposite.plots.canvas import make
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]
 
@@ -38,6 +41,14 @@ class Picture:
         self.axes.grid(color="#eee")
         self.axes.set_axisbelow(True)
         self.axes.spines[:].set_color("#999")
+
+    @classmethod
+    def of(cls, figure: Figure) -> Picture:
+        """A figure that is drawn already."""
+        made = cls.__new__(cls)
+        width, height = (int(72 * inches) for inches in figure.get_size_inches())
+        made.figure, made.size, made._shown = figure, (width, height), {}
+        return made
 
     def _named(self, kind: str, titles: Sequence[str]) -> str:
         name = f"part {len(self._shown)}"

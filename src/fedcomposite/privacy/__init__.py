@@ -2,10 +2,12 @@
 
 from fedcomposite._faults import MissingPackageError
 from fedcomposite.privacy.accounting import Query, compose, noise_for
+from fedcomposite.privacy.budgets import BudgetError, StudyBudget
 from fedcomposite.privacy.levels import ClientLevel, Privacy, SampleLevel, build
 from fedcomposite.privacy.sources import Counters, Source, System
 
 __all__ = [
+    "BudgetError",
     "ClientLevel",
     "Counters",
     "MissingPackageError",
@@ -13,6 +15,7 @@ __all__ = [
     "Query",
     "SampleLevel",
     "Source",
+    "StudyBudget",
     "System",
     "build",
     "compose",

@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedcomposite._faults import MissingPackageError
 from fedcomposite._validation import Count, Inside, Positive, Probability, refuse, wrong_arguments
 
@@ -47,7 +49,8 @@ def _epsilon(asked: tuple[tuple[Query, int], ...], delta: float) -> float:
         return math.inf
     if all(query.rate == 1 for query, _ in asked):
         size = math.sqrt(sum(count / query.noise**2 for query, count in asked))
-        return float(package.get_epsilon_gaussian(1 / size, delta))
+        with np.errstate(divide="ignore"):  # on its way the package takes log(0)
+            return float(package.get_epsilon_gaussian(1 / size, delta))
     accountant = package.rdp.RdpAccountant(ORDERS)
     for query, count in asked:
         noised = package.GaussianDpEvent(query.noise)

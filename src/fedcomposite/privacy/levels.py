@@ -11,6 +11,7 @@ import annotated_types as at
 
 from fedcomposite._validation import Positive, Probability, validate
 from fedcomposite.privacy.accounting import Query, compose
+from fedcomposite.privacy.budgets import StudyBudget
 from fedcomposite.registry import make
 
 Delta = Annotated[float, at.Gt(0), at.Lt(1)]
@@ -103,13 +104,14 @@ class ClientLevel:
 
 
 Privacy = SampleLevel | ClientLevel
-_LEVELS: dict[str, type[Any]] = {"sample": SampleLevel, "client": ClientLevel}
+"""Of the rounds of a method."""
+_LEVELS: dict[str, type[Any]] = {"sample": SampleLevel, "client": ClientLevel, "study": StudyBudget}
 
 
-def build(fields: Mapping[str, Any]) -> Privacy:
+def build(fields: Mapping[str, Any]) -> Privacy | StudyBudget:
     """Make a level from ``[privacy]`` of an experiment: ``level`` and its fields."""
     level = fields.get("level", "sample")
     if level not in _LEVELS:
-        raise ValueError(f"level = {level!r}, must be 'sample' or 'client'")
-    made: Privacy = make(_LEVELS[level], {k: v for k, v in fields.items() if k != "level"})
+        raise ValueError(f"level = {level!r}, must be 'sample' or 'client' for a run, 'study' for an analysis")
+    made: Privacy | StudyBudget = make(_LEVELS[level], {k: v for k, v in fields.items() if k != "level"})
     return made

@@ -53,10 +53,11 @@ def counted(b: Tensor, w: Tensor, times: Tensor, group: Tensor, groups: int, cau
     return torch.stack(made)
 
 
-def compared(b: Tensor, w: Tensor, group: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+def compared(b: Tensor, w: Tensor, group: Tensor, groups: int, least: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """Events of each group, those expected if all had the same hazard, and the covariance of the difference.
 
-    Samples are compared within their strata, at their own times: the sums of a log-rank test.
+    Samples are compared within their strata, at their own times: the sums of a log-rank test. Events with fewer than
+    ``least`` samples at risk do not count.
     """
     observed, expected = (torch.zeros(groups, dtype=torch.float64) for _ in range(2))
     covariance = torch.zeros(groups, groups, dtype=torch.float64)
@@ -66,7 +67,7 @@ def compared(b: Tensor, w: Tensor, group: Tensor, groups: int) -> tuple[Tensor, 
         own, at = b[mine], member[mine]
         grid = OnGrid.of(own, torch.unique(own[:, TIME]))
         n = grid.at_risk(at)
-        d = grid.at_stop(at * own[:, EVENT : EVENT + 1])
+        d = grid.at_stop(at * own[:, EVENT : EVENT + 1]) * _enough(grid, at.sum(1), least).unsqueeze(1)
         total, events = n.sum(1), d.sum(1)
         share = n / total.clamp(min=1e-300).unsqueeze(1)
         observed += d.sum(0)
@@ -76,12 +77,24 @@ def compared(b: Tensor, w: Tensor, group: Tensor, groups: int) -> tuple[Tensor, 
     return observed, expected, covariance
 
 
-def concordance(b: Tensor, z: Tensor, w: Tensor) -> Tensor:
-    """Pairs in order, pairs of equal margins, and all pairs within strata, ``(3,)``."""
+def _enough(grid: OnGrid, w: Tensor, least: int) -> Tensor:
+    """1 at the times of a grid at which so many samples are at risk."""
+    return (grid.at_risk((w > 0).double()) > least - 0.5).double()
+
+
+def concordance(b: Tensor, z: Tensor, w: Tensor, least: int = 1) -> Tensor:
+    """Pairs in order, pairs of equal margins, and all pairs within strata, ``(3,)``.
+
+    Pairs of an event with fewer than ``least`` samples at risk do not count.
+    """
     time, event, entry, stratum = (b[:, k].numpy() for k in (TIME, EVENT, ENTRY, STRATUM))
     group = torch.unique(b[:, STRATUM], return_inverse=True)[1].numpy() if len(stratum) else None
     found = pairs(z.numpy(), time, event, entry, group, w.numpy())
-    return torch.tensor([float(v.sum()) for v in found], dtype=torch.float64)
+    counted = torch.ones_like(w)
+    for own in [b[:, STRATUM] == stratum for stratum in torch.unique(b[:, STRATUM])] if least > 1 else []:
+        grid = OnGrid.of(b[own], torch.unique(b[own, TIME]))
+        counted[own] = _enough(grid, w[own], least)[grid.stop]
+    return torch.stack([torch.from_numpy(v) @ counted for v in found])
 
 
 def step_values(times: Tensor, values: Tensor, at: Tensor, before: float) -> Tensor:
@@ -164,6 +177,16 @@ class Horizon(NamedTuple):
         case = torch.where(early & (chance > 0), w / chance.clamp(min=1e-300), 0.0)
         control = torch.where((b[:, TIME] > at) & (torch.tensor(until) > 0), w / max(until, 1e-300), 0.0)
         return cls(case, control, torch.exp(-hazard * z.exp()))
+
+    def numbers(self, z: Tensor, w: Tensor, edges: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples with an event, without, and all, ``(3, ...)``, in bins of margins, and in groups of predictions."""
+        kinds = torch.stack([self.case > 0, self.control > 0, w > 0]).double()
+        bins = torch.bucketize(z.contiguous(), edges, right=True)
+        place = torch.bucketize((1 - self.survival).contiguous(), groups, right=True)
+        return tuple(  # type: ignore[return-value]
+            torch.stack([torch.bincount(at, kind, len(ends) + 1) for kind in kinds])
+            for at, ends in ((bins, edges), (place, groups))
+        )
 
     def sums(self, z: Tensor, w: Tensor, edges: Tensor, groups: Tensor) -> dict[str, Tensor]:
         """Weights in bins of margins; squared errors; and in groups of predicted probability what was and was not."""

@@ -25,14 +25,14 @@ Formula = Callable[[Tensor, float | Tensor], Tensor]
 _Cut = tuple[Tensor, float | Tensor, Tensor]  # a block, its step, its place
 
 _WHOLE = 1 << 18  # entries per thread that are not cut: learning a formula takes longer than it saves
-_BLOCK = 1 << 18  # bytes per block and thread: a block, its place and two buffers are 1 MiB, a core's own cache
+_BLOCK = 1 << 20  # bytes per block and thread: smaller ones spend more on calls than caches save
 _OURS = 4  # threads up to which whole blocks are shared out
 LITTLE = 1 << 16  # entries per block where groups are seen together, which takes more temporaries; no more is not cut
 _THREADS = 8  # threads up to which blocks grow, so that buffers stay small
 
 # Elementwise operations that write where they are told to.
 _DIRECTED: dict[str, Callable[..., Tensor]] = {
-    name: getattr(torch, name) for name in ("sub", "mul", "div", "clamp", "minimum", "addcmul", "hardshrink")
+    name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "clamp", "minimum", "addcmul", "hardshrink")
 } | {"softshrink": torch.nn.functional.softshrink}
 
 

@@ -27,27 +27,23 @@ def clip(v: Tensor, bound: Step) -> Tensor:
 
 
 def soft(v: Tensor, threshold: Step) -> Tensor:
-    """Soft-thresholding sign(v) (|v| - threshold)_+, written as what a clamp leaves."""
-    return v - clip(v, threshold)
+    """Soft-thresholding sign(v) (|v| - threshold)_+; of one threshold in one operation."""
+    if isinstance(threshold, Tensor):
+        return v - clip(v, threshold)
+    return torch.nn.functional.softshrink(v, float(within(v, threshold)))
 
 
-def minus_trapezoid(v: Tensor, peak: Step, start: Step, width: Step, slope: Step) -> Tensor:
-    """The vector v minus a function of it: clip(v, peak) - slope * clip(soft(v, start), width), slope * width = peak.
+def firm(v: Tensor, peak: Step, start: Step, width: Step, slope: Step) -> Tensor:
+    """Soft-thresholding that is taken back beyond ``start``: soft(v, peak) + slope * clip(soft(v, start), width).
 
-    That function rises with v up to ``peak``, stays there up to ``start`` and falls to zero over ``width``. The
-    difference is the prox of MCP (start = peak) and of SCAD: zero, a shifted line, a steeper one, and v itself.
+    With slope * width = peak this is the prox of MCP (start = peak) and of SCAD: zero, a shifted line, a steeper one,
+    and v itself.
     """
-    top = clip(v, peak)
-    if start is peak:
-        beyond = v - top
-    elif isinstance(start, Tensor):
-        beyond = soft(v, start)
-    else:
-        beyond = torch.nn.functional.softshrink(v, float(within(v, start)))  # the same in one operation
-    excess = clip(beyond, width)
+    shrunk = soft(v, peak)
+    excess = clip(shrunk if start is peak else soft(v, start), width)
     if isinstance(slope, Tensor):
-        return v - torch.addcmul(top, excess, slope, value=-1)
-    return v - torch.sub(top, excess, alpha=slope)
+        return torch.addcmul(shrunk, excess, slope)
+    return torch.add(shrunk, excess, alpha=slope)
 
 
 def half_squares(x: Tensor, factor: float) -> Tensor:
@@ -246,7 +242,7 @@ class MCP(Separable):
         """Firm thresholding."""
         s = self.kappa * step
         peak = s * self.lam
-        return minus_trapezoid(v, peak, peak, (self.theta - s) * self.lam, s / (self.theta - s))
+        return firm(v, peak, peak, (self.theta - s) * self.lam, s / (self.theta - s))
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """At zero kappa [-lam, lam], elsewhere kappa (lam - |x|/theta)_+ sign(x)."""
@@ -286,7 +282,7 @@ class SCAD(Separable):
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """The three lines of the class's text."""
         s, left = self.kappa * step, self.a - 1 - self.kappa * step
-        return minus_trapezoid(v, s * self.lam, (1 + s) * self.lam, left * self.lam, s / left)
+        return firm(v, s * self.lam, (1 + s) * self.lam, left * self.lam, s / left)
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """At zero kappa [-lam, lam]; the slope falls linearly from lam at |x| = lam to 0 at a lam, times kappa."""

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from fedcomposite.plots.charts import draw_forests
 from fedcomposite.plots.inline import Picture, plain
 from fedcomposite.plots.looks import COLORS
 from fedcomposite.reports.reading import Found, shown_times
@@ -23,6 +24,7 @@ def figures(found: Found) -> dict[str, str]:
         "Coefficients along the path": path,
         "Cross-validation": cross_validation,
         "Coefficients with 95 % confidence intervals": forest,
+        "Coefficients by site": by_site,
         "Survival curves": survival,
         "ROC curves": roc,
         "Calibration": calibration,
@@ -108,6 +110,20 @@ def forest(found: Found) -> str:
             p = "" if row["p"] is None else f", p = {row['p']:.2g}"
             picture.dots([(row["estimate"], i)], color, [f"{row['name']}: {row['estimate']:.3g}{p}"])
     return picture.svg("estimates with confidence intervals")
+
+
+def by_site(found: Found) -> str:
+    """A forest for each coefficient: sites, their mean, and where a further site lies."""
+    if not (told := found.analysis.get("by_site")):
+        return ""
+    sites = pd.DataFrame(told["sites"]).astype(dict.fromkeys(("estimate", "se", "lower", "upper"), float))
+    combined = pd.DataFrame(told["combined"]).set_index("name").astype(float)
+    rows = combined[~combined.index.isin(["(intercept)", "bias"])].head(_FOREST)
+    return (
+        Picture.of(draw_forests(sites, rows, ratio=told["ratio"])).svg("coefficients of every site")
+        if len(rows)
+        else ""
+    )
 
 
 def survival(found: Found) -> str:

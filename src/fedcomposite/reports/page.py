@@ -22,6 +22,7 @@ _AFTER = {
     "Coefficients": ["Coefficients with 95 % confidence intervals"],
     "Quality": ["ROC curves", "Calibration", "Decision curve"],
     "Test": ["ROC curves on the test part", "Calibration on the test part", "Decision curve on the test part"],
+    "Sites": ["Coefficients by site"],
     "Survival": ["Survival curves"],
     "Proportionality": [],
     "Path": ["Coefficients along the path", "Cross-validation", "Convergence"],

@@ -101,6 +101,9 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
             table = pd.DataFrame([{"site": k, **v} for k, v in zip(measured, told, strict=True)])
             close = [c for c in table if str(c).endswith("±") and not (table[c].astype(float) > _SEEN).any()]
             made[title] = table.drop(columns=close)
+    if models := found.analysis.get("by_site"):
+        shown = ("name", "sites", "estimate", "lower", "upper", "p", "tau2", "i2", "predict_lower", "predict_upper")
+        made["Sites"] = pd.DataFrame(models["combined"])[[*shown]]
     if rows := found.analysis.get("curves"):
         made["Survival"] = _survival(pd.DataFrame(rows))
     if rows := found.analysis.get("proportional"):

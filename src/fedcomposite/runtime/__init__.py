@@ -2,7 +2,7 @@
 
 from fedcomposite.runtime.checkpoint import CheckpointError
 from fedcomposite.runtime.cohorts import Cohorts
-from fedcomposite.runtime.driver import Driver
+from fedcomposite.runtime.driver import Driver, StudyDriver
 from fedcomposite.runtime.fit import NonSmoothWarning, check_fit
 from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.program import EagerWarning
@@ -25,6 +25,7 @@ __all__ = [
     "Rounds",
     "Run",
     "Simulator",
+    "StudyDriver",
     "Transport",
     "check_fit",
     "simulate",

@@ -14,16 +14,20 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedcomposite._version import __version__
-from fedcomposite.problems import Problem
+from fedcomposite.privacy import Counters, StudyBudget
+from fedcomposite.problems import Loss, Problem
 from fedcomposite.runtime import process
 from fedcomposite.runtime.answers import AT_HAND, AnswerLog, settled
 from fedcomposite.runtime.identity import Identity, identify
 from fedcomposite.runtime.protocol import Request, Sums, Task
 from fedcomposite.runtime.transports.base import Parties, Transport
+from fedcomposite.runtime.transports.noised_silos import NoisedSilos
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
+from fedcomposite.runtime.transports.study_answers import StudyTransport
 
 T = TypeVar("T")
 
@@ -62,6 +66,9 @@ class Driver:
     watch : callable, optional
         Called after each exchange, with this driver.
     """
+
+    budgeted = False
+    """Whether what it tells has noise of which intervals have to know."""
 
     def __init__(
         self,
@@ -139,10 +146,21 @@ class Driver:
         return [list(one) for one in zip(*made, strict=True)]
 
     def told(self, requests: Sequence[Request]) -> dict[str, list[Sums]]:
-        """The answers of every site, by its name; where only sums are known, these under the name "all"."""
-        if not self.by_site:
-            return {"all": self.ask(requests)}
-        return dict(zip(self.names, self.each(requests), strict=True))
+        """The answers of every site, by its name; where only sums are known, these under the name "all".
+
+        Sums over the samples of one site that is left out are that site's answers, where sites tell them.
+        """
+        if self.by_site:
+            return dict(zip(self.names, self.each(requests), strict=True))
+        made: list[Sums] = self.ask(requests)
+        owners = [one.rows.number for one in requests if one.rows.kind == "site" and one.rows.held]
+        if len(owners) < len(requests):
+            return {"all": made}
+        none = [{key: torch.zeros_like(value) for key, value in one.items()} for one in made]
+        return {
+            name: [one if owner == id else zero for one, owner, zero in zip(made, owners, none, strict=True)]
+            for name, id in zip(self.names, self.ids, strict=True)
+        }
 
     def deadline(self, seconds: float | None) -> Deadline:
         """The time at which an analysis of so many seconds ends; after a resumption by the time that it took before."""
@@ -178,6 +196,49 @@ class Driver:
         """Whether single sites' answers may be asked for."""
         return self._parties.by_site
 
+    @property
+    def noised(self) -> bool:
+        """Whether some parties put noise on what they count at a model."""
+        return self._parties.noised
+
+
+class StudyDriver(Driver):
+    """A driver of analyses under a budget: ``inner`` asks the parties, and is the one that counts, watches and logs.
+
+    Analyses that share it share what was asked once: a path after a fit, and intervals after these, cost nothing more.
+    """
+
+    budgeted = True
+
+    def __init__(self, inner: Driver, budget: StudyBudget, loss: Loss, bias: bool) -> None:
+        super().__init__(StudyTransport(inner.ask, inner.transport, budget, loss, bias))
+        self.inner = inner
+
+    @classmethod
+    def at_hand(
+        cls,
+        problem: Problem,
+        budget: StudyBudget,
+        *,
+        seed: int = 0,
+        log: AnswerLog | None = None,
+        watch: Callable[[Driver], None] | None = None,
+    ) -> StudyDriver:
+        """On a problem's own silos, with the noise that a seed gives: for studies of what noise costs."""
+        if not isinstance(budget, StudyBudget):
+            raise ValueError(f"privacy = {budget!r:.80}, must be a privacy.StudyBudget for an analysis")
+        inner = Driver(NoisedSilos(problem, budget, Counters(seed)), log=log, watch=watch)
+        assert isinstance(problem.loss, Loss)  # silos have refused a network
+        return cls(inner, budget, problem.loss, problem.bias)
+
+    def ask(self, requests: Sequence[Any]) -> list[Any]:
+        """Answers made of what the parties have told, or tell now."""
+        self.inner.tasks = self.tasks
+        answers: list[Any] = self.transport.ask(requests)
+        inner = self.inner
+        self.exchanges, self.bytes_up, self.bytes_down = inner.exchanges, inner.bytes_up, inner.bytes_down
+        return answers
+
 
 def driver_of(problem: Problem, driver: Driver | None = None) -> Driver:
     """The driver that was given, or one on a problem's own silos."""
@@ -205,18 +266,26 @@ def driving(function: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[
     if given["resume"] and path is None:
         raise ValueError("resume needs a file: checkpoint=PATH")
     if driver is not None:
-        if path is not None or watch is not None:
-            raise ValueError("a driver has its own: give Driver(transport, log=..., watch=...), or no driver")
+        if path is not None or watch is not None or given.get("privacy") is not None:
+            raise ValueError(
+                "a driver has its own log, watch and budget: give Driver(transport, log=..., watch=...), or no driver"
+            )
         yield driver
         return
-    transport = SiloTransport(problem)
+    budget, seed = given.get("privacy"), given.get("seed", 0)
+
+    def made(log: AnswerLog | None = None) -> Driver:
+        if budget is not None:
+            return StudyDriver.at_hand(problem, budget, seed=seed, log=log, watch=watch)
+        return Driver(SiloTransport(problem), log=log, watch=watch)
+
     if path is None:
-        yield Driver(transport, watch=watch)
+        yield made()
         return
     settings = {key: value for key, value in given.items() if key not in _NOT_IDENTITY}
     identity = identify_analysis(problem, analysis=function.__name__, **settings)
     with closing(AnswerLog(path, identity, resume=given["resume"], most=AT_HAND)) as log:
-        made = Driver(transport, log=log, watch=watch)
-        yield made
-        made.log = None  # a result may ask more
+        driver = made(log)
+        yield driver
+        (driver.inner if isinstance(driver, StudyDriver) else driver).log = None  # a result may ask more
     log.remove()

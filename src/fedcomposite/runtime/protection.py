@@ -29,7 +29,10 @@ def check_privacy(
     if privacy is None:
         return
     if not isinstance(privacy, SampleLevel | ClientLevel):
-        raise ValueError(f"privacy = {privacy!r}, must be a privacy.SampleLevel or a privacy.ClientLevel")
+        raise ValueError(
+            f"privacy = {privacy!r:.80}, must be a privacy.SampleLevel or a privacy.ClientLevel; a StudyBudget is for "
+            "analyses"
+        )
     if cohorts.replace:
         raise ValueError("privacy: a client must not be drawn twice in a round; use replace=False")
     if isinstance(privacy, ClientLevel):

@@ -558,6 +558,46 @@ def _scores(silo: Silo, weights: Tensor, request: Request) -> Sums:
     return {"counts": made.view(2, -1, 5), "squares": squares}
 
 
+def tallies(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
+    """Ask how many samples of each class are in some bins of a classifier's margins; sites tell it with noise."""
+    return Request("tallies", {"x": x, "edges": edges}, {}, rows, part)
+
+
+def _tallies(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """Weights ``(2, bins)``; of each class weight, sums of p and of its square ``(2, 3)``; and the noise.
+
+    ``variance`` is that of the weight of each class below each edge, where a site has put noise on it.
+    """
+    told = _scores(silo, weights, request)
+    counts = told["counts"]
+    sums = torch.stack([counts[..., 0].sum(1), counts[..., 3].sum(1), told["squares"]], 1)
+    return {"tallies": counts[..., 0].clone(), "totals": sums, "variance": counts.new_zeros(1)}
+
+
+CALIBRATION = ("weight", "ones", "z", "zz", "z_ones", "loss", "p", "zp", "v", "vz", "vzz")
+"""Sums behind the line a + b z of a classifier's calibration: weight, that of class 1, sums of the margins z and of
+their squares, of z in class 1, the logistic loss at the line, and there sums of p, z p, v, z v and z z v, v being
+p (1 - p)."""
+
+
+def calibration(x: Tensor, lines: Tensor, part: str, rows: Rows = ALL) -> Request:
+    """Ask for the sums behind a classifier's calibration slope and intercept, at some lines ``(k, 2)``: a and b."""
+    return Request("calibration", {"x": x, "lines": lines}, {}, rows, part)
+
+
+def _calibration(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    """:data:`CALIBRATION` at each line, ``(lines, 11)``."""
+    z, ones = silo.margins(request.arrays["x"]), silo.labels(silo.b).double()
+    fixed, made = [torch.ones_like(z), ones, z, z * z, z * ones], []
+    for a, b in request.arrays["lines"]:
+        t = a + b * z
+        p = torch.sigmoid(t)
+        v = p * (1 - p)
+        loss = torch.nn.functional.softplus(t) - ones * t
+        made.append(torch.stack([*fixed, loss, p, z * p, v, z * v, z * z * v]) @ weights)
+    return {"sums": torch.stack(made) if made else weights.new_zeros(0, len(CALIBRATION))}
+
+
 RESIDUALS = (
     *("weight", "squares", "targets", "target_squares", "absolute", "deviance", "means", "mean_squares", "products"),
     *("lowest", "exposure", "shifted", "margins", "kept"),
@@ -623,11 +663,17 @@ def timetable(
 def _timetable(silo: Silo, weights: Tensor, request: Request) -> Sums:
     groups = len(request.arrays["edges"]) + 1
     causes = int(request.numbers["causes"])
-    made = event_tables.counted(silo.b, weights, request.arrays["times"], _group(silo, request), groups, causes)
+    made = event_tables.counted(silo.b, weights, request.arrays["times"], group_of(silo, request), groups, causes)
     return {"counts": made}
 
 
-def _group(silo: Silo, request: Request) -> Tensor:
+def _least(silo: Silo) -> int:
+    """Fewest samples at risk at an event that counts."""
+    return silo.loss.least_at_risk if isinstance(silo.loss, Cox) else 1
+
+
+def group_of(silo: Silo, request: Request) -> Tensor:
+    """The group of each sample, by the margins that a question about times asks for."""
     return torch.bucketize(silo.linear(request.arrays["x"]).contiguous(), request.arrays["edges"], right=True)
 
 
@@ -638,7 +684,8 @@ def logrank(x: Tensor, edges: Tensor, rows: Rows = ALL) -> Request:
 
 def _logrank(silo: Silo, weights: Tensor, request: Request) -> Sums:
     groups = len(request.arrays["edges"]) + 1
-    observed, expected, covariance = event_tables.compared(silo.b, weights, _group(silo, request), groups)
+    group, least = group_of(silo, request), _least(silo)
+    observed, expected, covariance = event_tables.compared(silo.b, weights, group, groups, least)
     return {"observed": observed, "expected": expected, "covariance": covariance}
 
 
@@ -678,7 +725,7 @@ def concordance(x: Tensor, part: str = "train", rows: Rows = ALL) -> Request:
 def _concordance(silo: Silo, weights: Tensor, request: Request) -> Sums:
     events = weights * silo.b[:, EVENT]
     counts = torch.stack([weights.sum(), (weights > 0).sum().double(), events.sum()])
-    pairs = event_tables.concordance(silo.b, silo.margins(request.arrays["x"]), weights)
+    pairs = event_tables.concordance(silo.b, silo.margins(request.arrays["x"]), weights, _least(silo))
     return {"pairs": pairs, "counts": counts}
 
 
@@ -701,19 +748,36 @@ def horizon(
 
 
 def _horizon(silo: Silo, weights: Tensor, request: Request) -> Sums:
+    z, seen = _by_horizon(silo, weights, request)
+    return seen.sums(z, weights, request.arrays["edges"], request.arrays["groups"])
+
+
+def horizon_numbers(silo: Silo, request: Request) -> tuple[Tensor, Tensor]:
+    """How many samples with an event by a horizon, without, and in all are in each bin of margins, and each group."""
+    own = silo.of_part(request.part)
+    inside = (own.weights(request.rows) > 0).double()
+    z, seen = _by_horizon(own, inside, request)
+    return seen.numbers(z, inside, request.arrays["edges"], request.arrays["groups"])
+
+
+def _by_horizon(silo: Silo, weights: Tensor, request: Request) -> tuple[Tensor, event_tables.Horizon]:
     z, at = silo.margins(request.arrays["x"]), request.numbers["at"]
     own, rows = silo.origin or silo, request.rows
     curve, hazard = _own_censoring(own, own.weights(ALL)), request.numbers["hazard"]
     trained = own.weights(ALL if silo.origin else rows.others if rows.held else rows)
-    if hazard < 0 or float((trained * own.b[:, EVENT]).sum()) > 0:
-        until = torch.tensor([at], dtype=torch.float64)
-        times = torch.unique(own.b[:, TIME])
-        sums = event_tables.risk_sums(
-            own.b, own.X, own.margins(request.arrays["x"]), trained, torch.cat([times[times < until], until]), None
-        )
-        hazard = float(event_tables.steps(sums["events"], sums["sizes"]).sum())
-    seen = event_tables.Horizon.of(silo.b, z, weights, at, curve, hazard)
-    return seen.sums(z, weights, request.arrays["edges"], request.arrays["groups"])
+    hazard = own_hazard(own, trained, request.arrays["x"], at, hazard)
+    return z, event_tables.Horizon.of(silo.b, z, weights, at, curve, hazard)
+
+
+def own_hazard(silo: Silo, weights: Tensor, x: Tensor, at: float, other: float) -> float:
+    """The cumulated hazard of a site's own baseline until a time; ``other``, if not negative, where it has no event."""
+    if other >= 0 and not float((weights * silo.b[:, EVENT]).sum()) > 0:
+        return other
+    until = torch.tensor([at], dtype=torch.float64)
+    times = torch.unique(silo.b[:, TIME])
+    grid = torch.cat([times[times < until], until])
+    sums = event_tables.risk_sums(silo.b, silo.X, silo.margins(x), weights, grid, None)
+    return float(event_tables.steps(sums["events"], sums["sizes"]).sum())
 
 
 def _own_censoring(silo: Silo, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -738,5 +802,7 @@ _ANSWERS = {
     "losses": _losses,
     "information": _information,
     "scores": _scores,
+    "tallies": _tallies,
+    "calibration": _calibration,
     "residuals": _residuals,
 }

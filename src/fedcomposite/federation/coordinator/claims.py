@@ -11,11 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from fedcomposite.data.queries import Answer, LevelCounts, Moments, Query, Schema
+from fedcomposite.data.queries import Answer, Census, LevelCounts, Moments, Query, Schema
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.wire import Vectors, WireError, clean
 from fedcomposite.problems.losses import LOSSES, Loss, Poisson
 from fedcomposite.problems.network import ModelLoss
+from fedcomposite.runtime.noised_sums import NOISED
 
 _MOST = 2.0**40  # samples that a site may have
 _SUMS = ("loss", "log_loss", "brier", "mae")  # a sum of values >= 0, and samples
@@ -106,7 +107,12 @@ def check_answer(query: Query, told: Answer) -> None:
         text = name.partition(":")[0] in ("columns", "kinds", "levels")
         if values.shape != like[name].shape or (values.dtype.kind == "U") is not text:
             raise WireError(f"{clean(name, 60)!r} in its answer to a query has another form than was asked for")
-        if not text and name not in ("sum", "squares") and bool((values < 0).any() | (values > _MOST).any()):
+        if (
+            not text
+            and not isinstance(query, Census)
+            and name not in ("sum", "squares")
+            and bool((values < 0).any() | (values > _MOST).any())
+        ):
             raise WireError(f"{clean(name, 60)!r} in its answer to a query cannot be: a count below 0, or too large")
     if "squares" in told and bool((told["squares"] < 0).any()):
         raise WireError("sums of squares in its answer are below 0")
@@ -116,8 +122,10 @@ _NONE = np.zeros(0, np.str_)
 
 
 def check_sums(name: str, sums: Vectors) -> None:
-    """Sums over samples that cannot be: weights, counts or squares below zero."""
-    never = {"weight": sums.get("weight"), "histogram": sums.get("histogram"), "error": sums.get("error")}
+    """Sums over samples that cannot be: weights, counts or squares below zero; noised ones can be."""
+    if name in NOISED:
+        return
+    never = {field: sums.get(field) for field in ("weight", "histogram", "error", "totals", "variance")}
     if "outer" in sums:
         never["outer"] = sums["outer"].diagonal()
     if "counts" in sums:

@@ -28,7 +28,7 @@ from fedcomposite.federation.secure.assembly import Assembly
 from fedcomposite.federation.shape import agree, blank, misfits, write
 from fedcomposite.federation.site.policy import pair
 from fedcomposite.federation.wire import Content, WireError
-from fedcomposite.privacy import SampleLevel
+from fedcomposite.privacy import SampleLevel, StudyBudget
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import measuring_step
 from fedcomposite.runtime import Cohorts, Plan, Rounds
@@ -105,6 +105,8 @@ class Coordinator:
         """
         if self.settings.secure and self.config.run.aggregator is not None:
             raise ConfigError("--secure: [run] aggregator needs single replies; run without --secure")
+        if self.config.budget is not None:
+            raise ConfigError("[privacy] level = 'study' is for analyses; for the rounds of a run take 'sample'")
         self._gather(checkpoint)
         self.shape: Shape = agree(self.introductions)
         self.problem: Problem = self.config.make_problem(replace(blank(self.shape), recipe=self._recipe))
@@ -123,10 +125,12 @@ class Coordinator:
         samples = [i.samples or 0 for i in self.introductions] if self.sums is None else []
         counted = [] if all(i.weight is None for i in self.introductions) else self._counted()
         prepared = "" if self._recipe is None else self._recipe.text
-        parties = JobParties(self.job, self.sites, samples, write(self.config), self.shape, counted, prepared)
+        heads = {one.site: one.head for one in self.introductions if one.head}
+        parties = JobParties(self.job, self.sites, samples, write(self.config), self.shape, counted, prepared, heads)
         smooth = self.problem.smooth(self.config.dtype)
         start = smooth.start()
         privacy, aggregator = self.config.make_privacy(), self.config.make_aggregator()
+        assert not isinstance(privacy, StudyBudget)  # it was refused
         carried = self.post, parties, self.algorithm, self.problem, start
         self.transport = (
             SiteTransport(*carried, aggregator=aggregator, private=privacy is not None)

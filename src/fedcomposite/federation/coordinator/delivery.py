@@ -15,6 +15,7 @@ from fedcomposite.runtime.transports import StoppedError
 
 T = TypeVar("T")
 _LOOK = 1.0  # seconds between two looks at who is there
+_APPROVAL = 2.0  # seconds after which a site is asked again whether its people have approved
 Policy = Literal["wait", "skip"]
 
 
@@ -78,6 +79,8 @@ class Delivery:
         """Sites that "skip" went on without, until they are heard again."""
         self.missing: dict[str, float] = {}
         """Seconds for which sites have been waited for, now."""
+        self.unapproved: dict[str, str] = {}
+        """Sites whose people have to approve what is asked, now, and what these said."""
 
     def collect(
         self,
@@ -99,7 +102,7 @@ class Delivery:
             one.lose_patience(now)
             if one.pending:
                 self.engine.wait(one.numbers, _LOOK)
-        self.missing = {}
+        self.missing, self.unapproved = {}, {}
         self.check_enough(one.answers, one.policy)
         return one.answers
 
@@ -192,7 +195,11 @@ class _Exchange(Generic[T]):
                 self._again(name, reply, now)
                 continue
             try:
-                self.answers[name] = self._check(name, wire.decode(reply.report))
+                content = wire.decode(reply.report)
+                if "waiting" in content:
+                    self._await_approval(name, reply, wire.text(content, "waiting"), now)
+                    continue
+                self.answers[name] = self._check(name, content)
             except WireError as error:
                 self._lose(name, str(error))
                 continue
@@ -200,6 +207,8 @@ class _Exchange(Generic[T]):
                 self._lose(name, f"its answer cannot be used ({type(error).__name__})")
                 continue
             del self.pending[name], self._sent[name]
+            if self._post.unapproved.pop(name, ""):
+                self._post.log(f"approved at {name}")
             if name in self._post.absent:
                 self._post.log(f"{name} is back")
                 self._post.absent.discard(name)
@@ -207,14 +216,26 @@ class _Exchange(Generic[T]):
     def _again(self, name: str, reply: Reply, now: float) -> None:
         """Have an order that was lost on its way sent again."""
         self._post.log(f"{name} did not answer: {clean(reply.lost or 'no reason given')}")
+        self._take_back(name, reply, now + 1.0)
+        self._look = 0.0
+
+    def _await_approval(self, name: str, reply: Reply, said: str, now: float) -> None:
+        """Have an order given again until the site's people have approved it."""
+        if name not in self._post.unapproved:
+            self._post.log(f"waiting for approval at {name}: {clean(said)}")
+        self._post.unapproved[name] = clean(said)
+        self._take_back(name, reply, now + _APPROVAL)
+
+    def _take_back(self, name: str, reply: Reply, until: float) -> None:
         self._sent[name].ids.remove(reply.order)
         if not self._sent[name].ids:
             del self._sent[name]
-        self._not_before[name], self._look = now + 1.0, 0.0
+        self._not_before[name] = until
 
     def _lose(self, name: str, reason: str) -> None:
         """A site that is not to be counted: the end of the run, or a line in its log."""
         self._post.refuse(name, reason, self.policy)
+        self._post.unapproved.pop(name, "")
         del self.pending[name]
         self._sent.pop(name, None)
 
@@ -236,7 +257,16 @@ class _Exchange(Generic[T]):
                 post.absent |= set(self.pending)
                 self.pending.clear()
         elif self.pending and waited > post.settings.give_up:
+            if post.unapproved:
+                refusals = [f"{name}: refuses: {said}" for name, said in post.unapproved.items()]
+                raise FederationError("; ".join(refusals) + "; go on when it is approved")
             raise FederationError(f"{', '.join(self.pending)}: no answer for {waited:.0f} s; resume when back")
         if post.missing and now - self._told >= post.settings.tell_every:
             self._told = now
-            post.log("waiting for " + ", ".join(f"{n} ({s:.0f} s)" for n, s in post.missing.items()))
+            post.log(in_wait(post.missing, post.unapproved))
+
+
+def in_wait(missing: Mapping[str, float], unapproved: Collection[str]) -> str:
+    """Who is waited for, and for how many seconds; those whose people have to approve first are named as such."""
+    names = [f"{'approval at ' * (name in unapproved)}{name} ({seconds:.0f} s)" for name, seconds in missing.items()]
+    return f"waiting for {', '.join(names)}"

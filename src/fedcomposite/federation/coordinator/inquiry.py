@@ -58,6 +58,7 @@ class Inquiry:
     """
 
     centre = None
+    noised = False
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Inquiry:
         self.exchanges, self.counter = 0, Counter()
         self.recipe: FittedRecipe | None = None
         self._shape: Shape | None = None
+        self._heads: dict[str, str] = {}
         self._text = write(self.config)
 
     @property
@@ -184,7 +186,8 @@ class Inquiry:
         """Have the sites introduce themselves: the problem without their samples, but with their names."""
         [told] = (driver or Driver(self)).ask([Introduce()])
         met = [Introduction.read(text) for text in told]
-        self._shape = agree(met)
+        self._shape, self.noised = agree(met), any(one.noised for one in met)
+        self._heads = {one.site: one.head for one in met if one.head}
         problem = skeleton(self.config, self._shape)
         if not isinstance(problem.loss, Loss):
             raise ConfigError(f"[problem] {problem.loss}: analyses over sites are for linear models")
@@ -229,7 +232,9 @@ class Inquiry:
         for i, (question, one) in enumerate(zip(questions, requests, strict=True)):
             expected |= analyses.answer_forms(question, dict(one.arrays), i, secure=self.assembly is not None)
         analysis = AnalysisOrder(number=self.exchanges + 1, questions=questions, plan=self.plan)
-        orders, block = self._orders(analysis=analysis, shape=self._shape), wire.block(vectors)
+        heads, self._heads = self._heads, {}  # once
+        orders = self._orders(analysis=analysis, shape=self._shape, heads=heads)
+        block = wire.block(vectors)
         if self.assembly is not None:
             _, sums = self._sum(self.assembly, orders, block, expected, self._exchange)
             return [_sums(sums, i) for i in range(len(requests))]
@@ -267,7 +272,7 @@ class Inquiry:
 
 def _question(request: Request) -> Question:
     arrays = request.arrays
-    count = next((len(arrays[key]) for key in ("models", "edges", "slopes") if key in arrays), 0)
+    count = next((len(arrays[key]) for key in ("models", "edges", "slopes", "lines") if key in arrays), 0)
     return Question(
         name=request.name,  # type: ignore[arg-type]
         width=float(request.numbers.get("width", 0.0)),
@@ -277,7 +282,7 @@ def _question(request: Request) -> Question:
         threshold=float(request.numbers.get("threshold", 0.5)),
         times=len(arrays.get("times", ())),
         causes=int(request.numbers.get("causes", 1)),
-        groups=len(arrays.get("groups", ())),
+        groups=len(arrays.get("groups", arrays.get("scored", ()))),
         products=request.name == "risk_sums" and "working" in arrays,
         at=float(request.numbers.get("at", 0.0)),
         hazard=float(request.numbers.get("hazard", -1.0)),

@@ -114,7 +114,7 @@ def carry_out(
     with FolderLock(folder.path), followed(folder.path, log, round=0) as diary:
         run = _conduct(engine, federation, job, folder, diary, watch, stop)
         diary.log(run.message)
-        diary.write(state="finished", message=run.message, missing={})
+        diary.write(state="finished", message=run.message, missing={}, unapproved=[])
     return run
 
 
@@ -132,7 +132,8 @@ def _conduct(
     coordinator: Coordinator | None = None
 
     def stop() -> bool:
-        diary.renew(coordinator.post.missing if coordinator is not None else {})
+        post = None if coordinator is None else coordinator.post
+        diary.renew({} if post is None else post.missing, unapproved=[] if post is None else list(post.unapproved))
         return asked() or (folder.path / "stop").exists()
 
     def on_record(record: Record) -> None:

@@ -12,8 +12,10 @@ Plan = dict[str, int]
 
 _DESCRIBE: Plan = {"schema": 2, "gaps": 2, "levels": 4, "moments": 4, "below": 4}
 _RECIPE: Plan = {"schema": 2, "gaps": 4, "levels": 8, "outside": 2, "moments": 8, "below": 40}
-_QUALITY = {"scores": 4, "residuals": 6, "rates": 40, "concordance": 4, "horizon": 4}
+_QUALITY = {"scores": 4, "tallies": 4, "calibration": 60, "residuals": 6, "rates": 40, "concordance": 4, "horizon": 4}
 _TIMES: Plan = {"timetable": 20, "logrank": 4, "schoenfeld": 4, "risk_sums": 4000}
+_STUDY: Plan = {"census": 2, "quadratic": 40, "quadratic (fold)": 200, "lasting": 4}
+_STUDY |= {f"{kind}{part}": 20 for kind in ("placed", "strayed") for part in ("", " (fold)", " (test)")}
 _PARTS = ("fold", "site", "half", "sites", "bootstrap", "test", "validation", "new")
 
 
@@ -28,19 +30,20 @@ def _in(part: str, plan: Plan, times: int = 1) -> Plan:
     return {f"{kind} ({part})": times * count for kind, count in plan.items()}
 
 
-_FIT = _together([_DESCRIBE, _RECIPE, {"newton": 4000, "losses": 400, "information": 8}, _QUALITY, _TIMES])
+_FIT = _together([_STUDY, _DESCRIBE, _RECIPE, {"newton": 4000, "losses": 400, "information": 8}, _QUALITY, _TIMES])
+_BY_SITE: Plan = {"newton": 4000, "information": 100}
 _PATH = _together([_FIT, {"newton": 16_000, "losses": 4000}])
-_FOLDS: Plan = {"newton": 2000, "losses": 800, **_QUALITY}
-_MORE: Plan = {"scores": 400, "residuals": 400, "rates": 4000, "concordance": 400, "horizon": 400}
+_FOLDS: Plan = {"newton": 2000, "losses": 800, "risk_sums": 4, **_QUALITY}  # a baseline for the site that is left out
+_MORE: Plan = {kind: 100 * count for kind, count in _QUALITY.items()}
 _EVERYTHING: Plan = {"newton": 40_000, "losses": 20_000, "information": 400, **_MORE}
 
 PLANS: dict[str, Plan] = {
-    "describe": _DESCRIBE,
-    "recipe": _RECIPE,
-    "fit": _FIT,
+    "describe": _together([_DESCRIBE, {"census": 2}]),
+    "recipe": _together([_RECIPE, {"census": 2}]),
+    "fit": _together([_FIT, _in("site", _BY_SITE)]),
     "path": _PATH,
     "cv": _together([_PATH, _in("fold", _FOLDS, 20), _in("site", _FOLDS, 20)]),
-    "predict": _in("new", {"scores": 2, "residuals": 2, "concordance": 2, "horizon": 2}),
+    "predict": _in("new", {kind: 2 for kind in _QUALITY} | {"calibration": 60}),
     "analysis": _together([_PATH, _EVERYTHING, *(_in(part, _EVERYTHING) for part in _PARTS)]),
 }
 """By command; ``analysis`` is whatever an analysis may ask."""

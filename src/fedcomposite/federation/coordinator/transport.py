@@ -7,9 +7,9 @@ round r + 1 is on its way while round r is being measured, and evaluation costs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,8 @@ class JobParties:
     """What the sites count, where that is not their samples."""
     recipe: str = ""
     """How their tables become features, as JSON."""
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Of their audit logs; each site is told those of the others when it first takes part."""
 
 
 class SiteTransport:
@@ -140,6 +142,7 @@ class SiteTransport:
             train=train,
             evaluate=request.model is not None,
             recipe=self.sites.recipe,
+            heads=dict(self.sites.heads) if self.last[i] < 0 else {},
         )
         vectors: Vectors = {"buffers": request.buffers}
         if train and request.message is not None:

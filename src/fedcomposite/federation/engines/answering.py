@@ -13,10 +13,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from fedcomposite._validation import UserError
 from fedcomposite.federation import wire
 from fedcomposite.federation.engines import pki, sockets
 from fedcomposite.federation.engines.local import Answering
+from fedcomposite.federation.engines.nvflare_job_files import foreign
 from fedcomposite.federation.engines.sealing import SealError, Session, StaleError, seal_report
 from fedcomposite.federation.engines.sockets import Channel
 
@@ -33,32 +36,36 @@ class Answers:
         """The signed report to a signed order; none where the order has to be signed again for this session."""
         with self._one:
             try:
-                order, payload = self._opened(sealed)
+                order, payload = self.session.open_order(self._coordinators_key(), sealed)
             except StaleError:
                 return None
             except SealError as error:
-                hint = f"if the coordinator has a new key, put its {self._coordinator.name} into the site's folder"
-                return self._refusal("", f"{error}; {hint}")
+                hint = f"; if the coordinator has a new key, put its {self._coordinator.name} into the site's folder"
+                return self._refusal("", str(error), hint)
             try:
                 content = wire.decode(payload)
             except wire.WireError:
                 return self._refusal(order, "the order cannot be read")
             return self._sealed(order, self._site.answer(content))
 
-    def _opened(self, sealed: bytes) -> tuple[str, bytes]:
-        """An order by the coordinator's key that lies here, maybe only since a moment ago."""
-        try:
-            return self.session.open_order(self._trusted, sealed)
-        except StaleError:
-            raise
-        except SealError:
-            with contextlib.suppress(UserError):
-                self._trusted = pki.read_public(self._coordinator)
-            return self.session.open_order(self._trusted, sealed)
+    def _coordinators_key(self) -> ec.EllipticCurvePublicKey:
+        """The key that lies here now: one that was replaced counts no more, without a restart."""
+        with contextlib.suppress(UserError):  # a file that is being copied
+            self._trusted = pki.read_public(self._coordinator)
+        return self._trusted
 
-    def _refusal(self, order: str, reason: str) -> bytes:
-        self._log(f"refused: {reason}")
-        return self._sealed(order, wire.content(refusal=reason))
+    def judge(self, job: bytes, submitter: str) -> str:
+        """Why a job that an engine brings is not let in; nothing if it is the coordinator's."""
+        if reason := foreign(job, self._site.name, self._coordinators_key()):
+            what = f"a job of the engine, by {wire.clean(submitter, 60)}"
+            self._log(f"refused: {what}: {reason}")
+            self._site.note_refusal(what, reason)
+        return reason
+
+    def _refusal(self, order: str, reason: str, hint: str = "") -> bytes:
+        self._log(f"refused: {reason}{hint}")
+        self._site.note_refusal("an order that is not the coordinator's" if not order else "an order", reason)
+        return self._sealed(order, wire.content(refusal=f"{reason}{hint}"))
 
     def _sealed(self, order: str, content: wire.Content) -> bytes:
         return seal_report(self._key, order, self._site.name, wire.encode(content))
@@ -82,6 +89,9 @@ class AnswerSocket:
         with contextlib.suppress(OSError), contextlib.closing(Channel(connection)) as channel:
             while True:
                 head, body = channel.receive()
+                if head.get("what") == "job":
+                    channel.send({"refused": self._answers.judge(body, str(head.get("submitter", "")))})
+                    continue
                 made = self._answers.answer(body) if head.get("what") == "order" else None
                 session = self._answers.session
                 told = {"site": session.site, "session": session.name, "answered": made is not None}

@@ -20,6 +20,9 @@ class Answering(Protocol):
     def answer(self, request: Content) -> Content:
         """Do what a message asks, or refuse it."""
 
+    def note_refusal(self, what: str, reason: str) -> None:
+        """Take down, for its own people, what came to it and was refused unread."""
+
 
 class InProcess:
     """Sites in this process: an order is answered when it is pushed."""

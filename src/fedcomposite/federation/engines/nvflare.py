@@ -7,7 +7,6 @@ first; a job or a server that is lost is begun anew when FLARE is there again. T
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.engines.engine import EngineError, check_installed
+from fedcomposite.federation.engines.nvflare_job_files import write_job
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
 from fedcomposite.federation.engines.sockets import place
 from fedcomposite.federation.folders import FederationFolder
@@ -26,8 +26,7 @@ from fedcomposite.federation.wire import clean
 
 _LOOK = 1.0  # seconds between two looks at FLARE
 _AGAIN = 5.0  # seconds before a site that a job has lost gets another one
-_START = 60.0  # seconds for a job to start
-_ADAPTER = "fedcomposite.federation.engines.nvflare_job."
+_START = 60.0  # seconds for a job to start; a site's part of it may come long after the server's
 
 
 def relay_socket(federation: FederationFolder, job: str) -> Path:
@@ -76,14 +75,17 @@ class NvflareEngine(RelayedDispatch):
     def __init__(self, federation: FederationFolder, job: str, log: Callable[[str], None]) -> None:
         super().__init__(federation, relay_socket(federation, job))
         self._job, self._log, self._over = job, log, threading.Event()
-        self._begun: dict[str, tuple[list[str], float]] = {}  # jobs that are to start: their sites, and since when
+        self._begun: dict[str, tuple[list[str], float]] = {}  # jobs that start: the sites to come, and since when
         self._tried: dict[str, float] = {}  # when a site was last given a job
+        self._served: set[str] = set()  # jobs that have, or had, a relay
+        self._said: set[str] = set()  # of FLARE's words about jobs that sites do not take
         self._lost = self._settled = False
         self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._keeper.start()
 
     def close(self) -> None:
-        """Let the jobs end: their relays see that the run is over."""
+        """Let the jobs end: their relays see that the run is over, and those without one are aborted."""
+        self._served |= self.relayed().keys()
         self._over.set()
         super().close()
         self._keeper.join(10.0)
@@ -112,15 +114,17 @@ class NvflareEngine(RelayedDispatch):
                 session = None
             self._over.wait(_LOOK)
         if session is not None:
-            for name in self._begun:
+            for name in self._begun.keys() - self._served:
                 with contextlib.suppress(Exception):
                     session.abort_job(name)
             with contextlib.suppress(Exception):
                 session.close()
 
     def _look(self, session: Any) -> None:
-        now = time.monotonic()
-        self._begun = {k: v for k, v in self._begun.items() if k not in self.relayed() and self._starts(session, k, v)}
+        now, here = time.monotonic(), self.relayed()
+        self._served |= here.keys()
+        left = {k: ([site for site in v[0] if site not in here.get(k, ())], v[1]) for k, v in self._begun.items()}
+        self._begun = {k: v for k, v in left.items() if v[0] and self._starts(session, k, v)}
         online = {one.name for one in session.get_system_info().client_info} & set(self._federation.permitted())
         away = [site for site in self._federation.permitted() if site in online and site not in self.present()]
         starting = {site for sites, _ in self._begun.values() for site in sites}
@@ -131,34 +135,28 @@ class NvflareEngine(RelayedDispatch):
         self._settled = not starting and all(seconds >= _START for seconds in waited.values())
 
     def _starts(self, session: Any, name: str, begun: tuple[list[str], float]) -> bool:
-        """Whether a job that has no relay yet may still get one."""
+        """Whether a job that lacks some of its sites may still get them."""
         try:
-            status = str(session.get_job_meta(name).get("status", ""))
+            known = session.get_job_meta(name)
         except Exception as error:
             if "connect" in type(error).__name__.lower():
                 raise
             return False  # a server that was started anew does not know it
+        self._tell_refusals(known.get("job_deploy_detail") or [])
         if time.monotonic() - begun[1] < _START:
-            return not status.startswith(("FINISHED", "FAILED"))
-        with contextlib.suppress(Exception):
-            session.abort_job(name)
+            return not str(known.get("status", "")).startswith(("FINISHED", "FAILED"))
+        if name not in self.relayed():
+            with contextlib.suppress(Exception):
+                session.abort_job(name)
         return False
+
+    def _tell_refusals(self, detail: Sequence[str]) -> None:
+        """Say once which sites do not take a job, and why."""
+        for line in set(map(str, detail)) - self._said:
+            self._said.add(line)
+            if not line.endswith(": OK"):
+                self._log(f"FLARE's job was not taken by {clean(line)}")
 
     def _submit(self, session: Any, sites: Sequence[str]) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            return str(session.submit_job(str(write_job(Path(folder), self._job, sites))))
-
-
-def write_job(folder: Path, job: str, sites: Sequence[str]) -> Path:
-    """The job as FLARE takes it: names of installed classes, and nothing else."""
-    place = folder / f"fedcomposite-{job}"
-    config = place / "app" / "config"
-    config.mkdir(parents=True)
-    meta = {"name": place.name, "resource_spec": {}, "deploy_map": {"app": ["server", *sites]}, "min_clients": 1}
-    server = {"workflows": [{"id": "relay", "path": f"{_ADAPTER}ServerRelay", "args": {"job": job}}], "components": []}
-    site = {"executors": [{"tasks": ["*"], "executor": {"path": f"{_ADAPTER}SiteRelay", "args": {}}}], "components": []}
-    files = {place / "meta.json": meta, config / "config_fed_server.json": {"format_version": 2, **server},
-             config / "config_fed_client.json": {"format_version": 2, **site}}  # fmt: skip
-    for path, content in files.items():
-        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    return place
+            return str(session.submit_job(str(write_job(Path(folder), self._job, sites, self._key))))

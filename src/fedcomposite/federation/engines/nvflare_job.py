@@ -2,7 +2,8 @@
 
 Nothing of it travels: a job names these classes, which are installed with the package, and sites allow no others. In
 the server's job process :class:`ServerRelay` connects to the run's socket; in a site's job process :class:`SiteRelay`
-asks at the socket of ``federation join``. Neither can read or sign anything.
+asks at the socket of ``federation join``. Neither can read or sign anything. :class:`JobGate` in a site's client asks
+there which jobs may be deployed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.app_deployer_spec import AppDeployerSpec
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReturnCode, Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
 
 from fedcomposite.federation.engines import sockets
 from fedcomposite.federation.engines.relaying import Relay
@@ -33,6 +37,11 @@ _END = 30.0  # seconds in which a job's process has to end
 def relay_socket(state: Path, job: str) -> Path:
     """Where a run waits for the relays of its jobs."""
     return sockets.place(state / "relays", job)
+
+
+def site_socket() -> Path:
+    """Where the site's own process answers."""
+    return sockets.place(Path(os.environ[SITE]) / "state" / "socket", sockets.SITE_SOCKET)
 
 
 class ServerRelay(Controller):  # type: ignore[misc]
@@ -86,8 +95,7 @@ class SiteRelay(Executor):  # type: ignore[misc]
 
     def _handle(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         try:
-            path = sockets.place(Path(os.environ[SITE]) / "state" / "socket", sockets.SITE_SOCKET)
-            made = sockets.ask_site(path, request.get("order"))
+            made = sockets.ask_site(site_socket(), request.get("order"))
         except OSError:
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         return Shareable({"session": made.session, "report": made.report})
@@ -95,3 +103,22 @@ class SiteRelay(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """There are no tasks."""
         return make_reply(ReturnCode.TASK_UNKNOWN)
+
+
+class JobGate(AppDeployerSpec):  # type: ignore[misc]
+    """In a site's client: has every job judged by the site's own process before it is deployed."""
+
+    def deploy(
+        self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes,
+        fl_ctx: FLContext,
+    ) -> str:  # fmt: skip
+        """Why a job is refused, or what FLARE's own deployment says of it."""
+        try:
+            reason = sockets.show_job(site_socket(), app_data, str(job_meta.get("submitter_name", "")))
+        except OSError:
+            return "the site's own process does not answer"
+        if reason:
+            return f"refused by the site: {reason}"
+        return str(fl_ctx.get_prop(SystemComponents.DEFAULT_APP_DEPLOYER).deploy(
+            workspace=workspace, job_id=job_id, job_meta=job_meta, app_name=app_name, app_data=app_data, fl_ctx=fl_ctx,
+        ) or "")  # fmt: skip

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcomposite.federation.engines.engine import EngineError
+from fedcomposite.federation.engines.nvflare_job_files import ADAPTER
 from fedcomposite.files import write_atomic
 
 SERVER, ADMIN, PROJECT = "coordinator", "coordinator@fedcomposite.local", "federation"
 DAYS = 3650
 """For how long the authority is good; FLARE gives the others 360 days."""
-_ADAPTER = "fedcomposite.federation.engines.nvflare_job."
 _NOTHING = {
     "submit_job": "none", "clone_job": "none", "manage_job": "none", "download_job": "none", "view": "none",
     "operate": "none", "shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none",
@@ -91,7 +91,7 @@ def harden(kit: Path, storage: Path | None = None) -> None:
     """Write a party's own settings over FLARE's defaults; ``storage`` is where a server keeps its jobs."""
     local = kit / "local"
     content = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
-    content["class_list_enforcement_mode"], content["class_allow_list"] = "enforce", [_ADAPTER]
+    content["class_list_enforcement_mode"], content["class_allow_list"] = "enforce", [ADAPTER]
     drop = {"site_log_streamer", "log_receiver"}
     components = [one for one in content["components"] if one["id"] not in drop]
     if storage is None:
@@ -102,6 +102,7 @@ def harden(kit: Path, storage: Path | None = None) -> None:
                        "PassthroughResourceManager"),
             _component("resource_consumer", "nvflare.app_common.resource_consumers.passthrough_resource_consumer."
                        "PassthroughResourceConsumer"),
+            _component("app_deployer", f"{ADAPTER}JobGate"),
         ]  # fmt: skip
     else:
         content["servers"][0]["heart_beat_timeout"] = 30

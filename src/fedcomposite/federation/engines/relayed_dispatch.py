@@ -19,7 +19,7 @@ class RelayedDispatch(Dispatch):
     def __init__(self, federation: FederationFolder, path: Path) -> None:
         super().__init__(federation)
         self._path, self._listening = path, listen(path)
-        self._channels: dict[Channel, str] = {}  # those of relays, and the names of their jobs
+        self._channels: dict[Channel, tuple[str, set[str]]] = {}  # of relays: their jobs, and the sites that have come
         start(self._accept)
 
     def close(self) -> None:
@@ -31,10 +31,10 @@ class RelayedDispatch(Dispatch):
             one.close()
         super().close()
 
-    def relayed(self) -> set[str]:
-        """The jobs whose relays are connected."""
+    def relayed(self) -> dict[str, set[str]]:
+        """The jobs whose relays are connected, and the sites that have come over each so far."""
         with self._news:
-            return set(self._channels.values())
+            return {job: set(sites) for job, sites in self._channels.values()}
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -55,7 +55,7 @@ class RelayedDispatch(Dispatch):
         try:
             head, _ = channel.receive()
             with self._news:
-                self._channels[channel] = str(head["name"])
+                self._channels[channel] = str(head["name"]), sites
             while True:
                 self._heard(*channel.receive(), sites, way)
         except (OSError, KeyError, TypeError):
@@ -71,7 +71,8 @@ class RelayedDispatch(Dispatch):
         """One frame of a relay."""
         match head["what"]:
             case "came":
-                sites.add(str(head["site"]))
+                with self._news:
+                    sites.add(str(head["site"]))
                 self.came(str(head["site"]), str(head["session"]), way)
             case "left":
                 self.left(str(head["site"]), "the site does not answer", way)

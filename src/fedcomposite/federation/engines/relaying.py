@@ -7,6 +7,7 @@ ends when the run does. ``ask(site, order)`` is the engine's way: a site's sessi
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Relay:
 
     def __init__(self, path: Path, sites: Sequence[str], ask: Ask, name: str = "") -> None:
         self._sites, self._ask, self._over = list(sites), ask, threading.Event()
+        self._heard: dict[str, float] = {}  # when sites last answered anything
         self._channel = Channel.to(path)
         self._channel.send({"what": "relay", "name": name})
 
@@ -57,9 +59,12 @@ class Relay:
             self._over.set()
 
     def _watch(self, site: str, every: float) -> None:
-        """Look whether a site is there, and say what has changed."""
+        """Look whether a site is there, and say what has changed; an answer to an order is a look, too."""
         session, missed = "", 0
         while True:
+            while session and (rest := self._heard.get(site, 0.0) + every - time.monotonic()) > 0:
+                if self._over.wait(rest):
+                    return
             found = self._asked(site, None)
             missed = 0 if found is not None else missed + 1
             if found is not None and found[0] != session:
@@ -68,7 +73,7 @@ class Relay:
             elif missed == MISSES and session:
                 session = ""
                 self._say({"what": "left", "site": site})
-            if self._over.wait(every if session and not missed else 0.3):
+            if (missed or not session) and self._over.wait(0.3):
                 return
 
     def _carry(self, site: str, order: str, body: bytes) -> None:
@@ -81,6 +86,9 @@ class Relay:
 
     def _asked(self, site: str, order: bytes | None) -> tuple[str, bytes | None] | None:
         try:
-            return self._ask(site, order)
+            found = self._ask(site, order)
         except Exception:  # whatever an engine comes up with, the site did not answer
             return None
+        if found is not None and (order is None or found[1] is not None):
+            self._heard[site] = time.monotonic()
+        return found

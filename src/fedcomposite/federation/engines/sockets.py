@@ -146,12 +146,25 @@ class SiteAnswer(NamedTuple):
 
 def ask_site(path: Path, order: bytes | None) -> SiteAnswer:
     """A relay's question at a site's socket: who it is, and its report to an order if there is one."""
-    channel = Channel.to(path)
+    head, body = _asked(path, {"what": "session" if order is None else "order"}, order or b"")
     try:
-        channel.send({"what": "session" if order is None else "order"}, order or b"")
-        head, body = channel.receive()
         return SiteAnswer(str(head["site"]), str(head["session"]), body if head["answered"] else None)
     except (KeyError, TypeError):
         raise ConnectionError("not a site's process") from None
+
+
+def show_job(path: Path, job: bytes, submitter: str) -> str:
+    """Have a site's process judge an engine's job; why it is refused, or nothing."""
+    head, _ = _asked(path, {"what": "job", "submitter": submitter}, job)
+    if not isinstance(head.get("refused"), str):
+        raise ConnectionError("not a site's process")
+    return str(head["refused"])
+
+
+def _asked(path: Path, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    channel = Channel.to(path)
+    try:
+        channel.send(head, body)
+        return channel.receive()
     finally:
         channel.close()

@@ -117,6 +117,11 @@ class MaskKeys:
         self._name, self._limits, self._key, self._peers = name, limits, key, dict(peers or {})
         self._epochs: dict[str, _Epoch] = {}
 
+    @property
+    def peers(self) -> Mapping[str, ec.EllipticCurvePublicKey]:
+        """The other sites' public keys, as far as they are known."""
+        return self._peers
+
     # -- before a sum -------------------------------------------------------------------------------------------------
 
     def prepare(self, order: Order, secure: Secure) -> Content:

@@ -56,22 +56,22 @@ class Sums:
     """One site's part in secure sums."""
 
     def __init__(self, vault: MaskKeys, ledger: Ledger, limits: Limits, samples: int) -> None:
-        self._vault, self._ledger, self._limits, self._samples = vault, ledger, limits, samples
+        self.vault, self._ledger, self._limits, self._samples = vault, ledger, limits, samples
 
     def answer(self, order: Order, secure: Secure, config: Config, request: Content, site: Computing) -> Content:
         """Do what one phase asks."""
         if secure.phase in ("keys", "shares"):
-            return self._vault.prepare(order, secure)
+            return self.vault.prepare(order, secure)
         if secure.phase == "open":
-            sums = self._vault.survivors(order, secure)
+            sums = self.vault.survivors(order, secure)
             if sums is None:
                 return stale()
             self._take_down(order, sums)
-            return self._vault.open(secure)
+            return self.vault.open(secure)
         whole = wire.digest(request)
-        if (before := self._vault.again(order, secure, whole)) is not None:
+        if (before := self.vault.again(order, secure, whole)) is not None:
             return before
-        self._vault.check(order, secure)
+        self.vault.check(order, secure)
         if not self._limits.changing_cohorts:
             self._ledger.hold(order.job, "parties", seal(*secure.parties))
         if order.analysis is not None and not order.analysis.introduces:
@@ -84,7 +84,7 @@ class Sums:
             made = self._work(
                 order, secure, self._weight(order, secure, config), site.work(order, order.shape, config, request)
             )
-        self._vault.remember(secure, whole, made)
+        self.vault.remember(secure, whole, made)
         return made
 
     def _weight(self, order: Order, secure: Secure, config: Config) -> float:
@@ -126,7 +126,7 @@ class Sums:
     ) -> Vectors:
         """The numbers of some sums under their masks."""
         numbers = {k: Numbers.of(*encoding.with_share(part, width_of(k)), width_of(k)) for k, part in parts.items()}
-        hidden = {k: self._vault.conceal(order, secure, k, contents[k], n) for k, n in numbers.items()}
+        hidden = {k: self.vault.conceal(order, secure, k, contents[k], n) for k, n in numbers.items()}
         return {f"{k}.{name}": t for k, n in hidden.items() for name, t in encoding.tensors(n).items()}
 
     def _take_down(self, order: Order, sums: Mapping[str, tuple[str, list[str]]]) -> None:

@@ -12,9 +12,11 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedcomposite.data import DataError, Recipe, Silos
@@ -29,13 +31,28 @@ from fedcomposite.federation.orders import AnalysisOrder, Order, Question, Shape
 from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
-from fedcomposite.federation.site import minimum_counts, policy
+from fedcomposite.federation.site import event_times, minimum_counts, noised_answers, policy
 from fedcomposite.federation.site.learned_steps import bends
 from fedcomposite.federation.site.noise import histograms, noised
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.wire import Content, Form, Vectors
-from fedcomposite.runtime.protocol import NEW, RESIDUALS, Held, Request, Rows, Silo, Sums, ranges_of, silos_of
+from fedcomposite.problems.losses import Cox
+from fedcomposite.runtime.noised_sums import NOISED
+from fedcomposite.runtime.protocol import (
+    ALL,
+    CALIBRATION,
+    NEW,
+    RESIDUALS,
+    Held,
+    Request,
+    Rows,
+    Silo,
+    Sums,
+    own_hazard,
+    ranges_of,
+    silos_of,
+)
 
 if TYPE_CHECKING:
     from fedcomposite.federation.site.site import Site
@@ -77,8 +94,11 @@ def forms(question: Question, place: int, d: int) -> dict[str, Form]:
         "losses": {"models": Form((question.count, d), torch.float64)},
         "information": {"x": x},
         "scores": {"x": x, "edges": Form((question.count,), torch.float64)},
+        "tallies": {"x": x, "edges": Form((question.count,), torch.float64)},
+        "calibration": {"x": x, "lines": Form((question.count, 2), torch.float64)},
         "residuals": {"x": x, "edges": Form((question.count,), torch.float64)},
         "rates": {"x": x, "slopes": Form((question.count,), torch.float64)},
+        **noised_answers.forms(question, d),
         **_of_times(question, d),
     }[question.name]
     return {f"{place}.{key}": form for key, form in made.items()}
@@ -124,8 +144,11 @@ def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: boo
         "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2, 2, bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
         "scores": {"squares": (2,), **({"ranges": (2, 2, k + 1, 7)} if secure else {"counts": (2, k + 1, 5)})},
+        "tallies": {"tallies": (2, k + 1), "totals": (2, 3), "variance": (1,)},
+        "calibration": {"sums": (k, len(CALIBRATION))},
         "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
         "rates": {"sums": (k, 4)},
+        **noised_answers.shapes(question, d),
         **_told_of_times(question, d, on),
     }
     return {f"{place}.{key}": Form(shape, torch.float64) for key, shape in shapes[question.name].items()}
@@ -183,10 +206,15 @@ class Desk:
         given = wire.unpack(request, expected)
         requests = [self._request(silo, config, q, i, given) for i, q in enumerate(analysis.questions)]
         content = asked_in(analysis, given)
+        if (budget := config.budget) is not None:
+            own = noised_answers.told(self._site, order, config, budget, silo, requests, content, kinds(analysis))
+            return Told(content, own)
         number = place(order) if order.secure else 0  # before anything is looked at: a refusal says something, too
         self._site.gate.admit(order, number, taken_down(order, content), kinds(analysis), **cost(requests))
+        if noised := [one for one in requests if one.name in NOISED]:
+            raise RefusalError(f"{noised[0].name!r} is told with noise only: [privacy] level = 'study' is needed")
         for one in requests if order.secure is not None else []:
-            minimum_counts.check_summed(one)
+            minimum_counts.check_summed(self._site.limits, one)
         silo = self._newcomers(order, config, silo, requests)
         if self._looked_at is not silo and any(one.part != NEW for one in requests):
             minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
@@ -195,10 +223,16 @@ class Desk:
             minimum_counts.check_samples(self._site.limits, silo, one, self._site.gate.most)
         self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
         vectors: Vectors = {}
-        apart = functools.partial(self._site.gate.apart, self._site.kept)
-        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests, apart)):
+        gate, kept = self._site.gate, self._site.kept
+        apart, blur = functools.partial(gate.apart, kept), functools.partial(gate.blur, kept)
+        guard = minimum_counts.AnswerGuard(apart, blur, gate.most)
+        for one in requests:
+            event_times.check_groups(silo, one, apart)
+        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests, guard)):
             if requests[i].name == "losses":
                 self._blur(silo, requests[i], sums)
+            elif requests[i].name == "concordance":
+                self._blur_pairs(silo, requests[i], sums)
             if order.secure is not None and requests[i].name == "scores":
                 sums["ranges"] = ranges_of(sums.pop("counts"))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
@@ -211,20 +245,47 @@ class Desk:
         gate, models = self._site.gate, request.arrays["models"]
         if gate.scale <= 0 or not silo.loss.classifier:
             return
-        draw = gate.draw("losses", models.numpy().tobytes(), repr(request.rows), repr(sorted(request.numbers.items())))
         share, total = sums["weight"].tolist()
+        own = silo.of_part(request.part)
+        inside, labels = (own.weights(request.rows) > 0).numpy(), own.labels(own.b).numpy()
+        each = [own.margins(x) for x in models]
+
+        def draw(counted: npt.NDArray[np.bool_]) -> np.random.Generator:
+            return gate.draw_for(self._site.kept, request.part, inside & counted)
+
         if sums["error"].numel() and share > 0:
-            wrong = noised(sums["error"] * (total / share), gate.scale, draw)
-            sums["error"] = (wrong * (share / total)).clamp(max=share)
+            wrong = [(z > 0 if z.ndim == 1 else z.argmax(-1)).numpy() != labels for z in each]
+            error = sums["error"] * (total / share)
+            error = torch.stack([noised(n, gate.scale, draw(w)) for n, w in zip(error, wrong, strict=True)])
+            sums["error"] = (error * (share / total)).clamp(max=share)
         if sums["histogram"].numel():
-            sums["histogram"] = histograms(sums["histogram"], gate.scale, draw)
+            bins = sums["histogram"].shape[-1]
+            places = [((z / (1 + z.abs()) + 1) * (bins / 2)).long().clamp(0, bins - 1).numpy() for z in each]
+            sums["histogram"] = histograms(
+                sums["histogram"],
+                gate.scale,
+                lambda k, kind, low, high: draw((labels == 1 - kind) & (places[k] >= low) & (places[k] <= high)),
+            )
+
+    def _blur_pairs(self, silo: Silo, request: Request, sums: Sums) -> None:
+        """Put noise on pairs: two models between which two patients change places would tell who left first.
+
+        It follows from the order of the samples, so that models with the same one do not make it average out.
+        """
+        gate, (right, tied, every) = self._site.gate, sums["pairs"].chunk(3)
+        own = silo.of_part(request.part)
+        inside = own.weights(request.rows) > 0
+        order = torch.unique(own.margins(request.arrays["x"])[inside], return_inverse=True)[1]
+        draw = gate.draw("pairs", order.numpy().tobytes(), inside.numpy().tobytes(), request.part)
+        tied = noised(tied, gate.scale, draw).minimum(every) if float(tied) > 0 else tied
+        sums["pairs"] = torch.cat([noised(right, gate.scale, draw).minimum(every - tied), tied, every])
 
     def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
         key = order.config, shape, order.client, order.job
         if self._built is None or self._built[0] != key:
             site = self._site
             site._told(config)
-            policy.judge(site.limits, config, shape, site.sizes)
+            policy.judge(site.limits, config, shape, site.known_sizes(config))
             if set(shape.names) != set(site.silos.feature_names):
                 raise RefusalError("the experiment's columns are not this site's")
             own = dataclasses.replace(arrange(site.silos, shape.names), ids=(order.client,))
@@ -246,15 +307,22 @@ class Desk:
         if not asked_for:
             return silo
         site, shape = self._site, order.shape
-        possible = site.newcomers is not None and silo.loss.outputs == 1 and silo.loss.by_sample
-        if not possible or any(one.name not in ("scores", "residuals") for one in asked_for):
+        timed = isinstance(silo.loss, Cox)
+        possible = site.newcomers is not None and silo.loss.outputs == 1 and (timed or silo.loss.by_sample)
+        allowed = ("concordance", "horizon") if timed else minimum_counts.MEASURES[:-1]
+        if not possible or any(one.name not in allowed for one in asked_for):
             raise RefusalError("there is nothing to be scored here")
         assert site.newcomers is not None
         assert shape is not None
         new = site.newcomers.patients(site.silos.recipe, shape.names)
-        where = site.newcomers.write(
-            order.job, new, asked_for[0].arrays["x"], config.problem.bias, silo.loss, asked_for[0].numbers["threshold"]
-        )
+        where: Path | None = None
+        if asked_for[0].name != "calibration":
+            x, numbers = asked_for[0].arrays["x"], asked_for[-1].numbers
+            until = asked_for[-1].name == "horizon"  # the file stays here, and may be of the site's own times
+            hazard = own_hazard(silo, silo.weights(ALL), x, numbers["at"], numbers["hazard"]) if until else None
+            where = site.newcomers.write(
+                order.job, new, x, config.problem.bias, silo.loss, numbers["threshold"], hazard
+            )
         known = new.known
         X, y = torch.from_numpy(new.X[known]), torch.from_numpy(new.outcomes[known])
         told: Held = silo.X[:0], silo.b[:0], None
@@ -271,7 +339,8 @@ class Desk:
             made = dataclasses.replace(silo, parts={**silo.parts, NEW: (silo.X[:0], silo.b[:0], None)})
         why = "too few with a known outcome" if order.secure is None else "no part of a secure sum"
         few = "" if len(made.of_part(NEW).X) else f"; {why}, so others do not hear how good it is"
-        site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
+        if where is not None:
+            site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
         return made
 
     def _request(self, silo: Silo, config: Config, q: Question, place: int, given: Vectors) -> Request:
@@ -279,7 +348,8 @@ class Desk:
         rows = Rows(**q.rows.model_dump())
         if rows.kind in _DRAWN and rows.seed != config.seed:
             raise RefusalError(f"parts by the seed {rows.seed}; the experiment's seed is {config.seed}")
-        rows = self._site.gate.choose(silo, rows, self._site.kept)
+        if config.budget is None:
+            rows = self._site.gate.choose(silo, rows, self._site.kept)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
         numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
         numbers |= {"causes": q.causes, "at": q.at, "hazard": q.hazard}
@@ -298,13 +368,15 @@ def check_allowed(limits: Limits, config: Config, order: Order) -> None:
         raise RefusalError("an order for an analysis and for a round")
     if order.secure is not None and order.secure.recover:
         raise RefusalError("sums of an analysis are over all parties or none (policy 'wait')")
+    if config.budget is not None:
+        return
     if limits.epsilon is not None:
         raise RefusalError(
-            f"this site has a privacy budget (epsilon = {limits.epsilon:g}), and {_EXACT}: it takes part in "
-            "`federation run` with [privacy] only, on features that need no recipe"
+            f"this site has a privacy budget (epsilon = {limits.epsilon:g}), and {_EXACT}: [privacy] level = 'study' "
+            "is needed"
         )
     if config.privacy is not None:
-        raise RefusalError(f"[privacy] is for the rounds of `federation run`; {_EXACT}: leave it out")
+        raise RefusalError(f"[privacy] of this level is for the rounds of `federation run`; {_EXACT}: take 'study'")
 
 
 def answered_queries(
@@ -317,6 +389,8 @@ def answered_queries(
     site.gate.admit(order, number, taken, kinds(analysis), evaluations=len(analysis.queries))
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
+        if (budget := config.budget) is not None:
+            return noised_answers.tables(site, sheet, order, config, budget, asked_for)
         for query in asked_for:
             minimum_counts.check_query(query, recipe)
             site.gate.rows.bend(bends(query.steps), sheet.rows)
@@ -370,6 +444,6 @@ def cost(requests: list[Request]) -> dict[str, int]:
         elif one.name in ("schoenfeld", "risk_sums"):  # a covariance each, at every time
             gradients += 1 + (2 * len(one.arrays["x"]) if one.name == "schoenfeld" else _products(one))
         else:
-            slopes = len(one.arrays.get("slopes", ()))  # ten of them tell less than the bins of one model
+            slopes = len(one.arrays.get("slopes", one.arrays.get("lines", ())))  # ten tell less than one model's bins
             evaluations += len(one.arrays["models"]) if one.name == "losses" else max(1, -(-slopes // 10))
     return {k: v for k, v in {"gradients": gradients, "evaluations": evaluations}.items() if v}

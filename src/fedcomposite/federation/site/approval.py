@@ -25,7 +25,7 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.federation.orders import Order, Secure
 from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.shape import parse, write
-from fedcomposite.federation.site.policy import RefusalError
+from fedcomposite.federation.site.policy import RefusalError, UnapprovedError
 from fedcomposite.files import write_atomic
 from fedcomposite.problems.losses import LOSSES
 from fedcomposite.registry import fold
@@ -135,7 +135,7 @@ class Approvals:
     def check(
         self, config: Config, order: Order, features: int, cost: Callable[[], float | None] = lambda: None
     ) -> Rule | None:
-        """Refuse an experiment that is not approved, and put it among those that wait; returns a rule that allows it.
+        """Have an experiment that is not approved wait, or refuse it if it was rejected; returns a rule that allows it.
 
         A yes is for one job, the first that comes with it (or for as many as the site's people say), and for the kinds
         and numbers of answers in the plan of an analysis. ``features`` are those of the site's samples; ``cost()`` is
@@ -158,7 +158,7 @@ class Approvals:
         if known["status"] == "rejected":
             raise RefusalError(f"experiment {name[:16]} was rejected by the site's people")
         if known["status"] != "approved":
-            raise RefusalError(f"experiment {name[:16]} waits for approval at the site; go on when it is approved")
+            raise UnapprovedError(f"experiment {name[:16]} waits for approval at the site")
         self._use(name, known, order.job)
         return None
 
@@ -168,7 +168,7 @@ class Approvals:
         if job in begun:
             return
         if len(begun) >= known.get("granted", 1):
-            raise RefusalError(
+            raise UnapprovedError(
                 f"experiment {name[:16]} waits for approval at the site once more: it was approved for "
                 f"{known.get('granted', 1)} job(s), which have begun"
             )

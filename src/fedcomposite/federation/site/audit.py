@@ -33,6 +33,12 @@ PART = 64 << 20
 """Bytes after which a file of the log is put aside."""
 
 
+def head_signed(key: ec.EllipticCurvePublicKey, head: str) -> bool:
+    """Whether a head, "NUMBER DIGEST SIGNATURE", is that of the log of a key's owner."""
+    number, digest, signature = ([*head.split(), "", "", ""])[:3]
+    return signing.is_signed(key, signature, "audit head", number, digest)
+
+
 class AuditError(UserError):
     """A log that was tampered with, or cannot be read; says where."""
 
@@ -52,15 +58,19 @@ class Audit:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(self, request: Content, answer: Content, epsilon: float | None = None, ledger: int = 0) -> None:
+    def note(
+        self, request: Content, answer: Content, epsilon: float | None = None, ledger: int = 0, here: str = ""
+    ) -> None:
         """Take down an order, what it was answered, and what all noised answers have cost if this was one.
 
-        ``ledger`` is the number of the ledger after it.
+        ``ledger`` is the number of the ledger after it; ``here`` is what a refusal has to do with the data.
         """
         entry: dict[str, Any] = {"asked by": self._coordinator, **_asked(request), "question": wire.digest(request)}
         kind = wire.kind(answer)
-        if kind == "refusal":
-            entry["refused"] = wire.text(answer, "refusal")
+        if kind in ("refusal", "waiting"):
+            entry["refused"] = wire.text(answer, kind)
+        if here:
+            entry["here"] = here
         if epsilon is not None:
             entry["epsilon"] = epsilon
         if ledger:
@@ -120,10 +130,22 @@ class Audit:
         found = self.verify()
         return f"{len(found)} {_digest(found[-1]) if found else START}"
 
+    def signed_head(self) -> str:
+        """The head as it was sealed, with its signature; empty if there is none yet."""
+        try:
+            head = json.loads(self._head.read_text(encoding="utf-8"))
+            return f"{head['lines']} {head['digest']} {head['signature']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def signed(self, head: str) -> bool:
+        """Whether a head that others have kept is signed by this site, so that the coordinator did not make it up."""
+        return head_signed(self._key.public_key(), head)
+
     def holds(self, head: str) -> bool:
         """Whether a head that was kept elsewhere is one of this log's."""
         found = self.verify()
-        number, _, digest = head.strip().partition(" ")
+        number, digest = ([*head.split(), "", ""])[:2]
         if not number.isdigit() or int(number) > len(found):
             return False
         return digest == (_digest(found[int(number) - 1]) if int(number) else START)

@@ -39,7 +39,7 @@ def open_site(
     path = data or (folder.path / section.file if section.file else None)
     wanted = target or section.target
     if section.recipe and path is not None:
-        source = _source(folder, path, without=("weight", "offset", "features", "test"))
+        source = _source(folder, path, without=("weight", "offset", "features", "test", "time", "entry", "strata"))
         source.check()
         return TableSite(*_common(folder, log), source=source, newcomers=_newcomers(folder, source), **_own(folder))
     if path is None or (wanted is None and not is_svmlight([path])):
@@ -92,7 +92,8 @@ def _device(folder: SiteFolder) -> str:
 def _newcomers(folder: SiteFolder, source: TableFile, target: str | None = None) -> Newcomers:
     """The patients whom models may score here."""
     section = folder.file.data
-    made = Newcomers(source, folder.path / "scored", target, section.offset)
+    times = tuple(name for name in (section.time, section.entry) if name is not None)
+    made = Newcomers(source, folder.path / "scored", target, section.offset, times)
     return made.at(folder.path / section.new) if section.new else made
 
 

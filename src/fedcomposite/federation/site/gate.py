@@ -11,6 +11,7 @@ would single few of them out.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -27,11 +28,21 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.shape import write
+from fedcomposite.federation.site import minimum_counts
 from fedcomposite.federation.site.approval import Rule
 from fedcomposite.federation.site.ledger import Ledger
-from fedcomposite.federation.site.noise import generator, slack
+from fedcomposite.federation.site.noise import deviation, generator, slack
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.federation.site.row_sets import BlockBatches, Cuts, Ints, KeptRows, RowSets, blocks, small_blocks
+from fedcomposite.federation.site.row_sets import (
+    BlockBatches,
+    Cuts,
+    Ints,
+    KeptRows,
+    RowSets,
+    Tables,
+    blocks,
+    small_blocks,
+)
 from fedcomposite.problems import Batches
 from fedcomposite.runtime.protocol import Rows, Silo
 
@@ -46,6 +57,10 @@ class Gate:
     def draw(self, *asked: str | bytes) -> np.random.Generator:
         """Random numbers of this site for one question about its data, the same whenever it is asked."""
         return generator(self._ledger.secret_seed("rounding", self._data, seal(*asked)))
+
+    def draw_for(self, kept: KeptRows | None, part: str, counted: npt.NDArray[np.bool_]) -> np.random.Generator:
+        """Random numbers for a count, by who is counted: the same at all models that count the same ones."""
+        return self.draw("counted", part, _members(kept, part, counted))
 
     def most(self, x: Tensor) -> float:
         """The largest margin at a model; whether it was exceeded says little about the sample that did."""
@@ -64,13 +79,16 @@ class Gate:
         return self._ledger.secret_seed("rows", self._data, "" if kept is None else seal(kept.places.tobytes()))
 
     def batches(self, config: Config, seed: int, samples: int, kept: KeptRows | None) -> Batches:
-        """Minibatches of samples of a linear model: of whole blocks, unless the asker may know their rows."""
+        """Minibatches of samples: of whole blocks, unless the asker may know their rows.
+
+        A network's cost time for every row, so that fewer than ``min_count`` rows in all are left out of its blocks.
+        """
         run = config.run
         given = seed, run.batch_size, run.sampling, run.clip_norm
-        if run.batch_size is None or config.model is not None or self._limits.reproducible_batches:
+        if run.batch_size is None or self._limits.reproducible_batches:
             return Batches(*given)
         block = small_blocks(self._division(kept), samples, self._limits.min_count)
-        return BlockBatches(*given, block, max(1, self._limits.min_count))
+        return BlockBatches(*given, block, max(1, self._limits.min_count), config.model is None)
 
     def choose(self, silo: Silo, rows: Rows, kept: KeptRows | None) -> Rows:
         """The rows that are meant, as the site has them; their weights are put where the silo looks for them.
@@ -83,7 +101,8 @@ class Gate:
             if rows not in silo.kept:
                 block = blocks(secret, len(silo.X), self._limits.min_count)
                 if rows.kind == "fold" and rows.of > int(block.max(initial=0)) + 1:
-                    raise RefusalError(f"{rows.of} folds: its samples are in {int(block.max()) + 1} blocks; take fewer")
+                    here = f"{int(block.max()) + 1} blocks"
+                    raise RefusalError(f"{rows.of} folds are more than its samples have blocks; take fewer folds", here)
                 strata = np.zeros(int(block.max(initial=0)) + 1, np.int64)
                 np.add.at(strata, block, silo.strata)
                 counts = rows.counts(0, strata)[block]
@@ -105,6 +124,30 @@ class Gate:
         samples = seal(self._data, part, len(places), b"" if kept is None else kept.places.tobytes())
         book = Cuts(self._folder / "rows" / f"{samples[:32]}.npy", self._limits.min_count, self._ledger)
         return book.apart(places, classes, ends)
+
+    def blur(
+        self, kept: KeptRows | None, part: str, places: Ints, classes: Ints, count: int
+    ) -> npt.NDArray[np.float64] | None:
+        """Noise for the numbers of samples of two classes below some edges, by who they are; None if there is none.
+
+        ``places`` are the samples' bins. The same samples have the same noise at whatever model, edge or job, so that
+        nothing averages out; a sample more or less has noise of its own. Tables of them are counted, for good.
+        """
+        if not minimum_counts.blurs(self._limits):
+            return None
+        key = self._ledger.secret_seed("tallies", self._data, part).to_bytes(8, "little")
+        told: dict[bytes, float] = {}
+        made = np.zeros((2, count))
+        for kind, edge in np.ndindex(2, count):
+            inside = (places >= 0) & (places <= edge) & (classes == kind)
+            name = hashlib.blake2b(bytes([kind]) + _members(kept, part, inside), digest_size=8, key=key).digest()
+            if name not in told:
+                drawn = generator(int.from_bytes(name, "little")).normal(0.0, deviation(self._limits.min_count))
+                told[name] = float(np.rint(drawn))
+            made[kind, edge] = told[name]
+        book = Tables(self._folder / "rows" / f"{seal(self._data, part)[:32]}.json", self._ledger)
+        book.tell(seal(*sorted(told)), self._limits.score_tables)
+        return made
 
     def let_out(self, counts: npt.NDArray[Any], kept: KeptRows | None) -> None:
         """Take down an answer in which samples count so often, and rows that are left out do not."""
@@ -145,3 +188,12 @@ class Gate:
         if (plan := order.analysis.plan) and (odd := [kind for kind in kinds if kind not in plan]):
             raise RefusalError(f"{odd[0]!r} is not among what this job said that it would ask")
         self._ledger.admit(order.job, number, dict(asked), {k: (n, plan.get(k)) for k, n in kinds.items()}, **work)
+
+
+def _members(kept: KeptRows | None, part: str, inside: npt.NDArray[np.bool_]) -> bytes:
+    """Which rows of the data set some samples are."""
+    if kept is not None and part == "train":
+        every = np.zeros(kept.of, bool)
+        every[kept.places] = inside
+        inside = every
+    return np.packbits(inside).tobytes()

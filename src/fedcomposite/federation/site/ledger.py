@@ -39,7 +39,7 @@ class Ledger:
 
     def __init__(self, folder: Path, limits: Limits, data: str, day: Callable[[], date] = today) -> None:
         self._folder, self._limits, self._data, self._day = folder, limits, data, day
-        self._path = folder / "ledger.json"
+        self._path, self._secret = folder / "ledger.json", b""
         self.number = 0
         """The least number that the file can have: the last that was seen."""
 
@@ -263,12 +263,13 @@ class Ledger:
     def secret_seed(self, *known: object) -> int:
         """A 64-bit seed that depends on what others know and on what they do not."""
         path = self._folder / "secret"
-        if not path.is_file():
+        if not self._secret and not path.is_file():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
             with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(32))
                 os.fsync(file.fileno())
             os.replace(scratch, path)
-        mixed = hmac.new(path.read_bytes(), repr(known).encode(), hashlib.sha256).digest()
+        self._secret = self._secret or path.read_bytes()
+        mixed = hmac.new(self._secret, repr(known).encode(), hashlib.sha256).digest()
         return int.from_bytes(mixed[:8], "little")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,19 @@ from fedcomposite.data.queries import Below, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows
 from fedcomposite.federation.site import event_times, policy
 from fedcomposite.federation.site.learned_steps import check_steps
+from fedcomposite.federation.site.noise import deviation
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.problems.losses import Cox, Loss
+from fedcomposite.problems.risk_sets import EVENT
 from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Silo, Sums, answer
 
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger
 _PER_GROUP = 1e-5  # what one more group is worth, in pairs; all of them are worth less than one pair
-_MEASURES = ("scores", "residuals", "rates")
+_APART = 0.01  # standard deviations of the margins between edges of tallies
+_TALLIED = 64  # edges of a table of scores with noise
+MEASURES = ("scores", "tallies", "calibration", "residuals", "rates")
+"""Questions about folds that are told as one."""
 _SHIFTED = ("spline", "interact", "standardize")
 _CODED = {"one_hot", "log", *_SHIFTED}
 
@@ -39,8 +45,32 @@ Apart = Callable[[str, Ints, Ints, list[int]], list[bool]]
 """Of a part, the bins of its samples, their classes and the last bins of groups: which ends may be told."""
 
 
+Blur = Callable[[str, Ints, Ints, int], npt.NDArray[np.float64] | None]
+"""Of a part, the bins of its samples, their classes and the number of edges: noise of the counts below each."""
+
+
 def _all_apart(part: str, places: Ints, classes: Ints, ends: list[int]) -> list[bool]:
     return [True] * len(ends)
+
+
+def _no_blur(part: str, places: Ints, classes: Ints, count: int) -> None:
+    return None
+
+
+def _any_margin(x: Tensor) -> float:
+    return math.inf
+
+
+class AnswerGuard(NamedTuple):
+    """What a site remembers, and what is random about it, as far as answers to questions need it."""
+
+    apart: Apart = _all_apart
+    blur: Blur = _no_blur
+    most: Callable[[Tensor], float] = _any_margin
+    """The largest margin at a model."""
+
+
+NO_GUARD = AnswerGuard()
 
 
 def width(silo: Silo) -> int:
@@ -57,7 +87,9 @@ def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[
         if 0 < number < limits.min_samples:
             remedy = "; take fewer folds (--folds)" if request.rows.kind == "fold" else ""
             least = f"fewer than min_samples = {limits.min_samples}"
-            raise RefusalError(f"{number} samples are {what} a sum, {least}{remedy}")
+            raise RefusalError(
+                f"few samples are behind a sum, or left out of it: {least}{remedy}", f"{number} {what} it"
+            )
     if request.part != "train":
         check_classes(limits, own, request.part)
     if isinstance(silo.loss, Cox):
@@ -68,40 +100,57 @@ def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[
         _check_columns(limits, own.X[inside], " of a fold")  # models are fitted to the others
     if request.name == "losses" and request.numbers.get("errors"):
         _check_errors(limits, own, request)
-    edges = request.arrays.get("edges", torch.zeros(0))
-    if (request.name == "scores" or len(edges)) and not _rising(edges):
-        raise RefusalError(f"the edges of bins must rise and be at most {_MOST_EDGES}")
+    edges, most_edges = request.arrays.get("edges", torch.zeros(0)), _MOST_EDGES
+    if request.name == "scores" and blurs(limits):
+        raise RefusalError("scores are exact counts at a model; this site tells tallies of them, which have noise")
+    if request.name == "tallies" and blurs(limits):
+        most_edges = _TALLIED
+    if (request.name in ("scores", "tallies") or len(edges)) and not _rising(edges, most_edges):
+        raise RefusalError(f"the edges of bins must rise and be at most {most_edges}")
     if policy.affine(silo.loss):
         return
     for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, width(silo)):
-        if len(own.X) and not float(own.margins(x).abs().max()) <= most(x):
+        largest = float(own.margins(x).abs().max()) if len(own.X) else 0.0
+        if not largest <= limits.max_margin and not largest <= most(x):  # which is never less
             raise RefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
 
 
-def check_summed(request: Request) -> None:
+def check_summed(limits: Limits, request: Request) -> None:
     """Refuse what is only a few sites' sum, in an exchange where nobody may see these: of some sites, of a part."""
-    if request.rows.kind in ("site", "sites"):
-        raise RefusalError("a sum over some of the sites; secure sums are over all of them (take a number of folds)")
+    if request.rows.kind == "sites" or (request.rows.kind == "site" and not limits.left_out):
+        raise RefusalError(
+            "a sum over some of the sites; secure sums are over all of them: take a number of folds, or agree to it by "
+            "left_out = true in the [limits] of all sites"
+        )
     if request.part not in ("train", NEW):
         raise RefusalError(f"a sum over {request.part} samples, which one site alone may have; not in secure sums")
 
 
-def _rising(edges: Tensor) -> bool:
-    return 0 < len(edges) <= _MOST_EDGES and bool((edges.diff() > 0).all())
+def _rising(edges: Tensor, most: int) -> bool:
+    return 0 < len(edges) <= most and bool((edges.diff() > 0).all())
+
+
+def blurs(limits: Limits) -> bool:
+    """Whether a site puts noise on what it counts at a model."""
+    return not limits.exact_counts and limits.min_count > 1
 
 
 def check_classes(limits: Limits, own: Silo, part: str) -> None:
     """Refuse a held-out part in which a class is rare."""
     if own.loss.classifier and len(own.b):
-        counts = torch.unique(own.labels(own.b), return_counts=True)[1]
+        classes, counts = torch.unique(own.labels(own.b), return_counts=True)
         if int(counts.min()) < limits.min_class:
-            raise RefusalError(f"a class has fewer {part} samples here than min_class = {limits.min_class}")
+            here = f"class {int(classes[counts.argmin()])} has {int(counts.min())}"
+            raise RefusalError(f"a class has fewer {part} samples here than min_class = {limits.min_class}", here)
 
 
 def worth_telling(limits: Limits, loss: Loss, targets: Tensor) -> bool:
     """Whether so many outcomes of new patients are known that sums over them may be told."""
     if len(targets) < max(limits.min_samples, limits.min_evaluation):
         return False
+    if isinstance(loss, Cox):
+        events = int((targets[:, EVENT] > 0).sum())
+        return events >= limits.min_events and len(targets) - events >= limits.min_class
     if not loss.classifier:
         return enough(targets.numpy(), limits.min_class)
     return int(torch.unique(targets, return_counts=True)[1].min()) >= limits.min_class
@@ -139,23 +188,27 @@ def _check_columns(limits: Limits, X: Tensor, where: str, names: Sequence[str] =
 
 def _refuse_rare(limits: Limits, rare: Sequence[int] | Ints, where: str, names: Sequence[str]) -> None:
     if len(rare):
-        told = ", ".join(names[j] for j in rare[:5] if j < len(names))
         raise RefusalError(
-            f"fewer than min_count = {limits.min_count} samples{where} differ from the others in {told or 'a column'}; "
-            f"{_remedy(limits)}"
+            f"fewer than min_count = {limits.min_count} samples{where} differ from the others in a column; "
+            f"{_remedy(limits)}",
+            ", ".join(names[j] for j in rare if j < len(names)),
         )
 
 
 def _remedy(limits: Limits) -> str:
-    return f"put rare = {limits.min_count} under [recipe] in the experiment (it is then constant here), or drop it"
+    return (
+        f"put rare = {limits.min_count} under [recipe] in the experiment (it is then constant here), or ask the site's "
+        "people, whose log names it"
+    )
 
 
 def check_own(limits: Limits, few: Sequence[str]) -> None:
     """Refuse features in which a few patients could be told from the gaps that the asker's recipe has filled."""
     if few:
         raise RefusalError(
-            f"beside filled gaps, fewer than min_count = {limits.min_count} samples differ from the others in "
-            f"{', '.join(few[:5])}; {_remedy(limits)}"
+            f"beside filled gaps, fewer than min_count = {limits.min_count} samples differ from the others in a "
+            f"column; {_remedy(limits)}",
+            ", ".join(few),
         )
 
 
@@ -174,24 +227,29 @@ def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
             )
 
 
-def told(limits: Limits, silo: Silo, requests: Sequence[Request], apart: Apart = _all_apart) -> list[Sums]:
+def told(limits: Limits, silo: Silo, requests: Sequence[Request], guard: AnswerGuard = NO_GUARD) -> list[Sums]:
     """The answers, with bins of fewer than ``min_count`` samples joined with their neighbours, whatever these weigh.
 
     Measures on different folds are told as one, in the place of the first: each sample by the model of its fold, in
     bins that need not be as coarse as a fold is small. Residuals and rates are zeros where the metric "r2" is not
-    allowed, absolute errors without "mae", and rates at slopes that take a margin beyond ``max_margin``. ``apart`` says
-    which of some sets of samples, those below the ends of groups, may be told beside what was told before.
+    allowed, absolute errors without "mae", and rates and calibrations where they take a margin beyond ``max_margin``.
+    ``guard`` says which of some sets of samples, those below the ends of groups, may be told beside what was told
+    before, and has the noise of tallies.
     """
     made = [dict(answer(event_times.coarse(limits, silo, one), one)) for one in requests]
     for places in _together(requests):
         asked, answers = [requests[i] for i in places], [made[i] for i in places]
         match asked[0].name:
             case "scores":
-                _tell_scores(limits, silo, asked, answers, apart)
+                _tell_scores(limits, silo, asked, answers, guard.apart)
+            case "tallies":
+                _tell_tallies(limits, silo, asked, answers, guard.blur)
+            case "calibration":
+                _tell_calibration(limits, silo, asked, answers, guard.most)
             case "residuals":
-                _tell_residuals(limits, silo, asked, answers, apart)
+                _tell_residuals(limits, silo, asked, answers, guard.apart)
             case "rates":
-                _tell_rates(limits, silo, asked, answers)
+                _tell_rates(limits, silo, asked, answers, guard.most)
             case "horizon":
                 event_times.tell_horizon(limits, silo, asked[0], answers[0], joined)
             case "losses" if answers[0]["histogram"].numel():
@@ -233,6 +291,60 @@ def _tell_scores(limits: Limits, silo: Silo, asked: Sequence[Request], answers: 
     _first_of_all(answers, "squares")[numbers.sum(1) < limits.min_count] = 0.0
 
 
+def _tell_tallies(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums], blur: Blur) -> None:
+    """Counts with noise on those below each edge, so that they add up to the exact ones over all bins."""
+    counts, totals = _first_of_all(answers, "tallies"), _first_of_all(answers, "totals")
+    own, places = silo.of_part(asked[0].part), _places(silo, asked)
+    if not len(own.X):
+        return
+    labels, heaviest = own.labels(own.b).numpy(), max(float(own.weights(one.rows).max()) for one in asked)
+    rare = _rare_classes(limits, labels[places >= 0])
+    _check_spacing(limits, own, asked)
+    if len(rare) < 2 and (noise := blur(asked[0].part, places, labels, counts.shape[1] - 1)) is not None:
+        below = heaviest * torch.from_numpy(noise)
+        counts[:, :-1] += below
+        counts[:, 1:] -= below
+        answers[0]["variance"] += heaviest**2 * (deviation(limits.min_count) ** 2 + 1 / 12)  # as it is rounded
+    counts[rare], totals[rare] = 0.0, 0.0
+
+
+def _check_spacing(limits: Limits, own: Silo, asked: Sequence[Request]) -> None:
+    """Refuse edges so close that one patient is between them: within one table that would be two counts of her."""
+    edges = asked[0].arrays["edges"]
+    z = torch.cat([own.margins(one.arrays["x"])[own.weights(one.rows) > 0] for one in asked])
+    if blurs(limits) and len(edges) > 1 and len(z) > 1 and float(edges.diff().min()) < float(z.std()) * _APART:
+        raise RefusalError(f"edges of tallies must be {_APART:g} standard deviations of the margins apart")
+
+
+def _rare_classes(limits: Limits, labels: Ints) -> list[int]:
+    """Which of two classes too few samples have for anything to be told of them."""
+    return [kind for kind in (0, 1) if (labels == kind).sum() < limits.min_count]
+
+
+def _tell_calibration(
+    limits: Limits,
+    silo: Silo,
+    asked: Sequence[Request],
+    answers: Sequence[Sums],
+    most: Callable[[Tensor], float],
+) -> None:
+    """Sums without classes of few samples, and without lines at which a margin is too large."""
+    own = silo.of_part(asked[0].part)
+    labels, inside = own.labels(own.b).numpy(), torch.stack([own.weights(one.rows) > 0 for one in asked]).any(0).numpy()
+    if rare := _rare_classes(limits, labels[inside]):
+        mask = torch.from_numpy(~np.isin(labels, rare)).double()
+        kept = {rows: weights * mask for rows, weights in own.kept.items()}
+        some = replace(own, importance=own.importance * mask, kept=kept)
+        for one, told_of in zip(asked, answers, strict=True):
+            told_of["sums"] = answer(some, replace(one, part="train"))["sums"]
+    sums = _first_of_all(answers, "sums")
+    for k, line in enumerate(asked[0].arrays["lines"]):
+        for one in asked if len(own.X) else []:
+            x = one.arrays["x"]
+            if not float((line[0] + line[1] * own.margins(x)).abs().max()) <= most(torch.cat([x, line])):
+                sums[k] = 0.0
+
+
 def _tell_residuals(
     limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums], apart: Apart
 ) -> None:
@@ -247,22 +359,29 @@ def _tell_residuals(
             one.zero_()
 
 
-def _tell_rates(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums]) -> None:
+def _tell_rates(
+    limits: Limits,
+    silo: Silo,
+    asked: Sequence[Request],
+    answers: Sequence[Sums],
+    most: Callable[[Tensor], float],
+) -> None:
     sums = _first_of_all(answers, "sums")
     if not policy.allows("r2", limits.metrics):
         sums.zero_()
     own = silo.of_part(asked[0].part)
     for k, slope in enumerate(asked[0].arrays["slopes"]):
-        margins = [(slope * own.linear(one.arrays["x"]) + own.shift).abs() for one in asked if len(own.X)]
-        if not all(float(z.max()) <= limits.max_margin for z in margins):
-            sums[k] = 0.0
+        for one in asked if len(own.X) else []:
+            x = one.arrays["x"]
+            if not float((slope * own.linear(x) + own.shift).abs().max()) <= most(torch.cat([x, slope.view(1)])):
+                sums[k] = 0.0
 
 
 def _together(requests: Sequence[Request]) -> list[list[int]]:
     """Places of requests whose counts are told as one: measures on folds of one division, each fold once."""
     made = list[list[int]]()
     for i, one in enumerate(requests):
-        fold = one.name in _MEASURES and one.rows.kind == "fold" and one.rows.held
+        fold = one.name in MEASURES and one.rows.kind == "fold" and one.rows.held
         if fold and made and _same_division(requests, made[-1], one):
             made[-1].append(i)
         else:
@@ -275,7 +394,7 @@ def _same_division(requests: Sequence[Request], places: Sequence[int], one: Requ
     if any(other.name != one.name or other.rows.number == one.rows.number for other in others):
         return False
     alike = replace(one.rows, number=others[0].rows.number) == others[0].rows and one.part == others[0].part
-    at = "slopes" if one.name == "rates" else "edges"
+    at = {"rates": "slopes", "calibration": "lines"}.get(one.name, "edges")
     return alike and torch.equal(one.arrays[at], others[0].arrays[at])
 
 

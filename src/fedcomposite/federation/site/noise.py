@@ -1,10 +1,12 @@
 """Counts and refusals that say nothing exact: they have noise, by a secret and by what is asked.
 
-The same question has the same answer however often it is asked, in whatever job, so that nothing averages out;
-questions that differ a little have noise of their own, and the ledger counts them.
+The noise of a count belongs to those who are counted: the same ones have the same noise, in whatever job, at whatever
+model, so that nothing averages out; sets that differ a little have noise of their own, and the ledger counts questions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -37,7 +39,12 @@ def noised(values: Tensor, scale: float, draw: np.random.Generator) -> Tensor:
     if scale <= 0:
         return values
     noise = np.rint(draw.laplace(0.0, scale, tuple(values.shape)))
-    return (values + torch.from_numpy(noise).to(values)).clamp(min=0.0)
+    return (values + torch.as_tensor(noise).to(values)).clamp(min=0.0)
+
+
+def deviation(least: int) -> float:
+    """The standard deviation of the noise of tallies of scores."""
+    return least / 2
 
 
 def metric_counts(name: str, row: Tensor, scale: float, draw: np.random.Generator) -> Tensor:
@@ -50,11 +57,16 @@ def metric_counts(name: str, row: Tensor, scale: float, draw: np.random.Generato
     return noised(row, scale, draw) if name in ("auc", "calibration_error") else row
 
 
-def histograms(told: Tensor, scale: float, draw: np.random.Generator) -> Tensor:
-    """Joined histograms ``(models, 2, 2, bins)``: a group's count has the same noise at its lowest and highest bin."""
+def histograms(told: Tensor, scale: float, draw: Callable[[int, int, int, int], np.random.Generator]) -> Tensor:
+    """Joined histograms ``(models, 2, 2, bins)``: a group's count has the same noise at its lowest and highest bin.
+
+    ``draw`` has the random numbers of a group: of which model and class, and from which bin to which.
+    """
     made = told.clone()
-    for ends in (one[:, kind] for one in made for kind in range(2)):
-        low, high = (torch.nonzero(end).flatten() for end in ends)
-        ends[0, low] = noised(ends[0, low], scale, draw).clamp(min=1.0)
-        ends[1, high] = ends[0, low]
+    for model, kind in np.ndindex(len(told), 2):
+        ends = made[model, :, kind]
+        for low, high in zip(*(torch.nonzero(end).flatten().tolist() for end in ends), strict=True):
+            own = draw(model, kind, low, high)
+            ends[0, low] = noised(ends[0, low], scale, own).clamp(min=1.0)
+            ends[1, high] = ends[0, low]
     return made

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedcomposite import algorithms, models
 from fedcomposite.choice import AUTO
+from fedcomposite.data.spec import RecipeSpec
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation.orders import Order, Shape
 from fedcomposite.federation.shape import blank
-from fedcomposite.privacy import SampleLevel
-from fedcomposite.problems.losses import LOSSES, Cox, LeastSquares, Loss, Multinomial, get_loss
+from fedcomposite.privacy import SampleLevel, StudyBudget
+from fedcomposite.problems.losses import LOSSES, Cox, LeastSquares, Loss, Multinomial
 from fedcomposite.problems.metrics import METRICS
 from fedcomposite.registry import fold
 
@@ -31,7 +32,18 @@ PER_CLASS = ("balanced_accuracy", "f1")
 
 
 class RefusalError(ValueError):
-    """A site will not do what it was asked; the text is one line and goes to the server."""
+    """A site will not do what it was asked; the text is one line and goes to the server.
+
+    ``here`` is what the data have to do with it: it goes to the site's own log and its audit log, and nowhere else.
+    """
+
+    def __init__(self, text: str, here: str = "") -> None:
+        super().__init__(text)
+        self.here = here
+
+
+class UnapprovedError(RefusalError):
+    """A site will not do it before its people have said yes; it may be asked again."""
 
 
 class Limits(BaseModel):
@@ -80,7 +92,7 @@ class Limits(BaseModel):
     reproducible_batches: bool = False
     """Whether minibatches follow from the experiment's seed alone, so that the coordinator knows their rows.
 
-    Otherwise those of linear models are of whole blocks of ``min_count`` rows or more, which a secret makes.
+    Otherwise they are of whole blocks of ``min_count`` rows or more, which a secret makes.
     """
     reproducible_parts: bool = False
     """The same for folds, halves and bootstrap weights, which otherwise are of blocks that a secret makes."""
@@ -101,6 +113,8 @@ class Limits(BaseModel):
     """Evaluated models of all jobs in a day."""
     jobs_per_day: int = Field(default=100, ge=1)
     """Jobs that are begun in a day."""
+    score_tables: int = Field(default=20, ge=1)
+    """Tables of noised counts of scores, of all jobs there will ever be: the quality of a model is one."""
     models_per_round: int = Field(default=2, ge=1)
     """Different models that are answered in one round of a job; a lost answer is asked for again with the same one."""
     # -- with whom
@@ -112,6 +126,11 @@ class Limits(BaseModel):
     """How many sites of a secure sum, this one included, are assumed to keep their shares of the noise to themselves.
 
     Sums with shared noise are refused where this is not said.
+    """
+    left_out: bool = False
+    """Whether secure sums may be over all sites but one, and over that one: how good the others' model is there.
+
+    Who has these and the sum over all knows each site's own sums, as if they were told plainly; no other rule changes.
     """
     changing_cohorts: bool = False
     """Whether a job's secure sums may be over different sites: the difference of two of them is about few."""
@@ -143,12 +162,12 @@ def permit(limits: Limits, config: Config, order: Order) -> None:
         raise RefusalError(f"batch_size = {size} is below this site's min_batch = {limits.min_batch}")
     if isinstance(steps, int) and steps > limits.max_local_steps:
         raise RefusalError(f"local_steps = {steps} is over this site's max_local_steps = {limits.max_local_steps}")
-    private(limits, config)
+    private(limits, config, order)
     for metric in config.problem.metrics:
         listed(METRICS.canonical(metric), limits.metrics, "metrics")
     if config.model is None:
         listed(LOSSES.canonical(config.problem.loss or "logistic"), limits.losses, "losses")
-        at_risk(limits, _loss(config))
+        at_risk(limits, config.make_loss())
     elif not limits.networks:
         raise RefusalError("this site allows linear models only (networks = true in its [limits] would allow others)")
     else:
@@ -194,13 +213,32 @@ def check_plain(limits: Limits) -> None:
         raise RefusalError('this site takes part in secure sums only (secure = "required"): run with --secure')
 
 
-def private(limits: Limits, config: Config) -> None:
+def studied(config: Config, order: Order) -> None:
+    """Refuse what a budget for a study is not for, as far as the experiment says it."""
+    if order.train or order.evaluate or order.analysis is None:
+        raise RefusalError("[privacy] level = 'study' is for analyses; for the rounds of a run take 'sample'")
+    if config.problem.weights != "samples":
+        raise RefusalError("[privacy] level = 'study': samples have to count alike, weights = 'samples'")
+    recipe = config.recipe or {}
+    if recipe.get("time") is not None and (recipe.get("entry") is not None or recipe.get("strata") is not None):
+        raise RefusalError("[privacy] level = 'study': there are no late entries and no strata of times to an event")
+    if config.recipe is not None:
+        # a recipe that can fail on single rows, or looks at many rows for one, would tell on them
+        wanted = {"missing_target": "drop", "unknown": "reference", "rare": 0}
+        for name, value in wanted.items():
+            if recipe.get(name, RecipeSpec.model_fields[name].default) != value:
+                raise RefusalError(f"[privacy] level = 'study': [recipe] {name} = {value!r} is needed")
+
+
+def private(limits: Limits, config: Config, order: Order) -> None:
     """Refuse an experiment without noise where there is a budget, and with noise what cannot be noised."""
     privacy = config.make_privacy()
     if privacy is None:
         if limits.epsilon is not None:
             raise RefusalError(f"this site has a privacy budget (epsilon = {limits.epsilon:g}): [privacy] is needed")
         return
+    if isinstance(privacy, StudyBudget):
+        return studied(config, order)
     if not isinstance(privacy, SampleLevel):
         raise RefusalError("[privacy] level = 'client' is for simulations; sites protect their samples")
     if config.run.batch_size is not None:
@@ -235,20 +273,13 @@ def affine(loss: Loss) -> bool:
 def classifies(config: Config) -> bool:
     """Whether the experiment's targets are class labels."""
     if config.model is None:
-        return _loss(config).classifier
+        return config.make_loss().classifier
     return config.problem.loss in (None, "cross_entropy")
 
 
 def pair(config: Config) -> bool:
     """Whether the experiment is about two classes, by its loss."""
-    return config.model is None and classifies(config) and not isinstance(_loss(config), Multinomial)
-
-
-def _loss(config: Config) -> Loss:
-    try:
-        return get_loss(config.problem.loss or "logistic", config.problem.loss_options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"[problem] {error}") from None
+    return config.model is None and classifies(config) and not isinstance(config.make_loss(), Multinomial)
 
 
 def judge(limits: Limits, config: Config, shape: Shape, sizes: Mapping[str, int]) -> int:
@@ -263,8 +294,9 @@ def judge(limits: Limits, config: Config, shape: Shape, sizes: Mapping[str, int]
         most = math.floor(limits.parameter_share * sizes["train"]) if limits.parameter_share < math.inf else count
         if count > most:
             raise RefusalError(
-                f"{count} parameters are more than this site's samples allow: {most} "
-                f"(parameter_share = {limits.parameter_share:.3g})"
+                f"{count} parameters are more than this site's samples allow "
+                f"(parameter_share = {limits.parameter_share:.3g})",
+                f"they allow {most}",
             )
     else:
         if width > limits.max_width:
@@ -278,15 +310,16 @@ def _enough(limits: Limits, asked: int, clients: int, sizes: Mapping[str, int]) 
     each = -(-asked // clients) if asked else max(sizes.values())
     if (least := min(min(each, size) for size in sizes.values())) < limits.min_evaluation:
         raise RefusalError(
-            f"evaluation_samples = {asked} of {clients} clients are {least} here, "
-            f"below this site's min_evaluation = {limits.min_evaluation}"
+            f"evaluation_samples = {asked} of {clients} clients are below this site's min_evaluation = "
+            f"{limits.min_evaluation}",
+            f"{least} here",
         )
 
 
 def _count(config: Config, shape: Shape) -> tuple[int, int]:
     """Parameters of the model, and its widest layer; no tensor of its size is made."""
     if config.model is None:
-        loss = _loss(config)
+        loss = config.make_loss()
         outputs = len(loss.labels or shape.labels) if isinstance(loss, Multinomial) else loss.outputs
         width = math.prod(shape.features) + config.problem.bias
         return width * max(1, outputs), width

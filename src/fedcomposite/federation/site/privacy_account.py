@@ -12,7 +12,7 @@ from fedcomposite.experiments.config import Config
 from fedcomposite.federation.orders import Order, Secure
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.privacy import Query, SampleLevel
+from fedcomposite.privacy import Query, SampleLevel, StudyBudget
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.records import planned_queries
 
@@ -35,11 +35,30 @@ class PrivacyAccount:
             return None
         if order.secure is None or privacy.share == 1:
             return privacy.query()
-        return privacy.query(self._honest(order, order.secure, config, privacy))
+        honest = self._honest(order, order.secure, config, privacy.share)
+        if not config.make_algorithm(config.specs[0], None).linear_replies:
+            shared = f"share = {privacy.share:g} of the noise"
+            raise RefusalError(f"{shared}: shares add up only in replies that are linear, as of ProximalGradient")
+        return privacy.query(honest)
 
-    def _honest(self, order: Order, secure: Secure, config: Config, privacy: SampleLevel) -> int:
+    def charge_study(self, order: Order, config: Config, budget: StudyBudget, count: int) -> None:
+        """Take noised requests of a study down, before they are computed."""
+        self.charge(order.job, self._study_query(order, config, budget), count)
+
+    def study_cost(self, order: Order, config: Config) -> float | None:
+        """Epsilon of all requests of a study; None for any other experiment."""
+        if (budget := config.budget) is None:
+            return None
+        return self._ledger.price(self._study_query(order, config, budget), budget.requests)
+
+    def _study_query(self, order: Order, config: Config, budget: StudyBudget) -> Query:
+        if order.secure is None or budget.share == 1:
+            return budget.query()
+        return budget.query(self._honest(order, order.secure, config, budget.share))
+
+    def _honest(self, order: Order, secure: Secure, config: Config, share: float) -> int:
         """How many shares of noise are in a sum that nobody can take away; refuses sums in which that is not known."""
-        shared, honest = f"share = {privacy.share:g} of the noise", self._limits.honest_parties
+        shared, honest = f"share = {share:g} of the noise", self._limits.honest_parties
         if honest is None:
             raise RefusalError(f"{shared}: this site has not said how many honest_parties (in its [limits]) it assumes")
         if honest > len(secure.parties):
@@ -48,8 +67,6 @@ class PrivacyAccount:
             raise RefusalError(f"{shared}: every sum must have all of them (policy 'wait', participation 1)")
         if config.problem.weights != "samples":
             raise RefusalError(f"{shared} hides a sample only if all count alike: weights = 'samples'")
-        if not config.make_algorithm(config.specs[0], None).linear_replies:
-            raise RefusalError(f"{shared}: shares add up only in replies that are linear, as of ProximalGradient")
         return honest
 
     def planned(self, order: Order, config: Config, problem: Problem) -> int:
@@ -69,9 +86,9 @@ class PrivacyAccount:
         if query is not None and self._limits.epsilon is not None:
             self._ledger.afford(order.job, query, self.planned(order, config, problem))
 
-    def charge(self, job: str, query: Query) -> None:
-        """Take a noised answer down, before it is computed."""
-        self._ledger.charge(job, query)
+    def charge(self, job: str, query: Query, count: int = 1) -> None:
+        """Take noised answers down, before they are computed."""
+        self._ledger.charge(job, query, count)
         self._charged = True
 
     def told(self) -> float | None:

@@ -8,6 +8,7 @@ and the numbers that it is divided by lie in ``state/rows/DATA.json``.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -45,6 +46,7 @@ class RowSets:
 
     def __init__(self, folder: Path, data: str, least: int, ledger: Ledger) -> None:
         self._path, self._least, self._ledger = folder / "rows" / f"{data[:32]}.json", least, ledger
+        self._told = set[bytes]()  # by this process: parts only become finer, so that these stay told
 
     def _read(self, rows: int) -> dict[str, Any]:
         try:
@@ -72,20 +74,25 @@ class RowSets:
 
         A part that is small already (of a data set that is small itself) may stay as it is.
         """
+        known = hashlib.sha256(np.ascontiguousarray(counts).data).digest()
+        if known in self._told:
+            return
         book = self._read(len(counts))
         before = _expanded(book["parts"])
         _, kinds = np.unique(counts, return_inverse=True)
         _, after, sizes = np.unique(
             before * (kinds.max(initial=0) + 1) + kinds, return_inverse=True, return_counts=True
         )
-        if len(sizes) == before.max(initial=0) + 1:
-            return  # the parts are what they were
+        if len(sizes) == before.max(initial=0) + 1:  # the parts are what they were
+            self._told.add(known)
+            return
         divided = sizes[after] != np.bincount(before)[before]
         if bool((divided & (sizes[after] < self._least)).any()):
             raise RefusalError(
                 f"with what was answered before, this would tell of fewer than min_count = {self._least} rows"
             )
         self._write({**book, "parts": _run_lengths(after)})
+        self._told.add(known)
 
     def bend(self, constants: Mapping[str, Sequence[float]], rows: int) -> None:
         """Take down the constants of functions that are not straight lines, by column; refuse too many of them.
@@ -164,6 +171,29 @@ class Cuts:
         return told
 
 
+class Tables:
+    """Digests of the tables of scores that were told of some samples, over all jobs there ever were."""
+
+    def __init__(self, path: Path, ledger: Ledger) -> None:
+        self._path, self._ledger = path, ledger
+
+    def tell(self, table: str, most: int) -> None:
+        """Take a table down; refuse one more than ``most``. One that was told before is no further one."""
+        try:
+            content = self._path.read_bytes() if self._path.exists() else None
+            self._ledger.check(f"rows/{self._path.name}", content)
+            known = [] if content is None else list(json.loads(content))
+        except RefusalError:
+            raise
+        except (ValueError, TypeError, OSError):
+            raise RefusalError("its book of rows cannot be read; the site's people have to look at it") from None
+        if table in known:
+            return
+        if len(known) >= most:
+            raise RefusalError(f"over this site's score_tables = {most} of its data, in all jobs together")
+        _put(self._ledger, self._path, json.dumps([*known, table]).encode())
+
+
 def _put(ledger: Ledger, path: Path, content: bytes) -> None:
     """Write a book that the ledger knows."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -216,12 +246,17 @@ class BlockBatches(Batches):
 
     block: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # of each row
     least: int = 1
+    repeats: bool = True
+    """Whether rows are repeated so that all count alike, six times each or more. Otherwise a few are left out."""
 
     @cached_property
     def members(self) -> Ints:
-        """The rows of each block, repeated until all lists are equally long."""
+        """The rows of each block, in lists of one length."""
         order = np.argsort(self.block, kind="stable")
         each = np.split(order, np.cumsum(np.bincount(self.block))[:-1])
+        if not self.repeats:
+            shortest = min(len(rows) for rows in each)
+            return np.stack([rows[:shortest] for rows in each])
         length = math.lcm(*{len(rows) for rows in each})
         made: Ints = np.stack([np.tile(rows, length // len(rows)) for rows in each])
         return made

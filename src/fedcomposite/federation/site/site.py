@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.secure.masked_answers import Sums, Told, Worked, asked_of
 from fedcomposite.federation.secure.masking import MaskError
 from fedcomposite.federation.shape import arrange, local_problem, parse, skeleton
-from fedcomposite.federation.site import minimum_counts, policy
+from fedcomposite.federation.site import minimum_counts, noised_answers, policy
 from fedcomposite.federation.site.analyses import Desk, check_allowed, check_prepared
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
@@ -37,12 +38,13 @@ from fedcomposite.federation.site.client_states import LostStateError, StateStor
 from fedcomposite.federation.site.gate import Gate
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.noise import metric_counts, rounded
-from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.peer_heads import PeerHeads
+from fedcomposite.federation.site.policy import Limits, RefusalError, UnapprovedError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
 from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.site.table_files import Newcomers
 from fedcomposite.federation.wire import Content, Vectors, WireError
-from fedcomposite.privacy import Query, SampleLevel, System
+from fedcomposite.privacy import Query, SampleLevel, Source, System
 from fedcomposite.problems import Counter, Problem, private
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss
@@ -115,17 +117,22 @@ class Site:
                 least = self.limits.min_evaluation
                 raise DataError(f"{name}: {size} {part} samples, fewer than min_evaluation = {least}")
         self._approvals, self._audit, self.newcomers = approvals, audit, newcomers
+        self.head: Callable[[], str] = (lambda: "") if audit is None else audit.signed_head
         self.kept: KeptRows | None = None
         """Places of the samples in the data set, where they are not all of it."""
         self._labels = self._declared(classes)
         self.ledger = Ledger(store.folder, self.limits, self._digest())
         reconcile(self.ledger, audit)
         self.gate = Gate(self.ledger, self.limits, store.folder, self._digest())
-        self._account = PrivacyAccount(self.ledger, self.limits)
+        self.account = PrivacyAccount(self.ledger, self.limits)
+        self.source: Source = System()
+        """Of noise: the operating system's."""
         self._sums = Sums(vault or MaskKeys(name, self.limits), self.ledger, self.limits, self.samples)
         self._desk = Desk(self)
         self._parsed: tuple[str, Config] | None = None
         self._cache: tuple[tuple[object, ...], _Job] | None = None
+        self._waiting = set[str]()  # orders that wait for approval, and may be given many times
+        self._noticed = dict[str, float]()  # what was refused unread, and until when it is not taken down again
 
     @property
     def samples(self) -> int:
@@ -135,6 +142,10 @@ class Site:
             return exact
         about = rounded(torch.tensor(float(exact)), base, self.gate.draw("samples"))
         return max(base, int(about))
+
+    def known_sizes(self, config: Config) -> dict[str, int]:
+        """How many samples the parts have, for limits that depend on it; under a budget nothing may."""
+        return self.sizes if config.budget is None else dict.fromkeys(self.sizes, sys.maxsize)
 
     def _declared(self, classes: Sequence[float] | None) -> list[float] | None:
         """The labels that may be told: those of the site's own file, or a pair that everybody uses."""
@@ -165,30 +176,55 @@ class Site:
     def answer(self, request: Content) -> Content:
         """Do what a message asks, or refuse it in one line; never raises because of what a message says.
 
-        What leaves is in the audit log before it does.
+        What leaves is in the audit log before it does; that an order waits for approval once.
         """
-        made = self._judged(request)
+        made, here = self._judged(request)
+        return self._noted(request, made, self.account.told(), self.ledger.number, here)
+
+    def _noted(self, request: Content, made: Content, epsilon: float | None, ledger: int, here: str) -> Content:
+        """An answer that is in the audit log, with what it cost, the ledger's number and why it was refused here."""
+        if "waiting" in made:
+            if (order := wire.digest(request)) in self._waiting:
+                return made
+            self._waiting.add(order)
+            self._log(f"{wire.text(made, 'waiting')}: fedcomposite federation pending | approve | reject SITE DIGEST")
         try:
             if self._audit is not None:
-                self._audit.note(request, made, self._account.told(), self.ledger.number)
+                self._audit.note(request, made, epsilon, ledger, here)
         except AuditError as error:
             self._log(f"refused: {error}")
             return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
         return made
 
-    def _judged(self, request: Content) -> Content:
+    def note_refusal(self, what: str, reason: str) -> None:
+        """Take down in the audit log what came to the site and was refused unread; the same once in a minute."""
+        now = time.monotonic()
+        if self._audit is None or now < self._noticed.get(f"{what}: {reason}", 0.0):
+            return
+        self._noticed = {f"{what}: {reason}": now + 60.0, **{k: v for k, v in self._noticed.items() if v > now}}
         try:
-            return self._answer(request)
+            self._audit.append({"asked by": "unknown", "what": what, "refused": reason})
+        except AuditError as error:
+            self._log(f"refused: {error}")
+
+    def _judged(self, request: Content) -> tuple[Content, str]:
+        """The answer, and what a refusal has to do with the data, for the site's own people."""
+        here = ""
+        try:
+            return self._answer(request), here
         except DataError as error:  # may quote samples, so its text stays here
             self._log(f"refused: {wire.clean(error)}")
             reason = "its data do not fit this experiment (see the site's log)"
+        except UnapprovedError as error:
+            return wire.content(waiting=str(error)), here
         except (RefusalError, WireError, LostStateError, ConfigError, MaskError) as error:
             reason = wire.clean(str(error).splitlines()[0] if str(error) else "")
-            self._log(f"refused: {reason}")
+            here = wire.clean(error.here) if isinstance(error, RefusalError) else ""
+            self._log(f"refused: {reason}" + (f" (here: {here})" if here else ""))
         except Exception as error:
             self._log(f"failed: {type(error).__name__}: {wire.clean(error)}")
             reason = f"failed with {type(error).__name__} (see the site's log)"
-        return wire.content(refusal=reason)
+        return wire.content(refusal=reason), here
 
     def _answer(self, request: Content) -> Content:
         if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
@@ -210,6 +246,9 @@ class Site:
         if order.secure is None:
             policy.check_plain(self.limits)
         self.gate.bind(order, config)
+        if order.shape is not None:
+            heads = {site: head for site, head in order.heads.items() if site in order.shape.sites}
+            PeerHeads(self.store.folder / "heads.json").keep(self.name, heads, self._sums.vault.peers)
         if order.secure is not None:
             return self._sums.answer(order, order.secure, config, request, self)
         if order.analysis is not None and not order.analysis.introduces:
@@ -244,26 +283,28 @@ class Site:
         """What this site says about its data."""
         labels, shape = self._told(config), self._shape(config)
         self.gate.let_out(np.ones(self.sizes["train"]), self.kept)
-        policy.judge(self.limits, config, shape, self.sizes)
+        policy.judge(self.limits, config, shape, self.known_sizes(config))
         problem = self._problem(config, shape, self.silos)
+        noised_answers.check_samples(self.silos, config)
         smooth = problem.smooth()
-        self._account.afford(order, config, problem)
-        privacy = level(config)
-        scale = smooth.scale() if isinstance(smooth, Linear) and privacy is None else None
+        self.account.afford(order, config, problem)
+        scale = smooth.scale() if isinstance(smooth, Linear) and config.privacy is None else None
         curvature = problem.loss.curvature if isinstance(problem.loss, Loss) else math.inf
         return Introduction(
             site=self.name,
             version=__version__,
-            samples=self.samples,
+            samples=self.samples if config.budget is None else self.limits.min_samples,
             weight=None if self.silos.weights is None else float(self.silos.weights.sum()),
             weighted=self.silos.weights is not None,
+            noised=minimum_counts.blurs(self.limits),
+            head=self.head(),
             features=shape.features,
             dtype=shape.dtype,
             names=shape.names,
             labels=labels,
             smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
             scale=scale,
-            honest=None if privacy is None else self.limits.honest_parties,
+            honest=None if config.privacy is None else self.limits.honest_parties,
         )
 
     def _shape(self, config: Config) -> Shape:
@@ -280,7 +321,9 @@ class Site:
         )
 
     def _cost(self, order: Order, config: Config) -> float | None:
-        return self._account.cost(order, config, skeleton(config, self._shape(config)))
+        if config.budget is not None:
+            return self.account.study_cost(order, config)
+        return self.account.cost(order, config, skeleton(config, self._shape(config)))
 
     def _told(self, config: Config) -> list[float]:
         """The labels of a classifier, as this site tells them; refuses one for targets that are no declared classes."""
@@ -291,8 +334,11 @@ class Site:
         parts = {"train": self.silos.targets}
         if set(config.problem.metrics) & set(policy.PER_CLASS):
             parts |= {part: y for part, (_, y) in self.silos.held_out.items()}
-        if min(int(torch.unique(y, return_counts=True)[1].min()) for y in parts.values()) < self.limits.min_class:
-            raise RefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}")
+        for part, y in parts.items():
+            classes, counts = torch.unique(y, return_counts=True)
+            if config.budget is None and int(counts.min()) < self.limits.min_class:  # noise hides, a refusal would not
+                here = f"class {float(classes[counts.argmin()]):g} has {int(counts.min())} {part} samples"
+                raise RefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}", here)
         return self._labels
 
     @staticmethod
@@ -306,7 +352,7 @@ class Site:
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def _job(self, order: Order, shape: Shape, config: Config) -> _Job:
-        key = order.config, shape, order.client, order.job, self._account.query(order, config)
+        key = order.config, shape, order.client, order.job, self.account.query(order, config)
         if self._cache is None or self._cache[0] != key:
             self._cache = None  # two of them might not fit
             self._cache = key, self._build(order, shape, config)
@@ -326,21 +372,21 @@ class Site:
         algorithm = config.make_algorithm(config.specs[0], None)
         where = self.device if config.privacy is None else "cpu"  # noise is drawn by the system, in memory
         smooth = problem.smooth(config.dtype, where)
-        if isinstance(smooth, Linear) and self._account.query(order, config) is None:
+        if isinstance(smooth, Linear) and self.account.query(order, config) is None:
             minimum_counts.check_features(self.limits, silos, shape.names)
         smooth.check_batches(config.run.batch_size, silos)
         per = config.run.batch_size or int(silos.sizes[0])
         batches = self.gate.batches(config, self._seed(order, config), int(silos.sizes[0]), self.kept)
         look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, self.limits, self.gate.most)
-        privacy, query = level(config), self._account.query(order, config)
+        privacy, query = level(config), self.account.query(order, config)
         if query is not None:
             smooth.check_private()
-            self._account.afford(order, config, problem)
+            self.account.afford(order, config, problem)
             look = functools.partial(self._charge, order.job, query)  # a refused margin would tell on a sample
         purse = BudgetedGradients(self.ledger, order.job, steps, look)
         client = Client(
             algorithm, smooth, problem.regularizer, batches, Counter(), guard=purse.guard,
-            privacy=privacy, source=System(),
+            privacy=privacy, source=self.source,
         )  # fmt: skip
         start, rules = smooth.start(), algorithm.at(0)
         server, state = rules.init(start, problem.regularizer.during(0))
@@ -350,7 +396,7 @@ class Site:
         )
 
     def _charge(self, job: str, query: Query, x: Tensor) -> None:
-        self._account.charge(job, query)
+        self.account.charge(job, query)
 
     def _seed(self, order: Order, config: Config) -> int:
         """The seed of minibatches and random layers: nobody else's business, unless this site says so.
@@ -426,16 +472,30 @@ class Site:
             reply = messages.decoded(client.algorithm.at(order.round), reply)
         return {**wire.named("reply", reply), "buffers": buffers}
 
+    def _noise_of(self, problem: Problem, counted: str, model: Tensor) -> np.random.Generator:
+        """Random numbers for a metric's counts: of a linear classifier by what it predicts, at whatever model."""
+        part, _, metric = counted.partition("/")
+        said = model.detach().numpy().tobytes()
+        if problem.model is None and metric in ("accuracy", *policy.PER_CLASS):
+            silos = problem.silos
+            train, held = (silos.features, silos.margin_offsets), dict[Any, Any](silos.held_out)
+            offsets = dict[Any, Tensor](silos.held_margin_offsets)
+            X, shift = train if part == "train" else (held[part][0], offsets.get(part))
+            z = problem.predict(model, X)
+            z = z if shift is None else z + shift.to(z)
+            said = (z > 0 if z.ndim == 1 else z.argmax(-1)).numpy().tobytes()
+        return self.gate.draw("metric", counted, said)
+
     def _evaluate(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         model = given["model"]
         if job.privacy is None or job.query is None:
             margins_within(job.client.smooth, self.limits, self.gate.most, model)
             seen = job.client.evaluate(model, given["buffers"])
         else:
-            self._account.charge(order.job, job.query)
+            self.account.charge(order.job, job.query)
             summed = order.secure is not None and job.privacy.share < 1
             seen = private.evaluate(
-                job.client.smooth, model, job.privacy, System(), job.problem.silos.held_out, job.problem.measures,
+                job.client.smooth, model, job.privacy, self.source, job.problem.silos.held_out, job.problem.measures,
                 claims.least_loss(job.problem.loss), bounded=not summed,
             )  # fmt: skip
         gradient = seen.gradient
@@ -447,9 +507,8 @@ class Site:
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
         counts = {k: v for k, v in seen.counts.items() if messages.all_finite(v)}
         if job.query is None and self.gate.scale > 0:
-            model_bytes = model.detach().numpy().tobytes()
             counts = {
-                k: metric_counts(k.partition("/")[2], v, self.gate.scale, self.gate.draw("metric", k, model_bytes))
+                k: metric_counts(k.partition("/")[2], v, self.gate.scale, self._noise_of(job.problem, k, model))
                 for k, v in counts.items()
             }
         elif job.query is not None and self.samples != self.sizes["train"]:

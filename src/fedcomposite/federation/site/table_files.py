@@ -107,13 +107,13 @@ class Patients:
     """As the site has them."""
     X: Floats
     outcomes: Floats
-    """Targets, NaN where there is none."""
+    """Targets, NaN where there is none; of times to an event a row for each."""
     offset: Floats | None
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
         """The rows whose outcome is known."""
-        return ~np.isnan(self.outcomes)
+        return np.asarray(~np.isnan(self.outcomes.reshape(len(self.outcomes), -1)).any(1))
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ class Newcomers:
     target: str | None = None
     """The column of outcomes, where no recipe says it."""
     offset: str | None = None
+    times: tuple[str, ...] = ()
+    """The columns of times, and if there is one of entries, where no recipe says them."""
 
     def patients(self, learned: FittedRecipe | None, names: Sequence[str]) -> Patients:
         """The rows with the features of a model; every row, also one without an outcome."""
@@ -136,22 +138,37 @@ class Newcomers:
             X = np.stack([sheet.numbers(name) for name in names], axis=1)
             if gaps := int(np.isnan(X).any(1).sum()):
                 raise DataError(f"{self.source.path}: {gaps} row(s) with gaps, which a recipe would fill")
-            y = sheet.numbers(self.target) if self.target is not None and self.target in sheet.columns else None
+            y = self._outcomes(sheet)
         else:
             X, y = learned.all_rows(sheet)
             X = X[:, [learned.features.index(name) for name in names]]
         outcomes = np.full(len(X), np.nan) if y is None else y
         return Patients(file, X, outcomes, None if self.offset is None else sheet.numbers(self.offset))
 
-    def write(self, job: str, patients: Patients, x: torch.Tensor, bias: bool, loss: Loss, threshold: float) -> Path:
-        """The file with margins and predictions; for the site's own people."""
+    def _outcomes(self, sheet: Sheet) -> Floats | None:
+        if self.target is None or not {self.target, *self.times} <= set(sheet.columns):
+            return None
+        event, times = sheet.numbers(self.target), [sheet.numbers(name) for name in self.times]
+        return np.stack([times[0], event, *times[1:]], axis=1) if times else event
+
+    def write(
+        self,
+        job: str,
+        patients: Patients,
+        x: torch.Tensor,
+        bias: bool,
+        loss: Loss,
+        threshold: float,
+        hazard: float | None = None,
+    ) -> Path:
+        """The file with margins and predictions, by the baseline's ``hazard``; for the site's own people."""
         weights, intercept = x[: len(x) - bias], float(x[-1]) if bias else 0.0
         margins = torch.from_numpy(patients.X) @ weights + intercept
         if patients.offset is not None:
             margins = margins + torch.from_numpy(patients.offset)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = self.folder / f"{job}.csv"
-        table = beside(patients.file.columns, predicted(margins, loss, threshold))
+        table = beside(patients.file.columns, predicted(margins, loss, threshold, hazard))
         write_atomic(made, table.to_csv(index=False).encode())
         return made
 

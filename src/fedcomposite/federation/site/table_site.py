@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,20 @@ from fedcomposite.federation.orders import AnalysisOrder, Order
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.secure.masked_answers import Sums, Told
 from fedcomposite.federation.shape import parse
-from fedcomposite.federation.site import analyses, minimum_counts, policy
+from fedcomposite.federation.site import analyses, minimum_counts, noised_answers, policy
 from fedcomposite.federation.site.approval import Approvals
-from fedcomposite.federation.site.audit import Audit, AuditError
+from fedcomposite.federation.site.audit import Audit
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.gate import Gate
-from fedcomposite.federation.site.learned_steps import bends, check_learned
+from fedcomposite.federation.site.learned_steps import bends, check_learned, check_steps
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.privacy_account import PrivacyAccount
 from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.site.site import Site, reconcile
 from fedcomposite.federation.site.table_files import Newcomers, TableFile, marks_of, reading
 from fedcomposite.federation.wire import Content
+from fedcomposite.privacy import Source, StudyBudget, System
 
 
 class _Prepared(Site):
@@ -66,11 +69,14 @@ class TableSite(Site):
         self.newcomers, self.device = newcomers, device
         self.name, self.store, self.limits, self._log = name, store, limits or Limits(), log
         self._source, self._classes, self._vault = source, classes, vault or MaskKeys(name, self.limits)
-        self._approvals, self._audit = approvals, audit
+        self._approvals, self._audit, self._waiting, self._noticed = approvals, audit, set(), {}
+        self.head = (lambda: "") if audit is None else audit.signed_head
         self.ledger = Ledger(store.folder, self.limits, source.digest)
         reconcile(self.ledger, audit)
         self.gate = Gate(self.ledger, self.limits, store.folder, source.digest)
         self._sums = Sums(self._vault, self.ledger, self.limits, 0)
+        self.account = PrivacyAccount(self.ledger, self.limits)
+        self.source: Source = System()
         self._read: tuple[str, Sheet] | None = None
         self._taken_down: str | None = None  # the recipe whose reading is in the book
         self._prepared: tuple[str, Site] | None = None
@@ -87,15 +93,11 @@ class TableSite(Site):
         return pd.DataFrame({"column": list(sheet.columns), "kind": kinds, "rows": sheet.rows, "missing": gaps})
 
     def answer(self, request: Content) -> Content:
-        """As every site; nothing here has noise that would have to be accounted for."""
-        made = self._judged(request)
-        try:
-            if self._audit is not None:
-                self._audit.note(request, made, ledger=self._number())
-        except AuditError as error:
-            self._log(f"refused: {error}")
-            return wire.content(refusal="its audit log cannot be continued; the site's people have to look at it")
-        return made
+        """As every site."""
+        made, here = self._judged(request)
+        number, other = self._number(), None if self._prepared is None else self._prepared[1].account
+        spent = self.account.told() if other is None else other.told() or self.account.told()
+        return self._noted(request, made, spent, number, here)
 
     def _number(self) -> int:
         """The number of the ledger, whoever of the two that write it was last."""
@@ -122,7 +124,8 @@ class TableSite(Site):
         analyses.check_allowed(self.limits, config, order)
         policy.permit(self.limits, config, order)
         if self._approvals is not None:
-            self.gate.allow(order, self._approvals.check(config, order, len(self._table(config).columns)))
+            columns, cost = len(self._table(config).columns), partial(self.account.study_cost, order, config)
+            self.gate.allow(order, self._approvals.check(config, order, columns, cost))
         if order.secure is None:
             policy.check_plain(self.limits)
         self.gate.bind(order, config)
@@ -137,6 +140,8 @@ class TableSite(Site):
 
     def _queries(self, order: Order, analysis: AnalysisOrder, config: Config) -> list[tuple[Query, Answer]]:
         sheet = self._table(config)
+        if config.budget is not None:
+            return analyses.answered_queries(self, sheet, order, analysis, config)
         if sheet.rows < self.limits.min_samples:
             raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
         self._own_table(config)
@@ -193,6 +198,10 @@ class TableSite(Site):
             raise RefusalError("its table needs a recipe: use an experiment with a [recipe] (or recipe = false there)")
         if self._prepared is None or self._prepared[0] != order.recipe:
             learned, recipe = FittedRecipe.parse(order.recipe), Recipe(**config.recipe)
+            if config.budget is not None:
+                self._prepared = order.recipe, self._noised_features(config.budget, learned, recipe)
+                self._number()
+                return self._prepared[1]
             sheet, table = self._source.sheet(recipe), self._own_table(config)
             check_learned(recipe, learned, table, Rules(self.limits.min_count))
             self.gate.rows.bend(bends(learned.steps), table.rows)
@@ -200,10 +209,23 @@ class TableSite(Site):
             minimum_counts.check_own(self.limits, learned.few(sheet, self.limits.min_count))
             kept = analyses.kept_rows(table, learned.steps)
             self._check_labels(learned.target, silos, kept)
-            made = _Prepared(
-                self._source.digest, kept, self.name, silos, self.store, self.limits, self._log, self._classes,
-                vault=self._vault, approvals=self._approvals, newcomers=self.newcomers, device=self.device,
-            )  # fmt: skip
-            self._prepared = order.recipe, made
+            self._prepared = order.recipe, self._made(silos, kept)
             self._number()
         return self._prepared[1]
+
+    def _made(self, silos: Silos, kept: KeptRows | None, limits: Limits | None = None) -> Site:
+        made = _Prepared(
+            self._source.digest, kept, self.name, silos, self.store, limits or self.limits, self._log, self._classes,
+            vault=self._vault, approvals=self._approvals, newcomers=self.newcomers, device=self.device,
+        )  # fmt: skip
+        made.source, made.head = self.source, self.head
+        return made
+
+    def _noised_features(self, budget: StudyBudget, learned: FittedRecipe, recipe: Recipe) -> Site:
+        """The same under a budget, where nothing may depend on what single rows are."""
+        if learned.recipe.model_dump() != recipe.model_dump():
+            raise RefusalError("the learned recipe is not the one of the experiment")
+        check_steps(recipe, learned.steps, learned.target)
+        sheet = noised_answers.readable(learned, self._source.sheet(recipe), budget)
+        few = self.limits.model_copy(update={"min_samples": 1, "min_evaluation": 1})
+        return self._made(learned.silos([sheet]), None, few)

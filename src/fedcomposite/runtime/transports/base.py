@@ -64,6 +64,8 @@ class Parties(Transport, Protocol):
     """About which parties can take their features, where these are far from zero; None if they cannot, or need not."""
     by_site: bool
     """Whether single sites' answers may be asked for."""
+    noised: bool
+    """Whether some parties put noise on what they count at a model."""
 
     def recalled(self, requests: Sequence[Any]) -> None:
         """These were answered before, and the answers are known: they count as asked, and nobody is asked."""

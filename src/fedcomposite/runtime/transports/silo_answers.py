@@ -40,7 +40,7 @@ def check_range(silos: Silos) -> None:
 class SiloTransport:
     """The silos of a problem with a linear model."""
 
-    by_site = True
+    by_site, noised = True, False
 
     def __init__(self, problem: Problem) -> None:
         check_range(problem.silos)

@@ -1,0 +1,194 @@
+"""A classifier's scores from counts with noise, and its calibration from sums without.
+
+Sites count their samples of each class below a few dozen edges and put noise on these numbers. Of each the variance is
+known, so that what follows from them has bounds that hold but in one of 15,000 cases: those of exact counts in such
+bins, and :data:`DEVIATIONS` standard deviations of the noise on either side. The calibration's slope and intercept are
+found by Newton's method, from sums over all samples at each line that it tries, and are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomposite.analysis.curves import calibration_line
+from fedcomposite.analysis.score_bins import NOTHING, Cells, Floats, Pair, sigmoid
+from fedcomposite.runtime.driver import Driver
+from fedcomposite.runtime.protocol import CALIBRATION, Rows, Sums, calibration
+
+DEVIATIONS = 4.0
+"""Of the noise, between a number and its bounds."""
+
+_EDGES = 56
+_WITHIN = (np.arange(8) + 0.5) / 8  # places in a bin, from its lower end
+
+
+@dataclass(frozen=True)
+class NoisedCells(Cells):
+    """Cells of bins, each of the weight that is likeliest beside the noise."""
+
+    raw: Floats
+    """Weights with noise ``(2, bins)``; they may be negative."""
+    totals: Floats
+    """Of each class, exact: weight, sums of p and of its square ``(2, 3)``."""
+    variance: float
+    """Of the noise of the weight below each edge."""
+
+    @classmethod
+    def of(cls, edges: Floats, raw: Floats, totals: Floats, variance: float, unit: bool) -> NoisedCells:
+        """From numbers with noise. Margins are taken for the middles of their bins."""
+        outer = np.concatenate([edges[:1] * 2 - edges[1:2], edges, edges[-1:] * 2 - edges[-2:-1]])
+        middle = (outer[1:] + outer[:-1]) / 2
+        rows = []
+        for kind, (weight, p, _) in enumerate(totals):
+            counts = _likeliest(raw[kind], weight)
+            at = np.flatnonzero(counts > 0)
+            said = counts[at] * sigmoid(middle[at])
+            said *= p / said.sum() if said.sum() > 0 else 0.0
+            rows.append(np.column_stack([np.full(len(at), kind), at, at, counts[at], np.zeros((len(at), 3))]))
+            rows[-1][:, 5] = said
+        return cls(edges, np.concatenate(rows), unit, raw, totals, variance)
+
+    @classmethod
+    def told_with_noise(cls, answers: Sequence[Sums], edges: Tensor, unit: bool) -> NoisedCells:
+        """From answers to requests about different samples."""
+        raw, totals, variance = (sum(one[key].numpy() for one in answers) for key in ("tallies", "totals", "variance"))
+        return cls.of(edges.numpy(), np.asarray(raw), np.asarray(totals), float(np.sum(variance)), unit)
+
+    @classmethod
+    def all(cls, each: Sequence[Cells]) -> NoisedCells:
+        """Of several sites, with the same edges."""
+        own = [one for one in each if isinstance(one, NoisedCells)]
+        raw, totals = (np.sum([getattr(one, name) for one in own], axis=0) for name in ("raw", "totals"))
+        return cls.of(own[0].edges, raw, totals, sum(one.variance for one in own), all(one.unit for one in own))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether nothing but the width of bins is unknown."""
+        return self.variance == 0
+
+    @cached_property
+    def auroc(self) -> tuple[float, Pair]:
+        """The area under the ROC curve and its bounds; without a bias, since noise of two classes is independent."""
+        zeros, ones = self.raw
+        pairs = float(self.totals[:, 0].prod())
+        if not pairs:
+            return math.nan, NOTHING
+        tied = float((zeros * ones)[self.points].sum()) / 2
+        below = zeros.cumsum()
+        low, high = float(ones @ (below - zeros)) + tied, float(ones @ below) - tied
+        off = DEVIATIONS * math.sqrt(self._spread)
+        value = min(max((low + high) / 2, 0.0), pairs)
+        return value / pairs, (max(min(low, value) - off, 0.0) / pairs, min(max(high, value) + off, pairs) / pairs)
+
+    @property
+    def _spread(self) -> float:
+        """The variance of the number of pairs in order.
+
+        One more below an edge, of one class, makes as many pairs as the bin beside has of the other class: squares of
+        the weights in bins, which are known with noise and are at least what even ones would be; and products of noise.
+        """
+        bins, edges = self.bins, len(self.edges)
+        squares = float(np.square(self.raw).sum()) - 4 * edges * self.variance
+        even = float(np.square(self.totals[:, 0]).sum()) / bins
+        return self.variance * (max(squares, even) + 2 * edges * self.variance)
+
+    @cached_property
+    def auprc(self) -> tuple[float, Pair]:
+        """Average precision and its bounds; what the noise of each edge changes is tried out."""
+        (zeros, ones), (low, high) = self.halves, super().auprc[1]
+        if not ones.sum():
+            return math.nan, NOTHING
+        value = min(max(_precision(zeros, ones), low), high)
+        by, squares = math.sqrt(self.variance), 0.0
+        for edge in range(len(self.edges)):
+            shift = np.zeros(self.bins)
+            shift[edge], shift[edge + 1] = by, -by
+            for z, o in ((shift, 0.0), (0.0, shift)):
+                moved = [_precision(zeros + sign * z, ones + sign * o) for sign in (-1.0, 1.0)]
+                squares += max(abs(m - value) for m in moved) ** 2
+        off = DEVIATIONS * math.sqrt(squares)
+        return value, (max(low - off, 0.0), min(high + off, 1.0))
+
+    def above(self, kind: int, margin: float) -> tuple[float, Pair]:
+        """The weight of a class at or above a margin, and its bounds."""
+        value, (low, high) = super().above(kind, margin)
+        off = DEVIATIONS * math.sqrt(self.variance)
+        return value, (max(low - off, 0.0), min(high + off, float(self.totals[kind, 0])))
+
+
+def _likeliest(raw: Floats, total: float) -> Floats:
+    """Weights in bins that are not negative, from ones with noise on those below each edge."""
+    below = np.clip(raw.cumsum()[:-1], 0.0, total)
+    rising = (np.maximum.accumulate(below) + np.minimum.accumulate(below[::-1])[::-1]) / 2
+    return np.diff(rising, prepend=0.0, append=total)
+
+
+def _precision(zeros: Floats, ones: Floats) -> float:
+    """Average precision of weights evenly spread over their bins; they may be a bit below zero."""
+    tp, fp = (v[::-1].cumsum() - np.outer(_WITHIN, v[::-1]) for v in (ones, zeros))
+    tp, fp = np.maximum(tp, 0.0), np.maximum(fp, 0.0)
+    return float((ones[::-1] * (tp / np.maximum(tp + fp, 1e-9))).sum() / (len(_WITHIN) * ones.sum()))
+
+
+def tally_edges(sums: Floats, threshold: float = 0.5) -> Tensor:
+    """Edges that divide margins into about equal parts, from sums of them, and that of a probability.
+
+    Two around all if they are alike.
+    """
+    told = dict(zip(CALIBRATION, sums, strict=True))
+    mean = told["z"] / told["weight"]
+    spread = math.sqrt(max(told["zz"] / told["weight"] - mean**2, 0.0))
+    if not spread > 1e-9 * max(1.0, abs(mean)):
+        return torch.tensor([mean - 1e-6, mean + 1e-6], dtype=torch.float64)
+    place = (torch.arange(_EDGES, dtype=torch.float64) + 0.5) / _EDGES
+    spaced = mean + 0.6 * spread * torch.logit(place)  # further out than a normal distribution's
+    wanted = torch.tensor([threshold], dtype=torch.float64).logit()
+    apart = spaced[(spaced - wanted).abs() > 1.2 * spread / _EDGES]  # sites do not tell edges that are close together
+    made: Tensor = torch.cat([apart, wanted]).sort().values
+    return made
+
+
+def calibrated_lines(
+    driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str
+) -> tuple[dict[str, Floats], dict[str, tuple[float, float]]]:
+    """By site and of all: sums at the line 0 + 1 z, and the calibration's slope and intercept (NaN if there is none).
+
+    All take their steps in the same exchanges. A line at which a site does not tell its sums is not known.
+    """
+    start = _at_lines(driver, pairs, part, [(0.0, 1.0)])
+    first = {name: sums[0] for name, sums in start.items() if sums[0, 0] > 0}
+    if not first:
+        return {}, {}
+    tasks = {(name, free): calibration_line(free) for name in first for free in (True, False)}
+    tried = {key: next(task) for key, task in tasks.items()}
+    sums, found = {key: first[key[0]] for key in tried}, dict[tuple[str, bool], Pair]()
+    while tried:
+        for key in list(tried):
+            own, whole = sums[key], first[key[0]][0]
+            known = abs(own[0] - whole) <= 1e-9 * whole
+            try:
+                tried[key] = tasks[key].send(dict(zip(CALIBRATION, own, strict=True)) if known else None)
+            except StopIteration as stop:
+                found[key] = stop.value
+                del tried[key]
+        if tried:
+            told = _at_lines(driver, pairs, part, list(tried.values()))
+            sums = {key: told[key[0]][k] for k, key in enumerate(tried)}
+    return first, {name: (found[name, True][1], found[name, False][0]) for name in first}
+
+
+def _at_lines(
+    driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str, lines: Sequence[Pair]
+) -> Mapping[str, Floats]:
+    """Sums at some lines of each site, and of all."""
+    at = torch.tensor(lines, dtype=torch.float64)
+    told = driver.told([calibration(x, at, part, rows) for x, rows in pairs])
+    made = {name: torch.stack([one["sums"] for one in answers]).sum(0).numpy() for name, answers in told.items()}
+    return made if "all" in made and not driver.by_site else {**made, "all": np.sum(list(made.values()), axis=0)}
