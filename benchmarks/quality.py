@@ -37,6 +37,7 @@ from fedcomposite.federation.site.noise import deviation
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import Request, Silo
+from fedcomposite.runtime.tally_noise import factor
 from fedcomposite.runtime.transports.silo_answers import SiloTransport, added
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +54,11 @@ class Guarded(SiloTransport):
         self.limits, self.guard = limits, minimum_counts.NO_GUARD
         if draw is not None and limits.min_count > 1:
             off = deviation(limits.min_count)
-            self.guard = minimum_counts.AnswerGuard(blur=lambda *about: np.rint(draw.normal(0.0, off, (2, about[-1]))))
+
+            def blur(part: str, question: str, bins: int) -> Floats:
+                return off * (factor(bins) @ draw.normal(size=(bins - 1, 2))).T
+
+            self.guard = minimum_counts.AnswerGuard(blur=blur)
 
     def ask(self, requests: Sequence[Request]) -> list[Any]:
         """What the sites tell."""

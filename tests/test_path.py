@@ -56,7 +56,9 @@ def reference(X, y, lam, loss="logistic"):
 
     bounds = [(0, None)] * (2 * p) + [(None, None)]
     options = {"ftol": 0, "gtol": 1e-10, "maxiter": 10000, "maxfun": 100000}
-    v = minimize(objective, np.zeros(2 * p + 1), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    v = np.zeros(2 * p + 1)
+    for _ in range(5):  # a line search that fails in rounding ends it early
+        v = minimize(objective, v, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     return np.append(v[:p] - v[p:-1], v[-1])
 
 

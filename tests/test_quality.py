@@ -9,9 +9,11 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.analysis.curves import average_precision, smoothed
+from fedcomposite.analysis.noised_scores import NoisedCells
 from fedcomposite.analysis.quality import Quality
 from fedcomposite.analysis.score_bins import Cells, shares_beyond
 from fedcomposite.runtime.protocol import answer, scores, silos_of
+from fedcomposite.runtime.tally_noise import factor
 
 
 @pytest.fixture(scope="module")
@@ -239,3 +241,23 @@ def test_the_calibration_slope_with_an_offset_is_that_of_the_probabilities(exact
         off = max(1e-6, overall.calibration_slope_error)
         assert overall.calibration_slope == pytest.approx(free.coef_[0, 0], abs=off)
         assert free.coef_[0, 0] < 0.9
+
+
+@pytest.mark.parametrize("sizes", [(8, 115), (60, 60), (300, 40)])
+def test_bounds_of_areas_know_the_noise_of_counts(sizes):
+    """Few of a class leave most bins empty: the spread over draws of the noise is what bounds are made from."""
+    draw = np.random.default_rng(3)
+    edges = np.linspace(-3, 3, 56)
+    margins = [np.sort(draw.normal(shift, 1.0, n)) for shift, n in zip((-0.5, 0.5), sizes, strict=True)]
+    counts = np.stack([np.bincount(np.searchsorted(edges, z), minlength=57) for z in margins]).astype(float)
+    totals = np.column_stack([sizes, np.ones((2, 2))])
+    truth = (margins[1][:, None] > margins[0]).mean()
+    found = []
+    for _ in range(400):
+        raw = counts + 2.5 * (factor(57) @ draw.normal(size=(56, 2))).T
+        cells = NoisedCells.of(edges, raw, totals, 2.5**2, True)
+        value, (low, high) = cells.auroc
+        found.append((value, low <= truth <= high, (high - low) / 2))
+    values, inside, half = np.array(found).T
+    assert inside.all()
+    assert 2.0 < half.mean() / values.std() < 9.0 or sizes[0] == 8  # wide, but not for nothing

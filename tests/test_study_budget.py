@@ -392,9 +392,16 @@ def test_intervals_hold_with_their_noise():
 # -- at sites ---------------------------------------------------------------------------------------------------------
 
 
-def asked(sites, text=TEXT, secure=False, job="job"):
+def asked(sites, text=TEXT, secure=False, job="job", **settings):
     grid = LocalSites(sites)
-    one = Inquiry(grid, [s.name for s in sites], grid.permitted, parse(text, recipe=True), job, Settings(secure=secure))
+    one = Inquiry(
+        grid,
+        [s.name for s in sites],
+        grid.permitted,
+        parse(text, recipe=True),
+        job,
+        Settings(secure=secure, **settings),
+    )
     problem = one.meet()
     return problem, StudyDriver(Driver(one), one.config.budget, problem.loss, problem.bias), grid
 
@@ -728,7 +735,7 @@ def test_a_class_of_approved_experiments_knows_what_a_study_costs(tmp_path):
             site._approvals = Approvals(site.store.folder, Approval(required=True, allow=[allowed]))
         if waits:
             with pytest.raises(FederationError, match="waits for approval"):
-                asked(sites)
+                asked(sites, give_up=0.01)
         else:
             there, driver, _ = asked(sites)
             fc.path(there, count=3, driver=driver)

@@ -1,6 +1,6 @@
 """A classifier's scores from counts with noise, and its calibration from sums without.
 
-Sites count their samples of each class below a few dozen edges and put noise on these numbers. Of each the variance is
+Sites count their samples of each class between a few dozen edges and put noise on these numbers. Its covariance is
 known, so that what follows from them has bounds that hold but in one of 15,000 cases: those of exact counts in such
 bins, and :data:`DEVIATIONS` standard deviations of the noise on either side. The calibration's slope and intercept are
 found by Newton's method, from sums over all samples at each line that it tries, and are exact.
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fedcomposite.analysis.curves import calibration_line
-from fedcomposite.analysis.score_bins import NOTHING, Cells, Floats, Pair, sigmoid
+from fedcomposite.analysis.score_bins import EDGE, NOTHING, Cells, Floats, Pair, sigmoid
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import CALIBRATION, Rows, Sums, calibration
+from fedcomposite.runtime.tally_noise import factor
 
 DEVIATIONS = 4.0
 """Of the noise, between a number and its bounds."""
@@ -38,7 +39,7 @@ class NoisedCells(Cells):
     totals: Floats
     """Of each class, exact: weight, sums of p and of its square ``(2, 3)``."""
     variance: float
-    """Of the noise of the weight below each edge."""
+    """Of the noise of each part of the bins (:mod:`~fedcomposite.runtime.tally_noise`)."""
 
     @classmethod
     def of(cls, edges: Floats, raw: Floats, totals: Floats, variance: float, unit: bool) -> NoisedCells:
@@ -76,40 +77,37 @@ class NoisedCells(Cells):
     @cached_property
     def auroc(self) -> tuple[float, Pair]:
         """The area under the ROC curve and its bounds; without a bias, since noise of two classes is independent."""
-        zeros, ones = self.raw
         pairs = float(self.totals[:, 0].prod())
         if not pairs:
             return math.nan, NOTHING
-        tied = float((zeros * ones)[self.points].sum()) / 2
-        below = zeros.cumsum()
-        low, high = float(ones @ (below - zeros)) + tied, float(ones @ below) - tied
-        off = DEVIATIONS * math.sqrt(self._spread)
+        tied = np.diag(self.points / 2)
+        orders = np.tri(self.bins, k=-1) + tied, np.tri(self.bins) - tied  # which pairs surely are in order, and may be
+        low, high = (float(self.raw[1] @ order @ self.raw[0]) for order in orders)
+        less, more = (DEVIATIONS * math.sqrt(self._spread(order)) for order in orders)
         value = min(max((low + high) / 2, 0.0), pairs)
-        return value / pairs, (max(min(low, value) - off, 0.0) / pairs, min(max(high, value) + off, pairs) / pairs)
+        return value / pairs, (max(min(low, value) - less, 0.0) / pairs, min(max(high, value) + more, pairs) / pairs)
 
-    @property
-    def _spread(self) -> float:
-        """The variance of the number of pairs in order.
+    def _spread(self, order: Floats) -> float:
+        """The variance of the number of pairs in an order, at least.
 
-        One more below an edge, of one class, makes as many pairs as the bin beside has of the other class: squares of
-        the weights in bins, which are known with noise and are at least what even ones would be; and products of noise.
+        From weights with noise it is larger on average, by as much as the product of both classes' noise counts.
         """
-        bins, edges = self.bins, len(self.edges)
-        squares = float(np.square(self.raw).sum()) - 4 * edges * self.variance
-        even = float(np.square(self.totals[:, 0]).sum()) / bins
-        return self.variance * (max(squares, even) + 2 * edges * self.variance)
+        root = factor(self.bins)
+
+        def squares(zeros: Floats, ones: Floats) -> float:
+            return float(np.square(root.T @ order @ zeros).sum() + np.square(root.T @ order.T @ ones).sum())
+
+        return self.variance * max(squares(*self.raw), squares(*self.halves))
 
     @cached_property
     def auprc(self) -> tuple[float, Pair]:
-        """Average precision and its bounds; what the noise of each edge changes is tried out."""
+        """Average precision and its bounds; what each direction of the noise changes is tried out."""
         (zeros, ones), (low, high) = self.halves, super().auprc[1]
         if not ones.sum():
             return math.nan, NOTHING
         value = min(max(_precision(zeros, ones), low), high)
-        by, squares = math.sqrt(self.variance), 0.0
-        for edge in range(len(self.edges)):
-            shift = np.zeros(self.bins)
-            shift[edge], shift[edge + 1] = by, -by
+        squares = 0.0
+        for shift in math.sqrt(self.variance) * factor(self.bins).T:
             for z, o in ((shift, 0.0), (0.0, shift)):
                 moved = [_precision(zeros + sign * z, ones + sign * o) for sign in (-1.0, 1.0)]
                 squares += max(abs(m - value) for m in moved) ** 2
@@ -119,7 +117,10 @@ class NoisedCells(Cells):
     def above(self, kind: int, margin: float) -> tuple[float, Pair]:
         """The weight of a class at or above a margin, and its bounds."""
         value, (low, high) = super().above(kind, margin)
-        off = DEVIATIONS * math.sqrt(self.variance)
+        of_edges = np.square(factor(self.bins).cumsum(0)).sum(1)[:-1]
+        beside = np.searchsorted(self.edges, [margin - EDGE, margin + EDGE]) - [0, 1]  # an edge, or one on either side
+        largest = float(of_edges[beside.clip(0, len(of_edges) - 1)].max())
+        off = DEVIATIONS * math.sqrt(self.variance * largest)
         return value, (max(low - off, 0.0), min(high + off, float(self.totals[kind, 0])))
 
 
@@ -149,10 +150,7 @@ def tally_edges(sums: Floats, threshold: float = 0.5) -> Tensor:
         return torch.tensor([mean - 1e-6, mean + 1e-6], dtype=torch.float64)
     place = (torch.arange(_EDGES, dtype=torch.float64) + 0.5) / _EDGES
     spaced = mean + 0.6 * spread * torch.logit(place)  # further out than a normal distribution's
-    wanted = torch.tensor([threshold], dtype=torch.float64).logit()
-    apart = spaced[(spaced - wanted).abs() > 1.2 * spread / _EDGES]  # sites do not tell edges that are close together
-    made: Tensor = torch.cat([apart, wanted]).sort().values
-    return made
+    return torch.from_numpy(np.union1d(spaced.numpy(), math.log(threshold / (1 - threshold))))
 
 
 def calibrated_lines(

@@ -27,7 +27,7 @@ from fedcomposite.analysis.cross_validation import CrossValidation
 from fedcomposite.analysis.curves import grouped, integrated_error
 from fedcomposite.analysis.noised_scores import NoisedCells, calibrated_lines, tally_edges
 from fedcomposite.analysis.regression_quality import Errors, calibrated, margin_edges
-from fedcomposite.analysis.score_bins import Cells, Pair
+from fedcomposite.analysis.score_bins import NOTHING, Cells, Pair
 from fedcomposite.analysis.survival_quality import SurvivalQuality, survival_quality
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox, Logistic, Loss
@@ -133,7 +133,7 @@ class Quality(Result):
                 return self.cells.auprc
             case _ if self.line is not None:
                 value = self.line[name == "calibration_intercept"]
-                return value, (value, value)
+                return value, NOTHING if math.isnan(value) else (value, value)
             case "calibration_slope":
                 return self._calibration.slope
         return self._calibration.intercept

@@ -27,6 +27,8 @@ Pair = tuple[float, float]
 """A lower and an upper bound."""
 
 NOTHING: Pair = (-math.inf, math.inf)
+EDGE = 1e-9
+"""A margin this close to an edge is the edge."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,8 @@ class Cells:
 
     def above(self, kind: int, margin: float) -> tuple[float, Pair]:
         """The weight of a class at or above a margin, and its bounds."""
-        first = int(np.searchsorted(self.edges, margin - _EDGE))
-        exact = first < len(self.edges) and abs(self.edges[first] - margin) <= _EDGE
+        first = int(np.searchsorted(self.edges, margin - EDGE))
+        exact = first < len(self.edges) and abs(self.edges[first] - margin) <= EDGE
         first += 1  # the bin that begins at this edge
         within = first if exact else first - 1  # or the one that the margin is inside of
         least, most = float(self.placed(kind, "low")[first:].sum()), float(self.placed(kind, "high")[within:].sum())
@@ -242,7 +244,6 @@ def _told_apart(table: Floats) -> Floats:
     return np.concatenate(rows)
 
 
-_EDGE = 1e-9  # a margin this close to an edge is the edge
 _ROUNDING = 1e-9  # of shares and ranks
 _NOISE = 1e-13  # of means, in units of the numbers that they are of: where p is close to 1, little is left of 1 - p
 _CENTRES = 16

@@ -59,7 +59,7 @@ class StudyBudget:
     --------
     >>> budget = StudyBudget(epsilon=3.0, requests=9)
     >>> round(budget.noise, 2), round(budget.cost(9), 2)
-    (4.62, 3.0)
+    (4.17, 3.0)
     """
 
     epsilon: Positive

@@ -5,15 +5,13 @@ makes a new tensor. Here they are learned by running the formula once on no entr
 another: results go to buffers that are used again, and the last one straight to its place, so that memory is read once
 and written once. That does not change a bit of the result.
 
-Two to four threads take whole blocks, each with buffers of its own. Torch would share out every operation on a block
-instead and wait for the slowest thread each time, which takes longer than the operation, and far longer where a core is
-busy with something else. More threads would wait for Python's lock; there torch shares out larger blocks.
+Threads share out every operation on a block, so blocks grow with their number: waiting for each other then takes
+little of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -26,7 +24,6 @@ _Cut = tuple[Tensor, float | Tensor, Tensor]  # a block, its step, its place
 
 _WHOLE = 1 << 18  # entries per thread that are not cut: learning a formula takes longer than it saves
 _BLOCK = 1 << 20  # bytes per block and thread: smaller ones spend more on calls than caches save
-_OURS = 4  # threads up to which whole blocks are shared out
 LITTLE = 1 << 16  # entries per block where groups are seen together, which takes more temporaries; no more is not cut
 _THREADS = 8  # threads up to which blocks grow, so that buffers stay small
 
@@ -65,30 +62,13 @@ def in_blocks(formula: Formula, v: Tensor, step: float | Tensor, out: Tensor | N
             for block, part, place in _cuts(source, own, target, LITTLE * growth, grain):
                 place.copy_(formula(block, part))
             return sink
-    ours = threads if threads <= _OURS else 1
-    most = _BLOCK // v.element_size() * (growth if ours == 1 else 1)
+    most = _BLOCK // v.element_size() * growth
     if len(program) == 1 and steps is None:
-        ours, most = 1, v.numel()  # one operation is one pass already
+        most = v.numel()  # one operation is one pass already
     with torch.inference_mode():
         work = iter([*_cuts(source, own, target, most, grain)])
-    if ours == 1:
-        _carry_out(program, work)
-    else:
-        _share_out(program, work, ours)
+    _carry_out(program, work)
     return sink
-
-
-def _share_out(program: list[_Operation], work: Iterator[_Cut], threads: int) -> None:
-    """The program on all blocks, by so many threads that each take the next one."""
-    torch.set_num_threads(1)  # of operations, in this thread and in those that begin now
-    try:
-        with ThreadPoolExecutor(threads - 1) as pool:
-            others = [pool.submit(_carry_out, program, work) for _ in range(threads - 1)]
-            _carry_out(program, work)
-            for other in others:
-                other.result()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _cuts(source: Tensor, step: float | Tensor, target: Tensor, most: int, grain: int) -> Iterator[_Cut]:

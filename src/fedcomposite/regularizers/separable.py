@@ -97,7 +97,7 @@ class L1(Separable):
     Examples
     --------
     >>> L1(1.0).prox(torch.tensor([3.0, -0.5, -2.0]), 0.5)
-    tensor([ 2.5000,  0.0000, -1.5000])
+    tensor([ 2.5000, -0.0000, -1.5000])
     """
 
     lam: ZeroOrMore

@@ -566,7 +566,7 @@ def tallies(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
 def _tallies(silo: Silo, weights: Tensor, request: Request) -> Sums:
     """Weights ``(2, bins)``; of each class weight, sums of p and of its square ``(2, 3)``; and the noise.
 
-    ``variance`` is that of the weight of each class below each edge, where a site has put noise on it.
+    ``variance`` is that of the noise of each part of the bins (``tally_noise``), where a site has put some on it.
     """
     told = _scores(silo, weights, request)
     counts = told["counts"]

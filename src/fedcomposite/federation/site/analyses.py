@@ -224,10 +224,9 @@ class Desk:
         self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
         vectors: Vectors = {}
         gate, kept = self._site.gate, self._site.kept
-        apart, blur = functools.partial(gate.apart, kept), functools.partial(gate.blur, kept)
-        guard = minimum_counts.AnswerGuard(apart, blur, gate.most)
+        guard = minimum_counts.AnswerGuard(functools.partial(gate.apart, kept), gate.blur, gate.most)
         for one in requests:
-            event_times.check_groups(silo, one, apart)
+            event_times.check_groups(silo, one, guard.apart)
         for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests, guard)):
             if requests[i].name == "losses":
                 self._blur(silo, requests[i], sums)

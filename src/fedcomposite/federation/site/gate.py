@@ -11,7 +11,6 @@ would single few of them out.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -45,6 +44,7 @@ from fedcomposite.federation.site.row_sets import (
 )
 from fedcomposite.problems import Batches
 from fedcomposite.runtime.protocol import Rows, Silo
+from fedcomposite.runtime.tally_noise import factor
 
 
 class Gate:
@@ -125,29 +125,19 @@ class Gate:
         book = Cuts(self._folder / "rows" / f"{samples[:32]}.npy", self._limits.min_count, self._ledger)
         return book.apart(places, classes, ends)
 
-    def blur(
-        self, kept: KeptRows | None, part: str, places: Ints, classes: Ints, count: int
-    ) -> npt.NDArray[np.float64] | None:
-        """Noise for the numbers of samples of two classes below some edges, by who they are; None if there is none.
+    def blur(self, part: str, question: str, bins: int) -> npt.NDArray[np.float64] | None:
+        """Noise for the numbers of samples of two classes in some bins; None if there is none.
 
-        ``places`` are the samples' bins. The same samples have the same noise at whatever model, edge or job, so that
-        nothing averages out; a sample more or less has noise of its own. Tables of them are counted, for good.
+        A question has the same noise whenever it is asked. Different ones have noise of their own, so that no answer
+        tells that nobody is between two edges; they are counted, for good, so that little averages out.
         """
         if not minimum_counts.blurs(self._limits):
             return None
-        key = self._ledger.secret_seed("tallies", self._data, part).to_bytes(8, "little")
-        told: dict[bytes, float] = {}
-        made = np.zeros((2, count))
-        for kind, edge in np.ndindex(2, count):
-            inside = (places >= 0) & (places <= edge) & (classes == kind)
-            name = hashlib.blake2b(bytes([kind]) + _members(kept, part, inside), digest_size=8, key=key).digest()
-            if name not in told:
-                drawn = generator(int.from_bytes(name, "little")).normal(0.0, deviation(self._limits.min_count))
-                told[name] = float(np.rint(drawn))
-            made[kind, edge] = told[name]
         book = Tables(self._folder / "rows" / f"{seal(self._data, part)[:32]}.json", self._ledger)
-        book.tell(seal(*sorted(told)), self._limits.score_tables)
-        return made
+        book.tell(question, self._limits.score_tables)
+        draw = generator(self._ledger.secret_seed("tallies", self._data, part, question))
+        made: npt.NDArray[np.float64] = (factor(bins) @ draw.normal(size=(bins - 1, 2))).T
+        return deviation(self._limits.min_count) * made
 
     def let_out(self, counts: npt.NDArray[Any], kept: KeptRows | None) -> None:
         """Take down an answer in which samples count so often, and rows that are left out do not."""

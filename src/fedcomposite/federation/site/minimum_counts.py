@@ -21,6 +21,7 @@ from torch import Tensor
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.queries import Below, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows
+from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.site import event_times, policy
 from fedcomposite.federation.site.learned_steps import check_steps
 from fedcomposite.federation.site.noise import deviation
@@ -32,7 +33,6 @@ from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request,
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger
 _PER_GROUP = 1e-5  # what one more group is worth, in pairs; all of them are worth less than one pair
-_APART = 0.01  # standard deviations of the margins between edges of tallies
 _TALLIED = 64  # edges of a table of scores with noise
 MEASURES = ("scores", "tallies", "calibration", "residuals", "rates")
 """Questions about folds that are told as one."""
@@ -45,15 +45,15 @@ Apart = Callable[[str, Ints, Ints, list[int]], list[bool]]
 """Of a part, the bins of its samples, their classes and the last bins of groups: which ends may be told."""
 
 
-Blur = Callable[[str, Ints, Ints, int], npt.NDArray[np.float64] | None]
-"""Of a part, the bins of its samples, their classes and the number of edges: noise of the counts below each."""
+Blur = Callable[[str, str, int], npt.NDArray[np.float64] | None]
+"""Of a part, the digest of a question about it and the number of bins: noise of two classes in these."""
 
 
 def _all_apart(part: str, places: Ints, classes: Ints, ends: list[int]) -> list[bool]:
     return [True] * len(ends)
 
 
-def _no_blur(part: str, places: Ints, classes: Ints, count: int) -> None:
+def _no_blur(part: str, question: str, bins: int) -> None:
     return None
 
 
@@ -292,28 +292,27 @@ def _tell_scores(limits: Limits, silo: Silo, asked: Sequence[Request], answers: 
 
 
 def _tell_tallies(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums], blur: Blur) -> None:
-    """Counts with noise on those below each edge, so that they add up to the exact ones over all bins."""
+    """Counts with noise that adds up to nothing over all bins."""
     counts, totals = _first_of_all(answers, "tallies"), _first_of_all(answers, "totals")
     own, places = silo.of_part(asked[0].part), _places(silo, asked)
     if not len(own.X):
         return
     labels, heaviest = own.labels(own.b).numpy(), max(float(own.weights(one.rows).max()) for one in asked)
     rare = _rare_classes(limits, labels[places >= 0])
-    _check_spacing(limits, own, asked)
-    if len(rare) < 2 and (noise := blur(asked[0].part, places, labels, counts.shape[1] - 1)) is not None:
-        below = heaviest * torch.from_numpy(noise)
-        counts[:, :-1] += below
-        counts[:, 1:] -= below
-        answers[0]["variance"] += heaviest**2 * (deviation(limits.min_count) ** 2 + 1 / 12)  # as it is rounded
+    if len(rare) < 2 and (noise := blur(asked[0].part, _question(own, asked), counts.shape[1])) is not None:
+        counts += heaviest * torch.from_numpy(noise)
+        answers[0]["variance"] += (heaviest * deviation(limits.min_count)) ** 2
     counts[rare], totals[rare] = 0.0, 0.0
 
 
-def _check_spacing(limits: Limits, own: Silo, asked: Sequence[Request]) -> None:
-    """Refuse edges so close that one patient is between them: within one table that would be two counts of her."""
-    edges = asked[0].arrays["edges"]
-    z = torch.cat([own.margins(one.arrays["x"])[own.weights(one.rows) > 0] for one in asked])
-    if blurs(limits) and len(edges) > 1 and len(z) > 1 and float(edges.diff().min()) < float(z.std()) * _APART:
-        raise RefusalError(f"edges of tallies must be {_APART:g} standard deviations of the margins apart")
+def _question(own: Silo, asked: Sequence[Request]) -> str:
+    """Which samples of which class are where, and where the edges are; the same for models that differ in length."""
+    inside = [own.weights(one.rows) > 0 for one in asked]
+    z = torch.cat([own.margins(one.arrays["x"])[rows] for one, rows in zip(asked, inside, strict=True)]).double()
+    spread = float(z.std()) if len(z) > 1 else 0.0
+    place = (torch.cat([z, asked[0].arrays["edges"].double()]) - z.mean()) / (spread or 1.0)
+    labels = torch.cat([own.labels(own.b)[rows] for rows in inside])
+    return seal(((1e6 * place).round() + 0.0).numpy().tobytes(), labels.numpy().tobytes())
 
 
 def _rare_classes(limits: Limits, labels: Ints) -> list[int]:
