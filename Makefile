@@ -12,15 +12,15 @@ demo: $(VENV)/.core
 	$(BIN)/fedcomposite compare demo --out runs/demo --overwrite
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes and not site and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --timeout 300 -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not processes and not site and not slow"
 
 # Studies that take longer than one waits for: 100 cases of the fuzz, laws over many rounds, killed commands, whole reports, benchmarks. CI runs them.
 test-slow: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "slow and not processes and not site" tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest --timeout 900 -n $(WORKERS) --dist worksteal -m "slow and not processes and not site" tests
 
 # Real engines and real sites, killed, cut off and attacked: a part of its own, as it takes minutes and depends on clocks and sockets. What
 # fails beside other work is tried once more alone: a defect fails again.
-PROCESSES := OMP_NUM_THREADS=1 $(BIN)/pytest -m processes tests
+PROCESSES := OMP_NUM_THREADS=1 $(BIN)/pytest --timeout 600 -m processes tests
 test-federation: $(VENV)/.test
 	$(PROCESSES) -n $(WORKERS) --dist loadfile --no-loadscope-reorder || $(PROCESSES) --last-failed --last-failed-no-failures none
 
