@@ -248,6 +248,17 @@ class Start:
     null: Fit
     top: float
     plan: FitPlan
+    features: int
+    """How many coordinates are features'."""
+
+    @property
+    def without_features(self) -> Tensor:
+        """Where models of some samples begin.
+
+        A coefficient that these do not determine, such as the intercept of a site that is held out, stays where it
+        begins: it must know nothing of the others.
+        """
+        return torch.cat([torch.zeros_like(self.null.x[: self.features]), self.null.x[self.features :]])
 
 
 def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, deadline: Deadline = NEVER) -> Start:
@@ -267,6 +278,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, d
         empty,
         top,
         FitPlan(tolerance=tolerance, rounds=rounds, scale=scale, centre=driver.centre, deadline=deadline),
+        int(np.prod(problem.layout[0].shape)),
     )
 
 
@@ -284,7 +296,7 @@ def falling(problem: Problem, start: Start, count: int, ratio: float | None, lam
 def along(h: Regularizer, lambdas: Floats, start: Start, plan: FitPlan) -> Task[list[Fit]]:
     """The models of a path on some rows, one after another."""
     own, fits = strength(h), list[Fit]()
-    at: Tensor | Fit = start.null if plan.rows == start.plan.rows else start.null.x
+    at: Tensor | Fit = start.null if plan.rows == start.plan.rows else start.without_features
     last = start.top
     for lam in lambdas.tolist():
         if isinstance(at, Fit) and at.end == "endless":  # where h does not hold coefficients, a weaker one does not

@@ -130,7 +130,8 @@ def _offsets(sheet: Sheet, name: str | None) -> Floats:
 
 
 def _named_after(recipe: Path, file: Path) -> str | None:
-    return file.stem if file.stem in FittedRecipe.read(recipe).recipe.sites else None
+    learned = FittedRecipe.read(recipe)
+    return file.stem if file.stem in [*learned.recipe.sites, *(learned.sites if learned.recipe.site else ())] else None
 
 
 def _coordinates(folder: RunFolder) -> list[str]:

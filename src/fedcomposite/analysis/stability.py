@@ -137,7 +137,7 @@ def first(q: int, h: Regularizer, lambdas: list[float], start: Start, plan: FitP
     """Mask of the first q coordinates that enter along a path; where several enter at once, the largest."""
     own = strength(h)
     chosen = torch.zeros_like(acted_on)
-    at: Tensor | Fit = start.null.x
+    at: Tensor | Fit = start.without_features
     for lam in lambdas:
         at = yield from fit(varied(h, lam / own), at, plan)
         new = (at.x != 0) & acted_on & ~chosen

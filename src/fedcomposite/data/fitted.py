@@ -20,7 +20,7 @@ from fedcomposite.data.queries import enough
 from fedcomposite.data.sheets import Sheet, Source, sheets_of
 from fedcomposite.data.silos import HeldOut, Silos
 from fedcomposite.data.spec import RecipeSpec
-from fedcomposite.data.steps import Absent, AnyStep, Complete, Interact, Spline, Standardize, prepared
+from fedcomposite.data.steps import SITE, Absent, AnyStep, Complete, Interact, Spline, Standardize, prepared
 from fedcomposite.files import write_atomic
 
 Floats = npt.NDArray[np.float64]
@@ -84,14 +84,14 @@ class FittedRecipe(BaseModel):
         self._check_columns(given, sheet)
         labelled = self._has_targets(sheet)
         steps = [step for step in self.steps if labelled or not isinstance(step, Complete)]
-        return labelled, prepared(sheet, steps)
+        return labelled, prepared(replace(sheet, name=site or sheet.name), steps)
 
     def _check_columns(self, given: Sheet, sheet: Sheet) -> None:
         """Refuse a table that lacks columns: all of them, and the site by whose names it would have them."""
         if any(isinstance(step, Absent) for step in self.steps):
             return
-        products = {f"{a}:{b}" for a, b in self.recipe.interactions}
-        lacking = [name for name in dict.fromkeys(self.sources.values()) if name not in {*sheet.columns, *products}]
+        made = {f"{a}:{b}" for a, b in self.recipe.interactions} | ({SITE} if self.recipe.site else set())
+        lacking = [name for name in dict.fromkeys(self.sources.values()) if name not in {*sheet.columns, *made}]
         if not lacking:
             return
         named = [s for s in self.recipe.sites if set(lacking) <= set(self.recipe.local(s).apply(given).columns)]

@@ -16,6 +16,7 @@ from fedcomposite.data.queries import Answer, Ask, Gaps, LevelCounts, Moments, O
 from fedcomposite.data.spec import KNOTS, METHODS, ConstantFill, RecipeSpec
 from fedcomposite.data.steps import (
     OTHER,
+    SITE,
     Absent,
     AnyStep,
     Complete,
@@ -24,6 +25,7 @@ from fedcomposite.data.steps import (
     Levels,
     Log,
     OneHot,
+    SiteTerms,
     Spline,
     Standardize,
     indicator,
@@ -51,6 +53,7 @@ class Learner:
         self._look()
         self._impute()
         self._one_hot()
+        self._site()
         self._log()
         self._splines()
         self._interactions()
@@ -188,6 +191,19 @@ class Learner:
             self.terms[name] = coded + self.terms[name][1:]
             self.coded |= set(coded)
         self.steps.append(OneHot(columns=columns, unknown=self.spec.unknown))
+
+    def _site(self) -> None:
+        wish = self.spec.site
+        if not wish:
+            return
+        if SITE in self.terms:
+            raise DataError(f"recipe: site: the tables have a column {SITE!r}, too; rename it, or drop it")
+        if isinstance(wish, str) and wish != "all":
+            known("recipe: site", [wish], self.sites)
+        step = SiteTerms(sites=self.sites, reference=self.sites[0] if wish is True else None if wish == "all" else wish)
+        self.steps.append(step)
+        self.terms[SITE] = list(step.terms)
+        self.coded |= set(step.terms)
 
     def _log(self) -> None:
         offsets = self.spec.log_offsets

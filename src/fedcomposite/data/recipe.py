@@ -63,6 +63,11 @@ class Recipe(RecipeSpec):
         that no site has ``min_count`` rows of become "(other)".
     unknown : {"refuse", "reference"}
         A level of new samples that nobody had, in a column without "(other)": an error, or coded as the reference.
+    site : bool or str
+        An intercept of its own for each site, ``site=NAME``: beside that of the first site (true) or of the one that is
+        named, or for every site ("all", for a penalty that draws them to a common one). New samples of a site are
+        told by ``site=`` or the name of their file, and have the reference's if it is none of these. It can be in
+        interactions; ``penalty_factor={"site": 0}`` leaves the intercepts unpenalised.
     log : list of str or dict
         Logarithms; a dict has what is added before.
     splines : dict

@@ -80,6 +80,7 @@ class RecipeSpec(BaseModel):
     indicators: bool | Names = False
     one_hot: Names | dict[str, str] = []
     unknown: Literal["refuse", "reference"] = "refuse"
+    site: bool | str = False
     log: Names | dict[str, FiniteFloat] = []
     splines: dict[str, int | list[FiniteFloat]] = {}
     interactions: list[tuple[str, str]] = []
@@ -109,6 +110,8 @@ class RecipeSpec(BaseModel):
             for option, names in (("log", self.log_offsets), ("splines", self.splines)):
                 if name in names:
                     raise ValueError(f"{option}: {name!r} is also in one_hot")
+        if self.site == "":
+            raise ValueError("site: must be true, 'all', or the name of the site that the others are compared with")
         if self.time is None and (self.entry or self.strata):
             raise ValueError("entry and strata go with time, the column of times to an event")
         return self

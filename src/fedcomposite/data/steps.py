@@ -21,6 +21,8 @@ from fedcomposite.data.sheets import Sheet
 Floats = npt.NDArray[np.float64]
 OTHER = "(other)"
 """The level of values that are too rare to have their own."""
+SITE = "site"
+"""The column that is not in any table: whose table it is."""
 
 
 class Step(BaseModel):
@@ -208,6 +210,27 @@ class OneHot(Step):
         return np.where(strange, OTHER if OTHER in coding.levels else coding.reference, texts)
 
 
+class SiteTerms(Step):
+    """A column of 0 and 1 for each site but the reference; a table of no such site has zeros, as the reference.
+
+    Without a reference every site has one: what a penalty draws towards zero is then its distance from a common level.
+    """
+
+    kind: Literal["site"] = "site"
+    sites: list[str]
+    reference: str | None
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """The columns, each with its site."""
+        return {f"{SITE}={name}": name for name in self.sites if name != self.reference}
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with these columns at its end."""
+        made = {term: np.full(sheet.rows, float(name == sheet.name)) for term, name in self.terms.items()}
+        return sheet.having({**sheet.columns, **made})
+
+
 class Log(Step):
     """log(value + offset) in the place of a column."""
 
@@ -301,7 +324,8 @@ class Standardize(Step):
 
 
 AnyStep = Annotated[
-    Local | Complete | Absent | Impute | OneHot | Log | Spline | Interact | Standardize, Field(discriminator="kind")
+    Local | Complete | Absent | Impute | OneHot | SiteTerms | Log | Spline | Interact | Standardize,
+    Field(discriminator="kind"),
 ]
 
 

@@ -19,6 +19,7 @@ from fedcomposite.data.steps import (
     Interact,
     Log,
     OneHot,
+    SiteTerms,
     Spline,
     Standardize,
     Step,
@@ -26,7 +27,7 @@ from fedcomposite.data.steps import (
 )
 from fedcomposite.federation.site.policy import RefusalError
 
-_ORDER = ("absent", "complete", "impute", "one_hot", "log", "spline", "interact", "standardize")
+_ORDER = ("absent", "complete", "impute", "one_hot", "site", "log", "spline", "interact", "standardize")
 
 
 def check_steps(recipe: Recipe, steps: Sequence[Step], target: str | None = None) -> None:
@@ -51,6 +52,9 @@ def _of_recipe(recipe: Recipe, step: Step, target: str | None) -> bool:
             wanted = recipe.one_hot_columns
             alike = all(wanted[k] in ("", v.reference) for k, v in columns.items() if k in wanted)
             return columns.keys() == wanted.keys() and alike and unknown == recipe.unknown
+        case SiteTerms(reference=reference):
+            wish = recipe.site
+            return reference is None if wish == "all" else wish is True or reference == wish
         case Log(offsets=offsets):
             return offsets == recipe.log_offsets
         case Spline(knots=knots):
