@@ -1,4 +1,4 @@
-"""`site` as a term of a recipe: intercepts of sites at hand, at sites and in secure sums are those of pooled dummies."""
+"""`site` as a term of a recipe: intercepts at hand, at sites and in secure sums are those of pooled dummies."""
 
 import tomllib
 
