@@ -1,6 +1,6 @@
 """Cross-validations that are killed (SIGKILL) at random points and resumed: do they end with the same bits?
 
-python -m benchmarks.resume --points 10               # files at hand, and four hospitals over TLS
+python -m benchmarks.resume --points 10               # files at hand, then four hospitals over each engine
 python -m benchmarks.resume --points 10 --at hand
 """
 
@@ -23,8 +23,9 @@ import pandas as pd
 
 import fedcomposite as fc
 from fedcomposite.federation.demo import party, wait_for
-from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.folders import EngineName, FederationFolder
 
+AT = ["hand", "nvflare", "local"]
 _LIMITS = "parameter_share = 1.0\nmax_margin = 1e6\nmin_samples = 10\nmin_count = 5\nforeign_reading = true\n"
 
 
@@ -32,23 +33,21 @@ def main() -> None:
     """Print a row per kill."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=10)
-    parser.add_argument("--at", choices=["hand", "sites", "both"], default="both")
+    parser.add_argument("--at", nargs="+", choices=AT, default=AT)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lambdas", type=int, default=20)
     chosen = parser.parse_args()
     options = ["--folds", "3", "--count", str(chosen.lambdas)]
     tables = []
-    with tempfile.TemporaryDirectory() as place:
-        files = fc.data.messy_consortium(Path(place) / "hospitals")
-        config = Path(place) / "hospitals" / "experiment.toml"
-        if chosen.at != "sites":
-            found = study(["cv"], [str(config), *options], Path(place) / "hand", chosen.points, chosen.seed)
-            tables.append(found.assign(at="hand"))
-        if chosen.at != "hand":
-            with federation(Path(place), files) as folder:
-                command = ["federation", "cv", str(folder)]
-                found = study(command, [str(config), *options], Path(place) / "sites", chosen.points, chosen.seed)
-                tables.append(found.assign(at="sites"))
+    for at in chosen.at:
+        with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+            files = fc.data.messy_consortium(Path(place) / "hospitals")
+            given = [str(Path(place) / "hospitals" / "experiment.toml"), *options]
+            command = ["cv"]
+            if at != "hand":
+                command = ["federation", "cv", str(stack.enter_context(federation(Path(place), files, at)))]
+            found = study(command, given, Path(place) / "runs", chosen.points, chosen.seed)
+            tables.append(found.assign(at=at))
     table = pd.concat(tables, ignore_index=True)
     print(table.to_string(index=False))
     print(f"{int(table['same'].sum())} of {len(table)} killed analyses ended with the same bits")
@@ -57,32 +56,42 @@ def main() -> None:
 
 def study(command: Sequence[str], given: Sequence[str], folder: Path, points: int, seed: int) -> pd.DataFrame:
     """Kill an analysis at random points, a new one for each, and resume it; ``command`` is without the experiment."""
-    whole, largest = folder / "whole", 0
+    whole, sizes = folder / "whole", [0]
     running = _start([*command, *given, "--out", str(whole)])
     while running.poll() is None:
-        largest = max(largest, _size(whole))
+        if (size := _size(whole)) > sizes[-1]:
+            sizes.append(size)
         time.sleep(0.0005)
     if running.returncode:
         raise RuntimeError(f"{' '.join(command)}: ended with {running.returncode}")
     expected, source, rows = left(whole), random.Random(seed), []
     for k in range(points):
-        out, at = folder / f"{k}", int(source.uniform(1, largest))
+        out, at = folder / f"{k}", source.choice(sizes[1:])  # exchanges differ in size: one of them, each as likely
         running = _start([*command, *given, "--out", str(out)])
         while running.poll() is None and _size(out) < at:
             time.sleep(0.0005)
         os.kill(running.pid, signal.SIGKILL)
         killed = running.wait() == -signal.SIGKILL
         size = _size(out)
-        again = _start([*command, "--resume", str(out)]).wait()
-        rows.append({"share": size / largest, "killed": killed, "same": again == 0 and left(out) == expected})
+        ended = _start([*command, "--resume", str(out)]).wait()
+        found = left(out) if ended == 0 else {}
+        apart = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+        row = {"share": size / sizes[-1], "killed": killed, "ended": ended, "same": not apart}
+        rows.append(row | {"differs": ", ".join(apart)})
     return pd.DataFrame(rows)
 
 
-def left(folder: Path) -> tuple[bytes, str]:
-    """The model's file, and everything that was found apart from the time it took."""
+def left(folder: Path) -> dict[str, object]:
+    """The model's file, and everything that was found apart from the time it took and the bytes it sent to sites.
+
+    A job after another one carries the heads of the sites' logs to them, which the first of a federation has not.
+    """
     found = json.loads((folder / "analysis.json").read_text())
     found.pop("seconds")
-    return (folder / "model.safetensors").read_bytes(), json.dumps(found)
+    found.get("communication", {}).pop("bytes_down", None)
+    return {key: json.dumps(value) for key, value in found.items()} | {
+        "model": (folder / "model.safetensors").read_bytes()
+    }
 
 
 def _size(folder: Path) -> int:
@@ -98,11 +107,11 @@ def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def federation(folder: Path, files: dict[str, Path]) -> Iterator[Path]:
-    """A coordinator's service and a site for each file, as processes of their own, over TLS."""
-    made = FederationFolder.create(folder / "fed", "127.0.0.1", 0, list(files))
+def federation(folder: Path, files: dict[str, Path], engine: EngineName) -> Iterator[Path]:
+    """An engine's server, where it has one, and a site for each file, as processes of their own."""
+    made = FederationFolder.create(folder / "fed", "127.0.0.1", 0, list(files), engine=engine)
     with contextlib.ExitStack() as stack:
-        parties = [("serve", "serving", ["serve", str(made.path)])]
+        parties = [] if engine == "local" else [("serve", "serving", ["serve", str(made.path)])]
         for name, path in files.items():
             place = made.path / "sites" / name
             text = (place / "site.toml").read_text()
