@@ -16,6 +16,7 @@ import pytest
 import fedcomposite
 
 HOME = Path(fedcomposite.__file__).parent
+PER_METHOD = {"Server", "Client", "Message", "Reply", "Model"}  # what a method's file calls its own tuples
 FILES = sorted(HOME.rglob("*.py"))
 FLOORS = [  # from the ground up; rooms of one floor may use each other only where a line says so
     ["_version", "_faults", "_validation", "fields", "rng", "files", "plots", "results"],
@@ -111,6 +112,10 @@ def test_methods_are_documented_where_they_are_first_named():
                 said = any(vars(base)[name].__doc__ for base in cls.__mro__ if name in vars(base))
                 if code and not said and not name.startswith("_") and getattr(thing, "__name__", name) == name:
                     bare.append(f"{found.name}.{cls.__qualname__}.{name}")
+    for file in (HOME / "algorithms").glob("*.py"):  # where a method's tuples are told by their fields
+        found = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ClassDef)]
+        told = (n for n in found if not n.name.startswith("_") and n.name not in PER_METHOD)
+        bare += [f"{file.stem}.{n.name}" for n in told if not ast.get_docstring(n)]
     assert bare == []
 
 
@@ -122,7 +127,6 @@ def test_old_ways_are_gone(file):
         assert "is_compiling" not in text
 
 
-PER_METHOD = {"Server", "Client", "Message", "Reply", "Model"}  # what a method's file calls its own tuples
 ON_TWO_FLOORS = {"Query"}  # a table's and an accountant's
 
 

@@ -32,23 +32,17 @@ _LARGEST = 4000  # coordinates: half of their square is sent by every client, on
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # model
     hessian: Tensor  # upper triangle, damped
     wanted: Tensor  # mask of coordinates asked for
 
 
 class Message(NamedTuple):
-    """What every client receives."""
-
     x: Tensor  # model
     wanted: Tensor  # mask of coordinates of the Hessian
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     gradient: Tensor  # at x
     hessian: Tensor  # upper triangle, or nothing
 
@@ -89,7 +83,6 @@ class ChordNewton(Algorithm[Server, Empty, Message, Reply]):
         return cls(damping=2 * rho if rho > 0 else 1e-9 * L)
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
-        """Nothing known yet."""
         if not h.weakly_convex:
             raise ValueError(f"ChordNewton needs a convex or weakly convex h, and {h} has no finite rho; try FedNMap")
         d = len(x0)
@@ -111,7 +104,6 @@ class ChordNewton(Algorithm[Server, Empty, Message, Reply]):
         return Reply(grad.full(x), H[..., i, j]), client
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
-        """A Newton step."""
         x, d = server.x, len(server.x)
         i, j = torch.triu_indices(d, d, device=x.device)
         H = x.new_empty(d, d)

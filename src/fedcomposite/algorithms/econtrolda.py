@@ -30,8 +30,6 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     z: Tensor  # pre-proximal global model
     rest: Tensor  # of z, below its rounding
     x: Tensor  # global model
@@ -40,22 +38,16 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     estimate: Tensor  # of its gradient
     error: Tensor  # accumulated compression error
     started: Tensor  # 1 after a round
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     x: Tensor  # global model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     values: Tensor  # kept entries
     indices: Tensor  # where they belong
     size: Tensor  # length of the vector

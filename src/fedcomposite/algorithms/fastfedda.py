@@ -34,16 +34,12 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     G: Tensor  # weighted gradients, minus gamma x0
     W: Tensor  # weighted points
     clock: Tensor  # local steps so far
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dG: Tensor  # change of G  # noqa: N815
     dW: Tensor  # change of W  # noqa: N815
 
@@ -99,7 +95,6 @@ class FastFedDA(Algorithm[Server, Empty, Server, Reply]):
         return Reply(G - message.G, W - message.W), client
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
-        """Average the sums."""
         return Server(server.G + reply.dG, server.W + reply.dW, server.clock + self.local_steps)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:

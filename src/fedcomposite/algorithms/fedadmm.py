@@ -27,28 +27,20 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x_tilde: Tensor  # mean of shifted models
     x_bar: Tensor  # global model
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     x_bar: Tensor  # global model
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     x: Tensor  # own model
     dual: Tensor  # multiplier of consensus
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx_hat: Tensor  # change of x + eta dual
 
 

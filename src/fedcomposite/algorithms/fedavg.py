@@ -24,8 +24,6 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # global model
     first: Tensor  # optimizer's moments, empty without
     second: Tensor  # the same
@@ -33,14 +31,10 @@ class Server(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What goes down."""
-
     x: Tensor  # global model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
 
 
@@ -74,7 +68,6 @@ class FedAvg(Algorithm[Server, Empty, Model, Reply]):
         return Model(server.x)
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
-        """Tau subgradient steps."""
         y = m = message.x
         for t in range(self.local_steps):
             g = grad(y, t) + h.subgradient(y)

@@ -22,15 +22,11 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
     momentum: Tensor  # last mean direction
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
 
 

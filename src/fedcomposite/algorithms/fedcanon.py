@@ -34,21 +34,15 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     z: Tensor  # global model
     delta: Tensor  # last mean direction, of everybody
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     pending: Tensor  # minus the mean gradient
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     delta: Tensor  # own mean gradient, or its change
 
 

@@ -22,29 +22,21 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     z: Tensor  # global model
     delta: Tensor  # last mean direction
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     delta: Tensor  # last mean direction
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     z: Tensor  # own copy of the model
     pending: Tensor  # minus the mean gradient
     started: Tensor  # 1 after a round
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     delta: Tensor  # own mean gradient
 
 

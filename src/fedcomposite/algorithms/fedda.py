@@ -24,15 +24,11 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     z: Tensor  # dual global model
     elapsed: Tensor  # sum of steps
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dz: Tensor  # dual change
 
 

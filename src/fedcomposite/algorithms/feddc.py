@@ -21,30 +21,22 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     w: Tensor  # global model
     c: Tensor  # mean control variate
     drift: Tensor  # mean drift
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     drift: Tensor  # own drift
     c: Tensor  # own control variate
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     w: Tensor  # global model
     c: Tensor  # mean control variate
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dw: Tensor  # model change
     dc: Tensor  # control variate change
 

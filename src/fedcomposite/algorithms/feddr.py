@@ -28,28 +28,20 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x_tilde: Tensor  # mean of reflections
     x_bar: Tensor  # global model
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     x_bar: Tensor  # global model
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     y: Tensor  # centre of its prox
     x: Tensor  # own model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx_hat: Tensor  # change of its reflection
 
 

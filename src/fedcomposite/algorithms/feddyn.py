@@ -23,27 +23,19 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # global model
     linear: Tensor  # mean linear term
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     linear: Tensor  # own linear term
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     x: Tensor  # global model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
 
 

@@ -32,8 +32,6 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # global model
     first: Tensor  # optimizer's moments, empty without
     second: Tensor  # the same
@@ -41,14 +39,10 @@ class Server(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What goes down."""
-
     x: Tensor  # global model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
 
 
@@ -92,7 +86,6 @@ class FedMid(Algorithm[Server, Empty, Model, Reply]):
         return Model(server.x)
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
-        """Tau proximal gradient steps."""
         y = m = message.x
         for t in range(self.local_steps):
             g = grad(y, t)

@@ -34,8 +34,6 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # global model
     y: Tensor  # extrapolated global model
     z: Tensor  # global prox sequence
@@ -43,22 +41,16 @@ class Server(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     y: Tensor  # extrapolated global model
     k: Tensor  # number of the round
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     x: Tensor  # own averaged model
     z: Tensor  # own prox sequence
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dy: Tensor  # own y minus global
 
 

@@ -30,14 +30,10 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Model(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
 
 
@@ -112,7 +108,6 @@ class FedMSPP(Algorithm[Model, Empty, Model, Reply]):
         return Reply(descend(direction, x, self.step, self.local_steps, self.tolerance) - x), client
 
     def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
-        """Average the models."""
         return Model(server.x + reply.dx)
 
     def solution(self, server: Model, h: Regularizer) -> Tensor:

@@ -37,22 +37,16 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     z: Tensor  # normal-map variable
     mean: Tensor  # mean of own; empty unless partial
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     own: Tensor  # where own directions lead, or they
     reach: Tensor  # round's step it was made with
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dz: Tensor  # own minus z, or own's change
 
 
@@ -109,7 +103,6 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
         return server
 
     def local_round(self, message: Server, client: Client, grad: Gradient, h: Regularizer) -> tuple[Reply, Client]:
-        """Tau corrected normal-map steps."""
         c = (client.own - (message.mean if self.partial else message.z)) / client.reach
         z, total = message.z, torch.zeros_like(message.z)
         for t in range(self.local_steps):
@@ -131,5 +124,4 @@ class FedNMap(Algorithm[Server, Client, Server, Reply]):
         return Server(server.z + reply.dz, server.mean)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The prox of z."""
         return h.prox(server.z, self.gamma)

@@ -26,28 +26,20 @@ from fedcomposite.rng import geometric
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # mean of the x0_i
     round: Tensor  # communications so far
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     x: Tensor  # mean of the x0_i
     updates: Tensor  # updates before the next communication
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     dual: Tensor  # multiplier l_i
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # change of x0_i
 
 

@@ -58,14 +58,10 @@ def gradient_tolerance(epsilon: float, prox_step: float, L: float) -> float:
 
 
 class Model(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
 
 
@@ -132,7 +128,6 @@ class FedProx(Algorithm[Model, Empty, Model, Reply]):
         return Reply(descend(direction, x, self.step, self.local_steps, self.tolerance) - x), client
 
     def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
-        """Average the models."""
         return Model(server.x + reply.dx)
 
     def solution(self, server: Model, h: Regularizer) -> Tensor:

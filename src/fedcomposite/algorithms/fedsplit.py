@@ -24,20 +24,14 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Model(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # mean of the z_i
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     z: Tensor  # splitting variable
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dz: Tensor  # z_i minus the model
 
 

@@ -30,28 +30,20 @@ from fedcomposite.rng import geometric
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # global model
     round: Tensor  # communications so far
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     x: Tensor  # global model
     steps: Tensor  # iterations before the next communication
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     own: Tensor  # what it sent last
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # change to be averaged
 
 
@@ -118,5 +110,4 @@ class GradSkip(Algorithm[Server, Client, Message, Reply]):
         return Server(server.x + reply.dx, server.round + 1)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The last average."""
         return server.x

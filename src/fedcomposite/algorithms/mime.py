@@ -25,16 +25,12 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
     momentum: Tensor  # mean of past gradients
     phase: Tensor  # 0: gradients, 1: local steps
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     gradient: Tensor  # at the global model
     dx: Tensor  # model change
 

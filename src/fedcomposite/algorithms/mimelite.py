@@ -23,15 +23,11 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
     momentum: Tensor  # mean of past gradients
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
     gradient: Tensor  # at the global model
 

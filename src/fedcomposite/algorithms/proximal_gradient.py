@@ -17,14 +17,10 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Model(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     gradient: Tensor  # at the global model
 
 
@@ -60,11 +56,9 @@ class ProximalGradient(Algorithm[Model, Empty, Model, Reply]):
         return server
 
     def local_round(self, message: Model, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
-        """One gradient."""
         return Reply(grad(message.x, 0)), client
 
     def aggregate(self, server: Model, reply: Reply, share: float, h: Regularizer) -> Model:
-        """One proximal gradient step."""
         return Model(h.prox(server.x - self.step * reply.gradient, self.step))
 
     def solution(self, server: Model, h: Regularizer) -> Tensor:

@@ -46,8 +46,6 @@ _LARGEST = 10000  # coordinates of the largest working set: half of its square i
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # accepted model
     trial: Tensor  # model under test
     gradient: Tensor  # of f at x
@@ -63,8 +61,6 @@ class Server(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What every client receives."""
-
     x: Tensor  # model under test
     working: Tensor  # mask of W
 
@@ -115,7 +111,6 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
 
     @classmethod
     def auto(cls, L: float, rho: float = 0.0, local_steps: int = 10) -> Self:
-        """No step to choose."""
         return cls()
 
     def init(self, x0: Tensor, h: Regularizer) -> tuple[Server, Empty]:
@@ -186,7 +181,6 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         )
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The accepted model."""
         return server.x
 
     def _back(self, server: Server, rise: float) -> Server:

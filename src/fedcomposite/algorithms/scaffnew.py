@@ -30,28 +30,20 @@ from fedcomposite.rng import geometric
 
 
 class Server(NamedTuple):
-    """Server state."""
-
     x: Tensor  # global model
     round: Tensor  # rounds done
 
 
 class Message(NamedTuple):
-    """What goes down."""
-
     x: Tensor  # global model
     steps: Tensor  # local steps to take
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     own: Tensor  # model that leaves k_i zero
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # own minus the global model
 
 

@@ -22,21 +22,15 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
     c: Tensor  # mean control variate
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     c: Tensor  # own control variate
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
     dc: Tensor  # control variate change
 

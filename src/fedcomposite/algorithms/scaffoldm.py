@@ -25,22 +25,16 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
     momentum: Tensor  # last mean direction
     c: Tensor  # mean control variate
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     c: Tensor  # own control variate
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change without the momentum's
     dc: Tensor  # control variate change
 

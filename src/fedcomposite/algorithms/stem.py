@@ -26,16 +26,12 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
     direction: Tensor  # mean last direction
     step: Tensor  # that led here; 0 at first
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # model change
     dv: Tensor  # direction change
 

@@ -35,22 +35,16 @@ from fedcomposite.rng import geometric
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x: Tensor  # global model
     exchange: Tensor  # exchanges so far
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     k: Tensor  # control variate
     x: Tensor  # model after local steps
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     values: Tensor  # kept entries of the change
     place: Tensor  # column, cohort and dimension
 

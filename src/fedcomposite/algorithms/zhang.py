@@ -37,21 +37,15 @@ from fedcomposite.regularizers.base import Regularizer
 
 
 class Server(NamedTuple):
-    """Server state and message."""
-
     x_bar: Tensor  # pre-proximal global model
     mean: Tensor  # mean of own; empty unless partial
 
 
 class Client(NamedTuple):
-    """What a client remembers."""
-
     own: Tensor  # where own gradients lead
 
 
 class Reply(NamedTuple):
-    """What a client sends."""
-
     dx: Tensor  # own minus the model, or own's change
 
 
@@ -128,5 +122,4 @@ class Zhang(Algorithm[Server, Client, Server, Reply]):
         return Server(x + reply.dx, server.mean)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
-        """The post-proximal model."""
         return h.prox(server.x_bar, self.round_step)

@@ -104,7 +104,6 @@ class CrossValidation(Result):
         return pd.DataFrame({**columns, "nonzeros": self.path.nonzeros})
 
     def to_frame(self) -> pd.DataFrame:
-        """:attr:`scores`."""
         return self.scores
 
     def _line(self) -> str:

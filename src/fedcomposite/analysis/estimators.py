@@ -203,7 +203,6 @@ class PoissonRegression(_Regressor):
         return Poisson()
 
     def predict(self, X: Any) -> Array:
-        """The predicted means."""
         return np.exp(self._margins(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:

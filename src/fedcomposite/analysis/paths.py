@@ -141,7 +141,6 @@ class Path(Result):
         return pd.DataFrame(columns | {"aic": self.aic, "bic": self.bic, "ebic": self.ebic})
 
     def to_frame(self) -> pd.DataFrame:
-        """:meth:`table`."""
         return self.table()
 
     def _line(self) -> str:

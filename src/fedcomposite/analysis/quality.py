@@ -352,7 +352,6 @@ class Report(Result):
         return made | ({"sites": self.reason} if self.reason else {})
 
     def to_frame(self) -> pd.DataFrame:
-        """:attr:`table`."""
         return self.table
 
     def _line(self) -> str:

@@ -54,7 +54,6 @@ class SiteEffects(Result):
     """What the exponential of a coefficient is: ``"odds ratio"`` and so on."""
 
     def to_frame(self) -> pd.DataFrame:
-        """:attr:`combined`."""
         return self.combined
 
     def _line(self) -> str:

@@ -67,7 +67,6 @@ class Stability(Result):
         return made.sort_values("share", ascending=False, kind="stable")
 
     def to_frame(self) -> pd.DataFrame:
-        """:attr:`table`."""
         return self.table
 
     def _line(self) -> str:

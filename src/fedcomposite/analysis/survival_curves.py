@@ -71,7 +71,6 @@ class EventCurves(Result):
         return float(curve["time"][low].iloc[0]) if low.any() else math.inf
 
     def to_frame(self) -> pd.DataFrame:
-        """:attr:`table`."""
         return self.table
 
     def _line(self) -> str:
@@ -202,7 +201,6 @@ class LogRank(Result):
     """A row per group: events ``observed``, and ``expected`` if all groups had the same hazard."""
 
     def to_frame(self) -> pd.DataFrame:
-        """:attr:`table`."""
         return self.table
 
     def _line(self) -> str:

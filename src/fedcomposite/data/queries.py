@@ -137,7 +137,6 @@ class Schema(Query):
         return {}
 
     def names(self, told: Answer) -> Answer:
-        """Columns and their kinds."""
         return {key: told[key] for key in ("columns", "kinds")}
 
 

@@ -61,7 +61,6 @@ class Pruned(Result):
         return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
-        """:meth:`table`."""
         return self.table()
 
     def __str__(self) -> str:

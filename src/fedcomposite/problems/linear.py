@@ -257,7 +257,6 @@ class Linear(Smooth):
         return self.loss.response(z if self._offset is None else z + self._offset[rows]), self._targets[rows]
 
     def curvature(self) -> float:
-        """That of the loss."""
         return self.loss.curvature
 
     def _blocks(self, clients: rng.Ints) -> list[_Block]:

@@ -161,7 +161,6 @@ class BalancedAccuracy(Metric):
         return per_client(torch.cat([hits, true], -1), owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """The mean recall."""
         hits, samples = counts.chunk(2, -1)
         return _mean_over(hits / samples, samples > 0)
 
@@ -226,7 +225,6 @@ class AUC(Metric):
         return (ones * zeros).sum(-1) / (2 * ones.sum(-1) * zeros.sum(-1))
 
     def exact(self, outputs: Tensor, targets: Tensor) -> float:
-        """Without bins."""
         return exact_auc(margin(outputs), targets)
 
 
@@ -315,7 +313,6 @@ class Calibration(Metric):
         return per_client(torch.cat([v.double() for v in parts], -1), owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """The expected calibration error."""
         samples, said, so = counts.chunk(3, -1)
         return (said - so).abs().sum(-1) / samples.sum(-1)
 
@@ -349,7 +346,6 @@ class R2(Metric):
         return per_client([1.0, y, y.square(), (outputs.double() - y).square()], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:
-        """The coefficient of determination."""
         samples, total, squares, residual = counts.unbind(-1)
         spread = squares - total.square() / samples
         constant = spread <= 1e-14 * squares
@@ -399,7 +395,6 @@ class CIndex(Metric):
         return torch.from_numpy(np.stack([np.bincount(who, v, n) for v in found], 1))
 
     def value(self, counts: Tensor) -> Tensor:
-        """Harrell's index."""
         right, tied, every = counts.unbind(-1)
         return (right + tied / 2) / every
 

@@ -101,7 +101,6 @@ class PrivateGradients(ClientGradients):
         return self._mechanism.queries
 
     def __call__(self, x: Tensor, k: int) -> Tensor:
-        """A noised gradient."""
         return self.full(x)
 
     def full(self, x: Tensor) -> Tensor:
@@ -110,7 +109,6 @@ class PrivateGradients(ClientGradients):
         return self._asked(lambda u: self._mechanism.ask(lambda r, w: self._smooth.clipped(u, r, w, clip), clip), x)
 
     def loss(self, x: Tensor) -> Tensor:
-        """A noised loss."""
         clip = self._privacy.loss_clip
         return self._asked(
             lambda u: self._mechanism.ask(lambda r, w: self._smooth.clipped_losses(u, r, w, clip), clip), x

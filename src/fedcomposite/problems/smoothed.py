@@ -45,12 +45,10 @@ class Smoothed(Loss):
         return self.loss.prepare(silos, targets)
 
     def value(self, z: Tensor, b: Tensor) -> Tensor:
-        """The maximum."""
         left, _, y, s, rest = self._maximiser(z, b)
         return left * (z - b) + self.width * (s * y + s.log() + rest.log())
 
     def derivative(self, z: Tensor, b: Tensor) -> Tensor:
-        """The dual point t."""
         left, jump, y, s, rest = self._maximiser(z, b)
         return torch.where(y < 0, left + jump * s, left + jump - jump * rest)
 

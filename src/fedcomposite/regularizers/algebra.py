@@ -265,7 +265,6 @@ class Blocks(Regularizer):
         return total
 
     def scaled(self, kappa: float) -> Blocks:
-        """Every term times kappa."""
         return replace(self, parts=tuple(part.scaled(kappa) for part in self.parts))
 
     def coupling(self, dimension: int) -> Tensor:
@@ -308,7 +307,6 @@ class Named(Regularizer):
 
     @property
     def rho(self) -> float:
-        """That of h."""
         return self.h.rho
 
     def resolve(self, layout: Layout) -> Regularizer:

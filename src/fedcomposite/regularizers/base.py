@@ -262,7 +262,6 @@ class Separable(Boxed):
 
     @property
     def grain(self) -> int:
-        """Each coordinate by itself."""
         return 1
 
     def coupling(self, dimension: int) -> Tensor:

@@ -114,7 +114,6 @@ class Grouped(Regularizer):
         return replace(self, shape=tuple(shape))  # type: ignore[type-var]
 
     def coupling(self, dimension: int) -> Tensor:
-        """The groups."""
         labels = torch.arange(dimension)
         for members, _ in self._parts(torch.arange(dimension)):
             labels[members] = members.amin(-1, keepdim=True).expand_as(members)

@@ -171,7 +171,6 @@ class TopK(Indicator, Boxed):
 
     @property
     def rho(self) -> float:
-        """Infinite."""
         return math.inf
 
     def contains(self, x: Tensor) -> Tensor:
@@ -263,7 +262,6 @@ class Simplex(Indicator):
         return (x >= 0).all(dim=-1) & (missing <= self.total * rounding(x))
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
-        """The projection."""
         if v.shape[-1] == 0:
             raise ValueError(f"Simplex: a vector of no entries cannot sum to {self.total:g}")
         return _diverged(v, _on_simplex(v, self.total).to(v.dtype))

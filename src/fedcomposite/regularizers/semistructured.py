@@ -178,7 +178,6 @@ class Sparsity2to4(Boxed):
 
     @property
     def rho(self) -> float:
-        """Infinite."""
         return math.inf
 
     def value(self, x: Tensor) -> Tensor:
@@ -191,7 +190,6 @@ class Sparsity2to4(Boxed):
 
     @property
     def grain(self) -> int:
-        """Blocks of four."""
         return 4
 
     def formula(self, v: Tensor, step: Step) -> Tensor:
@@ -208,7 +206,6 @@ class Sparsity2to4(Boxed):
         return between(x, self.lam * _others(self._blocks(x).abs()).flatten(-2))
 
     def coupling(self, dimension: int) -> Tensor:
-        """The blocks."""
         return torch.arange(dimension) // 4 * 4
 
     def for_shape(self, shape: tuple[int, ...]) -> Sparsity2to4:

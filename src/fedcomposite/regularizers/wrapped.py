@@ -23,7 +23,6 @@ class Wrapped(Regularizer):
 
     @property
     def rho(self) -> float:
-        """That of h."""
         return self.h.rho
 
     def formula(self, v: Tensor, step: Step) -> Tensor:

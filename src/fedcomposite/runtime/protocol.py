@@ -343,11 +343,9 @@ class _JointOracle(_Oracle):
         self._seen = (None, weights)
 
     def loss(self, x: Tensor) -> Tensor:
-        """The mean loss, ``(1,)``."""
         return self._silo.loss.total(self._margins(x)[None], self._silo.placed, self._weights[None])
 
     def full(self, x: Tensor) -> Tensor:
-        """Its gradient."""
         slopes = self._silo.loss.slopes(self._margins(x)[None], self._silo.placed, self._weights[None])
         return self._silo.X.T @ slopes[0]
 

@@ -23,7 +23,6 @@ class LocalEngine(Dispatch):
             threading.Thread(target=self._watch, args=(site, place(federation, site)), daemon=True).start()
 
     def close(self) -> None:
-        """Ask no more."""
         self._over.set()
         super().close()
 

@@ -262,7 +262,6 @@ class BlockBatches(Batches):
         return made
 
     def draw(self, ids: rng.Ints, sizes: rng.Ints, round: int, steps: range) -> rng.Ints:
-        """As of rows."""
         assert self.size is not None
         rule = rng.batches if self.sampling == "replacement" else rng.epochs
         drawn = rule(self.seed, ids, sizes, round, steps, -(-self.size // self.least)).astype(np.int64)

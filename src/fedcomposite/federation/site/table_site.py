@@ -93,7 +93,6 @@ class TableSite(Site):
         return pd.DataFrame({"column": list(sheet.columns), "kind": kinds, "rows": sheet.rows, "missing": gaps})
 
     def answer(self, request: Content) -> Content:
-        """As every site."""
         made, here = self._judged(request)
         number, other = self._number(), None if self._prepared is None else self._prepared[1].account
         spent = self.account.told() if other is None else other.told() or self.account.told()

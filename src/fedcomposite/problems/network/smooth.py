@@ -140,7 +140,6 @@ class Network(Smooth):
         return self._samples.rows_on
 
     def expect(self, rows: Tensor, after: Callable[[], Tensor] | None = None) -> None:
-        """Read samples ahead."""
         self._samples.expect(rows, after)
 
     def stage(self, rows: Tensor) -> Tensor:
@@ -180,7 +179,6 @@ class Network(Smooth):
         raise DataError(f"{what}: batch_size = 1; take 2 or more, or use nn.GroupNorm")
 
     def clipped(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
-        """Vectorised over the samples."""
         return self.gradients.clipped(x, rows, mask, clip)
 
     def clipped_losses(self, x: Tensor, rows: Tensor, mask: Tensor, clip: float) -> Tensor:
