@@ -141,7 +141,9 @@ def test_one_default_of_a_choice(problem):
 def test_one_word_each(problem):
     with pytest.warns(DeprecationWarning, match="score is now scoring"):
         old = fc.cross_validate(problem, folds=3, count=3, score="auc")
-    assert old.score == fc.cross_validate(problem, folds=3, count=3, scoring="auc").score == "auc"
+    assert old.scoring == fc.cross_validate(problem, folds=3, count=3, scoring="auc").scoring == "auc"
+    with pytest.warns(DeprecationWarning, match="score is now scoring"):
+        assert old.score == "auc"
     with pytest.warns(DeprecationWarning, match="score is now scoring"):
         fc.analyse(problem, "cv", folds=3, count=3, score="error")
     with pytest.warns(DeprecationWarning, match="is now"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -47,7 +48,7 @@ class CrossValidation(Result):
 
     path: Path
     """On all samples."""
-    score: Score
+    scoring: Score
     mean: Floats
     """The score on samples held out, averaged over the folds by their weight."""
     se: Floats
@@ -67,13 +68,19 @@ class CrossValidation(Result):
     driver: Driver
 
     @property
+    def score(self) -> Score:
+        """What ``scoring`` was called in the last version."""
+        warnings.warn("score is now scoring; the old name goes with the next version", DeprecationWarning, 2)
+        return self.scoring
+
+    @property
     def lambdas(self) -> Floats:
         """The strengths."""
         return self.path.lambdas
 
     @property
     def _sign(self) -> float:
-        return -1.0 if self.score == "auc" else 1.0
+        return -1.0 if self.scoring == "auc" else 1.0
 
     @property
     def index_min(self) -> int:
@@ -107,7 +114,7 @@ class CrossValidation(Result):
         return self.scores
 
     def _line(self) -> str:
-        said = f"{self.score} of {counted(len(self.rows), 'fold')} at {counted(len(self.lambdas), 'strength')}: "
+        said = f"{self.scoring} of {counted(len(self.rows), 'fold')} at {counted(len(self.lambdas), 'strength')}: "
         if np.isnan(self.mean).all():
             said += "no fold has one"
         else:

@@ -145,7 +145,7 @@ class Analysis(Result):
         if self.cv is not None:
             one = self.cv
             found["cv"] = {
-                "score": one.score, "mean": one.mean.tolist(), "se": one.se.tolist(),
+                "score": one.scoring, "mean": one.mean.tolist(), "se": one.se.tolist(),
                 "mean_error": one.mean_error.tolist(), "folds": len(one.rows),
                 "left_out": "sites" if one.rows[0].kind == "site" else "samples",
                 "lambda_min": one.lambda_min, "lambda_1se": one.lambda_1se,

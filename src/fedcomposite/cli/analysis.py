@@ -449,7 +449,7 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
         print_frame(apart.combined[shown].reset_index(names="name"), "over sites that each have a model of their own")
         print_notes(apart.notes)
     if made.cv is not None and (off := float(made.cv.mean_error[made.cv.index_min])) > 0:
-        said = f"the cross-validated {made.cv.score} at the best strength is off by at most {off:.2g}"
+        said = f"the cross-validated {made.cv.scoring} at the best strength is off by at most {off:.2g}"
         print_notes({"": f"{said}, since the sites tell bins"})
     written(folder.path)
     if not made.converged:

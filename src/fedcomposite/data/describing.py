@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ from fedcomposite.data.queries import (
     TablesAtHand,
 )
 from fedcomposite.data.recipe import Given, Recipe
+from fedcomposite.data.sheets import Style
 from fedcomposite.data.steps import Absent, AnyStep, known
 from fedcomposite.privacy import StudyBudget
 
@@ -47,7 +48,8 @@ def describe(
     rules: Rules | None = None,
     privacy: StudyBudget | None = None,
     seed: int = 0,
-    **options: Any,
+    names: Sequence[str] = (),
+    **options: Unpack[Style],
 ) -> pd.DataFrame:
     """Describe tables: a row per feature and site, and what differs between the sites.
 
@@ -65,6 +67,8 @@ def describe(
         Look at its ``columns`` by one noised census of all sites together, in place of counts of each.
     seed : int
         Of the noise.
+    names : list of str
+        Other names for the sites.
     **options
         Of :func:`fedcomposite.data.sheets.read_sheets`, for files.
 
@@ -84,7 +88,7 @@ def describe(
     if not (recipe is None or isinstance(recipe, Recipe)):
         raise DataError(f"recipe = {recipe!r:.60}, must be a Recipe")
     made = recipe or Recipe()
-    sheets = made.sheets(given, **options)
+    sheets = made.sheets(given, names=names, **options)
     if target is not None:
         everything = {name: None for s in sheets for name in (*s.columns, *made.local(s.name).rename)}
         known("target", [str(target)], everything)

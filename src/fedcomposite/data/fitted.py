@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,17 @@ from fedcomposite._version import __version__
 from fedcomposite.data.arrays import NO_ENTRY
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.queries import enough
-from fedcomposite.data.sheets import Sheet, Source, sheets_of
+from fedcomposite.data.sheets import Sheet, Source, Style, sheets_of
 from fedcomposite.data.silos import HeldOut, Silos
 from fedcomposite.data.spec import RecipeSpec
 from fedcomposite.data.steps import SITE, Absent, AnyStep, Complete, Interact, Spline, Standardize, prepared
 from fedcomposite.files import write_atomic
+from fedcomposite.results import Result, counted
 
 Floats = npt.NDArray[np.float64]
 
 
-class FittedRecipe(BaseModel):
+class FittedRecipe(Result, BaseModel):
     """What :meth:`fedcomposite.Recipe.learn` gives: the steps with their numbers, all of them aggregates."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,6 +62,15 @@ class FittedRecipe(BaseModel):
             name: dict.fromkeys(t for group in groups if name in group for t in group) for name in self.features
         }
         return {name: list(terms) for name, terms in together.items() if terms}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The features: the column that each is made from, and the mean and deviation by which it was standardized."""
+        mean, sd = self._scale()
+        columns = {"source": list(self.sources.values()), "mean": mean, "sd": sd}
+        return pd.DataFrame(columns, index=pd.Index(self.features, name="feature"))
+
+    def _line(self) -> str:
+        return f"{counted(len(self.features), 'feature')} of {self.target!r} at {counted(len(self.sites), 'site')}"
 
     # -- preparing ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +182,7 @@ class FittedRecipe(BaseModel):
             raise DataError(f"{sheet.name}: no column {self.target!r}, the target")
         return X, y
 
-    def apply(self, source: Source, site: str | None = None, **style: Any) -> pd.DataFrame:
+    def apply(self, source: Source, site: str | None = None, **style: Unpack[Style]) -> pd.DataFrame:
         """The features of new samples, from a file or a table; a target is not needed.
 
         Parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from fedcomposite.data.faults import DataError, refuse
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.learning import Learner
 from fedcomposite.data.queries import Ask, Rules, TablesAtHand
-from fedcomposite.data.sheets import Sheet, Source, sheets_of
+from fedcomposite.data.sheets import Sheet, Source, Style, sheets_of
 from fedcomposite.data.silos import Silos
 from fedcomposite.data.spec import RecipeSpec
 from fedcomposite.data.steps import known, unknown
@@ -113,7 +113,7 @@ class Recipe(RecipeSpec):
         )
 
     def sheets(
-        self, given: Given, *, names: Sequence[str] = (), text: Iterable[str] = (), **options: Any
+        self, given: Given, *, names: Sequence[str] = (), text: Iterable[str] = (), **options: Unpack[Style]
     ) -> list[Sheet]:
         """Read tables as this recipe's sites write them; columns of ``text`` are categories, too."""
         styles = {site: part.style for site, part in self.sites.items()}
@@ -130,7 +130,7 @@ class Recipe(RecipeSpec):
         rules: Rules | None = None,
         privacy: StudyBudget | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Unpack[Style],
     ) -> FittedRecipe:
         """Learn the recipe from one table per site: files, ``{"site": DataFrame}``, DataFrames or sheets.
 
@@ -165,7 +165,7 @@ class Recipe(RecipeSpec):
         seed: int = 0,
         rules: Rules | None = None,
         privacy: StudyBudget | None = None,
-        **options: Any,
+        **options: Unpack[Style],
     ) -> Silos:
         """Learn the recipe and give the prepared tables as silos; ``silos.recipe`` is what was learned.
 

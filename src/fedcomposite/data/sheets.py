@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -448,6 +448,17 @@ def _sheet(
     return Sheet(label, made, found.columns[0].length if found.columns else 0)
 
 
+class Style(TypedDict, total=False):
+    """How files are written, as :func:`read_sheets` takes it."""
+
+    styles: Mapping[str, Mapping[str, str | None]] | None
+    missing: Sequence[str]
+    separator: str | None
+    decimal: str | None
+    encoding: str | None
+    thousands: str | None
+
+
 def read_sheets(
     paths: str | Path | Iterable[str | Path],
     *,
@@ -524,7 +535,7 @@ def sheets_of(
     *,
     names: Sequence[str] = (),
     text: Iterable[str] = (),
-    **options: Any,
+    **options: Unpack[Style],
 ) -> list[Sheet]:
     """Sheets from whatever a caller has: files, tables by the names of their sites, or sheets."""
     if isinstance(given, Mapping):

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, cast
 
 import annotated_types as at
 import numpy as np
@@ -33,8 +33,9 @@ from fedcomposite.data.arrays import (
 )
 from fedcomposite.data.cells import spread_of
 from fedcomposite.data.client_files import read_all
-from fedcomposite.data.datasets import from_datasets, from_folders
+from fedcomposite.data.datasets import Columns, from_datasets, from_folders
 from fedcomposite.data.faults import DataError, DataWarning
+from fedcomposite.data.pictures import Channels
 from fedcomposite.data.sheets import MARKERS, labels_of, listed
 from fedcomposite.data.sparse import Features, SparseRows, dense, tensors_only
 
@@ -48,6 +49,48 @@ __all__ = ["ArrayLike", "DataError", "Seed", "Share", "Silos"]
 Seed = Annotated[int, at.Ge(0)]
 Share = Annotated[float, at.Ge(0), at.Lt(1)]
 HeldOut = Literal["validation", "test"]
+
+
+class FileOptions(TypedDict, total=False):
+    """What :meth:`Silos.from_files` takes beside files and a target."""
+
+    names: Sequence[str]
+    test: str | Path | None
+    columns: Mapping[str, str] | None
+    drop: str | Sequence[str]
+    missing: str | Sequence[str]
+    separator: str | None
+    decimal: str | None
+    encoding: str | None
+    thousands: str | None
+    weight: str | None
+    offset: str | None
+    features: int | None
+    time: str | None
+    entry: str | None
+    strata: str | None
+
+
+class _Held(TypedDict, total=False):
+    test: Any
+    validation: Any
+    names: Sequence[str]
+    save_to: str | Path | None
+
+
+class ItemOptions(_Held, total=False):
+    """What :meth:`Silos.from_datasets` takes beside data sets."""
+
+    features: Columns
+    target: str | None
+    feature_names: Sequence[str]
+
+
+class FolderOptions(_Held, total=False):
+    """What :meth:`Silos.from_folders` takes beside folders."""
+
+    size: tuple[int, int] | None
+    channels: Channels | None
 
 
 @dataclass(frozen=True)
@@ -154,13 +197,15 @@ class Silos:
         return cls(pooled(features[:n]), torch.cat(targets[:n]), starts, labels, columns, **extra)
 
     @classmethod
-    def from_csv(cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Any) -> Silos:
+    def from_csv(
+        cls, paths: str | Path | Iterable[str | Path], *, target: str, **options: Unpack[FileOptions]
+    ) -> Silos:
         """Read one CSV file per client, whatever the files are called; the options are those of :meth:`from_files`."""
         return cls._read(paths, ".csv", target, **check_call("from_csv", cls._read, options, DataError))
 
     @classmethod
     def from_files(
-        cls, paths: str | Path | Iterable[str | Path], *, target: str | None = None, **options: Any
+        cls, paths: str | Path | Iterable[str | Path], *, target: str | None = None, **options: Unpack[FileOptions]
     ) -> Silos:
         """Read one file per client: all ``.csv``, ``.parquet`` (where pyarrow is installed), ``.npz`` or ``.svm``.
 
@@ -246,7 +291,7 @@ class Silos:
         return silos
 
     @classmethod
-    def from_datasets(cls, datasets: Any, **options: Any) -> Silos:
+    def from_datasets(cls, datasets: Any, **options: Unpack[ItemOptions]) -> Silos:
         """Read one data set per client; of one alone, a pooled silo is made, to be dealt out by :meth:`partition`.
 
         All that is wrong with any item is told in one error.
@@ -272,7 +317,7 @@ class Silos:
         return cast(Silos, made)
 
     @classmethod
-    def from_folders(cls, folders: str | Path | Sequence[str | Path], **options: Any) -> Silos:
+    def from_folders(cls, folders: str | Path | Sequence[str | Path], **options: Unpack[FolderOptions]) -> Silos:
         """Read PNG and JPEG images as bytes, a folder per client with a folder per class in it.
 
         Classes are numbered over all folders (:func:`fedcomposite.data.class_names`). Options beside ``test``,

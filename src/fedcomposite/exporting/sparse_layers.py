@@ -7,11 +7,13 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from fedcomposite._validation import Probability, refuse, suggest, wrong_arguments
 from fedcomposite.exporting.errors import ExportError
+from fedcomposite.results import Result, counted
 
 Kind = Literal["csr", "2:4"]
 KINDS = ("csr", "2:4")
@@ -19,8 +21,8 @@ KINDS = ("csr", "2:4")
 _ROWS, _COLUMNS = 32, 64  # multiples that every 2:4 kernel of torch takes in half precision
 
 
-@dataclass(frozen=True)
-class Converted:
+@dataclass(frozen=True, repr=False)
+class Converted(Result):
     """A module with sparse layers, and which those are."""
 
     module: nn.Module
@@ -29,6 +31,14 @@ class Converted:
     """Names of the layers that are sparse now."""
     left: dict[str, str]
     """Linear layers that stayed as they were, and why."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per linear layer: whether it is sparse now, and why not."""
+        rows = [(name, True, "") for name in self.layers] + [(name, False, why) for name, why in self.left.items()]
+        return pd.DataFrame(rows, columns=["layer", "sparse", "reason"])
+
+    def _line(self) -> str:
+        return f"{len(self.layers)} of {counted(len(self.layers) + len(self.left), 'linear layer')} sparse"
 
 
 class CSRLinear(nn.Module):

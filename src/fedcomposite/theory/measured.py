@@ -134,9 +134,9 @@ def constants(
         A linear model; for others give what is known as keywords.
     batch, rounds, participation
         As for :func:`fedcomposite.simulate`.
-    x0 : array, optional
+    x0 : tensor, run or estimator, optional
         The first model; the problem's own start if left out.
-    solution : array, optional
+    solution : tensor, run or estimator, optional
         A minimiser of F, for the gap, the distance and the spread.
     of : {"clients", "samples"}
         Whether L and G are those of the clients' losses or of single samples. The latter are ``L_sample`` and
@@ -181,7 +181,7 @@ def constants(
         if isinstance(smooth.loss, LeastSquares):
             measured["mu"] = _least_curvature(problem, smooth)
     if solution is not None:
-        best = torch.as_tensor(solution, dtype=torch.float64)
+        best = as_vector(solution, "solution").double()
         gap = problem.objective(first) - problem.objective(best)
         if gap < -1e-9 * max(1.0, abs(problem.objective(first))):
             raise ValueError(f"solution is no minimiser: its objective is {-gap:.3g} above that of x0")
