@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -195,8 +195,8 @@ class FittedRecipe(Result, BaseModel):
             How a file is written: ``separator``, ``decimal``, ``encoding``, ``thousands``.
         """
         part = self.recipe.sites.get(site or "")
-        own = {**(part.style if part else {}), **style}
-        (sheet,) = sheets_of(source, text=self.recipe.texts([site or ""]), **({} if _is_table(source) else own))
+        own = cast(Style, {} if _is_table(source) else {**(part.style if part else {}), **style})
+        (sheet,) = sheets_of(source, text=self.recipe.texts([site or ""]), **own)
         features, _ = self.table(sheet, site or "")
         return pd.DataFrame(features, columns=self.features)
 
