@@ -39,14 +39,17 @@ if TYPE_CHECKING:
         bootstrap,
         by_site,
         confidence,
+        covariance,
         cross_validate,
         event_curves,
+        likelihood_ratio_test,
         logrank_test,
         meta_analysis,
         path,
         predict,
         refit,
         schoenfeld_test,
+        wald_test,
     )
     from fedcomposite.analysis.quality import quality
     from fedcomposite.analysis.solve import solve
@@ -107,12 +110,14 @@ __all__ = [
     "by_site",
     "callbacks",
     "confidence",
+    "covariance",
     "cross_validate",
     "data",
     "describe",
     "errors",
     "event_curves",
     "export",
+    "likelihood_ratio_test",
     "logrank_test",
     "meta_analysis",
     "metrics",
@@ -132,6 +137,7 @@ __all__ = [
     "solve",
     "stability",
     "theory",
+    "wald_test",
     "write_report",
 ]
 
@@ -141,8 +147,9 @@ _ROOMS = {  # where a name lives; a name that is not here is a module of its own
     "analysis": (
         "CoxRegression", "HuberRegression", "LinearRegression", "LinearSVC", "LogisticRegression",
         "MultinomialRegression", "PoissonRegression", "QuantileRegression", "analyse", "baseline_hazard", "bootstrap",
-        "by_site", "confidence", "cross_validate", "event_curves", "logrank_test", "meta_analysis", "path", "predict",
-        "quality", "refit", "schoenfeld_test", "solve", "stability",
+        "by_site", "confidence", "covariance", "cross_validate", "event_curves", "likelihood_ratio_test",
+        "logrank_test", "meta_analysis", "path", "predict", "quality", "refit", "schoenfeld_test", "solve", "stability",
+        "wald_test",
     ),
     "exporting": ("ExportError", "export", "prune"),
     "problems": ("OneClassWarning", "Problem"),

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.cross_validation import CrossValidation, cross_validate, fold_of_samples
-from fedcomposite.analysis.inference import SeparationWarning, UndeterminedWarning, adjusted, bootstrap, confidence
+from fedcomposite.analysis.inference import (
+    SeparationWarning,
+    UndeterminedWarning,
+    adjusted,
+    bootstrap,
+    confidence,
+    covariance,
+)
+from fedcomposite.analysis.joint_tests import likelihood_ratio_test, wald_test
 from fedcomposite.analysis.paths import Path, path
 from fedcomposite.analysis.prediction import Scored, predict
 from fedcomposite.analysis.quality import Quality, Report, quality
@@ -77,9 +85,11 @@ __all__ = [
     "certify",
     "common_baseline",
     "confidence",
+    "covariance",
     "cross_validate",
     "event_curves",
     "fold_of_samples",
+    "likelihood_ratio_test",
     "logrank_test",
     "meta_analysis",
     "path",
@@ -89,6 +99,7 @@ __all__ = [
     "schoenfeld_test",
     "solve",
     "stability",
+    "wald_test",
 ]
 
 _MODELS = [name for name in __all__ if name.endswith(("Regression", "SVC"))]

@@ -53,7 +53,7 @@ from torch import Tensor
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
 from fedcomposite.analysis.newton import FitPlan, fit, moved
 from fedcomposite.problems import Problem
-from fedcomposite.problems.losses import Cox, LeastSquares, Logistic, Poisson
+from fedcomposite.problems.losses import Cox, LeastSquares, Logistic, Multinomial, Poisson
 from fedcomposite.runtime.driver import Driver, driver_of, driving
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, Rows, information, newton
@@ -83,9 +83,14 @@ _VANISHED = 0.3  # share of its curvature that a direction keeps over these step
 _SHARE = 0.1  # root of the share of a variance that lies along such directions
 
 
-LIKELIHOODS = (LeastSquares, Logistic, Poisson, Cox)
+LIKELIHOODS = (LeastSquares, Logistic, Multinomial, Poisson, Cox)
 """Losses that are likelihoods of models, so that intervals follow from their curvature."""
-_RATIOS: dict[type, str] = {Logistic: "odds", Poisson: "rate", Cox: "hazard"}  # what exponentials of coefficients are
+_RATIOS: dict[type, str] = {
+    Logistic: "odds",
+    Multinomial: "odds",
+    Poisson: "rate",
+    Cox: "hazard",
+}  # what exponentials of coefficients are
 
 
 class Asker(Protocol):
@@ -99,6 +104,10 @@ class Asker(Protocol):
 
     def ask(self, requests: Sequence[Any]) -> list[Any]:
         """The sums over all sites, a dictionary for each request."""
+
+
+class TooFewError(ValueError):
+    """Fewer samples than the intervals of a model need."""
 
 
 class SeparationWarning(UserWarning):
@@ -119,12 +128,12 @@ def confidence(
     jeffreys: ZeroOrMore | None = None,
     driver: Driver | None = None,
 ) -> pd.DataFrame:
-    """Confidence intervals and p-values of all coefficients of a linear, logistic, Poisson or Cox model.
+    """Confidence intervals and p-values of all coefficients of a linear, logistic, multinomial, Poisson or Cox model.
 
     Parameters
     ----------
     problem : Problem
-        With the loss ``"least_squares"``, ``"logistic"``, ``"poisson"`` or ``"cox"``.
+        With the loss ``"least_squares"``, ``"logistic"``, ``"multinomial"``, ``"poisson"`` or ``"cox"``.
     x : Tensor, array, Run or estimator
         Its regularized solution, or what has one: a run, a fitted estimator, a path or a cross-validation.
     level : float
@@ -150,13 +159,13 @@ def confidence(
     Returns
     -------
     DataFrame
-        A row per coordinate: ``coefficient`` (regularized), ``estimate`` (bias removed), ``se``, ``lower``, ``upper``,
-        ``z``, ``p``, for a logistic model ``odds_ratio`` with ``odds_lower`` and ``odds_upper``, for counts
-        ``rate_ratio``, ``rate_lower`` and ``rate_upper``, of a Cox model ``hazard_ratio``, ``hazard_lower`` and
-        ``hazard_upper``, all of them on the scale of the model: per standard deviation
+        A row per coordinate (of several classes: for each but the first, against it): ``coefficient`` (regularized),
+        ``estimate`` (bias removed), ``se``, ``lower``, ``upper``, ``z``, ``p``, for classes ``odds_ratio`` with
+        ``odds_lower`` and ``odds_upper``, for counts ``rate_ratio``, ``rate_lower`` and ``rate_upper``, of a Cox model
+        ``hazard_ratio``, ``hazard_lower`` and ``hazard_upper``, all of them on the scale of the model: per deviation
         of a column that was standardized. Where a recipe prepared the features also per unit of the column, a year or a
-        mg/dL: ``unit_estimate``, ``unit_lower``, ``unit_upper``, ``unit_p``, and ``unit_odds_ratio``,
-        ``unit_rate_ratio`` or ``unit_hazard_ratio`` with their bounds; the intercept is then that of columns at 0, with
+        mg/dL: ``unit_estimate``, ``unit_se``, ``unit_z``, ``unit_lower``, ``unit_upper``, ``unit_p``, and
+        ``unit_odds_ratio``, ``unit_rate_ratio`` or ``unit_hazard_ratio`` with their bounds; the intercept is then that of columns at 0, with
         a p-value of its own. What the samples do not determine (constant columns with the intercept, columns that
         others give up to rounding; in a federation, to within 3e-6 of their deviation) is NaN, with an
         :class:`UndeterminedWarning`, and so is what grows without end, with a :class:`SeparationWarning`. Per unit,
@@ -164,20 +173,82 @@ def confidence(
         not a unit of the column.
     """
     check_given(confidence, locals())
-    loss, x = problem.loss, as_vector(x).double()
-    if not isinstance(loss, LIKELIHOODS):
-        kinds = "'least_squares', 'logistic', 'poisson' and 'cox'"
-        raise ValueError(f"confidence intervals are for {kinds}; for {loss} take bootstrap(...)")
+    x, driver = as_vector(x).double(), driver_of(problem, driver)
+    return estimated(problem, x, level, inverse, needs_sandwich(problem, robust, driver), jeffreys, driver)
+
+
+def covariance(
+    problem: Problem,
+    x: Any,
+    *,
+    robust: bool | None = None,
+    jeffreys: ZeroOrMore | None = None,
+    driver: Driver | None = None,
+) -> pd.DataFrame:
+    """The covariance of the estimates of :func:`confidence`, whose rows are its rows and columns.
+
+    Parameters
+    ----------
+    problem, x, robust, jeffreys, driver
+        As for :func:`confidence`. What the samples do not determine is NaN.
+
+    Examples
+    --------
+    >>> import fedcomposite as fc
+    >>> silos = fc.data.load("synthetic", clients=5, features=2, samples=40)
+    >>> problem = fc.Problem(silos, bias=True, weights="samples")
+    >>> fc.covariance(problem, fc.solve(problem)).shape
+    (3, 3)
+    """
+    check_given(covariance, locals())
+    x, driver = as_vector(x).double(), driver_of(problem, driver)
+    found = found_of(problem, x, "auto", needs_sandwich(problem, robust, driver), jeffreys, driver)
+    names, rows, own = contrasts(problem)
+    _, made, _ = found.combined(rows, own)
+    return pd.DataFrame(made, index=names, columns=names)
+
+
+def needs_sandwich(problem: Problem, robust: bool | None, driver: Driver) -> bool:
+    """Whether variances come from the samples' own gradients; refuses a loss that is no likelihood."""
+    if not isinstance(problem.loss, LIKELIHOODS):
+        kinds = "'least_squares', 'logistic', 'multinomial', 'poisson' and 'cox'"
+        raise ValueError(f"confidence intervals are for {kinds}; for {problem.loss} take bootstrap(...)")
     weighted = problem.weighting == "uniform" or problem.silos.weights is not None
-    driver = driver_of(problem, driver)
-    robust = driver.budgeted or (weighted if robust is None else robust)  # a sandwich has room for noise
-    return estimated(problem, x, level, inverse, robust, jeffreys, driver)
+    return driver.budgeted or (weighted if robust is None else robust)  # a sandwich has room for noise
+
+
+def outputs_of(problem: Problem) -> int:
+    """Coefficients of each feature: of several classes one each."""
+    shape = problem.layout[0].shape
+    return int(shape[1]) if len(shape) > 1 else 1
+
+
+def contrasts(problem: Problem) -> tuple[list[str], Tensor, Tensor]:
+    """The coefficients that have estimates, as combinations of the coordinates: of several classes against the first.
+
+    Their names, the combinations, and the coordinate that each is about.
+    """
+    outputs, d = outputs_of(problem), problem.dimension
+    rows = torch.eye(d, dtype=torch.float64)
+    if outputs == 1:
+        return list(problem.coordinate_names), rows, torch.arange(d)
+    first = torch.arange(d) // outputs * outputs
+    rows = rows - rows[first]
+    own = torch.arange(d)[torch.arange(d) != first]
+    return [problem.coordinate_names[j] for j in own.tolist()], rows[own], own
 
 
 def estimated(
     problem: Problem, x: Tensor, level: float, inverse: str, robust: bool, jeffreys: float | None, driver: Asker
 ) -> pd.DataFrame:
     """The table of :func:`confidence`, of the samples that ``driver`` asks about."""
+    return _table(problem, x, found_of(problem, x, inverse, robust, jeffreys, driver), level)
+
+
+def found_of(
+    problem: Problem, x: Tensor, inverse: str, robust: bool, jeffreys: float | None, driver: Asker
+) -> Estimates:
+    """Estimates and their covariance, of the samples that ``driver`` asks about."""
     loss = problem.loss
     if jeffreys and (robust or inverse == "nodewise"):
         what = "weights and sandwich variances" if robust else "nodewise regressions"
@@ -186,6 +257,13 @@ def estimated(
         )
     look = _look(moved(x, driver.centre, 1), driver)
     exact = look.samples >= _SAMPLES_PER_COORDINATE * len(x) if inverse == "auto" else inverse == "exact"
+    if outputs_of(problem) > 1:
+        if inverse == "nodewise" or not (exact or jeffreys):
+            raise TooFewError(
+                f"{look.samples:g} samples for {len(x)} coefficients: intervals of several classes need "
+                f"{_SAMPLES_PER_COORDINATE} for each, or inverse='exact'"
+            )
+        exact = True
     if exact or jeffreys:
         prior = 0.0 if isinstance(loss, LeastSquares) else jeffreys or 0.0
         found = _maximum(problem, look, robust, prior, driver)
@@ -195,21 +273,21 @@ def estimated(
     else:
         found = _refined(problem, look, robust, driver)
     _warn(problem, found)
-    return _table(problem, x, found, level)
+    return found
 
 
-def _warn(problem: Problem, found: _Found) -> None:
+def _warn(problem: Problem, found: Estimates) -> None:
     """Say which coefficients have no estimate, and why."""
-    _, lost, grown = found.rows(torch.eye(problem.dimension, dtype=torch.float64))
+    names, rows, own = contrasts(problem)
+    _, lost, grown = found.rows(rows, own)
 
     def named(mask: Tensor) -> str:
-        return ", ".join(name for name, m in zip(problem.coordinate_names, mask.tolist(), strict=True) if m)
+        return ", ".join(name for name, m in zip(names, mask.tolist(), strict=True) if m)
 
     if bool(grown.any()):
         warnings.warn(
             f"no finite estimate of {named(grown)}: Newton steps reach no maximum of the likelihood, as where a "
-            "category has no event or outcomes can be told apart; leave such features out, or read the regularized "
-            "coefficients",
+            f"category has no event or outcomes can be told apart; {_remedy(problem)}",
             SeparationWarning,
             stacklevel=3,
         )
@@ -220,6 +298,11 @@ def _warn(problem: Problem, found: _Found) -> None:
             UndeterminedWarning,
             stacklevel=3,
         )
+
+
+def _remedy(problem: Problem) -> str:
+    firth = "" if isinstance(problem.loss, Cox) else "take jeffreys=1 (Firth's penalty), "
+    return f"{firth}leave such features out, or read the regularized coefficients"
 
 
 class _Look(NamedTuple):
@@ -255,8 +338,12 @@ def _look(x: Tensor, driver: Asker, outer: bool = False) -> _Look:
         H = x.new_empty(d, d)
         H[i, j] = H[j, i] = sums["hessian"]
     weight, _, count = sums["weight"].tolist()
-    centre = torch.zeros_like(x) if about is None else torch.cat([about, about.new_zeros(1)])
-    there = (centre == 0) | (H.diagonal() > H[-1, -1] * (_CONSTANT * centre).square())
+    outputs = 1 if about is None else d // (len(about) + 1)
+    centre = torch.zeros_like(x)
+    if about is not None:
+        centre = torch.cat([about, about.new_zeros(1)]).repeat_interleave(outputs)
+    ones = H.diagonal()[-outputs:].repeat(d // outputs)
+    there = (centre == 0) | (H.diagonal() > ones * (_CONSTANT * centre).square())
     H, gradient = H / weight * there * there.unsqueeze(1), sums["gradient"] / weight * there
     covariance = sums["outer"] / weight**2 * there * there.unsqueeze(1) if outer else None
     return _Look(x, float(sums["loss"]) / weight, gradient, H, covariance, count, centre)
@@ -273,7 +360,7 @@ class _Lost(NamedTuple):
         return (rows @ self.directions).square().sum(1) > (rows @ self.base).square().sum(1)
 
 
-class _Found(NamedTuple):
+class Estimates(NamedTuple):
     """Estimates with their covariance, and what the samples do not determine."""
 
     estimate: Tensor
@@ -282,16 +369,19 @@ class _Found(NamedTuple):
     turned: _Turned
     endless: _Lost | None = None  # what grows without end
 
-    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rows(self, rows: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Linear combinations of coefficients as those of the estimate; which are undetermined, which have no end.
 
-        A column of zeros is not missed in others than its own.
+        If each is about a coordinate of its ``own``, a column of zeros is not missed in those of others.
         """
-        absent, centre, basis, gone = self.turned
+        absent, centre, basis, gone, outputs = self.turned
         back = torch.eye(len(centre), dtype=centre.dtype)
-        back[-1] -= centre  # the intercept of columns as they are
+        for k in range(outputs):  # the intercepts of columns as they are
+            back[k - outputs, k::outputs] -= centre[k::outputs]
         R = rows @ back
-        unknown = absent | (R[:, absent & (centre != 0)] != 0).any(1)
+        unknown = (R[:, absent if own is None else absent & (centre != 0)] != 0).any(1)
+        if own is not None:
+            unknown |= absent[own]
         R[:, absent] = 0.0
         for lost in gone:
             unknown |= lost.touches(R)
@@ -299,6 +389,14 @@ class _Found(NamedTuple):
         for lost in self.lost:
             unknown |= lost.touches(R)
         return R, unknown, torch.zeros_like(unknown) if self.endless is None else self.endless.touches(R)
+
+    def combined(self, rows: Tensor, own: Tensor | None = None) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+        """Linear combinations of coefficients, their covariance, and which are known; NaN where they are not."""
+        R, lost, endless = self.rows(rows, own)
+        known = ~(lost | endless).numpy()
+        center, covariance = (R @ self.estimate).numpy(), (R @ self.covariance @ R.T).numpy()
+        center[~known] = covariance[~known] = covariance[:, ~known] = math.nan
+        return center, covariance, known
 
 
 class _Turned(NamedTuple):
@@ -308,21 +406,22 @@ class _Turned(NamedTuple):
     centre: Tensor  # what columns are taken about
     basis: Tensor  # (d, k), coefficients are this times coordinates
     gone: list[_Lost]  # directions along which columns are all but zero
+    outputs: int = 1
 
 
-def _as_they_are(look: _Look) -> _Turned:
+def _as_they_are(look: _Look, outputs: int = 1) -> _Turned:
     """The coordinates of columns about their centre."""
-    return _Turned(look.hessian.diagonal() == 0, look.centre, torch.eye(len(look.x), dtype=look.x.dtype), [])
+    return _Turned(look.hessian.diagonal() == 0, look.centre, torch.eye(len(look.x), dtype=look.x.dtype), [], outputs)
 
 
-def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack) -> tuple[_Look, _Turned]:
+def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack, outputs: int) -> tuple[_Look, _Turned]:
     """The same look in coordinates in which short directions are columns of their own, which the Hessian then tells.
 
     Directions along which columns are no longer than their rounding are left out.
     """
-    made, H = _as_they_are(look), look.hessian
+    made, H = _as_they_are(look, outputs), look.hessian
     size = H.diagonal() + H[-1, -1] * look.centre.square()  # of columns as they are, in units of the Hessian
-    for _ in range(_TURNS if isinstance(driver.transport, SiloTransport) else 0):
+    for _ in range(_TURNS if isinstance(driver.transport, SiloTransport) and outputs == 1 else 0):
         V, values, scale = _spectrum(look.hessian)
         if float(values.min()) > _SURE:
             break
@@ -371,14 +470,15 @@ def _inverse(H: Tensor) -> tuple[Tensor, list[_Lost]]:
     return S, [_Lost(null, V * (10 * _ROUNDING / values).clamp(min=_PART)), _Lost(math.sqrt(_SURE) * V / values, S)]
 
 
-def _maximum(problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker) -> _Found:
+def _maximum(problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker) -> Estimates:
     """The maximum of the likelihood, or of its product with a power of Jeffreys' prior."""
     with contextlib.ExitStack() as until:
-        look, turned = _turned(look, driver, until)
-        return _climbed(problem, _with_prior(look, prior, driver), robust, prior, driver)._replace(turned=turned)
+        look, turned = _turned(look, driver, until, outputs_of(problem))
+        look = _with_prior(look, prior, driver, outputs_of(problem))
+        return _climbed(problem, look, robust, prior, driver)._replace(turned=turned)
 
 
-def _with_prior(look: _Look, prior: float, driver: Asker) -> _Look:
+def _with_prior(look: _Look, prior: float, driver: Asker, outputs: int) -> _Look:
     """The same of f - (a/2n) log det H; one more exchange, with second differences of gradients."""
     if prior == 0:
         return look
@@ -387,14 +487,15 @@ def _with_prior(look: _Look, prior: float, driver: Asker) -> _Look:
     centred = isinstance(driver.transport, SiloTransport) and driver.transport.moved
     near = [newton(look.x + e * s, none, ALL, centred=centred) for s in S.T for e in (-_APART, _APART)]
     third = sum(sums["gradient"] / sums["weight"][0] - look.gradient for sums in driver.ask(near)) / _APART**2
-    _, values, scale = _spectrum(look.hessian)
+    rest = torch.arange(len(look.x)) % outputs >= min(outputs - 1, 1)  # of several classes all but the first
+    _, values, scale = _spectrum(look.hessian[rest][:, rest])
     volume = float(values[-S.shape[1] :].log().sum() + 2 * scale[scale > 0].log().sum())
     power = prior / (2 * look.samples)
     there = look.hessian.diagonal() > 0
     return look._replace(loss=look.loss - power * volume, gradient=look.gradient - power * there * third)
 
 
-def _climbed(problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker) -> _Found:
+def _climbed(problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker) -> Estimates:
     """The maximum, by Newton steps that are cut where the loss would not fall."""
     before, slow, steep, close = math.inf, 0, look.hessian, False
     S, null = _inverse(look.hessian)
@@ -407,7 +508,7 @@ def _climbed(problem: Problem, look: _Look, robust: bool, prior: float, driver: 
         if close or slow == _SLOW:
             break
         steep = steep if slow else look.hessian
-        last, (look, whole) = look, _downhill(look, -S @ (S.T @ look.gradient), gain, driver, prior)
+        last, (look, whole) = look, _downhill(problem, look, -S @ (S.T @ look.gradient), gain, driver, prior)
         if look is last:
             break
         before = size if whole else math.inf
@@ -422,7 +523,12 @@ def _climbed(problem: Problem, look: _Look, robust: bool, prior: float, driver: 
         S = _root(look.hessian, S)
     M = S @ S.T
     J = look.outer if look.outer is not None else look.hessian * spread / look.samples
-    return _Found(estimate, M @ J @ M, null, _as_they_are(look), endless)
+    return Estimates(estimate, M @ J @ M, null, _as_they_are(look), endless)
+
+
+def rank_of(H: Tensor) -> int:
+    """How many directions a Hessian determines."""
+    return int(_inverse(H)[0].shape[1])
 
 
 def _root(H: Tensor, S: Tensor) -> Tensor:
@@ -440,14 +546,16 @@ def _receding(S: Tensor, H: Tensor) -> tuple[Tensor, _Lost]:
     return S @ (vectors[:, stays] / values[stays].sqrt()), lost
 
 
-def _downhill(look: _Look, move: Tensor, gain: float, driver: Asker, prior: float = 0.0) -> tuple[_Look, bool]:
+def _downhill(
+    problem: Problem, look: _Look, move: Tensor, gain: float, driver: Asker, prior: float = 0.0
+) -> tuple[_Look, bool]:
     """The model after a step, and whether it was a whole one; the same model if none lowers the loss.
 
     Each try is an exchange.
     """
     t = 1.0
     while t > _SHORTEST:
-        tried = _with_prior(_look(look.x + t * move, driver), prior, driver)
+        tried = _with_prior(_look(look.x + t * move, driver), prior, driver, outputs_of(problem))
         rise = tried.loss - look.loss
         if rise <= look.rounding - 1e-4 * t * gain:
             return tried, t == 1.0
@@ -455,7 +563,7 @@ def _downhill(look: _Look, move: Tensor, gain: float, driver: Asker, prior: floa
     return look, False
 
 
-def _refined(problem: Problem, look: _Look, robust: bool, driver: Asker) -> _Found:
+def _refined(problem: Problem, look: _Look, robust: bool, driver: Asker) -> Estimates:
     """Two steps with nodewise regressions; the second from x with its clearly nonzero coordinates moved."""
     x, bias = look.x, problem.bias
     M = nodewise(look.hessian, look.samples, bias)
@@ -469,18 +577,18 @@ def _refined(problem: Problem, look: _Look, robust: bool, driver: Asker) -> _Fou
         clear[-1] = True
     for one in lost:
         clear &= ~one.touches(torch.eye(len(x), dtype=x.dtype))
-    look, _ = _downhill(look, torch.where(clear, estimate - x, 0.0), 0.0, driver)
+    look, _ = _downhill(problem, look, torch.where(clear, estimate - x, 0.0), 0.0, driver)
     if robust:
         look = _look(look.x, driver, outer=True)
     M = nodewise(look.hessian, look.samples, bias)
     J = look.hessian * _dispersion(problem, look, _rank(look)) / look.samples if look.outer is None else look.outer
-    return _Found(look.x - M @ look.gradient, M @ J @ M.T, lost, _as_they_are(look))
+    return Estimates(look.x - M @ look.gradient, M @ J @ M.T, lost, _as_they_are(look))
 
 
 def _rank(look: _Look) -> int:
     """How many coordinates the model uses, those that depend on others not counted."""
     used = (look.x != 0).nonzero().squeeze(1)
-    return int(_inverse(look.hessian[used][:, used])[0].shape[1])
+    return rank_of(look.hessian[used][:, used])
 
 
 def _dispersion(problem: Problem, look: _Look, rank: int) -> float:
@@ -538,21 +646,26 @@ def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float =
     return rows / scale / scale.unsqueeze(1)
 
 
-def _table(problem: Problem, x: Tensor, found: _Found, level: float) -> pd.DataFrame:
-    columns = {"coefficient": x.numpy()} | _intervals(problem, np.eye(len(x)), found, level)
+def _table(problem: Problem, x: Tensor, found: Estimates, level: float) -> pd.DataFrame:
+    names, rows, at = contrasts(problem)
+    columns = {"coefficient": (rows @ x).numpy()} | intervals(problem, rows, found, level, at)
     if (units := _units(problem)) is not None:
-        own = _intervals(problem, units, found, level)
-        joint = [problem.coordinate_names.index(name) for name in problem.silos.recipe.joint]  # type: ignore[union-attr]
+        own = intervals(problem, rows @ units, found, level, at)
+        assert problem.silos.recipe is not None
+        features, joint = [*problem.silos.feature_names, ""], problem.silos.recipe.joint
+        shared = [features[j // outputs_of(problem)] in joint for j in at.tolist()]
         for values in own.values():
-            values[joint] = math.nan
-        columns |= {f"unit_{k}": v for k, v in own.items() if k not in ("se", "z")}
-    return pd.DataFrame(columns, index=list(problem.coordinate_names))
+            values[shared] = math.nan
+        columns |= {f"unit_{k}": v for k, v in own.items()}
+    return pd.DataFrame(columns, index=names)
 
 
-def _intervals(problem: Problem, rows: Floats, found: _Found, level: float) -> dict[str, Floats]:
-    """Estimates, intervals and p-values of linear combinations of the coefficients; row j is about coordinate j."""
+def intervals(
+    problem: Problem, rows: Tensor, found: Estimates, level: float, own: Tensor | None = None
+) -> dict[str, Floats]:
+    """Estimates, intervals and p-values of linear combinations of the coefficients, which may have their ``own``."""
     half = float(scipy.special.ndtri((1 + level) / 2))
-    R, lost, endless = found.rows(torch.from_numpy(rows))
+    R, lost, endless = found.rows(rows, own)
     center, variance = (R @ found.estimate).numpy(), ((R @ found.covariance) * R).sum(1).clamp(min=0).numpy()
     center[(lost | endless).numpy()] = math.nan
     se = np.where(np.isnan(center), math.nan, np.sqrt(variance))
@@ -567,16 +680,16 @@ def _intervals(problem: Problem, rows: Floats, found: _Found, level: float) -> d
     return columns
 
 
-def _units(problem: Problem) -> Floats | None:
+def _units(problem: Problem) -> Tensor | None:
     """The linear map from coefficients to those per unit of a column, where a recipe knows it."""
     recipe = problem.silos.recipe
     if recipe is None:
         return None
-    d = problem.dimension - problem.bias
-    per_unit, shift = recipe.original(np.eye(d), np.zeros(d))
-    if not problem.bias:
-        return per_unit
-    return np.block([[per_unit, np.zeros((d, 1))], [shift, np.ones((1, 1))]])
+    d = problem.dimension // outputs_of(problem) - problem.bias
+    made, shift = recipe.original(np.eye(d), np.zeros(d))
+    if problem.bias:
+        made = np.block([[made, np.zeros((d, 1))], [shift, np.ones((1, 1))]])
+    return torch.from_numpy(np.kron(made, np.eye(outputs_of(problem))))
 
 
 def bootstrap(

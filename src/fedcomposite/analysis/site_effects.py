@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Inside
-from fedcomposite.analysis.inference import LIKELIHOODS, SeparationWarning, UndeterminedWarning, estimated
+from fedcomposite.analysis.inference import LIKELIHOODS, SeparationWarning, UndeterminedWarning, contrasts, estimated
 from fedcomposite.problems import Problem
-from fedcomposite.problems.losses import Cox, Logistic, Poisson
+from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import Driver, driving
 from fedcomposite.runtime.fit import check_given
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Method = Literal["reml", "dl"]
 _GRID = 400  # variances between sites among which the likeliest is looked for
-_RATIOS: dict[type, str] = {Logistic: "odds ratio", Poisson: "rate ratio", Cox: "hazard ratio"}
+_RATIOS: dict[type, str] = {
+    Logistic: "odds ratio", Multinomial: "odds ratio", Poisson: "rate ratio", Cox: "hazard ratio",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,8 +233,9 @@ def by_site(
     """
     check_given(by_site, locals())
     if not isinstance(problem.loss, LIKELIHOODS):
-        raise ValueError(f"{problem.loss}: models by site are of 'least_squares', 'logistic', 'poisson' and 'cox'")
-    names, robust = list(problem.coordinate_names), problem.silos.weights is not None
+        kinds = "'least_squares', 'logistic', 'multinomial', 'poisson' and 'cox'"
+        raise ValueError(f"{problem.loss}: models by site are of {kinds}")
+    names, robust = contrasts(problem)[0], problem.silos.weights is not None
     tables, notes = [], {}
     with driving(by_site, locals()) as driver:
         sites = [name for name in driver.names if name != "(held by nobody)"]

@@ -10,6 +10,7 @@ summary.json           status, message, versions
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
-from fedcomposite.analysis.inference import LIKELIHOODS, confidence
+from fedcomposite.analysis.inference import LIKELIHOODS, TooFewError, confidence
 from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.paths import Path, Several, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
@@ -384,7 +385,10 @@ def _measure(
     horizon: float | None,
 ) -> Analysis:
     """How sure and how good a model is."""
-    intervals = confidence(problem, x, driver=driver) if isinstance(problem.loss, LIKELIHOODS) else None
+    intervals = None
+    if isinstance(problem.loss, LIKELIHOODS):
+        with contextlib.suppress(TooFewError):
+            intervals = confidence(problem, x, driver=driver)
     seen = tested = None
     told = is_regression(problem) and (isinstance(problem.loss, LeastSquares) or not driver.budgeted)
     if isinstance(problem.loss, Logistic | Cox) or told:

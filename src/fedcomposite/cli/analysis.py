@@ -35,6 +35,7 @@ from fedcomposite.experiments.grids import FILLER
 from fedcomposite.experiments.store import coefficients
 from fedcomposite.privacy import Counters
 from fedcomposite.problems import Problem
+from fedcomposite.regularizers import Zero
 from fedcomposite.runtime.answers import AT_HAND, AnswerLog, identity_of
 from fedcomposite.runtime.driver import Driver, StudyDriver, identify_analysis
 from fedcomposite.runtime.identity import Identity
@@ -427,13 +428,31 @@ def with_bounds(measured: pd.DataFrame) -> pd.DataFrame:
     return measured.drop(columns=small)
 
 
+def _print_largest(table: pd.DataFrame) -> None:
+    caption = f"largest of {len(table)} nonzero coefficients" if len(table) > _SHOWN else "nonzero coefficients"
+    print_frame(table.head(_SHOWN), caption, digits=6)
+
+
+def _estimates(intervals: pd.DataFrame) -> pd.DataFrame:
+    """The table of a model without a regularizer as it is printed: per unit of the columns where a recipe made them."""
+    unit = "unit_" if "unit_estimate" in intervals else ""
+    shown = [unit + name for name in ("estimate", "se", "z", "p", "lower", "upper")]
+    ratios = [c for c in intervals if str(c).startswith((f"{unit}odds", f"{unit}rate", f"{unit}hazard"))]
+    table = intervals[[*shown, *ratios]].reset_index(names="name")
+    return table.rename(columns=lambda c: str(c).removeprefix("unit_"))
+
+
 def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
     """Say what was found and where it is, to people and to machines."""
     out.print(made.message, markup=False, highlight=False, soft_wrap=True)
     table = coefficients(made.problem, made.x)
     found |= {"message": made.message, "converged": made.converged, "folder": folder.path, "coefficients": rows(table)}
-    caption = f"largest of {len(table)} nonzero coefficients" if len(table) > _SHOWN else "nonzero coefficients"
-    print_frame(table.head(_SHOWN), caption, digits=6)
+    if made.intervals is not None:
+        found["intervals"] = rows(made.intervals.reset_index(names="name"))
+    if made.intervals is not None and isinstance(made.problem.regularizer, Zero):
+        print_frame(_estimates(made.intervals), "estimates with 95 % confidence intervals", drop=("z",))
+    else:
+        _print_largest(table)
     where = "on held-out folds" if made.cv is not None else "on the samples of the fit"
     for key, report, caption in (("quality", made.quality, where), ("tested", made.tested, "on the test part")):
         if report is not None:

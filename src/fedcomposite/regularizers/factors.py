@@ -62,21 +62,24 @@ def factors_of(given: PenaltyFactor, names: Sequence[str], features: int, source
         number = isinstance(factor, int | float | np.number) and not isinstance(factor, bool)
         if not (number and 0 <= factor < np.inf):
             raise ValueError(f"penalty_factor: {key!r} = {factor!r}, must be a number >= 0")
-        found[_places(key, names, features, sources)] = factor
+        found[places_of(key, names, features, sources)] = factor
     return found
 
 
-def _places(key: object, names: Sequence[str], features: int, sources: Mapping[str, str]) -> list[int]:
+def places_of(
+    key: object, names: Sequence[str], features: int, sources: Mapping[str, str], what: str = "penalty_factor"
+) -> list[int]:
+    """The features that a place, a name or a column stands for."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if not -features <= key < features:
-            raise ValueError(f"penalty_factor: {key!r} is none of the numbers of features, 0 to {features - 1}")
+            raise ValueError(f"{what}: {key!r} is none of the numbers of features, 0 to {features - 1}")
         return [int(key)]
     found = [j for j, name in enumerate(names) if name == key] or [
         j for j, name in enumerate(names) if sources.get(name) == key
     ]
     if not found:
         known = ", ".join(names[:20]) or "none has a name"
-        raise ValueError(f"penalty_factor: there is no feature {key!r}{suggest(key, names)} (features: {known})")
+        raise ValueError(f"{what}: there is no feature {key!r}{suggest(key, names)} (features: {known})")
     return found
 
 
