@@ -165,11 +165,11 @@ def confidence(
         ``hazard_ratio``, ``hazard_lower`` and ``hazard_upper``, all of them on the scale of the model: per deviation
         of a column that was standardized. Where a recipe prepared the features also per unit of the column, a year or a
         mg/dL: ``unit_estimate``, ``unit_se``, ``unit_z``, ``unit_lower``, ``unit_upper``, ``unit_p``, and
-        ``unit_odds_ratio``, ``unit_rate_ratio`` or ``unit_hazard_ratio`` with their bounds; the intercept is then that of columns at 0, with
-        a p-value of its own. What the samples do not determine (constant columns with the intercept, columns that
-        others give up to rounding; in a federation, to within 3e-6 of their deviation) is NaN, with an
-        :class:`UndeterminedWarning`, and so is what grows without end, with a :class:`SeparationWarning`. Per unit,
-        terms of splines and of products are NaN (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one term is
+        ``unit_odds_ratio``, ``unit_rate_ratio`` or ``unit_hazard_ratio`` with their bounds; the intercept is then that
+        of columns at 0, with a p-value of its own. What the samples do not determine (constant columns with the
+        intercept, columns that others give up to rounding; in a federation, to within 3e-6 of their deviation) is NaN,
+        with an :class:`UndeterminedWarning`, and so is what grows without end, with a :class:`SeparationWarning`. Per
+        unit, terms of splines and of products are NaN (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one term is
         not a unit of the column.
     """
     check_given(confidence, locals())
