@@ -169,8 +169,8 @@ def confidence(
         of columns at 0, with a p-value of its own. What the samples do not determine (constant columns with the
         intercept, columns that others give up to rounding; in a federation, to within 3e-6 of their deviation) is NaN,
         with an :class:`UndeterminedWarning`, and so is what grows without end, with a :class:`SeparationWarning`. Per
-        unit, terms of splines and of products are NaN (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one term is
-        not a unit of the column.
+        unit, terms of splines and of products are NaN (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one
+        term is not a unit of the column.
     """
     check_given(confidence, locals())
     x, driver = as_vector(x).double(), driver_of(problem, driver)
