@@ -665,3 +665,106 @@ def test_rows_of_a_request_are_whole(problem):
     assert float(held["weight"][0]) == float(silo.b[silo.weights(fold.others) > 0, 1].sum())
     assert isinstance(silo.loss, Cox)
     assert list(itertools.islice(silo.strata, 2)) == [int(v) for v in silo.b[:2, 1]]
+
+
+# -- awkward data -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Three sites with features about zero, and the table of :func:`confidence`."""
+    rng, data = np.random.default_rng(0), []
+    for m in (60, 50, 40):
+        X = rng.normal(size=(m, 3))
+        time, last = rng.exponential(size=m) * np.exp(-0.7 * X[:, 0] + 0.3 * X[:, 2]), 2 * rng.exponential(size=m)
+        data.append((X, np.c_[np.minimum(time, last), time <= last]))
+    problem = of(data)
+    return data, fc.confidence(problem, fc.solve(problem, tolerance=1e-13).solution)
+
+
+def of(data, h=None, **options):
+    return fc.Problem(fc.Silos.from_arrays(data), loss="cox", regularizer=h, weights="samples", **options)
+
+
+@pytest.mark.parametrize(("mean", "scale"), [(1000.0, 1e-4), (1e6, 1e-3), (0.0, 1e6), (0.0, 1e-6)])
+def test_units_and_origins_do_not_matter(plain, mean, scale):
+    data, wanted = plain
+    problem = of([(mean + scale * X, y) for X, y in data])
+    run = fc.solve(problem)
+    assert run.status == "converged"
+    found = fc.confidence(problem, run)
+    for name in ("estimate", "se"):
+        np.testing.assert_allclose(scale * found[name], wanted[name], rtol=1e-6 if mean else 1e-9)
+
+
+def test_columns_that_tell_nothing_within_sites_or_strata(plain):
+    """Constant everywhere, at each site, in each stratum; and one that is there twice."""
+    data, wanted = plain
+    rng = np.random.default_rng(1)
+    strata = [rng.integers(0, 3, len(y)) for _, y in data]
+    several = [(X, np.c_[y, np.full(len(y), -1e30), s]) for (X, y), s in zip(data, strata, strict=True)]
+    inside = fc.confidence(of(several), fc.solve(of(several)))
+    for given, extra, known in (
+        (data, [np.full(len(y), 0.1) for _, y in data], wanted),
+        (data, [np.full(len(y), float(i)) for i, (_, y) in enumerate(data)], wanted),
+        (several, strata, inside),
+    ):
+        problem = of([(np.c_[X, e], y) for (X, y), e in zip(given, extra, strict=True)])
+        run = fc.solve(problem)
+        assert (run.status, float(run.solution[3])) == ("converged", 0.0)
+        with pytest.warns(fc.analysis.UndeterminedWarning, match="x3: columns are constant among those at risk"):
+            found = fc.confidence(problem, run)
+        np.testing.assert_allclose(found["estimate"], [*known["estimate"], math.nan], rtol=1e-7)
+        np.testing.assert_allclose(found["se"], [*known["se"], math.nan], rtol=1e-7)
+    twice = of([(np.c_[X, X[:, 0]], y) for X, y in data])
+    assert fc.solve(twice).status == "converged"
+    with pytest.warns(fc.analysis.UndeterminedWarning, match="x0, x3"):
+        found = fc.confidence(twice, fc.solve(twice))
+    np.testing.assert_allclose(found["se"].iloc[1:3], wanted["se"].iloc[1:], rtol=1e-7)
+
+
+@pytest.mark.parametrize("ties", ["breslow", "efron"])
+def test_a_hazard_without_end_is_no_solution(plain, ties):
+    """Whoever has the largest feature goes first; a category without an event; a far start leads back."""
+    data, _ = plain
+    ranked = [(np.c_[X[:, 0], -y[:, 0].argsort().argsort()], y) for X, y in data]
+    rng = np.random.default_rng(3)
+    spared = [(np.c_[X, (y[:, 1] == 0) & (rng.uniform(size=len(y)) < 0.4)], y) for X, y in data]
+    for given, name, others in ((ranked, "x1", 0), (spared, "x3", 3)):
+        problem = of(given, loss_options={"ties": ties})
+        run = fc.solve(problem)
+        assert run.status == "not_converged"
+        assert "there is no solution, whoever has the event can be told from all at risk" in run.message
+        assert f"coefficients of {name}" in run.message
+        with pytest.warns(fc.analysis.SeparationWarning, match=name):
+            found = fc.confidence(problem, run)
+        assert int(found["estimate"].notna().sum()) == others
+    far = fc.solve(of(data, L1(0.01)), x0=np.array([1e3, -1e3, 1e3]))
+    assert far.status == "converged"
+    assert torch.allclose(far.solution, fc.solve(of(data, L1(0.01))).solution, atol=1e-8)
+
+
+def test_what_is_wrong_with_times_is_told(plain):
+    data, _ = plain
+    (X, y), *rest = data
+
+    def told(y, message):
+        others = [(Z, np.c_[b, b[:, 0] - 1][:, : y.shape[1]]) for Z, b in rest]
+        with pytest.raises(fc.DataError, match=message):
+            of([*others, (X, y)])
+
+    told(np.c_[np.r_[-3.0, y[1:, 0]], y[:, 1]], "a time below 0.*at client 2, row 0, time -3")
+    assert of([(X, np.c_[y[:, 0] - 5, y[:, 1], y[:, 0] - 6])])  # a clock that began at an earlier time
+    told(np.c_[y, np.r_[y[:4, 0] - 1, y[4, 0] + 1, y[5:, 0] - 1]], "1 sample.*enter when.*at client 2, row 4")
+    with pytest.raises(fc.DataError, match="none of the 150 samples has the event"):
+        fc.solve(of([(X, y * [1, 0]) for X, y in data]))
+    with pytest.raises(fc.DataError, match="none of the 150 samples has the event"):
+        fc.path(of(data, L1(1.0), loss_options={"cause": 2}))
+    few = of([*rest, (X, y * [1, 0])])  # one site without
+    found = fc.by_site(few)
+    assert "x0, x1, x2" in found.notes["client 2"]
+    assert list(found.combined["sites"]) == [2, 2, 2]
+    last = y * [1, 0]
+    last[y[:, 0].argmax(), 1] = 1  # nobody else is at risk
+    with pytest.warns(fc.analysis.UndeterminedWarning):
+        assert fc.confidence(of([(X, last)]), torch.zeros(3))["estimate"].isna().all()

@@ -292,8 +292,9 @@ def _warn(problem: Problem, found: Estimates) -> None:
             stacklevel=3,
         )
     if bool((lost & ~grown).any()):
+        who = "constant among those at risk at events" if isinstance(problem.loss, Cox) else "constant"
         warnings.warn(
-            f"no estimate of {named(lost & ~grown)}: columns are constant, or others give them, so that the samples do "
+            f"no estimate of {named(lost & ~grown)}: columns are {who}, or others give them, so that the samples do "
             "not tell their coefficients apart; leave out what is redundant",
             UndeterminedWarning,
             stacklevel=3,
@@ -423,7 +424,7 @@ def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack, outputs: in
     size = H.diagonal() + H[-1, -1] * look.centre.square()  # of columns as they are, in units of the Hessian
     for _ in range(_TURNS if isinstance(driver.transport, SiloTransport) and outputs == 1 else 0):
         V, values, scale = _spectrum(look.hessian)
-        if float(values.min()) > _SURE:
+        if not len(values) or float(values.min()) > _SURE:
             break
         sure = values > _SURE
         length = torch.where(sure, values, 1.0).sqrt()

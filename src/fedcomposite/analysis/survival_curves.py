@@ -285,11 +285,13 @@ def schoenfeld_test(
     first, second = sums["covariances"]
     spread = second - 2 * mean * first + mean**2 * H
     drift = first - mean * H
-    whole = float(u @ torch.linalg.pinv(spread - drift @ V @ drift, hermitian=True) @ u)
+    spread = spread - drift @ V @ drift
+    whole = float(u @ torch.linalg.pinv(spread, hermitian=True) @ u)
     rows = {"slope": (events * move / centred).numpy(), "statistic": statistic.numpy()}
     table = pd.DataFrame(rows, index=list(problem.coordinate_names))
     table["p"] = scipy.special.chdtrc(1, table["statistic"])
-    table.loc["(all)"] = [math.nan, whole, float(scipy.special.chdtrc(len(x), whole))]
+    degrees = int(torch.linalg.matrix_rank(spread, hermitian=True))  # less than columns, where some are constant
+    table.loc["(all)"] = [math.nan, whole, float(scipy.special.chdtrc(degrees, whole))]
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +20,33 @@ from fedcomposite.problems.base import Evaluation, Smooth
 from fedcomposite.problems.losses import Loss, Multinomial
 from fedcomposite.problems.measures import CountRows, MeanLoss, Measures, Part
 from fedcomposite.problems.products import combine, hessians, margins, transposed
-from fedcomposite.problems.risk_sets import EVENT
+from fedcomposite.problems.risk_sets import EVENT, STRATUM
 from fedcomposite.problems.sparse_products import Design, Stack
 from fedcomposite.problems.spectrum import largest_eigenvalues
+
+FAR = 10.0
+"""Times its deviation: the mean from which on a feature is taken about it."""
+
+
+def far_means(X: Tensor) -> Tensor:
+    """The means of columns that are far from zero beside their deviation, zero for others."""
+    if not len(X):
+        return X.new_zeros(X.shape[1])
+    variance, mean = torch.var_mean(X, dim=0, correction=0)  # without a copy of the features
+    low, high = X.aminmax(dim=0)
+    far = torch.where(mean.abs() > FAR * variance.sqrt(), mean, 0.0)
+    return torch.where(low == high, low, far)  # what is constant is zero without it, not rounding
+
+
+def _far_means_of(X: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The same of every group, ``(groups, p)``."""
+    number = torch.bincount(group, minlength=groups).unsqueeze(1)
+    mean = X.new_zeros(groups, X.shape[1]).index_add_(0, group, X) / number
+    variance = torch.zeros_like(mean).index_add_(0, group, (X - mean[group]).square()) / number
+    at = group.unsqueeze(1).expand_as(X)
+    low, high = (mean.scatter_reduce(0, at, X, kind, include_self=False) for kind in ("amin", "amax"))
+    far = torch.where(mean.abs() > FAR * variance.sqrt(), mean, 0.0)
+    return torch.where(low == high, low, far)
 
 
 @dataclass(frozen=True)
@@ -77,6 +102,7 @@ class Linear(Smooth):
             raise DataError(f"{loss} has no intercept, which its baseline takes up: leave bias out")
         exact = dtype if loss.by_sample else torch.float64  # times that differ must not become ties
         self.b = loss.prepare(silos, silos.targets).to(device, exact)
+        self.X = self._levelled(self.X)
         self.dimension = self.X.shape[1] * self.outputs
         self.bias_coordinates = self.outputs if bias else 0
         self.sizes = silos.sizes.astype(np.uint64)
@@ -114,6 +140,22 @@ class Linear(Smooth):
             return Design(features, self.dtype, self._bias)
         X = tensors_only(features, "a linear model").to(self.device, self.dtype)
         return torch.cat([X, X.new_ones(len(X), 1)], dim=1) if self._bias else X.contiguous()
+
+    def _levelled(self, X: Tensor | Design) -> Tensor | Design:
+        """Where a loss compares samples of a stratum alone: columns that are far from zero less their mean there.
+
+        This changes no difference of margins, and what is constant becomes exactly zero.
+        """
+        if self.loss.by_sample or not isinstance(X, Tensor):
+            return X
+        made = X
+        for rows in itertools.starmap(slice, itertools.pairwise(self._silos.offsets)):
+            kinds, group = torch.unique(self.b[rows, STRATUM], return_inverse=True)
+            far = far_means(X[rows]) if len(kinds) < 2 else _far_means_of(X[rows], group, len(kinds))[group]
+            if bool(far.any()):
+                made = X.clone() if made is X else made
+                made[rows] -= far
+        return made
 
     def _placed_offset(self, offset: Tensor | None) -> Tensor | None:
         if offset is not None and self.outputs > 1:

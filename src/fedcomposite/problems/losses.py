@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import annotated_types as at
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -476,15 +477,22 @@ class Cox(Loss):
             found, wanted = float(b[strange][0, EVENT]), "numbers of causes, 0 if censored" if self.cause else "0 and 1"
             hint = "" if self.cause else "; with several causes choose one by the option `cause`"
             raise DataError(f"the cox loss needs events of {wanted}, found {found:g}{hint}")
-        if b.shape[1] > ENTRY and bool((late := b[:, ENTRY] >= b[:, TIME]).any()):
-            row = int(late.nonzero()[0])
-            raise DataError(
-                f"{int(late.sum())} sample(s) enter when they leave, or later: the first in row {row}, entry "
-                f"{float(b[row, ENTRY]):g}, time {float(b[row, TIME]):g}"
-            )
         absent = [b.new_full((len(b), 1), -math.inf), b.new_zeros(len(b), 1)]
         made = torch.cat([b, *absent[b.shape[1] - ENTRY :], b[:, EVENT : EVENT + 1]], 1)
         made[made[:, ENTRY] <= NO_ENTRY, ENTRY] = -math.inf
+        time, entry = made[:, TIME], made[:, ENTRY]
+        if bool((late := entry >= time).any()):
+            row = int(late.nonzero()[0])
+            times = f"entry {float(entry[row]):g}, time {float(time[row]):g}"
+            raise DataError(
+                f"{int(late.sum())} sample(s) enter when they leave, or later: the first {_place(silos, row)}, {times}"
+            )
+        if bool((early := (time < 0) & entry.isinf()).any()):
+            row = int(early.nonzero()[0])
+            raise DataError(
+                f"{int(early.sum())} sample(s) have a time below 0, where nobody was observed: the first "
+                f"{_place(silos, row)}, time {float(time[row]):g}; mend it, or say when observation began (entry)"
+            )
         made[:, EVENT] = (b[:, EVENT] == (self.cause or 1)).double()
         return made
 
@@ -521,6 +529,12 @@ class Cox(Loss):
         pairs = torch.stack([owner.to(b), b[:, STRATUM]], 1)
         stratum = torch.unique(pairs, dim=0, return_inverse=True)[1]
         return torch.cat([b[:, :STRATUM], stratum.to(b).unsqueeze(1), b[:, CAUSE:]], 1)
+
+
+def _place(silos: Silos, row: int) -> str:
+    """Where a row of the targets is."""
+    at = int(np.searchsorted(silos.offsets, row, side="right")) - 1
+    return f"at {silos.names[at]}, row {row - silos.offsets[at]}" if at < len(silos) else f"in row {row}"
 
 
 def _instance(name: str, thing: Any) -> Loss:

@@ -5,12 +5,17 @@ a stratum samples are put in the order of their times, the latest first, so that
 cumulative sum, and what all events add to a sample is one from the other end: loss and gradient take O(m p), whoever
 entered late included. All clients of a block are worked on at once, each group (a stratum of a client) in a row of its
 own: no sum is ever the difference of two groups' sums. Numbers are float64, whatever the features are.
+
+Exponentials are taken relative to the largest margin. Where all at risk at an event are far below it their sum would
+vanish, or be the rounding of what entered late: such events are summed up again, relative to the largest margin among
+those that are left, so that margins may be any number apart.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +30,7 @@ TIME, EVENT, ENTRY, STRATUM, CAUSE = range(5)
 """Columns of prepared targets; EVENT is 1 for the cause that a model is of, CAUSE the number of any."""
 
 _CHUNK = 1 << 22  # elements of the sorted columns that are worked on at a time
+_BELOW, _BELOW_LATE = 300.0, 10.0  # by how much margins at risk may be below the largest, without and with late entries
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,12 @@ class _Rows:
 
 
 class _Sums(NamedTuple):
-    """What the samples of some rows are to the others at a model, ``(r, l)`` each."""
+    """What the samples of some rows are to the others at a model, ``(r, l)`` each, for some or all of the events."""
 
     z: Tensor
     weight: Tensor
     top: Tensor  # (r, 1), the largest margin, which is taken off before exponentials
-    size: Tensor  # weight times exp(z - top)
+    size: Tensor  # weight times exp(z - top); 0 of those that are at risk at none of the events
     risk: Tensor  # sum of the sizes at risk, at an event; in Efron's way less a share of the tied ones
     event: Tensor  # 1 where an event counts
     counted: Tensor  # its weight
@@ -97,7 +103,7 @@ class RiskSets:
         matter, and weights that are all alike are as none.
         """
         unit = _unit(w)
-        made = [_terms(part, self._sums(part, z, w), unit) for part in self.parts]
+        made = [_added(_terms(part, s, unit) for s in self._sums(part, z, w)) for part in self.parts]
         return self._back(made).to(z.dtype)
 
     def together(self, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,9 +111,9 @@ class RiskSets:
         unit, made = _unit(w), []
         total = torch.zeros(self.shape[0], dtype=torch.float64, device=z.device)
         for part in self.parts:
-            s = self._sums(part, z, w)
-            total.index_add_(0, part.client, _terms(part, s, unit).sum(1))
-            made.append(s.size * self._hazard(part, s) - s.weight * s.event)
+            sums = self._sums(part, z, w)
+            total.index_add_(0, part.client, _added(_terms(part, s, unit).sum(1) for s in sums))
+            made.append(_added(self._slopes(part, s) for s in sums))
         return total.to(z.dtype), self._back(made).to(z.dtype)
 
     def saturated(self, w: Tensor) -> Tensor:
@@ -115,45 +121,33 @@ class RiskSets:
         unit = _unit(w)
         total = torch.zeros(self.shape[0], dtype=torch.float64, device=w.device)
         for part in self.parts:
-            s = self._sums(part, torch.zeros_like(w), w)
-            tied = _tied(part, s.weight * s.event)
-            logs = torch.where(s.counted > 0, tied if s.share is None else (1 - s.share) * tied, 1.0).log()
-            total.index_add_(0, part.client, (s.counted * (logs + unit[part.client].unsqueeze(1))).sum(1))
+            for s in self._sums(part, torch.zeros_like(w), w):
+                tied = _tied(part, s.weight * s.event)
+                logs = torch.where(s.counted > 0, tied if s.share is None else (1 - s.share) * tied, 1.0).log()
+                total.index_add_(0, part.client, (s.counted * (logs + unit[part.client].unsqueeze(1))).sum(1))
         return total
 
     def slopes(self, z: Tensor, w: Tensor) -> Tensor:
         """The derivative of the sum of the terms in each margin, ``(n, m)``."""
-        made = []
-        for part in self.parts:
-            s = self._sums(part, z, w)
-            made.append(s.size * self._hazard(part, s) - s.weight * s.event)
+        made = [_added(self._slopes(part, s) for s in self._sums(part, z, w)) for part in self.parts]
         return self._back(made).to(z.dtype)
-
-    def hazards(self, z: Tensor, w: Tensor) -> Tensor:
-        """Each sample's cumulated hazard while it was there, exp(z) among it, ``(n, m)``: events that are expected."""
-        made = []
-        for part in self.parts:
-            s = self._sums(part, z, w)
-            made.append(torch.exp(s.z - s.top) * self._hazard(part, s))
-        return self._back(made)
 
     def hessians(self, X: Tensor | Stack, z: Tensor, w: Tensor, at: Tensor, factor: Tensor | None = None) -> Tensor:
         """The second derivatives of the sum of the terms in the coefficients ``at``, ``(n, k, k)``.
 
-        They are covariances over the risk sets, which no constant changes: features are taken about their means, so
-        that nothing is lost where these are large. ``factor`` ``(n, m)`` is what each event's covariance is multiplied
-        by; alike for events at the same time.
+        They are covariances over the risk sets, which no constant changes: features are taken about the means of their
+        groups, so that nothing is lost where these are large. ``factor`` ``(n, m)`` is what each event's covariance is
+        multiplied by; alike for events at the same time.
         """
         n, k = self.shape[0], len(at)
-        columns = _centred(X, w, at)
+        columns = _columns(X, at)
         out = torch.zeros(n, k, k, dtype=torch.float64, device=z.device)
-        for part in self.parts:
-            s = self._sums(part, z, w)
+        for part, s in self._all(z, w):
             if factor is not None:
                 s = s._replace(counted=s.counted * factor.reshape(-1)[part.at])
             bent = s.size * self._hazard(part, s)
             for r, client in enumerate(part.client.tolist()):
-                Z = columns[part.at[r]]
+                Z = _centred(part, s, r, columns)
                 means, weight = self._means(part, s, r, Z)
                 out[client] += Z.T @ (Z * bent[r].unsqueeze(1)) - means.T @ (means * weight.unsqueeze(1))
         return out.to(z.dtype)
@@ -164,13 +158,12 @@ class RiskSets:
         These are the score residuals, of which sandwich errors are made; their sum is the gradient.
         """
         n, m = self.shape
-        columns = _centred(X, w, torch.arange(X.shape[2], device=X.device))
+        columns = _columns(X, torch.arange(X.shape[2], device=X.device))
         out = torch.zeros(n * m, X.shape[2], dtype=torch.float64, device=z.device)
-        for part in self.parts:
-            s = self._sums(part, z, w)
+        for part, s in self._all(z, w):
             hazard = self._hazard(part, s)
             for r in range(len(part.client)):
-                Z = columns[part.at[r]]
+                Z = _centred(part, s, r, columns)
                 seen = self._seen(part, s, r, Z)
                 own = Z * (s.size[r] * hazard[r] - s.weight[r] * s.event[r]).unsqueeze(1) + seen
                 out.index_add_(0, part.at[r], own * part.there[r].unsqueeze(1))
@@ -178,12 +171,11 @@ class RiskSets:
 
     def schoenfeld(self, X: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """The places of all events among the samples, and their features less the means at risk, ``(e, p)``."""
-        columns = _centred(X, w, torch.arange(X.shape[2], device=X.device))
+        columns = _columns(X, torch.arange(X.shape[2], device=X.device))
         places, found = [], []
-        for part in self.parts:
-            s = self._sums(part, z, w)
+        for part, s in self._all(z, w):
             for r in range(len(part.client)):
-                Z = columns[part.at[r]]
+                Z = _centred(part, s, r, columns)
                 event = (s.counted[r] > 0).nonzero().squeeze(1)
                 places.append(part.at[r][event])
                 found.append(Z[event] - self._own_means(part, s, r, self._at_events(part, s, r, Z, event), event))
@@ -191,24 +183,51 @@ class RiskSets:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _sums(self, part: _Rows, z: Tensor, w: Tensor) -> _Sums:
+    def _all(self, z: Tensor, w: Tensor) -> Iterator[tuple[_Rows, _Sums]]:
+        for part in self.parts:
+            for s in self._sums(part, z, w):
+                yield part, s
+
+    def _sums(self, part: _Rows, z: Tensor, w: Tensor) -> list[_Sums]:
+        """One for all events, as a rule; another for those at which all at risk are far below the largest margin."""
         weight = w.reshape(-1)[part.at].double() * part.there
         own = z.reshape(-1)[part.at].double()
-        top = own.masked_fill(weight == 0, -math.inf).amax(1, keepdim=True)
-        top = torch.where(top.isfinite(), top, 0.0)
-        size = weight * torch.exp((own - top).clamp(max=0.0))
-        risk = torch.maximum(self._at_risk(part, size), size)  # what is left behind a difference may be rounding
-        event, share = part.event * (weight > 0), None
+        own = torch.where(own.isfinite(), own, math.nan)
+        reach = torch.where(weight > 0, own + weight.log(), -math.inf)
+        event = part.event * (weight > 0)
         if self.least > 1:
             event = event * (self._at_risk(part, (weight > 0).double()) > self.least - 0.5)
-        counted = weight * event
+        below = _BELOW if part.entered is None else _BELOW_LATE
+        made, top = list[_Sums](), reach.amax(1, keepdim=True)
+        while True:
+            top = torch.where(top.isfinite(), top, 0.0)
+            size = torch.where((reach > top) | (weight == 0), 0.0, weight * torch.exp(own - top))
+            risk = self._at_risk(part, size)
+            left = event * (risk < math.exp(-below))
+            more = z.device.type == "cpu" and bool(left.any())  # elsewhere a look at numbers would be waited for
+            made.append(self._of(part, own, weight, top, size, risk, event - left if more else event))
+            if not more:
+                return made
+            event, rows = left, left.any(1, keepdim=True)
+            # whose size is at least exp(-below) by more than rounding was at risk at none of the events that are left
+            top = reach.masked_fill((reach >= top - below + 1) | ~rows, -math.inf).amax(1, keepdim=True)
+
+    def _of(
+        self, part: _Rows, z: Tensor, weight: Tensor, top: Tensor, size: Tensor, risk: Tensor, event: Tensor
+    ) -> _Sums:
+        """The sums for some events."""
+        least = math.exp(-2 * _BELOW)  # what is left behind a difference may be rounding
+        risk, share, counted = torch.maximum(risk, size).clamp(min=least), None, weight * event
         if self.efron:
             events = (counted > 0).double()
             number = _tied(part, events)
             share = torch.where(events > 0, (events.cumsum(1) - _up_to(events, part.first) - 1) / number, 0.0)
             counted = torch.where(events > 0, _tied(part, counted) / number, 0.0)
             risk = risk - share * _tied(part, size * events)
-        return _Sums(own, weight, top, size, risk, event, counted, share)
+        return _Sums(z, weight, top, size, risk, event, counted, share)
+
+    def _slopes(self, part: _Rows, s: _Sums) -> Tensor:
+        return s.size * self._hazard(part, s) - s.weight * s.event
 
     def _at_risk(self, part: _Rows, values: Tensor) -> Tensor:
         """Sums over those at risk at each sample's time, along axis 1 of ``(r, l)``."""
@@ -310,12 +329,16 @@ def _terms(part: _Rows, s: _Sums, unit: Tensor) -> Tensor:
     return s.counted * logs - s.weight * s.event * s.z
 
 
-def _centred(X: Tensor | Stack, w: Tensor, at: Tensor) -> Tensor:
-    """Columns of all samples in float64, about the weighted mean of each client: ``(n * m, k)``."""
+def _columns(X: Tensor | Stack, at: Tensor) -> Tensor:
+    """Columns of all samples in float64, ``(n * m, k)``."""
     dense = X.columns(at) if isinstance(X, Stack) else X.index_select(2, at)
-    columns, o = dense.double(), w.double()
-    mean = (columns * o.unsqueeze(2)).sum(1) / o.sum(1, keepdim=True).clamp(min=1e-300)
-    return (columns - mean.unsqueeze(1)).flatten(0, 1)
+    return dense.double().flatten(0, 1)
+
+
+def _centred(part: _Rows, s: _Sums, r: int, columns: Tensor) -> Tensor:
+    """Those of one row, about their weighted means."""
+    Z = columns[part.at[r]]
+    return Z - s.weight[r] @ Z / s.weight[r].sum().clamp(min=1e-300)
 
 
 def _up_to(values: Tensor, count: Tensor) -> Tensor:
@@ -325,14 +348,16 @@ def _up_to(values: Tensor, count: Tensor) -> Tensor:
 
 def _tied(part: _Rows, values: Tensor) -> Tensor:
     """Sums over the samples with the same time."""
-    running = torch.nn.functional.pad(values.cumsum(1), (1, 0))
-    return running.gather(1, part.last + 1) - running.gather(1, part.first)
+    return torch.zeros_like(values).scatter_add(1, part.first, values).gather(1, part.first)
 
 
 def _tied_rows(part: _Rows, r: int, values: Tensor) -> Tensor:
     """The same for columns ``(l, k)`` of one row."""
-    running = torch.nn.functional.pad(values.cumsum(0), (0, 0, 1, 0))
-    return running[part.last[r] + 1] - running[part.first[r]]
+    return torch.zeros_like(values).index_add_(0, part.first[r], values)[part.first[r]]
+
+
+def _added(values: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, values)
 
 
 def _blocks(rows: int, columns: int) -> Iterator[slice]:

@@ -33,7 +33,7 @@ from fedcomposite.algorithms.base import Empty
 from fedcomposite.algorithms.proxnewton import Message
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.problems import event_tables
-from fedcomposite.problems.linear import Linear
+from fedcomposite.problems.linear import Linear, far_means
 from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.problem import Problem
 from fedcomposite.problems.products import hessians
@@ -44,8 +44,8 @@ from fedcomposite.regularizers import Zero
 Sums = dict[str, Tensor]
 """Arrays that add up over sites."""
 
-FAR = 10.0
-"""Times its deviation: the mean from which on a feature is taken about it."""
+_LEVEL = ("newton", "losses", "information", "schoenfeld")
+"""Questions about differences of a site's samples, where the loss is about these."""
 _METHOD = ProxNewton()
 _FOLD, _HALF, _BOOTSTRAP, _HALF_OF_SITES = range(4)  # streams of random numbers
 _MOST = 12  # a Poisson(1) number is larger with a probability below 1e-10
@@ -200,6 +200,7 @@ class Silo:
     ranked: list[Any] = field(default_factory=list, repr=False)  # targets as a loss that is not by sample places them
     origin: Silo | None = None  # the site's own samples, where this is a part that was held out
     about: Tensor | None = None  # X with features taken about a common centre, where their means are far from zero
+    level: Tensor | None = None  # X less the site's own means where these are far, for a loss that no shift changes
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
@@ -263,9 +264,8 @@ def centre_of(X: Tensor, bias: bool) -> Tensor | None:
     """
     if not bias or not len(X):
         return None
-    variance, mean = torch.var_mean(X[:, :-1], dim=0, correction=0)  # without a copy of the features
-    far = mean.abs() > FAR * variance.sqrt()
-    return torch.where(far, mean, 0.0) if bool(far.any()) else None
+    far = far_means(X[:, :-1])
+    return far if bool(far.any()) else None
 
 
 def silos_of(problem: Problem) -> list[Silo]:
@@ -277,8 +277,10 @@ def silos_of(problem: Problem) -> list[Silo]:
         raise ValueError(f"{smooth.loss}: a sum over samples; take the loss that is their mean")
     silos, nobody = problem.silos, len(problem.silos)
     tensors_only(silos.features, "an analysis by requests")
-    X_all, held = smooth.X, {}
+    X_all, held = (smooth.X if smooth.loss.by_sample else smooth._design(silos.features)), {}
     assert isinstance(X_all, Tensor)
+    assert isinstance(smooth.X, Tensor)
+    level = None if smooth.loss.by_sample or torch.equal(X_all, smooth.X) else smooth.X
     for part, (X, y) in silos.held_out.items():
         owner = silos.held_by.get(part, torch.full((len(y),), nobody))
         design = smooth._design(X)
@@ -296,7 +298,9 @@ def silos_of(problem: Problem) -> list[Silo]:
         }
         by_samples = problem.weighting == "samples"
         offset = None if silos.margin_offsets is None else silos.margin_offsets[rows]
-        made.append(Silo(X_all[rows], smooth.b[rows], weights[rows], smooth.loss, id, by_samples, offset, parts))
+        own = None if level is None else level[rows]
+        fields = weights[rows], smooth.loss, id, by_samples, offset, parts
+        made.append(Silo(X_all[rows], smooth.b[rows], *fields, level=own))
     return made
 
 
@@ -366,6 +370,8 @@ def answer(silo: Silo, request: Request) -> Sums:
         silo = replace(silo, loss=Smoothed(silo.loss, width))
     if request.numbers.get("centred") and silo.about is not None:
         silo = replace(silo, X=silo.about)
+    elif silo.level is not None and request.name in _LEVEL:
+        silo = replace(silo, X=silo.level)
     silo = silo.of_part(request.part)
     weights = silo.weights(request.rows)
     return _ANSWERS[request.name](silo, weights, request)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedcomposite.data import DataError, Silos
 from fedcomposite.problems import Counter, Linear, Problem
+from fedcomposite.problems.losses import Cox
+from fedcomposite.problems.risk_sets import EVENT
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.runtime import process
 from fedcomposite.runtime.protocol import Request, Sums, answer, centre_of, silos_of
@@ -37,6 +39,15 @@ def check_range(silos: Silos) -> None:
             )
 
 
+def check_events(smooth: Linear) -> None:
+    """Refuse times without an event: every model is as good as any other."""
+    if isinstance(smooth.loss, Cox) and not bool((smooth.b[:, EVENT] > 0).any()):
+        raise DataError(
+            f"none of the {len(smooth.b)} samples has the event, so that there is nothing to learn: events are 1 in "
+            "the second column of the targets, or what the loss's option `cause` names"
+        )
+
+
 class SiloTransport:
     """The silos of a problem with a linear model."""
 
@@ -51,6 +62,7 @@ class SiloTransport:
         pooled = problem.smooth()
         assert isinstance(pooled, Linear)
         assert isinstance(pooled.X, Tensor)  # silos_of has refused others
+        check_events(pooled)
         self.centre = centre_of(pooled.X, problem.bias)
         if self.centre is not None:
             shift = torch.cat([self.centre, self.centre.new_zeros(1)])
@@ -77,7 +89,8 @@ class SiloTransport:
         """Meanwhile, answer centred requests in coordinates y where models are ``basis @ y``."""
         kept = self.silos, self.centre
         self.centre = None
-        self.silos = [replace(s, about=(s.X if s.about is None else s.about) @ basis) for s in self.silos]
+        known = [next(X for X in (s.about, s.level, s.X) if X is not None) for s in self.silos]
+        self.silos = [replace(s, about=X @ basis) for s, X in zip(self.silos, known, strict=True)]
         try:
             yield
         finally:
@@ -105,6 +118,7 @@ class StackedSums:
     def __init__(self, problem: Problem, dtype: torch.dtype, device: torch.device) -> None:
         smooth = problem.smooth(dtype, device)
         assert isinstance(smooth, Linear)
+        check_events(smooth)
         self.smooth, self.counter = smooth, Counter()
         self.centre = centre_of(smooth.X, problem.bias) if isinstance(smooth.X, Tensor) else None
         self._centred = smooth if self.centre is None else _about(smooth, self.centre)
