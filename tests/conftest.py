@@ -12,6 +12,8 @@ import fedcomposite as fc
 
 pytest.register_assert_rewrite("analyst")
 torch.set_num_threads(1)
+# Tests kill processes, which lose nothing that they wrote; only a power cut would, and waiting for disks takes long.
+os.fsync = lambda descriptor: None
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job started in the background ignores Ctrl-C, and so would the processes that the tests start and interrupt.

@@ -260,7 +260,6 @@ def test_a_log_does_not_grow_without_end(tmp_path):
 @pytest.fixture
 def parted(tmp_path, monkeypatch):
     """A log of 25 lines in several files, by two processes in turn."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(audit, "PART", 2000)
     key = ec.generate_private_key(ec.SECP256R1())
     writers = [Audit(tmp_path, key), Audit(tmp_path, key)]

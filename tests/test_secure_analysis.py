@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import tomllib
 
 import numpy as np
@@ -52,12 +51,6 @@ name = "ProxNewton"
 [run]
 rounds = 1
 """
-
-
-@pytest.fixture(autouse=True)
-def volatile(monkeypatch):
-    """Files of a test need not survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

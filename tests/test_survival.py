@@ -353,6 +353,7 @@ def test_segments_of_a_path_have_the_same_models_in_fewer_exchanges(problem):
         fc.path(fc.Problem(problem.silos, loss="cox", regularizer=MCP(1.0, 3.0)), count=4, segments=2)
 
 
+@pytest.mark.slow
 def test_a_cross_validation_of_fifty_strengths_takes_sixty_exchanges(problem):
     """By itself; a path that may be ended early, and one that is not convex, go from strength to strength."""
     own = fc.Problem(problem.silos, loss="cox", regularizer=L1(1.0), weights="samples")

@@ -116,7 +116,7 @@ def _accept(hint: Any, value: Any) -> tuple[bool, Any]:
 
 
 @functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def hints_of(cls: Hashable) -> dict[str, Any]:
     """The annotations of a class; evaluating them takes longer than building most regularizers."""
     return typing.get_type_hints(cls, include_extras=True)
 
@@ -125,7 +125,7 @@ def validate(instance: Any, skip: Collection[str] = ()) -> None:
     """Check the fields of a dataclass instance against their annotations, and normalise ints to floats."""
     cls = type(instance)
     given = {f.name: getattr(instance, f.name) for f in dataclasses.fields(cls) if f.name not in skip}
-    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
+    hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable
     for name, value in given.items():
         ok, converted = _accept(hints[name], value)
         if not ok:
@@ -141,7 +141,7 @@ def refuse(faults: Collection[str], error: type[ValueError] = ValueError) -> Non
 
 def wrong_values(cls: type[Any], fields: Mapping[str, Any]) -> list[str]:
     """A line for every value that a dataclass's field does not accept."""
-    hints = _hints(cls)  # type: ignore[arg-type]
+    hints = hints_of(cls)  # type: ignore[arg-type]
     return [f"{cls.__name__}: {line}" for line in _wrong(hints, fields)]
 
 
@@ -153,7 +153,7 @@ def _wrong(hints: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 def wrong_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> list[str]:
     """A line for every argument that is not what the function's annotations say; other names are passed over."""
-    hints = _hints(function)
+    hints = hints_of(function)
     return _wrong(hints, {name: value for name, value in given.items() if name in hints})
 
 
@@ -181,7 +181,7 @@ def check_call(
     Returns the options in normal form, ready for the call. ``what`` names the function in messages; NumPy scalars count
     as numbers.
     """
-    hints = _hints(function)
+    hints = hints_of(function)
     known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
     given = {name: value for name, value in options.items() if name in known}
     faults = [*_unknown(what, "option", options, known), *(f"{what}: {line}" for line in _wrong(hints, given))]

@@ -3,38 +3,5 @@
 They live in :mod:`fedcomposite.runtime.callbacks`; this is the short name, with the same objects.
 """
 
-from fedcomposite.runtime.callbacks import (
-    REGISTRY,
-    AnyCallback,
-    BestModel,
-    Callback,
-    Csv,
-    EarlyStopping,
-    JsonLines,
-    MissingPackageError,
-    MLflow,
-    OnRecord,
-    Progress,
-    TensorBoard,
-    View,
-    WandB,
-    build,
-)
-
-__all__ = [
-    "REGISTRY",
-    "AnyCallback",
-    "BestModel",
-    "Callback",
-    "Csv",
-    "EarlyStopping",
-    "JsonLines",
-    "MLflow",
-    "MissingPackageError",
-    "OnRecord",
-    "Progress",
-    "TensorBoard",
-    "View",
-    "WandB",
-    "build",
-]
+from fedcomposite.runtime.callbacks import *  # noqa: F403
+from fedcomposite.runtime.callbacks import __all__ as __all__

@@ -2,11 +2,12 @@
 
 * :class:`UserError`, a :class:`ValueError`: what a user can set right. Below it :class:`DataError`,
   :class:`ConfigError` (experiment files), :class:`StoreError` (run folders), :class:`LockedError` (a folder in use),
-  :class:`CheckpointError`, :class:`StepError` (a prox step past its limit), :class:`MissingPackageError`.
+  :class:`CheckpointError`, :class:`BudgetError` (privacy), :class:`StepError` (a prox step past its limit), :class:`MissingPackageError`.
 * :class:`FailedError`, a :class:`RuntimeError`: what went wrong in the world. Below it :class:`ClientError` and
   :class:`ExportError`.
 * :class:`Interrupted`: Ctrl-C at a run, with what was done.
-* Warnings about data: :class:`DataWarning`, :class:`OneClassWarning`, :class:`SeparationWarning`; about a run:
+* Warnings about data: :class:`DataWarning`, :class:`OneClassWarning`, :class:`SeparationWarning`,
+  :class:`UndeterminedWarning`; about a run:
   :class:`DivergenceWarning`, :class:`GrowthWarning`, :class:`NonSmoothWarning`, :class:`TheoryWarning`; about speed:
   :class:`EagerWarning`, :class:`LoopWarning`; :class:`LockWarning`.
 
@@ -21,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from fedcomposite._faults import FailedError, MissingPackageError, UserError
 
 if TYPE_CHECKING:
-    from fedcomposite.analysis.inference import SeparationWarning
+    from fedcomposite.analysis.inference import SeparationWarning, UndeterminedWarning
     from fedcomposite.data.faults import DataError, DataWarning
     from fedcomposite.experiments.locks import LockedError, LockWarning
     from fedcomposite.experiments.runner import TheoryWarning
     from fedcomposite.experiments.store import StoreError
     from fedcomposite.experiments.toml import ConfigError
     from fedcomposite.exporting.errors import ExportError
+    from fedcomposite.privacy import BudgetError
     from fedcomposite.problems.network.gradients import LoopWarning
     from fedcomposite.problems.problem import OneClassWarning
     from fedcomposite.regularizers.base import StepError
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from fedcomposite.runtime.transports.loop import ClientError
 
 __all__ = [
+    "BudgetError",
     "CheckpointError",
     "ClientError",
     "ConfigError",
@@ -59,10 +62,12 @@ __all__ = [
     "StepError",
     "StoreError",
     "TheoryWarning",
+    "UndeterminedWarning",
     "UserError",
 ]
 
 _HOME = {
+    "BudgetError": "privacy",
     "CheckpointError": "runtime",
     "ClientError": "runtime",
     "ConfigError": "experiments.toml",
@@ -82,6 +87,7 @@ _HOME = {
     "StepError": "regularizers.base",
     "StoreError": "experiments.store",
     "TheoryWarning": "experiments.runner",
+    "UndeterminedWarning": "analysis.inference",
 }
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from fedcomposite._validation import lacking, suggest, wrong_names, wrong_values
+from fedcomposite._validation import hints_of, lacking, suggest, wrong_names, wrong_values
 
 T = TypeVar("T")
 OURS = "fedcomposite"
@@ -198,7 +198,7 @@ def callable_only(name: str, thing: Any) -> Any:
 
 def make(cls: type[Any], fields: Mapping[str, Any]) -> Any:
     """Make a dataclass from ``fields``, with errors that a configuration's author can act on."""
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable
     own = {f.name: f for f in dataclasses.fields(cls) if f.init}
     needed = {k: hints[k] for k, f in own.items() if f.default is f.default_factory is dataclasses.MISSING}
     faults = [*wrong_names(cls, fields), *lacking(cls.__name__, needed, fields)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import tomllib
 import warnings
@@ -31,10 +32,11 @@ class AgreementError(UserError):
     """Sites whose data do not fit together; the message names the site and the column."""
 
 
+@functools.lru_cache(maxsize=8)
 def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
     """Read an experiment from TOML, whose data are at the sites; one ``[algorithm]`` is needed.
 
-    With ``recipe`` it may be an analysis, which needs no ``[run]``.
+    With ``recipe`` it may be an analysis, which needs no ``[run]``. Every order of a job brings the same text.
     """
     try:
         content = tomllib.loads(text.removeprefix("\ufeff"))
