@@ -2,7 +2,8 @@
 
 * :class:`UserError`, a :class:`ValueError`: what a user can set right. Below it :class:`DataError`,
   :class:`ConfigError` (experiment files), :class:`StoreError` (run folders), :class:`LockedError` (a folder in use),
-  :class:`CheckpointError`, :class:`BudgetError` (privacy), :class:`StepError` (a prox step past its limit), :class:`MissingPackageError`.
+  :class:`CheckpointError`, :class:`BudgetError` (privacy), :class:`StepError` (a prox step past its limit),
+  :class:`MissingPackageError`.
 * :class:`FailedError`, a :class:`RuntimeError`: what went wrong in the world. Below it :class:`ClientError` and
   :class:`ExportError`.
 * :class:`Interrupted`: Ctrl-C at a run, with what was done.
