@@ -3,10 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedcomposite as fc
 from fedcomposite.analysis import Analysis, CrossValidation, Errors, Path, Quality, Report, Scored, Stability
 from fedcomposite.analysis.strengths import strength
+from fedcomposite.exporting import sparse_layers
 from fedcomposite.regularizers import L1, MCP, ElasticNet
 
 
@@ -88,6 +90,34 @@ def test_lines_have_the_numbers(found):
     assert f"400 samples, {quality.positives:g} positive: AUROC {quality.auroc:.3f}" in repr(quality)
     assert f"R2 {errors.r2:.4g}, RMSE {errors.rmse:.4g}" in repr(errors)
     assert f"{len(stable.selected)} of 30 coordinates" in repr(stable)
+
+
+def test_a_learned_recipe_and_converted_layers_are_results():
+    recipe = fc.Recipe(drop=["slope", "ca", "thal"], impute={"default": "mean"}, one_hot=["cp"], standardize=["age"])
+    learned = recipe.fit({"cleveland": fc.data.frames("heart_disease")["cleveland"]}, target="num")
+    layers = torch.nn.Sequential(torch.nn.Linear(100, 20), torch.nn.Linear(20, 2))
+    with torch.no_grad():
+        layers[0].weight[:, 3:] = 0
+    converted = sparse_layers(layers)
+    for one, line in (
+        (learned, f"FittedRecipe({len(learned.features)} features of 'num' at 1 site)"),
+        (converted, "Converted(1 of 2 linear layers sparse)"),
+    ):
+        assert repr(one) == line
+        assert "<table" in one._repr_html_()
+    table = learned.to_frame()
+    assert list(table.index) == learned.features
+    assert table.loc["age", "sd"] > 1 == table.loc["chol", "sd"]
+    assert set(table.filter(like="cp", axis=0)["source"]) == {"cp"}
+    assert converted.to_frame()[["layer", "sparse"]].to_numpy().tolist() == [["0", True], ["1", False]]
+
+
+def test_constants_are_measured_at_any_model(found):
+    one, run = problem(), found[8]
+    expected = fc.theory.constants(one, solution=run.solution, x0=torch.zeros(31))
+    assert expected.gap > 0
+    assert fc.theory.constants(one, solution=run, x0=torch.zeros(31)) == expected
+    assert fc.theory.constants(one, solution=fc.LogisticRegression(1.0, regularizer="l1").fit(one.silos)).gap > 0
 
 
 def test_an_analysis_without_intervals_has_a_table_of_its_model():
