@@ -13,9 +13,11 @@ Every round is evaluated. The time of a round is the median difference between t
 is the part that the slowest site spent computing, by its own log, and the rest is overhead. ``first`` are the seconds
 from the start of ``run`` to its first record. ``cpu`` is the processor time per round of ``serve`` and what it started,
 ``idle`` their share of a core while nothing happens, ``service_mb`` the largest memory of any of them, and ``files_mb``
-what lies in its folder in the end.
+what lies in its folder in the end. ``cpu_all`` is the processor time per round of all parties, and what
+follows are its parts, by what the processes are: they say the same on a busy machine as on a quiet one.
 
-Run ``python benchmarks/federation.py [--cases warm,many,large,state,newton,secure] [--sites 20] [--engine nvflare]``.
+Run ``python -m benchmarks.federation [--cases warm,many,large,state,newton,secure] [--sites 20] [--engine nvflare]``.
+With ``--light`` the sites of ``many`` are one process with a FLARE client each: fifty of them fit on one machine.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ import json
 import os
 import re
 import statistics
+import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +45,18 @@ from fedcomposite.federation import demo
 from fedcomposite.federation.folders import EngineName, FederationFolder
 
 SECURE = {"secure": ["--secure"], "skip": ["--secure", "--policy", "skip"], "plain": []}
-ROUNDS = {"warm": 12, "many": 12, "large": 3, "state": 3, "newton": 40, **dict.fromkeys(SECURE, 8)}
+ROUNDS = {"warm": 30, "many": 40, "large": 3, "state": 3, "newton": 40, **dict.fromkeys(SECURE, 8)}
+ROLES = {
+    "watchers": "engines.watched",
+    "server": "server_train",
+    "server's job": "runner_process",
+    "clients": "client_train",
+    "clients' jobs": "worker_process",
+    "sites": "federation join",
+    "serve": "federation serve",
+    "run": "federation run",
+}
+"""What the processes of a federation are, by a word of their commands."""
 IDLE = 20.0  # seconds for which an idle service is watched
 MODELS = {"large": {"name": "resnet18"}, "state": {"name": "mlp", "options": {"hidden": [4096, 64]}}}
 
@@ -73,30 +88,60 @@ def parts(folder: Path, rounds: int, count: int) -> tuple[list[str], str, str]:
     return sites, "csv", "num"
 
 
-def family(pid: int) -> list[int]:
-    """A process and those below it."""
-    found = [pid]
+def table() -> dict[int, list[str]]:
+    """The system's own table of processes: their fields from the parent on."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found += family(int(path.parent.name))
+            found[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()[1:]
+    return found
+
+
+def family(pids: Sequence[int]) -> dict[int, list[str]]:
+    """Some processes and those below them."""
+    every = table()
+    below: dict[int, list[int]] = {}
+    for pid, fields in every.items():
+        below.setdefault(int(fields[0]), []).append(pid)
+    found, left = {}, list(pids)
+    while left:
+        pid = left.pop()
+        left += below.get(pid, [])
+        found |= {pid: every[pid]} if pid in every else {}
     return found
 
 
 def spent(pid: int) -> float:
     """Processor time of a process and those below it so far, with those that have ended."""
-    total = 0.0
-    for one in family(pid):
+    return sum(sum(map(int, fields[10:14])) for fields in family([pid]).values()) / os.sysconf("SC_CLK_TCK")
+
+
+def by_role(parties: Sequence[int]) -> dict[str, float]:
+    """Processor seconds so far of some parties and of what they started, by what it is."""
+    found = dict.fromkeys([*ROLES, "other"], 0.0)
+    for pid, fields in family(parties).items():
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return total
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            role = next((role for role, word in ROLES.items() if word in command), "other")
+            found[role] += sum(map(int, fields[10:12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def watch_rounds(history: Path, parties: Sequence[int], rounds: int, alive: Callable[[], bool]) -> dict[str, float]:
+    """Processor seconds per round and role, from the third record to the last but two."""
+    seen: list[tuple[int, dict[str, float]]] = []
+    for wanted in (4, rounds - 2):
+        while alive() and (not history.exists() or history.read_bytes().count(b"\n") < wanted):
+            time.sleep(0.01)
+        seen.append((history.read_bytes().count(b"\n") if history.exists() else 0, by_role(parties)))
+    (before, then), (after, now) = seen
+    return {k: (now[k] - then[k]) / max(1, after - before) for k in now if now[k] > then[k]}
 
 
 def most_memory(pid: int) -> float:
     """Largest resident memory of a process, or of one below it, so far, in MB."""
     found = []
-    for one in family(pid):
+    for one in family([pid]):
         with contextlib.suppress(OSError, TypeError):
             found.append(int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{one}/status").read_text())[1]) / 1e3)
     return max(found)
@@ -136,7 +181,7 @@ def long_vectors(folder: Path, rounds: int) -> tuple[list[str], str, str]:
     return sites, "npz", "label"
 
 
-def measure(case: str, folder: Path, count: int, engine: EngineName) -> dict[str, float]:
+def measure(case: str, folder: Path, count: int, engine: EngineName, light: bool = False) -> dict[str, float]:
     rounds = ROUNDS[case]
     data = folder / "data"
     if case in SECURE:
@@ -148,28 +193,35 @@ def measure(case: str, folder: Path, count: int, engine: EngineName) -> dict[str
     else:
         sites, kind, target = parts(data, rounds, count) if case == "many" else hospitals(data, rounds)
     fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, sites, engine=engine)
+    for site in sites:
+        place = fed.path / "sites" / site / "site.toml"
+        added = f'[data]\nfile = "{data / f"{site}.{kind}"}"\ntarget = "{target}"\n'
+        added += f"classes = {list(range(10))}\n" if case in MODELS else ""
+        limits = "networks = true\nmin_batch = 1\nmin_class = 1\nmin_count = 1\nmin_parties = 1\n"
+        limits += "parameter_share = 1e6\nchanging_cohorts = true\n" if case in SECURE else ""
+        place.write_text(place.read_text().replace("[data]\n", added, 1) + limits)
     with contextlib.ExitStack() as stack:
         began = time.perf_counter()
         server = stack.enter_context(demo.party(folder / "serve.log", "serve", str(fed.path)))
+        if light:
+            program = str(Path(__file__).with_name("light_sites.py"))
+            command = [sys.executable, program, str(fed.path), str(data)]
+            joined = [stack.enter_context(demo.process(folder / "sites.log", *command))]
+        else:
+            words = [(folder / f"{site}.log", "join", str(fed.path / "sites" / site)) for site in sites]
+            joined = [stack.enter_context(demo.party(*one)) for one in words]
         demo.wait_for(folder / "serve.log", "serving on", server)
-        joined = {}
-        for site in sites:
-            place = fed.path / "sites" / site
-            text = (place / "site.toml").read_text()
-            added = f'[data]\nfile = "{data / f"{site}.{kind}"}"\ntarget = "{target}"\n'
-            added += f"classes = {list(range(10))}\n" if case in MODELS else ""
-            limits = "networks = true\nmin_batch = 1\nmin_class = 1\nmin_count = 1\nmin_parties = 1\n"
-            limits += "parameter_share = 1e6\nchanging_cohorts = true\n" if case in SECURE else ""
-            (place / "site.toml").write_text(text.replace("[data]\n", added, 1) + limits)
-            joined[site] = stack.enter_context(demo.party(folder / f"{site}.log", "join", str(place)))
-        for site, process in joined.items():
-            demo.wait_for(folder / f"{site}.log", "waiting for work", process, 600)
+        logs = [folder / "sites.log"] if light else [folder / f"{site}.log" for site in sites]
+        for log, process in zip(logs, joined, strict=True):
+            demo.wait_for(log, "waiting for work", process, 600, len(sites) if light else 1)
         ready, before = time.perf_counter() - began, spent(server.pid)
         time.sleep(IDLE if case not in SECURE else 1.0)
         idle, before = (spent(server.pid) - before) / IDLE, spent(server.pid)
         command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run"), *SECURE.get(case, [])]
         asked = time.time()
         with demo.party(folder / "run.log", *command) as run:
+            parties = [server.pid, run.pid, *(one.pid for one in joined)]
+            each_role = watch_rounds(folder / "run" / "history.jsonl", parties, rounds, lambda: run.poll() is None)
             if run.wait(900) != 0:
                 raise RuntimeError((folder / "run.log").read_text())
         cpu, service = (spent(server.pid) - before) / rounds, most_memory(server.pid)
@@ -177,8 +229,8 @@ def measure(case: str, folder: Path, count: int, engine: EngineName) -> dict[str
     clock = [record["seconds"] for record in history]
     first = (folder / "run" / "history.jsonl").stat().st_mtime - asked - (clock[-1] - clock[0])
     each = [b - a for a, b in itertools.pairwise(clock)][1:]
-    worked = [re.findall(r"round \d+ in ([\d.]+) s", (folder / f"{s}.log").read_text()) for s in sites]
-    slowest = [max(map(float, one)) for one in zip(*worked, strict=False)] or [0.0]
+    said = [re.findall(r"round (\d+) in ([\d.]+) s", log.read_text()) for log in logs]
+    slowest = [max([float(t) for one in said for r, t in one if int(r) == k + 1] or [0.0]) for k in range(rounds)]
     states = [sum(p.stat().st_size for p in (fed.path / "sites" / s / "state").rglob("*.safetensors")) for s in sites]
     own: dict[str, float] = {}
     if case == "newton":
@@ -198,6 +250,8 @@ def measure(case: str, folder: Path, count: int, engine: EngineName) -> dict[str
         "service_mb": service,
         "files_mb": sum(p.stat().st_size for p in fed.state.rglob("*") if p.is_file()) / 1e6,
         "state_mb": max(states) / 2e6,  # two states are kept
+        "cpu_all": sum(each_role.values()),
+        **{f"cpu, {role}": seconds for role, seconds in each_role.items()},
     }
 
 
@@ -206,6 +260,7 @@ def main() -> None:
     parser.add_argument("--cases", default="warm,many,large,state")
     parser.add_argument("--sites", type=int, default=20, help="for the case many")
     parser.add_argument("--engine", choices=["nvflare", "flower"], default="nvflare")
+    parser.add_argument("--light", action="store_true", help="for the case many: all sites in one process")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     results = {}
@@ -214,7 +269,7 @@ def main() -> None:
     ]
     for case in cases:
         with tempfile.TemporaryDirectory(prefix=f"federation-{case}-") as folder:
-            results[case] = measure(case, Path(folder), chosen.sites, chosen.engine)
+            results[case] = measure(case, Path(folder), chosen.sites, chosen.engine, chosen.light)
         shown = "  ".join(f"{k} {v:.2f}" if v > 0.005 or v == 0 else f"{k} {v:.1e}" for k, v in results[case].items())
         print(f"{case:6s} {shown}", flush=True)
     for case in ("secure", "skip"):

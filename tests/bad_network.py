@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves: it delays, resets, cuts and throttles, as a bad network does."""
+"""TCP proxies: one that misbehaves, as a bad network does, and one as hospitals have them (CONNECT)."""
 
 import asyncio
 import contextlib
@@ -41,10 +41,14 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
+    async def _open(self, reader, writer):
+        """The connection to the target."""
+        return await asyncio.open_connection("127.0.0.1", self.target)
+
     async def _connect(self, reader, writer):
         try:
-            there = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
+            there = await self._open(reader, writer)
+        except (OSError, EOFError, ValueError):
             writer.transport.abort()
             return
         ends = [writer, there[1]]
@@ -75,3 +79,21 @@ class Proxy:
                 self.passed += len(data)
         for end in ends:
             end.transport.abort()
+
+
+class WebProxy(Proxy):
+    """What a hospital has between its machines and the world: connections are asked for with CONNECT."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.asked = []
+
+    async def _open(self, reader, writer):
+        words = (await reader.readuntil(b"\r\n\r\n")).split()
+        if words[0] != b"CONNECT":
+            raise ValueError("not for this proxy")
+        self.asked.append(words[1].decode())
+        host, port = self.asked[-1].rsplit(":", 1)
+        there = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        return there

@@ -24,7 +24,7 @@ collect_ignore = [p.name for p in Path(__file__).parent.glob("*.py") if not p.na
 
 PROCESSES = (
     "test_federation_real.py", "test_federation_analysis_real.py", "test_secure_real.py",
-    "test_operations.py", "test_federation_survival_real.py",
+    "test_operations.py", "test_federation_survival_real.py", "test_consortium_real.py",
 )  # fmt: skip
 LONGEST = (
     *PROCESSES, "test_docs.py", "test_federation.py", "test_contract.py", "test_auto.py", "test_benchmarks.py",

@@ -49,9 +49,10 @@ class Nursery:
     def __init__(self):
         self._file, self._process = None, None
 
-    def start(self, log, arguments):
+    def start(self, log, arguments, variables=None):
         """A command as a process; ``arguments`` are those of a program in this folder, or of ``fedcomposite``."""
-        return Child(self, self.ask({"start": [str(a) for a in arguments], "log": str(log)}))
+        given = {"start": [str(a) for a in arguments], "log": str(log), "variables": variables or {}}
+        return Child(self, self.ask(given))
 
     def ask(self, request):
         if self._file is None:
@@ -85,6 +86,7 @@ def _become(request, file):
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
+    os.environ.update(request["variables"])
     program, *arguments = request["start"]
     sys.argv = [program, *arguments]
     if program == "fedcomposite":

@@ -35,10 +35,10 @@ def children(pid):
 class Party:
     """One command of the federation as a process, its words in a file."""
 
-    def __init__(self, log, *arguments, program=("fedcomposite", "federation")):
+    def __init__(self, log, *arguments, program=("fedcomposite", "federation"), variables=None):
         self.log = log
         self.began = log.stat().st_size if log.exists() else 0
-        self.process = NURSERY.start(log, [*program, *arguments])
+        self.process = NURSERY.start(log, [*program, *arguments], variables)
 
     @property
     def alive(self):
@@ -104,18 +104,18 @@ class Parties:
         self.others.append(party)
         return party
 
-    def serve(self):
+    def serve(self, **variables):
         """A service in place of the one before, which is killed if it lives."""
         if self.server is not None:
             self.server.kill()
-        self.server = Party(self.folder / "serve.log", "serve", self.fed.path)
+        self.server = Party(self.folder / "serve.log", "serve", self.fed.path, variables=variables)
         self.server.wait_for("serving on")
 
     def site(self, name, place=None):
         place = place or self.folder / "sites" / name
         return ["join", place, "--data", self.folder / f"{name}.csv", "--target", "label"]
 
-    def join(self, name, place=None, held=None):
+    def join(self, name, place=None, held=None, **variables):
         """A site in place of the one before; ``held`` is where and in which round it is held."""
         if name in self.sites and self.server.alive:
             self.sites[name].leave()
@@ -124,8 +124,9 @@ class Parties:
         go = self.folder / f"{name}.go"
         go.unlink(missing_ok=True)
         options = {} if held is None else {"program": ("held_site", *map(str, held), str(go))}
+        options["variables"] = variables
         self.sites[name] = made = Party(self.folder / f"{name}.log", *self.site(name, place), **options)
-        made.usual = place is None and held is None
+        made.usual = place is None and held is None and not variables
         return made
 
     def release(self, name):

@@ -18,7 +18,7 @@ from fedcomposite import algorithms
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.main import app
 from fedcomposite.experiments import Config
-from fedcomposite.federation.folders import SiteFile
+from fedcomposite.federation.site_folders import SiteFile
 
 ROOT = Path(__file__).parent.parent
 

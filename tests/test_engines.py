@@ -29,10 +29,11 @@ from fedcomposite.federation.engines.local_processes import LocalEngine, place, 
 from fedcomposite.federation.engines.nvflare_job_files import write_job
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
 from fedcomposite.federation.engines.relaying import Relay
-from fedcomposite.federation.engines.sealing import SealError, Session, StaleError
+from fedcomposite.federation.engines.sealing import RepeatedError, SealError, Session, StaleError
 from fedcomposite.federation.engines.sockets import Channel
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.site.enrolment import open_site as open_folder
+from fedcomposite.federation.site_folders import SiteFolder
 
 PATIENCE = 120.0  # seconds after which a test gives up; none depends on how long something takes
 
@@ -103,7 +104,7 @@ def test_an_order_is_for_one_site_and_one_session_once(keys):
     session = Session("north")
     sealed = sealing.seal_order(coordinator, "1", "north", session.name, b"payload")
     assert session.open_order(coordinator.public_key(), sealed) == ("1", b"payload")
-    with pytest.raises(SealError, match="carried out before"):
+    with pytest.raises(RepeatedError, match=r"^1$"):
         session.open_order(coordinator.public_key(), sealed)
     with pytest.raises(StaleError):
         Session("north").open_order(coordinator.public_key(), sealed)
@@ -160,7 +161,7 @@ def test_an_order_counts_only_with_the_coordinators_signature(fed):
     rogue = pki.read_private(fed.path / "sites" / "south" / "site.key")
     forged = sealing.seal_order(rogue, "2", "north", answers.session.name, payload)
     assert wire.decode(sealing.open_report(public, "1", "north", answers.answer(good))) == wire.content(order="x")
-    for wrong, said in ((forged, "not signed by the coordinator"), (good, "carried out before"), (b"", "not signed")):
+    for wrong, said in ((forged, "not signed by the coordinator"), (b"", "not signed")):
         refusal = wire.decode(sealing.open_report(public, "", "north", answers.answer(wrong)))
         assert said in wire.text(refusal, "refusal")
         assert said in lines[-1]
@@ -170,6 +171,22 @@ def test_an_order_counts_only_with_the_coordinators_signature(fed):
     assert wire.text(refusal, "refusal") == "the order cannot be read"
     stale = sealing.seal_order(key, "4", "north", "an older session", payload)
     assert answers.answer(stale) is None
+
+
+def test_an_order_that_comes_again_is_carried_out_once(fed, monkeypatch):
+    """Whoever lost a report on the way gets the same bytes; of long ones the site keeps the last alone."""
+    site = Echo("north")
+    answers, key = answers_of(fed, "north", site), pki.read_private(fed.order_key)
+    payloads = {order: wire.encode(wire.content(order=order * 100)) for order in "123"}
+    sealed = {o: sealing.seal_order(key, o, "north", answers.session.name, p) for o, p in payloads.items()}
+    first = {order: answers.answer(body) for order, body in sealed.items()}
+    assert {order: answers.answer(body) for order, body in sealed.items()} == first
+    monkeypatch.setattr("fedcomposite.federation.engines.answering._KEPT", len(first["1"]))
+    again = sealing.seal_order(key, "4", "north", answers.session.name, payloads["1"])
+    last = answers.answer(again)
+    assert [answers.answer(body) for body in (*sealed.values(), again)] == [None, None, None, last]
+    assert len(site.asked) == 4
+    assert not site.noted
 
 
 def test_the_key_for_orders_is_rotated(fed):
@@ -474,6 +491,32 @@ def test_an_order_in_flight_is_lost_with_its_job_and_sent_again(fed, open_site):
     finally:
         engine.close()
     assert got == {"north": wire.content(order="x")}
+
+
+def test_what_a_network_loses_without_a_word_is_given_again(fed, open_site, monkeypatch):
+    """Neither the order nor its report arrives at first; the site carries it out once."""
+    monkeypatch.setattr("fedcomposite.federation.engines.relaying._PATIENCE", 0.05)
+    site = Echo("north")
+    open_site("north", site)
+    path, lost = sockets.place(fed.state / "relays", "job"), ["order", "report"]
+
+    class Bad(Job):
+        def ask(self, site, order):
+            what = lost.pop(0) if order is not None and lost else ""
+            made = None if what == "order" else super().ask(site, order)
+            if what:
+                threading.Event().wait()
+            return made
+
+    engine = RelayedDispatch(fed, path)
+    try:
+        Bad(path, {"north": place(fed, "north")})
+        contents = {"north": wire.content(order="x")}
+        assert exchange(engine, contents) == (contents, [])
+    finally:
+        engine.close()
+    assert site.asked == [wire.content(order="x")]
+    assert not lost
 
 
 def test_a_relay_of_a_run_that_is_gone_ends(fed):

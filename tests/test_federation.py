@@ -30,11 +30,12 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.jobs import Job, carry_out
-from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
+from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.orders import Introduction, Order
 from fedcomposite.federation.shape import AgreementError, parse
 from fedcomposite.federation.site.client_states import LostStateError, StateStore
 from fedcomposite.federation.site.site import Site
+from fedcomposite.federation.site_folders import SiteFolder
 from fedcomposite.runtime.client import Client
 from fedcomposite.runtime.simulator import simulate
 from fedcomposite.testing import small_problem

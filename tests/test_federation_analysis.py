@@ -32,7 +32,7 @@ from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
-from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
+from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.shape import arrange, parse
 from fedcomposite.federation.site import minimum_counts
@@ -44,6 +44,7 @@ from fedcomposite.federation.site.minimum_counts import joined
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.federation.site_folders import SiteFolder
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import HIGHEST, rates, residuals, scores, silos_of
 from fedcomposite.runtime.transports import SiloTransport

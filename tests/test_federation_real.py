@@ -17,17 +17,22 @@ import fedcomposite as fc
 
 pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
 
-from bad_network import Proxy
+from bad_network import Proxy, WebProxy
 from cryptography.hazmat.primitives.asymmetric import ec
+from local_federation import regularizer_of, write
 from parties import PATIENCE, SITES, Parties, Party, children, leave, model, records
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
+from fedcomposite.federation.coordinator.coordinator import Coordinator
+from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.engines import pki, selection
 from fedcomposite.federation.engines.nvflare import administration
 from fedcomposite.federation.engines.nvflare_job_files import write_job
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
+from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.audit import Audit
+from fedcomposite.federation.site_folders import SiteFolder
 
 pytestmark = pytest.mark.slow
 SOCKETS = shutil.ignore_patterns("*.sock")
@@ -80,6 +85,26 @@ def test_equals_the_simulator(parties, whole):
         assert a["objective"] == pytest.approx(b["objective"], abs=1e-12)
         assert a["train_accuracy"] == b["train_accuracy"]
         assert (a["bytes_up"], a["gradient_evaluations"]) == (b["bytes_up"], b["gradient_evaluations"])
+
+
+def test_every_method_equals_the_simulator(parties):
+    """All of them over one job of FLARE, plainly and in secure sums."""
+    lines = []
+    with contextlib.closing(selection.open_engine(parties.fed, "every", lines.append)) as engine:
+        for name in fc.algorithms.REGISTRY:
+            algorithm = fc.algorithms.REGISTRY[name].auto(5.0, local_steps=3)
+            h = None if algorithm.info.regularizer == "none" else fc.regularizers.L1(0.003)
+            problem = fc.Problem(parties.silos, regularizer=h)
+            want = fc.simulate(problem, algorithm, rounds=2, stationarity_step=0.1, backend="loop")
+            text = write(algorithm, regularizer_of(algorithm), rounds=2)
+            for secure, most in ((False, 1e-12), (True, 1e-9)):
+                settings = Settings(secure=secure, give_up=PATIENCE)
+                job = f"{name.lower()}-{'secure' if secure else 'plain'}"
+                given = engine, SITES, parties.fed.permitted, parse(text), job, settings
+                one = Coordinator(*given, log=lines.append)
+                one.prepare()
+                torch.testing.assert_close(one.run().solution, want.solution, rtol=0, atol=most, msg=job)
+    assert not [line for line in lines if "refused" in line]
 
 
 @pytest.mark.parametrize(("when", "missed"), [("before", True), ("after", False)])
@@ -154,9 +179,9 @@ def is_job(pid):
 
 
 def test_a_bad_network_changes_no_bit(parties, whole):
-    """Delays of 100 ms and resets at one site, a slow uplink at another, and a cable cut for 30 s at the third."""
+    """Delays of 100 ms and 3 % resets at one site, a slow uplink at another, and a cable cut for 30 s at the third."""
     with contextlib.ExitStack() as stack:
-        troubles = {"north": {"delay": 0.1, "resets": 0.003}, "south": {"rate": 100_000}, "west": {}}
+        troubles = {"north": {"delay": 0.1, "resets": 0.03}, "south": {"rate": 100_000}, "west": {}}
         proxies = {name: Proxy(parties.fed.port, **trouble) for name, trouble in troubles.items()}
         for name, proxy in proxies.items():
             stack.callback(proxy.close)
@@ -169,7 +194,6 @@ def test_a_bad_network_changes_no_bit(parties, whole):
         parties.sites["west"].wait_for("held in round 3")
         proxies["west"].cut, began = True, time.monotonic()
         parties.release("west")  # what it says now is lost
-        run.wait_for("west did not answer")
         time.sleep(max(0.0, began + 30.0 - time.monotonic()))  # the time that the cable is cut, not one to wait for
         proxies["west"].cut = False
         run.ends(0)
@@ -177,6 +201,24 @@ def test_a_bad_network_changes_no_bit(parties, whole):
     assert torch.equal(model(out), model(whole))
     assert records(out) == records(whole)
     assert proxies["west"].lost > 0
+    assert proxies["north"].broken > 0
+
+
+def test_sites_behind_a_hospitals_proxy(parties, whole):
+    """The usual variable names an HTTPS proxy; all that a site says to the server goes through it, by CONNECT."""
+    proxy = WebProxy()
+    try:
+        parties.join("west", https_proxy=f"http://127.0.0.1:{proxy.port}")
+        parties.sites["west"].wait_for("waiting for work")
+        out = parties.folder / "proxy"
+        parties.run("run-proxy", parties.folder / "config.toml", "--out", out).ends(0)
+        parties.sites["west"].leave()
+    finally:
+        proxy.close()
+    assert torch.equal(model(out), model(whole))
+    assert records(out) == records(whole)
+    assert set(proxy.asked) == {f"127.0.0.1:{parties.fed.port}"}
+    assert proxy.passed > 10_000
 
 
 def test_skip_goes_on_without_a_site_that_leaves(parties):
@@ -195,6 +237,16 @@ def test_skip_goes_on_without_a_site_that_leaves(parties):
 
 def status(parties):
     return CliRunner().invoke(federation_app, ["status", str(parties.fed.path)]).output
+
+
+def test_two_jobs_at_once(parties, whole):
+    """Two analysts' runs share the sites, each of which answers one order after another: the same bits."""
+    outs = [parties.folder / f"at-once-{i}" for i in range(2)]
+    runs = [parties.run(f"run-{out.name}", parties.folder / "config.toml", "--out", out) for out in outs]
+    for run, out in zip(runs, outs, strict=True):
+        run.ends(0)
+        assert torch.equal(model(out), model(whole))
+        assert records(out) == records(whole)
 
 
 def test_a_run_that_is_stopped_or_killed_can_be_resumed(parties, whole):
@@ -293,9 +345,23 @@ def test_a_revoked_site_is_out(parties):
     assert torch.equal(model(parties.folder / "after-skip"), model(parties.folder / "after-named"))
 
 
+ROGUE = """\
+import sys
+if any("server_train" in word for word in sys.orig_argv):
+    from nvflare.private.admin_defs import Message
+    from nvflare.private.fed.server.shell_cmd import _FileCmdExecutor
+    said = Message.set_header
+    Message.set_header = lambda self, key, value: said(self, key, "false" if key == "require_authz" else value)
+    _FileCmdExecutor.validate_shell_command = lambda self, args, parsed: ""
+"""
+
+
 @pytest.fixture
-def careless_server(parties):
-    """A server whose administrator lets every job through: what is refused then is refused by the sites."""
+def rogue_server(parties):
+    """A server of its administrator's own making, which lets everything through: what is refused, the sites refuse.
+
+    It does not tell FLARE's clients to look whether somebody may ask for what they are asked, and takes any path.
+    """
     local = parties.fed.path / "flare" / "server" / "local"
     kept = {path: path.read_bytes() for path in (local / "authorization.json", local / "resources.json")}
     rights = json.loads((local / "authorization.json").read_text())
@@ -304,21 +370,46 @@ def careless_server(parties):
     settings = json.loads((local / "resources.json").read_text())
     settings["class_allow_list"] = ["*"]
     (local / "resources.json").write_text(json.dumps(settings))
-    parties.serve()
+    code = parties.folder / "rogue"
+    code.mkdir(exist_ok=True)
+    (code / "sitecustomize.py").write_text(ROGUE)
+    parties.serve(PYTHONPATH=os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    until(lambda: set(selection.seen(parties.fed)) == set(SITES))
     yield parties
     for path, content in kept.items():
         path.write_bytes(content)
     parties.server.kill()
 
 
-def test_jobs_that_are_not_the_coordinators_are_refused_at_the_sites(careless_server):
+def test_a_rogue_server_reads_nothing_at_a_site(rogue_server):
+    """Files and folders of the site's account, by FLARE's own commands: its client does not know them."""
+    parties = rogue_server
+    place = parties.folder / "sites" / "north"
+    (parties.fed.path / "flare" / "server" / "here.txt").write_text("of the server itself")
+    with administration(parties.fed) as session:
+
+        def said(line):
+            return str(session.do_command(line))
+
+        assert "of the server itself" in said("cat server here.txt")  # so these commands do work
+        for line in (f"cat north {place}/site.key", f"head north {parties.folder}/north.csv", f"ls north -a {place}",
+                     f"grep north BEGIN {place}/site.key", f"tail north {place}/state/audit.jsonl", "pwd north",
+                     "sys_info client north", "report_env client north"):  # fmt: skip
+            got = said(line)
+            assert "invalid_request" in got or "error" in got.lower(), got
+            for secret in ("BEGIN", "label", "site.toml", "signature", str(place)):
+                assert secret not in got.replace(line, "")
+        session.api.do_command("restart client north")
+    assert parties.sites["north"].alive
+
+
+def test_jobs_that_are_not_the_coordinators_are_refused_at_the_sites(rogue_server):
     """FLARE's administrator, with a server of his own making, has no site run anything: each says so in its audit log.
 
     Code, classes and settings that a job brings; jobs without the coordinator's word, or with that of a key which was
     taken back. A run that has the new key goes on.
     """
-    parties, evil = careless_server, careless_server.folder / "EVIL"
-    until(lambda: set(selection.seen(parties.fed)) == set(SITES))
+    parties, evil = rogue_server, rogue_server.folder / "EVIL"
     old = pki.read_private(parties.fed.order_key)
     attacks = {
         "code": (with_code, old, "it brings 'custom/evil.py'"),

@@ -24,7 +24,7 @@ from fedcomposite.experiments import Config
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
-from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
+from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.orders import Question
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import event_times
@@ -34,6 +34,7 @@ from fedcomposite.federation.site.enrolment import open_site
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.federation.site_folders import SiteFolder
 from fedcomposite.problems.risk_sets import EVENT, TIME
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import (

@@ -19,7 +19,7 @@ HOME = Path(fedcomposite.__file__).parent
 PER_METHOD = {"Server", "Client", "Message", "Reply", "Model"}  # what a method's file calls its own tuples
 FILES = sorted(HOME.rglob("*.py"))
 FLOORS = [  # from the ground up; rooms of one floor may use each other only where a line says so
-    ["_version", "_faults", "_validation", "fields", "rng", "files", "plots", "results"],
+    ["_version", "_faults", "_validation", "fields", "rng", "durable", "files", "locks", "plots", "results"],
     ["registry", "schedules"],
     ["regularizers", "compressors", "data", "aggregators", "privacy"],
     ["models", "algorithms"],
@@ -39,6 +39,8 @@ NEIGHBOURS = {
     ("fields", "_validation"),
     ("rng", "_validation"),
     ("files", "_validation"),
+    ("files", "durable"),
+    ("locks", "_faults"),
     ("compressors", "regularizers"),
     ("data", "privacy"),
     ("metrics", "theory"),

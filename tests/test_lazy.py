@@ -55,6 +55,25 @@ def test_parties_of_a_federation_load_neither_pictures_nor_engines():
     assert done.stdout.strip() == "True []"
 
 
+LIGHT = {
+    "serve": tuple(name for name in HEAVY if name != "pydantic"),
+    "join": ("sklearn", "matplotlib", "fedcomposite.analysis"),
+}
+
+
+@pytest.mark.parametrize("party", LIGHT)
+def test_parties_that_start_with_machines_load_little(party):
+    code = (
+        "import sys, atexit; from fedcomposite.cli import main; "
+        f"sys.argv = ['fedcomposite', 'federation', '{party}', 'nowhere']; "
+        f"atexit.register(lambda: print('loaded:', [n for n in {LIGHT[party]} if n in sys.modules])); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "nowhere: no " in done.stderr
+    assert done.stdout.strip().splitlines()[-1] == "loaded: []"
+
+
 def test_every_public_name_is_found_where_a_type_checker_finds_it():
     """Three lists say what the package offers: imports for type checkers, `__all__`, and where a name lives."""
     tree = ast.parse(Path(fc.__file__).read_text())

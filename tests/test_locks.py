@@ -26,7 +26,7 @@ rounds = 2
 """
 HOLD = """
 import contextlib, sys
-from fedcomposite.experiments.locks import FolderLock
+from fedcomposite.locks import FolderLock
 with contextlib.ExitStack() as locks:
     for folder in sys.argv[1:]:
         locks.enter_context(FolderLock(folder))

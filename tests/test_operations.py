@@ -21,12 +21,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedcomposite.cli.federation import federation_app
-from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.federation import logs, systemd
 from fedcomposite.federation.engines import certificate_lifetimes, pki
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.site import audit
 from fedcomposite.federation.site.audit import Audit, AuditError
+from fedcomposite.federation.site_folders import SiteFolder
+from fedcomposite.locks import FolderLock
 
 ROOT = Path(__file__).parent.parent
 SITES = ["north", "south", "west"]

@@ -135,8 +135,9 @@ def test_experiments_name_columns_and_style(tmp_path):
 
 
 def test_sites_read_their_files_alike(tmp_path):
-    from fedcomposite.federation.folders import FederationFolder, SiteFile, SiteFolder
+    from fedcomposite.federation.folders import FederationFolder
     from fedcomposite.federation.site.enrolment import open_site
+    from fedcomposite.federation.site_folders import SiteFile, SiteFolder
 
     (tmp_path / "a.csv").write_bytes("größe;id;y\n1,5;x;0\n2,5;z;1\n".encode("cp1252"))
     section = {

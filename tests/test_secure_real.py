@@ -15,8 +15,9 @@ from parties import SITES, Parties, leave, model, records
 
 import fedcomposite as fc
 from fedcomposite.federation.engines import pki
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.site.enrolment import make_request
+from fedcomposite.federation.site_folders import SiteFolder
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from fedcomposite.federation.coordinator.delivery import FederationError, Settin
 from fedcomposite.federation.coordinator.inquiry import Inquiry
 from fedcomposite.federation.coordinator.plans import PLANS
 from fedcomposite.federation.engines import pki
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.orders import Secure
 from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.approval import Approval, Approvals, Rule, digest
@@ -30,6 +30,7 @@ from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.enrolment import open_site
 from fedcomposite.federation.site.site import Site
+from fedcomposite.federation.site_folders import SiteFolder
 from fedcomposite.runtime import Driver
 from fedcomposite.testing import small_problem
 

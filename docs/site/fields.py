@@ -14,9 +14,9 @@ from pydantic_core import PydanticUndefined
 import fedcomposite as fc
 from fedcomposite.data.spec import RecipeSpec, SitePart
 from fedcomposite.experiments.config import Config, ModelSection, ProblemSection, RunSection, TrialsSection
-from fedcomposite.federation.folders import DataSection
 from fedcomposite.federation.site.approval import Approval, Rule
 from fedcomposite.federation.site.policy import Limits
+from fedcomposite.federation.site_folders import DataSection
 from fedcomposite.privacy import ClientLevel, SampleLevel
 
 INTRODUCTION = """# Fields of the files

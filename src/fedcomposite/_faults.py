@@ -1,4 +1,9 @@
-"""Whose move it is when something goes wrong; without imports, so that the command line knows it at once."""
+"""Whose move it is when something goes wrong; light, so that the command line knows it at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -16,3 +21,11 @@ class MissingPackageError(UserError, ImportError):
 def first_line(error: Exception) -> str:
     """What an error of torch or of a module says in its first line, or its kind."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def suggest(name: object, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` when a known name is close, and ``""`` otherwise."""
+    known = list(known)
+    folded = {k.casefold(): k for k in known}
+    close = difflib.get_close_matches(str(name).casefold(), list(folded), n=1, cutoff=0.6)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""

@@ -9,7 +9,6 @@ the schema of a configuration file.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 
 from fedcomposite._faults import UserError as UserError
+from fedcomposite._faults import suggest as suggest
 
 Positive = Annotated[float, at.Gt(0)]
 ZeroOrMore = Annotated[float, at.Ge(0)]
@@ -36,14 +36,6 @@ Inside = Annotated[float, at.Gt(0), at.Lt(1)]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-def suggest(name: object, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` when a known name is close, and ``""`` otherwise."""
-    known = list(known)
-    folded = {k.casefold(): k for k in known}
-    close = difflib.get_close_matches(str(name).casefold(), list(folded), n=1, cutoff=0.6)
-    return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
 @functools.cache

@@ -25,11 +25,11 @@ from fedcomposite._faults import FailedError, MissingPackageError, UserError
 if TYPE_CHECKING:
     from fedcomposite.analysis.inference import SeparationWarning, UndeterminedWarning
     from fedcomposite.data.faults import DataError, DataWarning
-    from fedcomposite.experiments.locks import LockedError, LockWarning
     from fedcomposite.experiments.runner import TheoryWarning
     from fedcomposite.experiments.store import StoreError
     from fedcomposite.experiments.toml import ConfigError
     from fedcomposite.exporting.errors import ExportError
+    from fedcomposite.locks import LockedError, LockWarning
     from fedcomposite.privacy import BudgetError
     from fedcomposite.problems.network.gradients import LoopWarning
     from fedcomposite.problems.problem import OneClassWarning
@@ -79,8 +79,8 @@ _HOME = {
     "ExportError": "exporting.errors",
     "GrowthWarning": "runtime",
     "Interrupted": "runtime",
-    "LockWarning": "experiments.locks",
-    "LockedError": "experiments.locks",
+    "LockWarning": "locks",
+    "LockedError": "locks",
     "LoopWarning": "problems.network",
     "NonSmoothWarning": "runtime",
     "OneClassWarning": "problems",

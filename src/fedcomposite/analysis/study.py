@@ -39,9 +39,9 @@ from fedcomposite.analysis.solve import explained
 from fedcomposite.analysis.strengths import strength
 from fedcomposite.analysis.survival_curves import EventCurves, baseline_hazard, event_curves, schoenfeld_test
 from fedcomposite.analysis.survival_quality import SurvivalQuality
-from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
+from fedcomposite.locks import FolderLock
 from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation

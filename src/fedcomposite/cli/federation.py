@@ -1,6 +1,6 @@
-"""The command line of a federation: ``init | serve | join | run | status | demo``, and who may take part.
+"""The command line of a federation: ``init | run | status | demo``, and who may take part.
 
-What a site's people decide and read is in ``federation_site``.
+``serve`` and ``join`` are in ``federation_parties``, what a site's people decide and read in ``federation_site``.
 
 Exit codes: 0 done, 1 failed or stopped, 2 wrong usage, data or configuration.
 """
@@ -8,12 +8,11 @@ Exit codes: 0 done, 1 failed or stopped, 2 wrong usage, data or configuration.
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pandas as pd
 import typer
@@ -26,23 +25,17 @@ from fedcomposite.cli.federation_jobs import (
     begin,
     conduct,
     job_status,
-    log_to,
     require_service,
-    say,
-    show,
 )
+from fedcomposite.cli.federation_parties import Federation, add_party_commands, interruptible, say, show
 from fedcomposite.cli.federation_site import add_site_commands
-from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings, in_wait
 from fedcomposite.federation.coordinator.jobs import Job
 from fedcomposite.federation.engines import certificate_lifetimes, pki, selection
 from fedcomposite.federation.engines.engine import EngineError
-from fedcomposite.federation.folders import EngineName, FederationFolder, FolderError, SiteFolder
-from fedcomposite.federation.site.enrolment import open_site
-from fedcomposite.federation.site.table_site import TableSite
-from fedcomposite.federation.systemd import write_unit
+from fedcomposite.federation.folders import EngineName, FederationFolder, FolderError
 
 federation_app = typer.Typer(
     no_args_is_help=True,
@@ -50,29 +43,14 @@ federation_app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A real federation, over NVIDIA FLARE or Flower.",
 )
+add_party_commands(federation_app)
 add_site_commands(federation_app)
 add_analysis_commands(federation_app)
-Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
-UnitForm = Annotated[
-    Literal["user", "system"] | None,
-    typer.Option(help="Write a unit of systemd that runs this command, and start nothing."),
-]
 Engine = Annotated[EngineName, typer.Option(help="What carries orders; 'local' is for sites on this machine.")]
-LogFile = Annotated[Path | None, typer.Option(help="Also write what is said to this file; old parts are numbered.")]
-LogSize = Annotated[float, typer.Option(min=0.001, help="Megabytes of that file; five older parts are kept.")]
 
 
 def _one_line() -> contextlib.AbstractContextManager[None]:
     return reporting(failures=(FederationError, EngineError))
-
-
-def _interruptible() -> None:
-    """Make a polite kill the same as Ctrl-C."""
-
-    def on_signal(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, on_signal)
 
 
 @federation_app.command()
@@ -104,70 +82,6 @@ def init(
 
 
 @federation_app.command()
-def serve(
-    folder: Federation,
-    service: UnitForm = None,
-    log: LogFile = None,
-    log_mb: LogSize = 5.0,
-) -> None:
-    """Coordinator: run the engine's own server until Ctrl-C."""
-    with _one_line():
-        _interruptible()
-        federation = FederationFolder(folder)
-        if service is not None:
-            arguments = ["serve", str(federation.path), *_logged(log, log_mb)]
-            _install(service, "coordinator", federation.path, arguments, log)
-            return
-        log_to(log, log_mb)
-        with FolderLock(federation.state):
-            for line in certificate_lifetimes.warnings(federation):
-                say(line)
-            names = ", ".join(federation.permitted()) or "nobody yet"
-            try:
-                selection.serve(
-                    federation, lambda: say(f"serving on port {federation.port} for {names}; Ctrl-C stops"), say
-                )
-            except KeyboardInterrupt:
-                say("stopping")
-
-
-@federation_app.command()
-def join(
-    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's enrolment folder.")],
-    data: Annotated[Path | None, typer.Option(help="The site's data: .csv, .parquet or .npz.")] = None,
-    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    beside: Annotated[
-        bool, typer.Option("--beside", help="Only answer: the engine's own client is run by others on this machine.")
-    ] = False,
-    service: UnitForm = None,
-    log: LogFile = None,
-    log_mb: LogSize = 5.0,
-) -> None:
-    """Site: check the data, print a summary of it, connect and wait for work until Ctrl-C."""
-    with _one_line():
-        _interruptible()
-        place = SiteFolder(folder)
-        if service is not None:
-            arguments = [*_join_arguments(place.path, data, target, log, log_mb), *["--beside"] * beside]
-            _install(service, place.name, place.path, arguments, log)
-            return
-        log_to(log, log_mb)
-        for line in certificate_lifetimes.warnings(place):
-            say(line)
-        site = open_site(place, data, target, say)
-        if isinstance(site, TableSite):
-            show(site.summary(), f"{place.name}: a table that recipes prepare; this stays here")
-        else:
-            count = math.prod(site.silos.features.shape[1:])
-            show(site.silos.summary(), f"{place.name}: {count} features; this stays here")
-        with FolderLock(place.state):
-            try:
-                selection.join(place, site, say, beside=beside)
-            except KeyboardInterrupt:
-                say(f"{place.name} has left")
-
-
-@federation_app.command()
 def run(
     folder: Federation,
     config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; its [data] is not used.")] = None,
@@ -188,7 +102,7 @@ def run(
 ) -> None:
     """Analyst, on the coordinator's machine: run an experiment across the sites and leave a run folder."""
     with _one_line(), results(as_json) as found:
-        _interruptible()
+        interruptible()
         try:
             settings = Settings(policy, round_timeout, patience, give_up, min_sites, secure=secure)
         except ValueError as error:
@@ -312,7 +226,7 @@ def demo(
 ) -> None:
     """Everything on this machine: four hospitals, keys and an engine, one sparse model, compared with the simulator."""
     with _one_line(), contextlib.ExitStack() as stack:
-        _interruptible()
+        interruptible()
         place = folder or Path(f"federation-demo-{datetime.now():%Y%m%d-%H%M%S}")
         if place.exists() and any(place.iterdir()):
             raise FolderError(f"{place}: already holds files")
@@ -360,23 +274,3 @@ def renew(folder: Federation) -> None:
             out.print(f"  carry to {path.parent.name}, in place of its {path.name}: {escape(str(path))}",
                       highlight=False, soft_wrap=True)  # fmt: skip
         out.print("the server uses its own when it starts again: restart `fedcomposite federation serve`")
-
-
-def _install(form: Literal["user", "system"], name: str, folder: Path, arguments: list[str], log: Path | None) -> None:
-    """Write the unit of a party, and say how it is installed."""
-    path, command = write_unit(form, name, f"fedcomposite federation, {name}", folder, arguments, log)
-    out.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
-    out.print(f"install it with: {command}", markup=False, highlight=False, soft_wrap=True)
-    if form == "system":
-        out.print("it runs as the account fedcomposite, which must own the folder and read the data", highlight=False)
-
-
-def _logged(log: Path | None, log_mb: float) -> list[str]:
-    return [] if log is None else ["--log", str(log.absolute()), "--log-mb", f"{log_mb:g}"]
-
-
-def _join_arguments(folder: Path, data: Path | None, target: str | None, log: Path | None, log_mb: float) -> list[str]:
-    """The words of a `join` command, whatever folder it is started in."""
-    given = [] if data is None else ["--data", str(data.absolute())]
-    given += [] if target is None else ["--target", target]
-    return ["join", str(folder), *given, *_logged(log, log_mb)]

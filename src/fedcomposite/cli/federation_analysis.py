@@ -37,7 +37,8 @@ from fedcomposite.cli.console import (
     written,
 )
 from fedcomposite.cli.described import page
-from fedcomposite.cli.federation_jobs import Interrupt, failure, keep, require_service, say
+from fedcomposite.cli.federation_jobs import Interrupt, failure, keep, require_service
+from fedcomposite.cli.federation_parties import say
 from fedcomposite.data import FittedRecipe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.data.flags import ColumnFacts

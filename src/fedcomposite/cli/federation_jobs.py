@@ -8,7 +8,6 @@ import json
 import signal
 import tomllib
 import uuid
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,8 +17,8 @@ import pandas as pd
 from rich.markup import escape
 
 from fedcomposite._validation import suggest
-from fedcomposite.cli.console import out, print_frame, rows
-from fedcomposite.experiments.locks import FolderLock, LockedError
+from fedcomposite.cli.console import out, rows
+from fedcomposite.cli.federation_parties import say, show
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.experiments.toml import locate, read_text
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
@@ -28,31 +27,10 @@ from fedcomposite.federation.coordinator.jobs import Job, carry_out
 from fedcomposite.federation.engines import selection
 from fedcomposite.federation.engines.selection import open_engine
 from fedcomposite.federation.folders import FederationFolder, FolderError
-from fedcomposite.federation.logs import Rotating
 from fedcomposite.federation.shape import parse, write
+from fedcomposite.locks import FolderLock, LockedError
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime.history import Record
-
-_also: list[Callable[[str], None]] = []
-
-
-def log_to(path: Path | None, megabytes: float) -> None:
-    """Have what is said from now on taken down in a file, too."""
-    if path is not None:
-        _also.append(Rotating(path, megabytes))
-
-
-def say(line: str) -> None:
-    """Print a line with the time."""
-    for write_down in _also:
-        write_down(line)
-    out.print(f"{datetime.now():%H:%M:%S} {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-def show(frame: pd.DataFrame, caption: str) -> None:
-    """Print a table and a line below it."""
-    print_frame(frame, digits=6)
-    out.print(escape(caption), highlight=False)
 
 
 def begin(

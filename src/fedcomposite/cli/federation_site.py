@@ -11,13 +11,13 @@ import typer
 from rich.markup import escape
 
 from fedcomposite.cli.console import AsJson, out, print_json, reporting
-from fedcomposite.cli.federation_jobs import show
+from fedcomposite.cli.federation_parties import show
 from fedcomposite.federation.engines import pki
-from fedcomposite.federation.folders import SiteFolder
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.enrolment import make_request
 from fedcomposite.federation.site.peer_heads import PeerHeads
+from fedcomposite.federation.site_folders import SiteFolder
 
 Folder = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
 Digest = Annotated[str, typer.Argument(metavar="DIGEST", help="The experiment's digest, or its first characters.")]

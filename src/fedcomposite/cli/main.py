@@ -62,7 +62,7 @@ class Commands(LazyGroup):
         ),
         "data": LazyCommand(_HERE + "data:data_app", "Look at data before using it, and get it ahead of time."),
         "federation": LazyCommand(
-            _HERE + "federation:federation_app", "A real federation, over NVIDIA FLARE or Flower."
+            _HERE + "federation_parties:parties_app", "A real federation, over NVIDIA FLARE or Flower."
         ),
     }
 

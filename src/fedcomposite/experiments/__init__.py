@@ -2,10 +2,10 @@
 
 from fedcomposite.experiments.comparison import compare
 from fedcomposite.experiments.config import Config, ConfigError
-from fedcomposite.experiments.locks import FolderLock, LockedError
 from fedcomposite.experiments.runner import execute
 from fedcomposite.experiments.store import RunFolder, StoreError
 from fedcomposite.experiments.sweeps import Sweep
+from fedcomposite.locks import FolderLock, LockedError
 
 __all__ = [
     "Config",

@@ -13,14 +13,14 @@ import pandas as pd
 from fedcomposite.data import DataError
 from fedcomposite.experiments import runner, toml, workers
 from fedcomposite.experiments.config import Config, ConfigError
-from fedcomposite.experiments.locks import NAME as LOCK
-from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.runner import TUNING, Watch
 from fedcomposite.experiments.store import RunFolder, StoreError, folder_names, leftovers
 from fedcomposite.experiments.sweeps import Part, Sweep, named
 from fedcomposite.experiments.tables import latex, tabulate
 from fedcomposite.experiments.workers import Task
 from fedcomposite.files import write_atomic
+from fedcomposite.locks import NAME as LOCK
+from fedcomposite.locks import FolderLock
 from fedcomposite.runtime import Record
 
 

@@ -11,8 +11,8 @@ from fedcomposite import algorithms
 from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.experiments.checks import check_run
 from fedcomposite.experiments.config import Config
-from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import Journal, RunFolder, StoreError
+from fedcomposite.locks import FolderLock
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import DivergenceWarning, Interrupted, Record, Run, simulate
 

@@ -35,9 +35,9 @@ from fedcomposite._validation import UserError
 from fedcomposite._version import __version__
 from fedcomposite.data import Silos
 from fedcomposite.data.fitted import FittedRecipe
-from fedcomposite.experiments.locks import NAME as LOCK
 from fedcomposite.exporting import original_scale
 from fedcomposite.files import write_atomic
+from fedcomposite.locks import NAME as LOCK
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox
 from fedcomposite.runtime.history import Record, Run

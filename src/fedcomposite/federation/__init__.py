@@ -8,7 +8,7 @@
 ``orders``         what a coordinator asks of a site and what a site answers, as plain checked data
 ``wire``           tuples of tensors as messages, with strict checks on arrival
 ``shape``          the problem without data: what all sites must agree on
-``folders``        the federation's and the sites' folders; ``templates`` their texts
+``folders``        the federation's folder; ``site_folders``: a site's; ``templates`` their texts
 ``systemd``        units for a party; ``logs``: a party's log that does not grow without end
 ``demo``           a whole federation on one machine
 =================  ================================================================================================

@@ -76,16 +76,22 @@ def write_limits(sites: Path, secure: bool) -> None:
 @contextlib.contextmanager
 def party(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A party of the federation as a process, its output in a file; it is stopped at the end."""
-    command = [sys.executable, "-m", "fedcomposite", "federation", *arguments]
+    with process(log, sys.executable, "-m", "fedcomposite", "federation", *arguments) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def process(log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a session of its own, its output in a file; it is stopped at the end."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with log.open("ab") as file:
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
     try:
-        yield process
+        yield started
     finally:
-        stop(process)
+        stop(started)
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
@@ -99,10 +105,12 @@ def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
     process.wait()
 
 
-def wait_for(log: Path, text: str, process: subprocess.Popen[bytes], timeout: float = 90.0) -> None:
-    """Wait until a party has said something."""
+def wait_for(
+    log: Path, text: str, process: subprocess.Popen[bytes], timeout: float = 90.0, times: int = 1
+) -> None:  # fmt: skip
+    """Wait until a party has said something, so many times."""
     end = time.monotonic() + timeout
-    while text not in (said := log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""):
+    while (said := log.read_text(encoding="utf-8", errors="replace") if log.exists() else "").count(text) < times:
         if process.poll() is not None or time.monotonic() > end:
             lines = said.strip().splitlines()
             raise FederationError(f"{log.stem}: {lines[-1] if lines else 'said nothing'} (see {log})")

@@ -1,4 +1,4 @@
-"""Folders: the federation's at the coordinator, and the one that each site receives.
+"""Folders: the federation's at the coordinator; what each site receives is read in ``site_folders``.
 
 ====================  ===============================================================================================
 federation.toml       engine, host, port and the sites in their order (site i is client i)
@@ -33,15 +33,11 @@ from typing import Any, Literal, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcomposite._validation import UserError, suggest
-from fedcomposite.data.spec import Recoding
-from fedcomposite.data.steps import Unit
+from fedcomposite._faults import UserError, suggest
+from fedcomposite.durable import write_atomic
 from fedcomposite.federation.engines import nvflare_kits, pki
 from fedcomposite.federation.engines.engine import check_installed
-from fedcomposite.federation.site.approval import Approval
-from fedcomposite.federation.site.site import Limits
 from fedcomposite.federation.templates import EXTRAS, README, SITE_TOML
-from fedcomposite.files import write_atomic
 
 EngineName = Literal["nvflare", "flower", "local"]
 """What carries orders: NVIDIA FLARE, Flower, or nothing but this machine."""
@@ -64,62 +60,8 @@ class _Federation(_Section):
     sites: list[str]
 
 
-class _Site(_Section):
-    name: str
-    engine: EngineName
-    address: str
-    device: str = "cpu"
-    """Where rounds are computed."""
-
-
-class DataSection(_Section):
-    """``[data]`` of site.toml."""
-
-    file: str | None = None
-    target: str | None = None
-    test: str | None = None
-    new: str | None = None
-    """Patients whom ``federation predict`` scores, for this site's own people; those of ``file`` if left out."""
-    drop: list[str] = []
-    missing: list[str] = ["?"]
-    columns: dict[str, str] = {}
-    """Common name = name in this site's file."""
-    separator: str | None = None
-    decimal: str | None = None
-    encoding: str | None = None
-    weight: str | None = None
-    """The column that says what each sample counts; its sum is told to the coordinator."""
-    offset: str | None = None
-    """The column that is added to each sample's margin."""
-    time: str | None = None
-    """Of times to an event, the column of the time; ``target`` is whether there was one."""
-    entry: str | None = None
-    """The column of when observation began, where that was late."""
-    strata: str | None = None
-    """The column of groups with baselines of their own."""
-    features: int | None = Field(default=None, ge=1)
-    """How many features an .svm file has."""
-    thousands: str | None = None
-    units: dict[str, Unit] = {}
-    """What makes this site's numbers those of the common unit, by common name."""
-    recode: dict[str, Recoding] = {}
-    """Common name = {level in this file = common level}; for tables that recipes prepare."""
-    classes: list[int] | None = None
-    """The labels that the target may have, if they are other than -1 and 1 or 0 and 1; they are told to others."""
-    recipe: bool = False
-    """Whether the file is a table as people have it, which experiments' recipes prepare."""
-
-
-class SiteFile(_Section):
-    """site.toml."""
-
-    site: _Site
-    data: DataSection = DataSection()
-    limits: Limits = Limits()
-    approval: Approval = Approval()
-
-
-def _read(path: Path, model: type[BaseModel]) -> Any:
+def read_toml(path: Path, model: type[BaseModel]) -> Any:
+    """A folder's file, checked."""
     try:
         return model.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError:
@@ -140,7 +82,7 @@ class FederationFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-        content: _FederationFile = _read(self.path / "federation.toml", _FederationFile)
+        content: _FederationFile = read_toml(self.path / "federation.toml", _FederationFile)
         self.engine, self.host, self.port, self.sites = (
             content.federation.engine,
             content.federation.host,
@@ -335,27 +277,6 @@ class FederationFolder:
     def job(self, name: str) -> Path:
         """The file that says what a job is."""
         return self.state / "jobs" / f"{name}.json"
-
-
-class SiteFolder:
-    """A site's folder."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).absolute()
-        self.file: SiteFile = _read(self.path / "site.toml", SiteFile)
-        self.name, self.address, self.engine = self.file.site.name, self.file.site.address, self.file.site.engine
-        self.key, self.coordinator = self.path / "site.key", self.path / "coordinator.pub"
-        self.state = self.path / "state"
-        needed = {"nvflare": ["flare/startup/client.key"], "flower": ["ca.crt"], "local": []}[self.engine]
-        for path in (self.key, self.coordinator, *(self.path / name for name in needed)):
-            if not path.is_file():
-                hint = "; ask the coordinator for it (its command is: federation rotate)" * (path == self.coordinator)
-                raise FolderError(f"{path}: missing from the enrolment folder{hint}")
-
-    @property
-    def peers(self) -> dict[str, Path]:
-        """The other sites' public keys."""
-        return {p.stem: p for p in sorted((self.path / "peers").glob("*.pub"))}
 
 
 def check_names(sites: Sequence[str]) -> None:

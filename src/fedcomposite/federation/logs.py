@@ -12,7 +12,17 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, Any
 
-from fedcomposite._validation import UserError
+from fedcomposite._faults import UserError
+
+_LINE = 300  # characters of somebody else's text that are shown
+
+
+def clean(line: object, most: int = _LINE) -> str:
+    """Somebody else's text, fit to be printed: one short line without control characters."""
+    text = str(line)[: 4 * most]
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    joined = " ".join(printable.split())
+    return joined if len(joined) <= most else joined[: most - 3] + "..."
 
 
 class _Private(RotatingFileHandler):

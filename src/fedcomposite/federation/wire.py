@@ -20,6 +20,7 @@ from safetensors.torch import load as deserialise
 from torch import Tensor
 
 from fedcomposite import files
+from fedcomposite.federation.logs import clean as clean
 from fedcomposite.runtime.messages import all_finite
 
 Vectors = dict[str, Tensor]
@@ -39,19 +40,10 @@ DTYPES = {
 _HEADER = 1 << 16  # more than the names of any method's vectors need
 _FRONT = 64 << 20  # bytes of a message's texts, at most
 _WHOLE = 2**53  # integers up to this are exact as floating-point numbers
-_LINE = 300  # characters of somebody else's text that are shown
 
 
 class WireError(ValueError):
     """A message that cannot be used, and why, in one line."""
-
-
-def clean(line: object, most: int = _LINE) -> str:
-    """Somebody else's text, fit to be printed: one short line without control characters."""
-    text = str(line)[: 4 * most]
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    joined = " ".join(printable.split())
-    return joined if len(joined) <= most else joined[: most - 3] + "..."
 
 
 class Form(NamedTuple):
@@ -105,21 +97,21 @@ def encode(message: Content) -> bytes:
     return b"".join([len(front).to_bytes(8, "big"), front, *blocks.values()])
 
 
-def decode(payload: bytes) -> Content:
+def decode(payload: bytes | memoryview) -> Content:
     """The message in some bytes."""
     size = int.from_bytes(payload[:8], "big")
     if len(payload) < 8 or size > min(_FRONT, len(payload) - 8):
         raise WireError("not a message of this package")
     at = 8 + size
     try:
-        texts, lengths = json.loads(payload[8:at])
+        texts, lengths = json.loads(bytes(payload[8:at]))
         made: Content = {str(k): v for k, v in texts.items()}
         if not all(isinstance(v, str) for v in made.values()) or made.keys() & lengths.keys():
             raise ValueError
         for name, length in lengths.items():
             if type(length) is not int or not 0 <= length <= len(payload) - at:
                 raise ValueError
-            made[name] = payload[at : at + length]
+            made[name] = bytes(payload[at : at + length])
             at += length
         if at != len(payload):
             raise ValueError

@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict
 
 from fedcomposite.data import FittedRecipe
 from fedcomposite.experiments.config import Config
-from fedcomposite.experiments.locks import FolderLock
 from fedcomposite.experiments.store import Journal, RunFolder
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings
@@ -31,6 +30,7 @@ from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse
 from fedcomposite.files import write_atomic
+from fedcomposite.locks import FolderLock
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.history import Record, Run
 from fedcomposite.runtime.transports import StoppedError

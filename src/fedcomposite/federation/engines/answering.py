@@ -20,8 +20,10 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.engines import pki, sockets
 from fedcomposite.federation.engines.local import Answering
 from fedcomposite.federation.engines.nvflare_job_files import foreign
-from fedcomposite.federation.engines.sealing import SealError, Session, StaleError, seal_report
+from fedcomposite.federation.engines.sealing import RepeatedError, SealError, Session, StaleError, seal_report
 from fedcomposite.federation.engines.sockets import Channel
+
+_KEPT = 16 << 20  # bytes of reports that are kept for orders that come again, beside the last one
 
 
 class Answers:
@@ -31,14 +33,20 @@ class Answers:
         self._site, self._log, self._coordinator = site, log, coordinator
         self._key, self._trusted = pki.read_private(key), pki.read_public(coordinator)
         self.session, self._one = Session(site.name), threading.Lock()
+        self._told: dict[str, bytes] = {}  # reports to the latest orders
 
     def answer(self, sealed: bytes) -> bytes | None:
-        """The signed report to a signed order; none where the order has to be signed again for this session."""
+        """The signed report to a signed order; none where the order has to be signed again for this session.
+
+        An order that comes again, since an engine lost it or its report on the way, is not carried out again.
+        """
         with self._one:
             try:
                 order, payload = self.session.open_order(self._coordinators_key(), sealed)
             except StaleError:
                 return None
+            except RepeatedError as error:
+                return self._told.get(str(error))
             except SealError as error:
                 hint = f"; if the coordinator has a new key, put its {self._coordinator.name} into the site's folder"
                 return self._refusal("", str(error), hint)
@@ -46,7 +54,14 @@ class Answers:
                 content = wire.decode(payload)
             except wire.WireError:
                 return self._refusal(order, "the order cannot be read")
-            return self._sealed(order, self._site.answer(content))
+            return self._kept(order, self._sealed(order, self._site.answer(content)))
+
+    def _kept(self, order: str, report: bytes) -> bytes:
+        """Keep a report for an order that comes again, and of the older ones what is not large."""
+        self._told[order] = report
+        while len(self._told) > 1 and sum(map(len, self._told.values())) > _KEPT:
+            del self._told[next(iter(self._told))]
+        return report
 
     def _coordinators_key(self) -> ec.EllipticCurvePublicKey:
         """The key that lies here now: one that was replaced counts no more, without a restart."""

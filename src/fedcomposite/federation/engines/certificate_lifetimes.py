@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcomposite.federation.engines import pki
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
+
+if TYPE_CHECKING:
+    from fedcomposite.federation.site_folders import SiteFolder
 
 WARN = {"server": 30.0, "administrator": 30.0, "site": 30.0, "authority": 180.0}
 """Days before its end at which a certificate is spoken of."""
@@ -13,7 +17,7 @@ WARN = {"server": 30.0, "administrator": 30.0, "site": 30.0, "authority": 180.0}
 
 def certificates(place: FederationFolder | SiteFolder) -> dict[str, Path]:
     """The certificates that a folder depends on."""
-    if isinstance(place, SiteFolder):
+    if not isinstance(place, FederationFolder):
         found = {"site": "flare/startup/client.crt", "authority": "flare/startup/rootCA.pem"}
         found = {"authority": "ca.crt"} if place.engine == "flower" else found
     else:

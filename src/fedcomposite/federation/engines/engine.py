@@ -33,7 +33,7 @@ class Reply(NamedTuple):
 
     order: str
     """The name that :meth:`Engine.push` gave it."""
-    report: bytes | None = None
+    report: bytes | memoryview | None = None
     """The site's answer; none if the order is lost and has to be sent again."""
     lost: str = ""
     """Why there is none: the engine's word, not the site's."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tomli_w
 
@@ -21,7 +22,10 @@ from fedcomposite.federation.engines.engine import check_installed
 from fedcomposite.federation.engines.processes import EngineProcess, environment
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
 from fedcomposite.federation.engines.sockets import place
-from fedcomposite.federation.folders import FederationFolder, SiteFolder, free_port
+from fedcomposite.federation.folders import FederationFolder, free_port
+
+if TYPE_CHECKING:
+    from fedcomposite.federation.site_folders import SiteFolder
 
 _APPS = "fedcomposite.federation.engines.flower_apps"
 _START = 60.0  # seconds for Flower to start a run's ServerApp

@@ -22,7 +22,7 @@ from fedcomposite.federation.engines.nvflare_job_files import write_job
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
 from fedcomposite.federation.engines.sockets import place
 from fedcomposite.federation.folders import FederationFolder
-from fedcomposite.federation.wire import clean
+from fedcomposite.federation.logs import clean
 
 _LOOK = 1.0  # seconds between two looks at FLARE
 _AGAIN = 5.0  # seconds before a site that a job has lost gets another one

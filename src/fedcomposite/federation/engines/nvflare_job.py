@@ -23,6 +23,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReturnCode, Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedcomposite.federation.engines import sockets
 from fedcomposite.federation.engines.relaying import Relay
@@ -31,6 +32,12 @@ FEDERATION, SITE = "FEDCOMPOSITE_FEDERATION", "FEDCOMPOSITE_SITE"
 """Variables that name the folder of ``serve`` and of ``join`` to what FLARE starts."""
 TOPIC = "fedcomposite"
 _SESSION, _ORDER = 5.0, 86400.0  # seconds for an answer
+_NEEDED = {
+    "ClientStatusProcessor", "ScopeInfoProcessor", "CheckResourceProcessor", "CancelResourceProcessor",
+    "ReportResourcesProcessor", "ReportVersionProcessor", "DeployProcessor", "StartJobProcessor", "AbortAppProcessor",
+    "DeleteRunNumberProcessor", "NotifyJobStatusProcessor",
+}  # fmt: skip
+"""What a server has to ask of a client so that jobs begin and end."""
 _END = 30.0  # seconds in which a job's process has to end
 
 
@@ -106,7 +113,16 @@ class SiteRelay(Executor):  # type: ignore[misc]
 
 
 class JobGate(AppDeployerSpec):  # type: ignore[misc]
-    """In a site's client: has every job judged by the site's own process before it is deployed."""
+    """In a site's client: has every job judged by the site's own process before it is deployed.
+
+    It also takes away what FLARE's server could have the client do beside jobs. FLARE's client looks whether somebody
+    may ask for it only where the server says that it should: without that word it prints any file to any server.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        known = ClientRequestProcessors.request_processors  # what the client will listen for
+        known[:] = [one for one in known if type(one).__name__ in _NEEDED]
 
     def deploy(
         self, workspace: Workspace, job_id: str, job_meta: dict[str, Any], app_name: str, app_data: bytes,

@@ -15,9 +15,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from fedcomposite.durable import write_atomic
 from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.nvflare_job_files import ADAPTER
-from fedcomposite.files import write_atomic
 
 SERVER, ADMIN, PROJECT = "coordinator", "coordinator@fedcomposite.local", "federation"
 DAYS = 3650

@@ -6,11 +6,15 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.nvflare import administration
 from fedcomposite.federation.engines.processes import EngineProcess
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
+
+if TYPE_CHECKING:
+    from fedcomposite.federation.site_folders import SiteFolder
 
 _FLARE = [sys.executable, "-u", "-m"]
 _START = 120.0  # seconds for FLARE to start
@@ -29,6 +33,8 @@ def serve(federation: FederationFolder, ready: Callable[[], None], log: Callable
     program.start()
 
     def answers() -> bool:
+        if not federation.answers():  # a session takes long to fail
+            return False
         try:
             with administration(federation) as session:
                 apply_revocations(federation, session)

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedcomposite._validation import UserError
+from fedcomposite._faults import UserError
 
 DAYS_AUTHORITY, DAYS_SERVER = 3650, 825
 """For how long certificates are good."""

@@ -6,6 +6,8 @@ ends when the run does. ``ask(site, order)`` is the engine's way: a site's sessi
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ Ask = Callable[[str, bytes | None], tuple[str, bytes | None] | None]
 """Asks a site for its session, or to carry out an order; nothing if it does not answer."""
 MISSES = 3
 """Looks in a row that a site may miss before it counts as gone."""
+_PATIENCE, _SLOW = 10.0, 2e5  # seconds, and bytes per second, after which an order is given again
 
 
 def start(work: Callable[..., None], *given: Any) -> None:
@@ -77,12 +80,26 @@ class Relay:
                 return
 
     def _carry(self, site: str, order: str, body: bytes) -> None:
-        found = self._asked(site, body) if site in self._sites else None
+        found = self._insisted(site, body) if site in self._sites else None
         if found is None or found[1] is None:
             why = "the site does not answer" if found is None else "the site was started anew"
             self._say({"what": "lost", "order": order, "why": why})
         else:
             self._say({"what": "report", "order": order}, found[1])
+
+    def _insisted(self, site: str, body: bytes) -> tuple[str, bytes | None] | None:
+        """What a site says to an order, which is given again when nothing was heard for long.
+
+        A network may lose an order, or its report, without a word. A site carries it out once, however often it comes.
+        """
+        answers: queue.SimpleQueue[tuple[str, bytes | None] | None] = queue.SimpleQueue()
+        patience = _PATIENCE + len(body) / _SLOW
+        while not self._over.is_set():
+            start(lambda: answers.put(self._asked(site, body)))
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=patience)
+            patience *= 2
+        return None
 
     def _asked(self, site: str, order: bytes | None) -> tuple[str, bytes | None] | None:
         try:

@@ -28,14 +28,18 @@ class StaleError(SealError):
     """An order for a session that is over: it has to be signed again."""
 
 
+class RepeatedError(SealError):
+    """An order that was taken before, by its name: it is not carried out again."""
+
+
 def _sealed(key: ec.EllipticCurvePrivateKey, kind: str, words: dict[str, str], payload: bytes) -> bytes:
     words = {**words, "digest": signing.digest(payload)}
     cover = json.dumps({**words, "signature": signing.sign(key, kind, *words.values())}).encode()
-    return len(cover).to_bytes(2, "big") + cover + payload
+    return b"".join([len(cover).to_bytes(2, "big"), cover, payload])
 
 
-def _opened(sealed: bytes, names: list[str]) -> tuple[dict[str, str], bytes]:
-    """The words of a cover, and the payload that fits to its digest."""
+def _opened(sealed: bytes, names: list[str]) -> tuple[dict[str, str], memoryview]:
+    """The words of a cover, and the payload that fits to its digest, where it lies."""
     size = int.from_bytes(sealed[:2], "big")
     if size > min(_COVER, len(sealed) - 2):
         raise SealError("not signed")
@@ -44,7 +48,7 @@ def _opened(sealed: bytes, names: list[str]) -> tuple[dict[str, str], bytes]:
         cover = {name: str(found[name]) for name in [*names, "digest", "signature"]}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SealError("not signed") from None
-    payload = sealed[2 + size :]
+    payload = memoryview(sealed)[2 + size :]
     if cover["digest"] != signing.digest(payload):
         raise SealError("changed on its way")
     return cover, payload
@@ -64,7 +68,7 @@ def seal_report(key: ec.EllipticCurvePrivateKey, order: str, site: str, payload:
     return _sealed(key, "report", dict(zip(_REPORT, (order, site), strict=True)), payload)
 
 
-def open_report(key: ec.EllipticCurvePublicKey, order: str, site: str, sealed: bytes) -> bytes:
+def open_report(key: ec.EllipticCurvePublicKey, order: str, site: str, sealed: bytes) -> memoryview:
     """What a site reports to an order."""
     cover, payload = _opened(sealed, _REPORT)
     words = [cover[name] for name in (*_REPORT, "digest")]
@@ -81,7 +85,7 @@ class Session:
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     _taken: set[str] = field(default_factory=set)
 
-    def open_order(self, key: ec.EllipticCurvePublicKey, sealed: bytes) -> tuple[str, bytes]:
+    def open_order(self, key: ec.EllipticCurvePublicKey, sealed: bytes) -> tuple[str, memoryview]:
         """The name of an order and what it says; it is not taken again."""
         cover, payload = _opened(sealed, _ORDER)
         words = [cover[name] for name in (*_ORDER, "digest")]
@@ -90,7 +94,7 @@ class Session:
         if cover["session"] != self.name:
             raise StaleError("the site was started anew since the order was signed")
         if cover["order"] in self._taken:
-            raise SealError("the order was carried out before")
+            raise RepeatedError(cover["order"])
         if len(self._taken) >= _KEPT:
             self.name, self._taken = secrets.token_hex(16), set()
             raise StaleError("the site has begun a new session")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcomposite.federation.engines import flower, local_processes, nvflare, nvflare_parties, sockets
-from fedcomposite.federation.engines.answering import Answers, AnswerSocket
 from fedcomposite.federation.engines.engine import Engine, EngineError
-from fedcomposite.federation.engines.local import Answering
-from fedcomposite.federation.folders import FederationFolder, SiteFolder
+from fedcomposite.federation.folders import FederationFolder
+
+if TYPE_CHECKING:
+    from fedcomposite.federation.engines.local import Answering
+    from fedcomposite.federation.site_folders import SiteFolder
 
 Say = Callable[[str], None]
 
@@ -49,6 +52,11 @@ def unreachable(federation: FederationFolder) -> str:
 
 def join(place: SiteFolder, site: Answering, log: Say, *, beside: bool = False) -> None:
     """Answer orders at the site's socket until Ctrl-C; the engine's client is started, or is there (``beside``)."""
+    from fedcomposite.federation.engines.answering import (  # brings PyTorch, which `serve` needs not
+        Answers,
+        AnswerSocket,
+    )
+
     answers = Answers(site, place.key, place.coordinator, log)
     counter = AnswerSocket(answers, site_socket(place))
     try:

@@ -31,7 +31,7 @@ def _join(parts: tuple[str, ...]) -> bytes:
     return b"".join(f"{len(p.encode())}:".encode() + p.encode() for p in ("fedcomposite", *parts))
 
 
-def digest(*parts: bytes) -> str:
+def digest(*parts: bytes | memoryview) -> str:
     """The digest under which a body, whole or in parts, is signed."""
     found = hashlib.sha256()
     for part in parts:

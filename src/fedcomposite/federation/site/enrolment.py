@@ -15,7 +15,7 @@ from fedcomposite.data.client_files import is_svmlight
 from fedcomposite.data.sparse import Features, tensors_only
 from fedcomposite.data.steps import Local, Unit
 from fedcomposite.federation.engines import pki
-from fedcomposite.federation.folders import FolderError, SiteFolder, check_names
+from fedcomposite.federation.folders import FolderError, check_names
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit
@@ -23,6 +23,7 @@ from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.site import Site
 from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.federation.site_folders import SiteFolder
 
 _PLAIN = ": recipes are learned from plain counts; prepare the file yourself and set recipe = false, or leave it out"
 _REMEDIES = {"weight": _PLAIN, "offset": _PLAIN, "test": '; patients for `federation predict` are `new = "FILE"`'}

@@ -18,7 +18,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from fedcomposite._validation import UserError
+from fedcomposite._faults import UserError
 
 NAME = ".lock"
 
