@@ -103,7 +103,7 @@ def family(pids: Sequence[int]) -> dict[int, list[str]]:
     below: dict[int, list[int]] = {}
     for pid, fields in every.items():
         below.setdefault(int(fields[0]), []).append(pid)
-    found, left = {}, list(pids)
+    found, left = dict[int, list[str]](), list(pids)
     while left:
         pid = left.pop()
         left += below.get(pid, [])

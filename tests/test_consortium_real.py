@@ -108,6 +108,8 @@ def test_a_run_over_a_consortiums_own_flare(tmp_path):
             data, place = tmp_path / f"{name}.csv", fed.path / "sites" / name
             pd.DataFrame(X.numpy()).add_prefix("f").assign(label=y.numpy()).to_csv(data, index=False)
             shutil.rmtree(place / "flare")  # the consortium's own kit is elsewhere
+            with (place / "site.toml").open("a") as file:
+                file.write("min_parties = 2\n")
             options = ["--beside", "--data", data, "--target", "label"]
             parties.append(Party(tmp_path / f"{name}.log", "join", place, *options))
             client = tmp_path / f"{name}.flare.log"
