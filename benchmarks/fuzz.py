@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 import fedcomposite as fc
-from benchmarks.fuzz_draw import KINDS, Case, draw
+from benchmarks.fuzz_draw import KINDS, LOSSES, Case, draw
 from benchmarks.fuzz_oracle import Pooled, attained, convexified, minimised, polished, wald
 from benchmarks.fuzz_terms import CONSTRAINTS, Array
 from fedcomposite.analysis import UndeterminedWarning
@@ -57,6 +57,7 @@ _ESTIMATORS = {
     "quantile": fc.QuantileRegression,
     "hinge": fc.LinearSVC,
     "squared_hinge": fc.LinearSVC,
+    "cox": fc.CoxRegression,
 }
 
 
@@ -127,7 +128,11 @@ def asked(case: Case) -> list[Answer]:
 
 
 def _estimated(case: Case) -> Answer:
-    options: dict[str, Any] = {"fit_intercept": case.bias, "pooled": case.weighting == "samples"}
+    options: dict[str, Any] = {"pooled": case.weighting == "samples"}
+    if case.loss == "cox":
+        options["ties"] = case.ties
+    else:
+        options["fit_intercept"] = case.bias
     if case.loss in ("hinge", "squared_hinge"):
         options["loss"] = case.loss
     elif case.loss in ("quantile", "huber"):
@@ -301,12 +306,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--case", type=int, help="this one only")
     parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--loss", choices=(*LOSSES, "cox"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="print every case, not failures alone")
     given = parser.parse_args(argv)
     numbers = list(range(given.first, given.first + given.cases)) if given.case is None else [given.case]
-    if given.kind is not None and given.case is None:
-        numbers = [k for k in numbers if draw(given.seed, k).kind == given.kind]
+    if given.case is None and (given.kind is not None or given.loss is not None):
+        cases = {k: draw(given.seed, k) for k in numbers}
+        numbers = [k for k in numbers if given.kind in (None, cases[k].kind) and given.loss in (None, cases[k].loss)]
     found = []
     for v in verdicts(given.seed, numbers, given.jobs):
         found.append(v)

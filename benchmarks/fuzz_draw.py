@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 import fedcomposite as fc
-from benchmarks.fuzz_oracle import Pooled, losses
+from benchmarks.fuzz_cox import ENTRY, EVENT
+from benchmarks.fuzz_oracle import Pooled, losses, slopes
 from benchmarks.fuzz_terms import Array, Term
 
 KINDS = ("estimator", "solve", "path", "confidence")
@@ -16,6 +17,7 @@ _SHARES = (0.4, 0.4, 0.12, 0.08)
 REAL = ("least_squares", "huber", "quantile", "absolute")
 TWO = ("logistic", "squared_hinge", "hinge")
 LOSSES = (*REAL, *TWO, "poisson", "multinomial")
+_TIMES = 0.11  # share of problems that are of times to an event
 _OF_ESTIMATORS = tuple(name for name in LOSSES if name != "absolute")
 _OF_PATHS = ("least_squares", "huber", "logistic", "squared_hinge", "poisson", "multinomial")
 _OF_INTERVALS = ("least_squares", "logistic", "poisson")
@@ -53,10 +55,16 @@ class Case:
     def __str__(self) -> str:
         sizes = "+".join(str(len(y)) for _, y in self.arrays)
         option = f"({self.option:.3g})" if self.loss in ("quantile", "huber") else ""
+        option = f"({self.ties})" if self.loss == "cox" else option
         return (
             f"{self.kind} {self.loss}{option} {self.term} n={sizes} d={self.arrays[0][0].shape[1]} bias={self.bias:d} "
             f"{self.weighting}; {self.words}"
         )
+
+    @property
+    def ties(self) -> str:
+        """How a Cox model takes them."""
+        return "efron" if self.option == 1 else "breslow"
 
     def silos(self) -> fc.Silos:
         """The data as the package takes them."""
@@ -64,7 +72,8 @@ class Case:
 
     def problem(self) -> fc.Problem:
         """The problem as the package has it."""
-        options = {"quantile": {"tau": self.option}, "huber": {"delta": self.option}}.get(self.loss)
+        known = {"quantile": {"tau": self.option}, "huber": {"delta": self.option}, "cox": {"ties": self.ties}}
+        options: dict[str, Any] | None = known.get(self.loss)
         return fc.Problem(
             self.silos(),
             loss=self.loss,
@@ -82,12 +91,17 @@ class Case:
         each = [one / one.sum() / len(v) if self.weighting == "uniform" else one / total for one in v]
         t = np.zeros(len(y)) if self.offsets is None else np.concatenate(self.offsets)
         y = 2.0 * y - 1 if self.loss in TWO else y.astype(float)
+        if self.loss == "cox":
+            site = np.repeat(np.arange(len(self.arrays)), [len(b) for _, b in self.arrays])
+            absent = [np.full(len(y), -np.inf), np.zeros(len(y))][y.shape[1] - ENTRY :]
+            y = np.column_stack([y, *absent, site])
         return Pooled(self.loss, self.option, X, y, np.concatenate(each), t, self.term, self.bias, self.classes)
 
 
-def generator(seed: int, number: int) -> np.random.Generator:
+def generator(seed: int, number: int, stream: int = 0) -> np.random.Generator:
     """The numbers of one case, by counter."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
+    key, counter = np.array([seed, number], np.uint64), np.array([0, 0, 0, stream], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def draw(seed: int, number: int) -> Case:
@@ -96,10 +110,14 @@ def draw(seed: int, number: int) -> Case:
     kind = str(rng.choice(KINDS, p=_SHARES))
     known = {"estimator": _OF_ESTIMATORS, "solve": LOSSES, "path": _OF_PATHS, "confidence": _OF_INTERVALS}[kind]
     loss = str(rng.choice(known))
+    if generator(seed, number, 1).random() < _TIMES:  # a stream of its own: other cases keep their numbers
+        loss = "cox"
     classes = 3 if loss == "multinomial" else 1
     name = str(rng.choice(_TERMS_OF_PATHS if kind == "path" else ["L1"] if kind == "confidence" else TERMS))
     d = int(np.exp(rng.uniform(0, np.log(30.99 if classes == 1 else 12))))
     n = int(np.exp(rng.uniform(np.log(8), np.log(200.99))))
+    if loss == "cox":
+        n = min(n, 120)  # cvxpy has a row for each event
     if kind == "confidence":
         d = min(d, 10)
         n = max(n, 8 * (d + 1) + 10)
@@ -113,12 +131,15 @@ def draw(seed: int, number: int) -> Case:
     Z = _standard(X) @ truth
     if words.startswith("sites apart"):
         X = X + sites[:, None] * rng.normal(size=d) * 2
-    y, more = _targets(rng, loss, Z, sites, one_class=kind == "solve")
+    times = loss == "cox"
+    y, more = _times(rng, Z[:, 0], sites) if times else _targets(rng, loss, Z, sites, one_class=kind == "solve")
     option = float(rng.uniform(0.05, 0.95)) if loss == "quantile" else 0.0
     if loss == "huber":
         option = float(np.exp(rng.uniform(-2, 1.5)) * (np.std(y) or 1.0))
+    if times:
+        option = float(rng.integers(2))
     weighting = str(rng.choice(["samples", "samples", "uniform"]))
-    bias = bool(rng.random() < (0.9 if kind == "confidence" else 0.65))
+    bias = bool(rng.random() < (0.9 if kind == "confidence" else 0.65)) and not times
     v, t, which = _weights_and_offsets(rng, loss, n, sites, y, kind)
     order = [np.flatnonzero(sites == k) for k in np.unique(sites)]
     case = Case(
@@ -210,6 +231,33 @@ def _targets(rng: np.random.Generator, loss: str, Z: Array, sites: Array, one_cl
     return y, [*words, "one class"] if len(np.unique(y)) < 2 else words
 
 
+def _times(rng: np.random.Generator, z: Array, sites: Array) -> tuple[Array, list[str]]:
+    """Times to an event, of which some are censored, tied, seen late, in strata, or in an order without exception."""
+    n, words, how = len(z), list[str](), rng.random()
+    if how < 0.12:
+        time, words = np.exp(-np.clip(z, -8, 8)), ["in order"]
+    else:
+        time = rng.exponential(size=n) * np.exp(-np.clip(z, -8, 8))
+    censored = np.quantile(time, rng.uniform(0.2, 0.95)) * rng.uniform(0.2, 3, n)
+    event = (time <= censored).astype(float)
+    time = np.minimum(time, censored)
+    if rng.random() < 0.35:
+        grid = np.quantile(time, rng.uniform(0.1, 0.9))
+        time, words = np.ceil(time / grid) * grid, [*words, "ties"]
+    if rng.random() < 0.15:
+        event[sites == sites[-1]], words = 0.0, [*words, "a site without events"]
+    event[rng.integers(n)] = 1.0
+    columns = [time, event]
+    late, strata = rng.random() < 0.25, rng.random() < 0.25
+    if late or strata:
+        columns.append(np.where(rng.random(n) < 0.6 * late, rng.uniform(0, 0.9, n) * time, -1.0))
+        words += ["late entries"] if late else []
+    if strata:
+        columns.append(rng.integers(0, 2, n).astype(float))
+        words += ["strata"]
+    return np.column_stack(columns), words
+
+
 def _weights_and_offsets(
     rng: np.random.Generator, loss: str, n: int, sites: Array, y: Array, kind: str
 ) -> tuple[Array | None, Array | None, list[str]]:
@@ -228,6 +276,8 @@ def _weights_and_offsets(
             v[np.flatnonzero(sites == k)[0]] = 1.0
         for label in np.unique(y) if loss in (*TWO, "multinomial") else []:
             v[np.flatnonzero(y == label)[0]] = 1.0  # a class without weight is none
+        if loss == "cox":
+            v[np.flatnonzero(y[:, EVENT])[0]] = 1.0
     if loss != "multinomial" and rng.random() < 0.2:
         t = rng.normal(size=n) * (np.std(y) if loss in REAL else 1.0)
         words = [*words, "offsets"]
@@ -249,12 +299,14 @@ def _slope(p: Pooled) -> tuple[Array, Array]:
         else:
             c[:] = np.median(p.y - p.t)
     Z = np.broadcast_to(c + p.t[:, None], (len(p.y), p.classes)).astype(float)
-    size = step * max(1.0, float(abs(Z).max()), float(abs(p.y).max()))
-    D = np.zeros_like(Z)
-    for k in range(p.classes):
-        move = np.zeros(p.classes)
-        move[k] = size
-        D[:, k] = (losses(p, Z + move) - losses(p, Z - move)) / (2 * size)
+    if p.loss == "cox":
+        D = slopes(p, Z) / np.where(p.o > 0, p.o, 1.0)[:, None]
+    else:
+        D, size = np.zeros_like(Z), step * max(1.0, float(abs(Z).max()), float(abs(p.y).max()))
+        for k in range(p.classes):
+            move = np.zeros(p.classes)
+            move[k] = size
+            D[:, k] = (losses(p, Z + move) - losses(p, Z - move)) / (2 * size)
     weighted = p.o[:, None] * p.X
     slope, most = weighted.T @ D, abs(weighted).T @ abs(D)
     return np.where(abs(slope) < 1e-6 * most.max(), 1e-3 * most, slope), (p.o[:, None] * p.X**2).sum(0)

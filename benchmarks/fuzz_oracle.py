@@ -2,7 +2,8 @@
 
     F(w, c) = sum_i o_i phi(x_i'w + c + t_i, y_i) + h(w)
 
-on pooled samples, with o_i = v_i / sum v (``"samples"``) or v_i / (sites * the site's sum of v) (``"uniform"``). Values
+on pooled samples, with o_i = v_i / sum v (``"samples"``) or v_i / (sites * the site's sum of v) (``"uniform"``); of
+times to an event ``benchmarks/fuzz_cox.py`` has the sum. Values
 are in extended precision, so that a point with a lower value proves an answer wrong, whoever found that point.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import cvxpy as cp
@@ -18,6 +20,7 @@ import scipy.linalg
 import scipy.optimize
 import scipy.special
 
+from benchmarks.fuzz_cox import Likelihood
 from benchmarks.fuzz_terms import Array, Term
 
 LONG = np.longdouble
@@ -29,9 +32,9 @@ class Pooled:
     """All samples of a problem in one place."""
 
     loss: str
-    option: float  # delta of Huber, tau of a quantile
+    option: float  # delta of Huber, tau of a quantile, 1 for Efron's way with ties
     X: Array
-    y: Array  # labels -1 and +1 of two classes, 0, 1, ... of several
+    y: Array  # labels -1 and +1 of two classes, 0, 1, ... of several; of times to an event five columns
     o: Array  # what each sample counts; they sum to 1
     t: Array  # margin offsets
     term: Term
@@ -43,6 +46,16 @@ class Pooled:
         """Features."""
         return self.X.shape[1]
 
+    @property
+    def centred(self) -> bool:
+        """Whether a constant that is added to a column changes nothing."""
+        return self.bias or self.loss == "cox"
+
+    @cached_property
+    def likelihood(self) -> Likelihood:
+        """Of times to an event."""
+        return Likelihood.of(self.y, self.o, self.option == 1)
+
     def split(self, x: Array) -> tuple[Array, Array]:
         """Coefficients ``(d, C)`` and intercepts ``(C,)`` of a model as the package has it."""
         C, cut = self.classes, self.d * self.classes
@@ -53,12 +66,19 @@ class Pooled:
         x = np.asarray(x).astype(LONG)
         W, c = self.split(x)
         h = self.term.value(W.ravel())
-        return float((self.o * losses(self, self.X.astype(LONG) @ W + c + self.t[:, None])).sum() + LONG(h))
+        return float(mean(self, self.X.astype(LONG) @ W + c + self.t[:, None]) + LONG(h))
 
     def start(self) -> Array:
         """The zero model, or the point of the constraint's set that is made from it."""
         W = self.term.repaired(np.zeros(self.d * self.classes))
         return np.concatenate([W, np.zeros(self.classes if self.bias else 0)])
+
+
+def mean(p: Pooled, Z: Array) -> Any:
+    """The samples' part of F at margins ``(n, C)``, in their dtype."""
+    if p.loss == "cox":
+        return p.likelihood.value(Z[:, 0])
+    return (p.o * losses(p, Z)).sum()
 
 
 def losses(p: Pooled, Z: Array) -> Array:
@@ -108,6 +128,8 @@ def _expression(p: Pooled, r: Any, size: float, Z: Any) -> Any:
             return cp.sum_squares(cp.multiply(np.sqrt(o), cp.pos(1 - cp.multiply(p.y, z))))
         case "poisson":
             return cp.sum(cp.multiply(o, cp.exp(z) - cp.multiply(p.y, z)))
+        case "cox":
+            return p.likelihood.expression(z)
     chosen = np.eye(p.classes)[p.y.astype(int)]
     return cp.sum(cp.multiply(o, cp.log_sum_exp(Z, axis=1) - cp.sum(cp.multiply(chosen, Z), axis=1)))
 
@@ -127,7 +149,7 @@ def minimised(p: Pooled, **settings: Any) -> tuple[Array, str]:
     """The minimiser by cvxpy's Clarabel in standard units, as the package has models, and cvxpy's word on it."""
     Xs, m, s = standardised(p)
     C, real = p.classes, p.loss in ("least_squares", "absolute", "quantile", "huber")
-    target = p.y - p.t
+    target = p.y - p.t if real else np.zeros(len(p.t))
     size = float(np.sqrt((p.o * (target - (p.o * target).sum()) ** 2).sum())) if real else 1.0
     size = size or float(abs(target).max()) or 1.0
     U, c = cp.Variable((p.d, C)), cp.Variable((1, C))
@@ -141,7 +163,7 @@ def minimised(p: Pooled, **settings: Any) -> tuple[Array, str]:
         Z = margins + p.t[:, None]
     h, constraints = p.term.expression(cp.reshape(W, (p.d * C,), order="C"))
     if not p.bias:
-        constraints = [*constraints, c == (m / s)[None, :] @ U]
+        constraints = [*constraints, c == (0 if p.centred else (m / s)[None, :] @ U)]
     scale = max(abs(p.value(p.start())), 1e-300)
     problem = cp.Problem(cp.Minimize((_expression(p, r, size, Z) + h) / scale), constraints)
     with warnings.catch_warnings():
@@ -168,7 +190,7 @@ def polished(p: Pooled, x: Array) -> Array:
     if p.loss in ("hinge", "absolute", "quantile") or p.term.name not in _SPLIT:
         return x
     Xs, m, s = standardised(p)
-    if not p.bias:
+    if not p.centred:
         Xs, m = p.X / s, np.zeros(p.d)
     C, D = p.classes, p.d * p.classes
     sizes = np.repeat(s, C)
@@ -182,7 +204,7 @@ def polished(p: Pooled, x: Array) -> Array:
 
     def target(u: Array) -> tuple[float, Array]:
         W = (u[:D] - u[D : 2 * D]).reshape(p.d, C)
-        G = p.o[:, None] * slopes(p, Xs @ W + (u[2 * D :] if p.bias else 0.0) + p.t[:, None])
+        G = slopes(p, Xs @ W + (u[2 * D :] if p.bias else 0.0) + p.t[:, None])
         g = (Xs.T @ G).ravel() + ridge * W.ravel() / sizes**2
         h = slope / sizes
         return p.value(model(u)), np.concatenate([g + h, -g + h, G.sum(0) if p.bias else []])
@@ -211,7 +233,9 @@ def _parts(term: Term, D: int) -> tuple[Array, Array]:
 
 
 def slopes(p: Pooled, Z: Array) -> Array:
-    """The derivatives of each sample's loss in its margins, ``(n, C)``; smooth losses only."""
+    """The derivatives of the mean loss in the margins, ``(n, C)``; smooth losses only."""
+    if p.loss == "cox":
+        return p.likelihood.slopes(Z[:, 0])[:, None]
     z, y = Z[:, 0], p.y
     match p.loss:
         case "least_squares":
@@ -225,8 +249,8 @@ def slopes(p: Pooled, Z: Array) -> Array:
         case "poisson":
             d = np.exp(np.minimum(z, 700)) - y
         case _:
-            return np.asarray(scipy.special.softmax(Z, axis=1) - np.eye(p.classes)[y.astype(int)])
-    return np.asarray(d)[:, None]
+            return p.o[:, None] * (scipy.special.softmax(Z, axis=1) - np.eye(p.classes)[y.astype(int)])
+    return np.asarray(p.o * d)[:, None]
 
 
 # -- is there a minimiser? --------------------------------------------------------------------------------------------
@@ -236,12 +260,13 @@ def attained(p: Pooled) -> bool | None:
     """Whether a convex F has a minimiser; None where rounding leaves it open.
 
     It has none where the loss falls for ever along a direction in which h does not grow: classes that a direction
-    separates, counts that are zero wherever a direction lowers the margin.
+    separates, counts that are zero wherever a direction lowers the margin, events whose margins a direction makes the
+    largest of all at risk.
     """
-    if p.loss not in ("logistic", "multinomial", "poisson"):
+    if p.loss not in ("logistic", "multinomial", "poisson", "cox"):
         return True
     keep = p.o > 0
-    if p.bias:
+    if p.centred:
         Xs, _, s = standardised(p)
     else:
         s = np.maximum(abs(p.X).max(0, initial=0.0), 1e-300)
@@ -257,6 +282,8 @@ def attained(p: Pooled) -> bool | None:
         G, equal = y[:, None] * A, rows
     elif p.loss == "poisson":
         G, equal = -A[y == 0], np.vstack([rows, A[y > 0]])
+    elif p.loss == "cox":
+        G, equal = replace(p, y=y, o=p.o[keep]).likelihood.ascents(A), rows
     else:
         own = y.astype(int)
         pairs = [(i, k) for i in range(len(A)) for k in range(C) if k != own[i]]
@@ -302,10 +329,10 @@ def wald(p: Pooled, robust: bool) -> Wald:
     keep = p.o > 0
     p = replace(p, X=p.X[keep], y=p.y[keep], o=p.o[keep], t=p.t[keep])
     Xs, m, s = standardised(p)
-    if not p.bias:
+    if not p.centred:
         s = np.sqrt((p.o[:, None] * p.X**2).sum(0))
         s = np.where(s > 0, s, 1.0)
-    A = np.hstack([Xs, np.ones((len(Xs), 1))]) if p.bias else p.X / s
+    A = np.hstack([Xs, np.ones((len(Xs), 1))]) if p.bias else Xs if p.centred else p.X / s
     back = np.zeros((p.d + p.bias, A.shape[1]))
     back[: p.d, : p.d] = np.diag(1 / s)
     if p.bias:
@@ -327,11 +354,13 @@ def wald(p: Pooled, robust: bool) -> Wald:
     n, rank = len(A), root.shape[1]
     z = A @ theta + p.t
     if robust:
-        half = root @ (root.T @ (p.o[:, None] * slopes(p, z[:, None]) * A).T)
+        scores = p.likelihood.scores(A, z) if p.loss == "cox" else slopes(p, z[:, None]) * A
+        half = root @ (root.T @ scores.T)
     else:
         half = root * np.sqrt((((p.y - z) ** 2).sum() / (n - rank) if p.loss == "least_squares" else 1.0) / n)
     estimate, se = back @ theta, np.linalg.norm(back @ half, axis=1)
-    _, sizes, Vt = scipy.linalg.svd(A, full_matrices=True)
+    seen = p.likelihood.design(A, p.t) if p.loss == "cox" else A  # what differs between those at risk
+    _, sizes, Vt = scipy.linalg.svd(seen, full_matrices=len(seen) < A.shape[1])
     null = Vt[(np.append(sizes, np.zeros(len(Vt) - len(sizes))) < _NULL * sizes[0])]
     unknown = np.linalg.norm(back @ null.T, axis=1) > 1e-7 * np.linalg.norm(back, axis=1)
     return Wald(np.where(unknown, np.nan, estimate), np.where(unknown, np.nan, se))
@@ -343,23 +372,30 @@ _NULL = 1e-12
 def _root(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
     """S with S S' the inverse of the Hessian on what it determines, and S' times the gradient."""
     z = A @ theta + p.t
-    if p.loss == "least_squares":
-        second = np.ones(len(z))
+    if p.loss == "cox":
+        B = p.likelihood.design(A, z)
     else:
-        second = np.exp(z) if p.loss == "poisson" else scipy.special.expit(z) * scipy.special.expit(-z)
-    heavy = np.sqrt(p.o * second)
-    B = heavy[:, None] * A
+        match p.loss:
+            case "least_squares":
+                second = np.ones(len(z))
+            case "poisson":
+                second = np.exp(z)
+            case _:
+                second = scipy.special.expit(z) * scipy.special.expit(-z)
+        heavy = np.sqrt(p.o * second)
+        B = heavy[:, None] * A
     scale = np.linalg.norm(B, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     U, sizes, Vt = scipy.linalg.svd(B / scale, full_matrices=False)
     kept = sizes > _NULL * sizes[0]
     S = Vt.T / scale[:, None]
-    residual = p.o * slopes(p, z[:, None])[:, 0] / np.maximum(heavy, 1e-300)
-    return S[:, kept] / sizes[kept], U[:, kept].T @ residual
+    S = S[:, kept] / sizes[kept]
+    slope = slopes(p, z[:, None])[:, 0]
+    return S, S.T @ (A.T @ slope) if p.loss == "cox" else U[:, kept].T @ (slope / np.maximum(heavy, 1e-300))
 
 
 def _mean(p: Pooled, A: Array, theta: Array) -> float:
-    return float((p.o * losses(p, (A @ theta + p.t).astype(LONG)[:, None])).sum())
+    return float(mean(p, (A @ theta + p.t).astype(LONG)[:, None]))
 
 
 def convexified(p: Pooled, x: Array) -> Pooled:

@@ -289,3 +289,36 @@ def test_pairs_are_those_of_loops() -> None:
                 right, tied, every = right + w * (margin[i] > margin[j]), tied + w * (margin[i] == margin[j]), every + w
         found = pairs(margin, time, event, entry, group, weight)
         assert [v.sum() for v in found] == [right, tied, every]
+
+
+@pytest.mark.parametrize("by", ["site", "stratum"])
+def test_what_is_alike_within_a_stratum_has_no_coefficient(by):
+    """It has no slope and no curvature but for rounding, whose quotient was 1e13 where h lets it go."""
+    rng, arrays = np.random.default_rng(1), []
+    for site in range(3):
+        X = 1000 + 1e-4 * rng.normal(size=(30, 4))
+        stratum = rng.integers(0, 2, 30)
+        time = rng.exponential(size=30) * np.exp(-5e3 * (X[:, 0] - 1000))
+        X[:, 3] = 1.7 * site + (0.3 * stratum if by == "stratum" else 0.0) + 2010.0
+        arrays.append((X, np.column_stack([time, rng.random(30) < 0.7, np.zeros(30), stratum])))
+    free = fc.regularizers.Box(-math.inf, 1e8)
+    runs = [fc.solve(fc.Problem(fc.Silos.from_arrays([(X[:, :k], y) for X, y in arrays]), loss="cox", regularizer=free))
+            for k in (3, 4)]  # fmt: skip
+    assert [run.status for run in runs] == ["converged"] * 2
+    assert abs(float(runs[1].solution[3])) < 1e-3
+    close(runs[1].solution[:3] / runs[0].solution, torch.ones(3), 1e-6)
+    model = fc.CoxRegression(regularizer=free).fit(fc.Silos.from_arrays(arrays))
+    close(torch.as_tensor(model.coef_)[:3] / runs[0].solution, torch.ones(3), 1e-6)
+
+
+def test_margins_a_thousand_apart():
+    """The last at risk are not lost beside the exponentials of the first, which left them a risk of zero."""
+    X, time = np.arange(12.0)[:, None], 12 - np.arange(12.0)
+    problem = fc.Problem(fc.Silos.from_arrays([(X, np.column_stack([time, np.ones(12)]))]), loss="cox")
+    for slope in (-100.0, 100.0):
+        z = slope * np.arange(12.0)
+        exact = sum(np.logaddexp.reduce(z[: k + 1]) - z[k] for k in range(12)) / 12
+        seen = problem.evaluate(torch.tensor([slope], dtype=torch.float64))
+        assert float(seen.loss) == pytest.approx(exact, rel=1e-12, abs=1e-12)
+        assert bool(torch.isfinite(seen.gradient).all())
+    assert problem.objective(np.array([500.0])) >= 0.0  # five thousand apart: no bound is broken

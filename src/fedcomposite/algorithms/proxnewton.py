@@ -42,6 +42,7 @@ from fedcomposite.regularizers.base import Regularizer
 
 _COUPLED = 4000  # coordinates up to which an h that couples them all is taken
 _BLUR = 10.0  # times the rounding of margins: a gradient that is known
+_STEEP = 1e-10  # of the largest slope: one that is no rounding, in a coordinate without curvature
 _LARGEST = 10000  # coordinates of the largest working set: half of its square is sent by every client
 
 
@@ -295,11 +296,13 @@ def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Ten
     none = diagonal == 0
     if not bool(none.any()):
         return diagonal
-    steep = gradient.abs() > 1e-12 * float(gradient.abs().max())
-    level = float(gradient[none].square().sum()) / max(loss, 1e-300)
+    steep = gradient.abs() > _STEEP * float(gradient.abs().max())
+    level = float(gradient[none].square().sum()) / loss if loss > 0 else 0.0  # events alone at risk have a loss of zero
+    level = min(level, torch.finfo(diagonal.dtype).max ** 0.5)
     typical = float(diagonal.mean()) or level or 1.0
     least = float(diagonal[~none].min()) if bool((~none).any()) else typical
-    return torch.where(none, torch.where(steep, level or typical, 1e-10 * least), diagonal)
+    flat = diagonal.new_full((len(diagonal),), 1e-10 * least)
+    return torch.where(none, torch.where(steep, level or typical, flat), diagonal)
 
 
 @lru_cache(maxsize=16)
