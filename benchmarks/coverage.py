@@ -1,6 +1,7 @@
 """How often 95 % intervals hold the truth, and how many wrong features stability selection lets through.
 
     python -m benchmarks.coverage                          # everything; some ten minutes of one core
+    python -m benchmarks.coverage --jobs 14 --sets 400     # rows side by side
     python -m benchmarks.coverage --sets 20 --only poisson
     python -m benchmarks.coverage --only "logistic, many" --seed 200   # data sets on which nothing was chosen
 
@@ -26,6 +27,9 @@ import argparse
 import math
 import time
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +100,7 @@ def wald(loss: str, silos: fc.Silos, truth: np.ndarray) -> np.ndarray:
     return held(pd.DataFrame(found.conf_int(), columns=["lower", "upper"]), truth)
 
 
-def chosen(model: str, ratio: int, different: bool, sets: int, first: int, features: int = FEATURES) -> None:
+def chosen(model: str, ratio: int, different: bool, sets: int, first: int, features: int = FEATURES) -> str:
     """A row of the table: coverage at both strengths that a cross-validation chooses, beside Wald's."""
     loss, n = LOSSES[model], ratio * (features + 1)
     small = n // 5 if different else n // SITES
@@ -120,43 +124,39 @@ def chosen(model: str, ratio: int, different: bool, sets: int, first: int, featu
     used = np.array(some)
     shares = [f"{100 * np.array(v)[at].mean():.1f} %" for v in inside.values() for at in (used, ~used)]
     sites = "heterogeneous" if different else "alike"
-    print(
+    return (
         f"| {model} | {features + 1} | {n} | {sites} | {' | '.join(shares)} |   "
-        f"{len(some)} sets, {apart} without a maximum, {time.perf_counter() - began:.0f} s",
-        flush=True,
+        f"{len(some)} sets, {apart} without a maximum, {time.perf_counter() - began:.0f} s"
     )
 
 
-def few(sets: int, first: int) -> None:
+def few(features: int, different: bool, sets: int, first: int) -> str:
     """Coverage with five samples per coordinate, for powers of Jeffreys' prior."""
-    print(f"| coordinates | samples | sites | {' | '.join(f'power {p:g}: nonzero | zero' for p in POWERS)} |")
-    for features, different in [(FEATURES, False), (FEATURES, True), (MORE, False), (MORE, True)]:
-        n, began = RATIOS[0] * (features + 1), time.perf_counter()
-        small = n // 5 if different else n // SITES
-        sizes = [n - (SITES - 1) * small, *[small] * (SITES - 1)]
-        inside: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {power: [] for power in POWERS}
-        for seed in range(first, first + sets):
-            silos, truth = drawn("logistic", sizes, features, seed, USED, different)
-            problem = problem_of("logistic", silos, features)
-            x = fc.solve(problem, tolerance=1e-3).solution
-            for power, found in inside.items():
-                with warnings.catch_warnings(record=True) as said:
-                    warnings.simplefilter("always")
-                    table = fc.confidence(problem, x, jeffreys=power)
-                if not said:
-                    found.append((held(table, truth), truth != 0))
-        shares = []
-        for pairs in inside.values():
-            holds, some = (np.array(one) for one in zip(*pairs, strict=True))
-            shares += [f"{100 * holds[at].mean():.1f} %" for at in (some, ~some)]
-        print(
-            f"| {features + 1} | {n} | {'heterogeneous' if different else 'alike'} | {' | '.join(shares)} |   "
-            f"{', '.join(str(len(v)) for v in inside.values())} sets, {time.perf_counter() - began:.0f} s",
-            flush=True,
-        )
+    n, began = RATIOS[0] * (features + 1), time.perf_counter()
+    small = n // 5 if different else n // SITES
+    sizes = [n - (SITES - 1) * small, *[small] * (SITES - 1)]
+    inside: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {power: [] for power in POWERS}
+    for seed in range(first, first + sets):
+        silos, truth = drawn("logistic", sizes, features, seed, USED, different)
+        problem = problem_of("logistic", silos, features)
+        x = fc.solve(problem, tolerance=1e-3).solution
+        for power, found in inside.items():
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                table = fc.confidence(problem, x, jeffreys=power)
+            if not said:
+                found.append((held(table, truth), truth != 0))
+    shares = []
+    for pairs in inside.values():
+        holds, some = (np.array(one) for one in zip(*pairs, strict=True))
+        shares += [f"{100 * holds[at].mean():.1f} %" for at in (some, ~some)]
+    return (
+        f"| {features + 1} | {n} | {'heterogeneous' if different else 'alike'} | {' | '.join(shares)} |   "
+        f"{', '.join(str(len(v)) for v in inside.values())} sets, {time.perf_counter() - began:.0f} s"
+    )
 
 
-def nodewise(kind: str, sets: int, first: int) -> None:
+def nodewise(kind: str, sets: int, first: int) -> str:
     loss, samples, features = MANY[kind]
     inside, lengths, truths = [], [], []
     began = time.perf_counter()
@@ -171,15 +171,14 @@ def nodewise(kind: str, sets: int, first: int) -> None:
         truths.append(truth != 0)
     holds, some = np.array(inside), np.array(truths)
     shares = holds.mean(), holds[some].mean(), holds[~some].mean()
-    print(
+    return (
         f"{kind:25s} n {SITES * samples:4d} p {features:4d}   coverage {100 * shares[0]:.1f} %, of nonzero "
         f"{100 * shares[1]:.1f} %, of zero {100 * shares[2]:.1f} %; mean length {np.mean(lengths):.3f}   "
-        f"{sets} sets, {time.perf_counter() - began:.0f} s",
-        flush=True,
+        f"{sets} sets, {time.perf_counter() - began:.0f} s"
     )
 
 
-def selection(sets: int, first: int) -> None:
+def selection(sets: int, first: int) -> str:
     wrong, right = [], []
     began = time.perf_counter()
     bound = math.nan
@@ -191,11 +190,40 @@ def selection(sets: int, first: int) -> None:
         chosen = found.share >= found.threshold
         wrong.append(int((chosen & (truth == 0)).sum()))
         right.append(int((chosen & (truth != 0)).sum()))
-    print(
+    return (
         f"stability selection       n  200 p   60  {np.mean(wrong):.3f} wrong features on average (bound {bound:.2f}), "
-        f"right ones {np.mean(right):.2f} of {NONZERO}   {sets} sets, {time.perf_counter() - began:.0f} s",
-        flush=True,
+        f"right ones {np.mean(right):.2f} of {NONZERO}   {sets} sets, {time.perf_counter() - began:.0f} s"
     )
+
+
+def said(line: str) -> str:
+    """A heading."""
+    return line
+
+
+def lines(only: str, sets: int, first: int) -> list[Callable[[], str]]:
+    """What makes the lines of the tables, in their order."""
+    made: list[Callable[[], str]] = []
+    models = [name for name in LOSSES if name.startswith(only)]
+    if models:
+        columns = ("model", "coordinates", "samples", "sites", *(f"{k}: nonzero | zero" for k in KINDS))
+        made.append(partial(said, f"| {' | '.join(columns)} |"))
+    for model in models:
+        made += [partial(chosen, model, ratio, d, sets, first) for ratio in RATIOS for d in (False, True)]
+    if "logistic" in models:
+        made += [partial(chosen, "logistic", RATIOS[0], d, sets, first, MORE) for d in (False, True)]
+    if FEW.startswith(only):
+        columns = ("coordinates", "samples", "sites", *(f"power {p:g}: nonzero | zero" for p in POWERS))
+        made.append(partial(said, f"| {' | '.join(columns)} |"))
+        made += [partial(few, features, d, sets, first) for features in (FEATURES, MORE) for d in (False, True)]
+    made += [partial(nodewise, kind, sets, first) for kind in MANY if kind.startswith(only)]
+    return [*made, partial(selection, sets, first)] if "stability".startswith(only) else made
+
+
+def line(make: Callable[[], str]) -> str:
+    """One of them, on one core."""
+    torch.set_num_threads(1)
+    return make()
 
 
 def main() -> None:
@@ -203,25 +231,16 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=120, help="data sets of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the first data set; the others follow it")
     parser.add_argument("--only", default="", help="those whose name begins so")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    models = [name for name in LOSSES if name.startswith(options.only)]
-    if models:
-        columns = ("model", "coordinates", "samples", "sites", *(f"{k}: nonzero | zero" for k in KINDS))
-        print(f"| {' | '.join(columns)} |")
-    for model in models:
-        for ratio in RATIOS:
-            for different in (False, True):
-                chosen(model, ratio, different, options.sets, options.seed)
-    if "logistic" in models:
-        for different in (False, True):
-            chosen("logistic", RATIOS[0], different, options.sets, options.seed, MORE)
-    if FEW.startswith(options.only):
-        few(options.sets, options.seed)
-    for kind in MANY:
-        if kind.startswith(options.only):
-            nodewise(kind, options.sets, options.seed)
-    if "stability".startswith(options.only):
-        selection(options.sets, options.seed)
+    wanted = lines(options.only, options.sets, options.seed)
+    if options.jobs == 1:
+        for make in wanted:
+            print(line(make), flush=True)
+        return
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for text in pool.map(line, wanted):
+            print(text, flush=True)
 
 
 if __name__ == "__main__":
