@@ -27,6 +27,7 @@ from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy, StudyBudget
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import get_loss
+from fedcomposite.regularizers.target import Structure
 from fedcomposite.runtime.callbacks import REGISTRY as CALLBACKS
 from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
@@ -90,6 +91,10 @@ class RunSection(Section):
     mode: Literal["auto", "eager", "record", "compile"] = "auto"
     checkpoint_every: int = Field(default=50, ge=0)
     """Rounds between checkpoints; 0 writes one at the end and at Ctrl-C."""
+    sparsity: float | None = Field(default=None, gt=0, lt=1)
+    """The share of all parameters that is zero at the end; the run finds strengths and layers."""
+    structure: Structure = "weights"
+    """What becomes zero."""
     aggregator: dict[str, Any] | None = None
     """A robust mean of :mod:`fedcomposite.aggregators`: its name and fields."""
 
@@ -334,7 +339,9 @@ class Config(Section):
         silos = silos or self.make_silos()
         h, network = self.make_regularizer(), self._make_network(silos)
         try:
-            return Problem(silos, regularizer=h, **network, **self.problem.model_dump())
+            problem = Problem(silos, regularizer=h, **network, **self.problem.model_dump())
+            share, run = self.run.sparsity, self.run
+            return problem if share is None else problem.with_zeros(share, run.structure, rounds=run.rounds)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[problem] {error}") from None
 
@@ -366,7 +373,7 @@ class Config(Section):
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of :func:`fedcomposite.simulate`; a device that this machine lacks is refused."""
-        chosen = self.run.model_dump()
+        chosen = self.run.model_dump(exclude={"sparsity", "structure"})  # the problem has them
         try:
             torch.empty(0, device=chosen["device"])
         except (RuntimeError, AssertionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import math
 import warnings
@@ -28,9 +29,11 @@ from fedcomposite.problems.losses import Loss, get_loss
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
-from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, Support, Zero
+from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, SparsityTarget, Support, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
 from fedcomposite.regularizers.factors import PenaltyFactor, factored, factors_of
+from fedcomposite.regularizers.target import Structure
+from fedcomposite.schedules import Schedule
 
 Weights = Literal["uniform", "samples"]
 
@@ -216,6 +219,8 @@ class Problem:
         """The term h on its coordinates: where it was set, or away from intercepts, biases and normalisation layers."""
         if isinstance(h, Ramped):
             return Ramped(self._restricted(h.h), h.strength)
+        if isinstance(h, SparsityTarget):
+            return dataclasses.replace(h, h=self._restricted(h.h)).resolve(self.layout)
         if isinstance(h, Zero | On | Named | Blocks):
             return h.resolve(self.layout)
         if len(self.layout) == 1 and self.model is None:
@@ -247,6 +252,20 @@ class Problem:
         made._placed, made.regularizer = {}, Support(kept.cpu())
         if self.model is not None:
             made.model = self.module(x, buffers)
+        return made
+
+    def with_zeros(
+        self, share: float, structure: Structure = "weights", *, rounds: int = 0, ramp: Schedule | None = None
+    ) -> Self:
+        """The same problem where a share of all parameters is zero, which is reached over the middle of ``rounds``.
+
+        A ``ramp`` says for each round how much of the share is asked for; without it and rounds it is all from the
+        start. See :class:`fedcomposite.regularizers.SparsityTarget`; h stays what it was.
+        """
+        if isinstance(self.regularizer, SparsityTarget | Ramped):
+            raise ValueError(f"sparsity = {share:g}, but {self.regularizer} has a share of zeros or a ramp of its own")
+        made, target = copy.copy(self), SparsityTarget(share, structure, self.regularizer, ramp)
+        made.regularizer = self._restricted(target.growing(rounds) if rounds else target)
         return made
 
     @property

@@ -13,6 +13,7 @@ from fedcomposite.regularizers.norms import LinfNorm
 from fedcomposite.regularizers.semistructured import Sparsity2to4
 from fedcomposite.regularizers.separable import L0, L1, MCP, SCAD, ElasticNet, L2Squared, PositivePart, Zero
 from fedcomposite.regularizers.support import Support
+from fedcomposite.regularizers.target import SparsityTarget
 from fedcomposite.regularizers.wrapped import Ramped
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Simplex",
     "SparseGroupLasso",
     "Sparsity2to4",
+    "SparsityTarget",
     "Support",
     "TopK",
     "Zero",

@@ -174,6 +174,13 @@ class Regularizer(ABC):
         """The term of a round, counted from 0; itself, unless its strength changes (:meth:`ramped`)."""
         return self
 
+    def recorded(self, round: int) -> Regularizer:
+        """The term of a round as a recorded program takes it: the same object for all rounds that need no new one."""
+        return self.during(round)
+
+    def turn(self, round: int) -> None:  # noqa: B027  # most have no such tensors
+        """Bring the tensors of what :meth:`recorded` gives to a round; nothing where it has none."""
+
     def __add__(self, other: Regularizer) -> Blocks:
         from fedcomposite.regularizers.algebra import Blocks
 

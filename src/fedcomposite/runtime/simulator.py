@@ -17,6 +17,7 @@ from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth
+from fedcomposite.regularizers.target import Share, Structure
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import distributed as processes
 from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
@@ -205,6 +206,8 @@ def simulate(
     process_settings: bool = True,
     privacy: Privacy | None = None,
     aggregator: Aggregator | None = None,
+    sparsity: Share | None = None,
+    structure: Structure = "weights",
 ) -> Run:
     """Run a method on a problem and measure it.
 
@@ -270,6 +273,11 @@ def simulate(
         far. The records themselves are exact: a simulator's own look, which no site would give away.
     aggregator : aggregators.Aggregator, optional
         A robust mean of the replies in place of the mean.
+    sparsity : float, optional
+        The share of all parameters that is to be zero at the end: strengths, layers and the way there are found by the
+        run (:class:`fedcomposite.regularizers.SparsityTarget`).
+    structure : {"weights"}
+        What becomes zero.
 
     Returns
     -------
@@ -293,6 +301,8 @@ def simulate(
     'converged'
     """
     _check_asked(dict(locals()))
+    if sparsity is not None:
+        problem = problem.with_zeros(sparsity, structure, rounds=rounds)
     group = processes.join(distributed, torch.device(device))
     _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)

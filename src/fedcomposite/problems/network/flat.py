@@ -27,6 +27,7 @@ COMPILED_LAYERS = 24
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _CONVOLUTION = nn.modules.conv._ConvNd
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_WEIGHT_NORM = nn.utils.parametrizations._WeightNorm
 _EMBEDDING = (nn.Embedding, nn.EmbeddingBag)
 _REMARKS = ("RNN module weights are not part of single", "There is a performance drop because we have not yet")
 _SEQUENTIAL = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -84,6 +85,8 @@ class FlatModule:
         for m in self.module.modules():
             if isinstance(m, _EMBEDDING):
                 m.sparse = False  # gradients are parts of a vector
+            if isinstance(m, _WEIGHT_NORM) and device.type == "cuda" and dtype == torch.float64:
+                m.forward = partial(_weight_norm, m.dim)  # torch's kernel has roots in single precision
         self.dtype, self.device = dtype, device
         self.layout = layout(module)
         self.dimension = self.layout[-1].stop
@@ -283,6 +286,11 @@ class FlatModule:
         if self.recurrent and self.device.type == "cuda":
             return torch.backends.cudnn.flags(enabled=False)
         return nullcontext()
+
+
+def _weight_norm(dim: int, length: Tensor, direction: Tensor) -> Tensor:
+    """Weights of some lengths along directions, by torch's own norm."""
+    return direction * (length / torch.norm_except_dim(direction, 2, dim))
 
 
 def _alike(dtype: torch.dtype, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

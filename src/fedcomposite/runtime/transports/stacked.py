@@ -43,6 +43,7 @@ class Stacked(LocalTransport):
             parts = [self._together(who[c], message, mine, c, request, place) for c in chunks]
             replies, new, buffers = parts[0] if len(parts) == 1 else map(messages.join, zip(*parts, strict=True))
         else:
+            self.problem.regularizer.turn(request.round)
             replies, new, buffers = program(message, mine, request.buffers, who, request.round, place[0])
             self.counter.gradients += program.gradients
             self.counter.proxes += program.proxes
@@ -112,7 +113,7 @@ class Stacked(LocalTransport):
 
     def _rules(self, round: int) -> tuple[AnyAlgorithm, Regularizer]:
         """The method and h with the numbers of a round."""
-        return self.algorithm.at(round), self.problem.regularizer.during(round)
+        return self.algorithm.at(round), self.problem.regularizer.recorded(round)
 
     def _stays(self, round: int) -> bool:
         """Whether what is scheduled keeps its value for long enough to be recorded; a function of the round alone."""

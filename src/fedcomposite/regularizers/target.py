@@ -1,0 +1,258 @@
+"""A share of zeros as the one thing to say; how strong the term must be for it is found anew in every prox.
+
+The prox of an l0 term keeps what is larger than a threshold, and the other way round any threshold is the prox of an
+l0 term of some strength. So instead of a strength that a run would have to find and to remember, the threshold is read
+off the vector itself: the quantile that leaves the wanted share of zeros. Nothing is remembered between calls, so that
+every client, the server, a resumed run and a recorded one find the same zeros at the same vector.
+
+All layers share one threshold, which makes most zeros where most small weights are; but no layer keeps less than a
+part of what the Erdos-Renyi rule would leave it (Mocanu et al. 2018; with kernels Evci et al. 2020), so that none dies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Literal, NamedTuple, NoReturn
+
+import annotated_types as at
+import torch
+from torch import Tensor
+
+from fedcomposite import rng
+from fedcomposite.regularizers.base import Layout, Regularizer, Step
+from fedcomposite.regularizers.separable import Zero
+from fedcomposite.schedules import Ramp, Schedule, read
+
+Structure = Literal["weights"]
+Share = Annotated[float, at.Gt(0), at.Lt(1)]
+
+SAMPLED = 1 << 14
+"""Entries of a layer that its quantiles are read off; of larger layers so many, the same ones at every call."""
+
+PROTECTED = 0.5
+"""The part of its Erdos-Renyi share that a layer keeps whatever its weights are."""
+
+START, END = 0.05, 0.6
+"""Between which shares of the rounds zeros grow."""
+
+
+class Layer(NamedTuple):
+    """A parameter in which zeros are made: coordinates ``start`` to ``stop`` hold its entries."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+    @property
+    def density(self) -> float:
+        """The Erdos-Renyi share of its entries, up to a factor for all layers: thin layers keep more."""
+        return sum(self.shape) / math.prod(self.shape)
+
+
+class _Tables(NamedTuple):
+    """What a prox looks up, on one device; L layers with up to m sampled entries each."""
+
+    places: Tensor  # (L, m): coordinates of sampled entries
+    pad: Tensor  # (L, m): true where a layer has fewer
+    weight: Tensor  # (L * m,): how many entries a sampled one stands for
+    count: Tensor  # (L,): sampled entries
+    floor: Tensor  # (L,): what is kept at least, in units of the share that is kept of all
+    layer: Tensor  # (d,): the layer of each coordinate, L outside of all
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Where zeros are made, in vectors of length ``dimension``."""
+
+    layers: tuple[Layer, ...]
+    dimension: int
+
+    @property
+    def entries(self) -> int:
+        return sum(layer.stop - layer.start for layer in self.layers)
+
+    @cached_property
+    def _placed(self) -> dict[torch.device, _Tables]:
+        return {}
+
+    def tables(self, device: torch.device) -> _Tables:
+        if device not in self._placed:
+            self._placed[device] = _Tables(*(t.to(device) for t in self._made()))
+        return self._placed[device]
+
+    def _made(self) -> _Tables:
+        sizes = [layer.stop - layer.start for layer in self.layers]
+        most = min(SAMPLED, max(sizes))
+        places = torch.zeros(len(sizes), most, dtype=torch.int64)
+        of = torch.full((self.dimension,), len(sizes), dtype=torch.int32)
+        for i, (layer, size) in enumerate(zip(self.layers, sizes, strict=True)):
+            drawn = torch.arange(size)
+            if size > most:  # the same for everybody
+                drawn = torch.from_numpy(rng.choose(i, 0, size, most))
+            places[i, : len(drawn)] = layer.start + drawn
+            of[layer.start : layer.stop] = i
+        count = torch.tensor(sizes).clamp(max=most)
+        weight = torch.tensor(sizes) / count
+        pad = torch.arange(most) >= count[:, None]
+        spread = torch.tensor([layer.density for layer in self.layers])
+        floor = PROTECTED * spread * self.entries / float((spread * torch.tensor(sizes)).sum())
+        each = weight[:, None].expand_as(pad).masked_fill(pad, 0.0).flatten()
+        return _Tables(places, pad, each, count, floor, of)
+
+
+@dataclass(frozen=True)
+class SparsityTarget(Regularizer):
+    """The term ``h`` and the constraint that a share of all parameters is zero: the prox keeps the largest entries.
+
+    ``share`` counts all parameters of the model; zeros are made in weights alone, not in biases and the like. With a
+    ``ramp``, a schedule of the rounds, the share grows: it is ramp(r) * share in round r. The share is met within the
+    sampling of large layers, about a tenth of a point.
+
+    Not weakly convex, so rho is infinite: as with ``TopK``, methods can be run and their guarantees do not apply.
+    """
+
+    share: Share
+    structure: Structure = "weights"
+    h: Regularizer = field(default_factory=Zero)
+    ramp: Schedule | None = None
+    placed: _Layers | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ramp", read(self.ramp))
+        super().__post_init__()
+
+    # -- where and when -----------------------------------------------------------------------------------------------
+
+    def resolve(self, layout: Layout) -> SparsityTarget:
+        """The term on the parameters with two axes or more (of a linear model: on the weights)."""
+        found = [Layer(a, b, tuple(shape)) for _, a, b, shape in layout if len(shape) > 1]
+        found = found or [Layer(a, b, tuple(shape)) for name, a, b, shape in layout if name == "weight"]
+        if not found:
+            raise ValueError("a share of zeros needs parameters with two axes or more, and this model has none")
+        placed = _Layers(tuple(found), max(entry[2] for entry in layout))
+        largest = placed.entries / placed.dimension
+        if self.share >= largest:
+            raise ValueError(
+                f"sparsity = {self.share:g} of all parameters, but only {largest:.1%} of them are weights, in which "
+                "zeros are made; ask for less"
+            )
+        return replace(self, placed=placed)
+
+    def growing(self, rounds: int) -> SparsityTarget:
+        """The share grows over the middle of so many rounds, fast at first, unless a ramp was given."""
+        if self.ramp is not None:
+            return self
+        delay = int(START * rounds)
+        return replace(self, ramp=Ramp(1e-3, 1.0, rounds=max(1, int(END * rounds) - delay), delay=delay))
+
+    def during(self, round: int) -> Regularizer:
+        """The term of a round, counted from 0."""
+        if self.ramp is None:
+            return self
+        share = self.share * self.ramp(round)
+        if share not in self._kept:
+            if len(self._kept) > 4:
+                self._kept.clear()
+            self._kept[share] = replace(self, share=share, ramp=None)
+        return self._kept[share]
+
+    @cached_property
+    def _kept(self) -> dict[float, Regularizer]:
+        return {}
+
+    def recorded(self, round: int) -> Regularizer:
+        """One term for all rounds, whose share is a tensor that :meth:`turn` fills."""
+        return self._recorded
+
+    @cached_property
+    def _recorded(self) -> SparsityTarget:
+        return replace(self, ramp=None)
+
+    def turn(self, round: int) -> None:
+        now = self.during(round)
+        assert isinstance(now, SparsityTarget)
+        for number in self._recorded._numbers.values():
+            number.fill_(now._kept_share)
+
+    # -- the prox -----------------------------------------------------------------------------------------------------
+
+    @property
+    def rho(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def check_step(self, step: Step) -> None:
+        self.h.check_step(step)
+
+    def formula(self, v: Tensor, step: Step) -> Tensor:
+        """The prox of h, and zeros for the entries below their layer's threshold; what is not a number stays."""
+        u = self.h.formula(v, step)
+        bound = self._thresholds(u).index_select(-1, self._tables(u).layer)
+        return torch.where(u.abs() < bound, 0.0, u)
+
+    def _thresholds(self, u: Tensor) -> Tensor:
+        """The size below which entries become zero, for every layer and once more, zero, for the rest."""
+        tables, keep = self._tables(u), self._number(u.device)
+        q = u[..., tables.places].abs().masked_fill(tables.pad, -1.0).sort(dim=-1, descending=True).values
+        least = (keep * tables.floor * tables.count).ceil().minimum(tables.count).long().clamp(min=1)
+        sure = torch.arange(q.shape[-1], device=u.device) < least[:, None]
+        ordered = q.masked_fill(sure, torch.inf).flatten(-2).sort(dim=-1, descending=True)
+        covered = tables.weight[ordered.indices].cumsum(-1)
+        last = (covered <= keep * self._layers.entries).sum(-1, keepdim=True).clamp(min=1) - 1
+        shared = ordered.values.gather(-1, last)
+        own = q.gather(-1, (least[:, None] - 1).expand(*q.shape[:-1], 1)).squeeze(-1)
+        return torch.cat([torch.minimum(own, shared), torch.zeros_like(shared)], dim=-1)
+
+    @property
+    def _kept_share(self) -> float:
+        """The share of the weights that is kept."""
+        return 1 - self.share * self._layers.dimension / self._layers.entries
+
+    @cached_property
+    def _numbers(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def _number(self, device: torch.device) -> Tensor:
+        if device not in self._numbers:
+            self._numbers[device] = torch.full((), self._kept_share, dtype=torch.float32, device=device)
+        return self._numbers[device]
+
+    @property
+    def _layers(self) -> _Layers:
+        if self.placed is None:
+            raise TypeError("a share of zeros needs to know a model's layers: give it to a problem, or call .resolve()")
+        return self.placed
+
+    def _tables(self, like: Tensor) -> _Tables:
+        if like.shape[-1] != self._layers.dimension:
+            raise ValueError(f"{self} was set on vectors of length {self._layers.dimension}, got {like.shape[-1]}")
+        return self._layers.tables(like.device)
+
+    # -- judging a model ----------------------------------------------------------------------------------------------
+
+    def value(self, x: Tensor) -> Tensor:
+        """The value of h: models before the share is reached are judged, too."""
+        return self.h.value(x)
+
+    def subgradient(self, x: Tensor) -> NoReturn:
+        """Refused: a method without a prox makes no zeros."""
+        raise TypeError(
+            "a share of zeros is reached by a prox, and this method takes subgradients; use a method with a prox, "
+            "for example FedNMap, FedMid, Zhang, FedCanon or ProximalGradient"
+        )
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """The distance for h on the entries that are not zero, or are not to be."""
+        inside = self._tables(x).layer < len(self._layers.layers)
+        return self.h.optimality(x, gradient.masked_fill(inside & (x == 0), 0.0))
+
+    def scaled(self, kappa: float) -> SparsityTarget:
+        """The same with kappa * h for h."""
+        return replace(self, h=self.h.scaled(kappa))
+
+    def acts_on(self, dimension: int) -> Tensor:
+        """The weights in which zeros are made, and what h acts on."""
+        made = self._layers.tables(torch.device("cpu")).layer < len(self._layers.layers)
+        return made | self.h.acts_on(dimension)
