@@ -300,9 +300,7 @@ def simulate(
     >>> run.status
     'converged'
     """
-    _check_asked(dict(locals()))
-    if sparsity is not None:
-        problem = problem.with_zeros(sparsity, structure, rounds=rounds)
+    problem = _asked(dict(locals()))
     group = processes.join(distributed, torch.device(device))
     _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)
@@ -328,8 +326,8 @@ def simulate(
     return _told(sim.run(plan))
 
 
-def _check_asked(given: dict[str, Any]) -> None:
-    """Refuse arguments of :func:`simulate` that are wrong, or do not go together, in one error."""
+def _asked(given: dict[str, Any]) -> Problem:
+    """The problem, with the zeros that are wanted; wrong arguments of :func:`simulate` are told in one error."""
     checkpoint, resume, lines = given["checkpoint"], given["resume"], []
     if checkpoint is None and (resume or given["checkpoint_every"]):
         lines.append(f"{'resume' if resume else 'checkpoint_every'} needs a file: checkpoint=PATH")
@@ -338,6 +336,9 @@ def _check_asked(given: dict[str, Any]) -> None:
     check_given(simulate, given, *lines)
     if checkpoint is not None and Path(checkpoint).is_dir():
         raise ValueError(f"checkpoint = {str(checkpoint)!r} is a folder; give a file in it")
+    problem: Problem = given["problem"]
+    share, structure = given["sparsity"], given["structure"]
+    return problem if share is None else problem.with_zeros(share, structure, rounds=given["rounds"])
 
 
 def _identity(sim: Simulator, evaluate_every: int) -> Identity:
