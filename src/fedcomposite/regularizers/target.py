@@ -38,7 +38,7 @@ START, END = 0.05, 0.6
 """Between which shares of the rounds zeros grow."""
 
 
-class Layer(NamedTuple):
+class _Layer(NamedTuple):
     """A parameter in which zeros are made: coordinates ``start`` to ``stop`` hold its entries."""
 
     start: int
@@ -66,7 +66,7 @@ class _Tables(NamedTuple):
 class _Layers:
     """Where zeros are made, in vectors of length ``dimension``."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[_Layer, ...]
     dimension: int
 
     @property
@@ -127,8 +127,8 @@ class SparsityTarget(Regularizer):
 
     def resolve(self, layout: Layout) -> SparsityTarget:
         """The term on the parameters with two axes or more (of a linear model: on the weights)."""
-        found = [Layer(a, b, tuple(shape)) for _, a, b, shape in layout if len(shape) > 1]
-        found = found or [Layer(a, b, tuple(shape)) for name, a, b, shape in layout if name == "weight"]
+        found = [_Layer(a, b, tuple(shape)) for _, a, b, shape in layout if len(shape) > 1]
+        found = found or [_Layer(a, b, tuple(shape)) for name, a, b, shape in layout if name == "weight"]
         if not found:
             raise ValueError("a share of zeros needs parameters with two axes or more, and this model has none")
         placed = _Layers(tuple(found), max(entry[2] for entry in layout))
