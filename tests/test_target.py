@@ -10,8 +10,10 @@ from torch import nn
 
 import fedcomposite as fc
 from fedcomposite.algorithms import REGISTRY, FedAvg, FedMid, FedNMap
+from fedcomposite.errors import DeadNetworkWarning
+from fedcomposite.experiments.config import Config
 from fedcomposite.problems import Batches
-from fedcomposite.regularizers import L1, L2Squared, SparsityTarget, Zero
+from fedcomposite.regularizers import L1, L2Squared, SparsityTarget, TopK, Zero
 from fedcomposite.regularizers import target as module_of_target
 from fedcomposite.runtime import Simulator
 
@@ -170,3 +172,48 @@ def test_it_is_what_it_was_after_copies_and_scaling():
     assert h.scaled(2.0).h == L1(0.2)
     assert h == dataclasses.replace(h)
     assert SparsityTarget(0.5).h == Zero()
+
+
+def test_a_dead_network_ends_the_run(silos):
+    """A constraint that takes a whole layer: no status that looks sound, and a warning that says what to change."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[2].weight *= 1e-3
+    problem = fc.Problem(silos, model=model, regularizer=TopK(20).on("*.weight"))
+    with pytest.warns(DeadNetworkWarning, match="2.weight"):
+        run = fc.simulate(problem, FedMid(1, 1e-6), rounds=10, batch_size=8)
+    assert (run.status, run.rounds) == ("not_converged", 1)
+    assert "dead" not in fc.simulate(network(silos), FedMid(1, 0.1), rounds=3, batch_size=8, sparsity=0.7).message
+
+
+def test_an_experiment_file_has_the_knob(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        """
+        [data]
+        name = "digits"
+        test = 0.2
+        [partition]
+        name = "iid"
+        clients = 3
+        [model]
+        name = "mlp"
+        options = { hidden = [16] }
+        [algorithm]
+        name = "FedMid"
+        local_steps = 2
+        step = 0.05
+        [run]
+        rounds = 10
+        batch_size = 16
+        sparsity = 0.8
+        evaluate_every = 10
+        """
+    )
+    config = Config.read(path, rounds=True)
+    problem = config.make_problem()
+    settings = {k: v for k, v in config.settings().items() if k != "checkpoint_every"}
+    run = fc.simulate(problem, config.make_algorithm(config.specs[0], problem), **settings)
+    assert abs(run.history[-1].sparsity - 0.8) < 0.01
+    assert isinstance(problem.regularizer, SparsityTarget)

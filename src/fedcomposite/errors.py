@@ -8,8 +8,8 @@
   :class:`ExportError`.
 * :class:`Interrupted`: Ctrl-C at a run, with what was done.
 * Warnings about data: :class:`DataWarning`, :class:`OneClassWarning`, :class:`SeparationWarning`,
-  :class:`UndeterminedWarning`; about a run:
-  :class:`DivergenceWarning`, :class:`GrowthWarning`, :class:`NonSmoothWarning`, :class:`TheoryWarning`; about speed:
+  :class:`UndeterminedWarning`; about a run: :class:`DivergenceWarning`, :class:`GrowthWarning`,
+  :class:`DeadNetworkWarning`, :class:`NonSmoothWarning`, :class:`TheoryWarning`; about speed:
   :class:`EagerWarning`, :class:`LoopWarning`; :class:`LockWarning`.
 
 They are loaded when they are asked for.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedcomposite.problems.problem import OneClassWarning
     from fedcomposite.regularizers.base import StepError
     from fedcomposite.runtime.fit import NonSmoothWarning
-    from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted
+    from fedcomposite.runtime.history import DeadNetworkWarning, DivergenceWarning, GrowthWarning, Interrupted
     from fedcomposite.runtime.identity import CheckpointError
     from fedcomposite.runtime.program import EagerWarning
     from fedcomposite.runtime.transports.loop import ClientError
@@ -47,6 +47,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DataWarning",
+    "DeadNetworkWarning",
     "DivergenceWarning",
     "EagerWarning",
     "ExportError",
@@ -74,6 +75,7 @@ _HOME = {
     "ConfigError": "experiments.toml",
     "DataError": "data.faults",
     "DataWarning": "data.faults",
+    "DeadNetworkWarning": "runtime.history",
     "DivergenceWarning": "runtime",
     "EagerWarning": "runtime",
     "ExportError": "exporting.errors",

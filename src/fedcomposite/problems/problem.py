@@ -213,6 +213,10 @@ class Problem:
         """Outputs for some samples: margins a'x (+ intercept) of a linear model, a module's outputs otherwise."""
         raise NotImplementedError
 
+    def dead(self, x: Tensor, buffers: Tensor) -> str:
+        """A sentence on a network whose outputs are the same for all samples; empty for any other model."""
+        return ""
+
     # -- the parts of the objective -----------------------------------------------------------------------------------
 
     def _restricted(self, h: Regularizer) -> Regularizer:
@@ -462,6 +466,7 @@ def prox_gradient_norm(x: Tensor, gradient: Tensor, h: Regularizer, step: float)
     return moved / step
 
 
+_LOOKED_AT, _ALIKE = 16, 1e-6  # samples whose outputs tell whether a network is alive, and how far apart they must be
 NETWORK_STEP = 0.1
 """The step at which a network's stationarity is measured, since its smoothness constant is unknown."""
 
@@ -616,6 +621,23 @@ class NetworkProblem(Problem):
         """The module's outputs for some samples, in evaluation mode."""
         point, network = self._network(x, buffers)
         return network.predict(point, torch.as_tensor(features))
+
+    def dead(self, x: Tensor, buffers: Tensor) -> str:
+        held = self.silos.features[:_LOOKED_AT]
+        samples = held if isinstance(held, Tensor) else held.read()
+        if bool((samples == samples[:1]).all()):  # the coordinator of a federation has zeros in their place
+            if not samples.is_floating_point():
+                return ""
+            samples = torch.randn(_LOOKED_AT, *samples.shape[1:], generator=torch.Generator().manual_seed(0))
+        outputs = self.predict(x, samples, buffers)
+        if not bool(outputs.isfinite().all()) or bool(((outputs - outputs[:1]).abs() > _ALIKE * outputs.abs()).any()):
+            return ""
+        gone = [s.name for s in self.layout if len(s.shape) > 1 and not x[s.start : s.stop].count_nonzero()]
+        where = f" ({', '.join(gone)}: all zero)" if gone else ""
+        return (
+            f"the network is dead: its outputs are the same for all samples{where}; ask for fewer zeros, give h less "
+            "strength or a longer ramp, or take smaller steps"
+        )
 
     def _network(self, x: Any, buffers: Tensor | None) -> tuple[Tensor, Network]:
         point, smooth = self._at(x, buffers)

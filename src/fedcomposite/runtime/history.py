@@ -26,6 +26,10 @@ class GrowthWarning(DivergenceWarning):
     """A run did all its rounds and ended with more than twice the objective it began with: it diverged slowly."""
 
 
+class DeadNetworkWarning(RuntimeWarning):
+    """A network's outputs are the same for all samples: nothing is learned any more."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C at a run: it stopped after a whole round, and ``run`` holds what was done."""
 
@@ -78,7 +82,7 @@ class Run(Result):
     """One record per evaluated round; the first is the starting model, round 0."""
     status: Status
     """Why it ended: "completed", all rounds done; "converged", tolerance reached; "stopped" by a callback; "diverged";
-    "interrupted" by Ctrl-C.
+    "interrupted" by Ctrl-C; "not_converged", a network whose outputs have become the same for all samples.
 
     "completed" is said only of a run whose objective did not grow: with one that ends more than 1 % above the first the
     status is "not_converged", and with one more than twice as large "diverged". :func:`fedcomposite.solve` says

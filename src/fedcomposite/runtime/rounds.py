@@ -52,6 +52,8 @@ class Plan:
     """Whether the run may change threads, memory and Ctrl-C of its process while it lasts."""
     blame: Callable[[int], str] = field(default=lambda r: f"diverged in round {r}: try smaller steps")
     """A sentence for a run that diverged in some round."""
+    dead: Callable[[Tensor, Tensor], str] = field(default=lambda x, buffers: "")
+    """A sentence on a model that can learn nothing more, empty for others; with it a run ends."""
 
 
 class Rounds:
@@ -85,7 +87,7 @@ class Rounds:
         self.best: Best | None = None
         self.status: Status = "completed"
         self._h = Counted(h, transport.counter) if transport.leads else h  # several processes count the server once
-        self._reason = ""
+        self._reason = self._dead = ""
         self._stop = False
         self._seconds, self._began = 0.0, time.perf_counter()
         self._saved = -1, 0
@@ -205,6 +207,7 @@ class Rounds:
         agreed = False
         self.status = verdict(self.history[-1], self.history[0], plan.tolerance) if self.history else "completed"
         if self.history and self.history[-1]["round"] == self.round:  # a resumed run, which may have been stopped there
+            self._look(plan)
             self._heed(plan)
         while self.status == "completed":
             due, training = self._due(plan), self.round < plan.rounds
@@ -242,8 +245,15 @@ class Rounds:
         self.history.append(made)
         if self.status == "completed":
             self.status = verdict(made, self.history[0], plan.tolerance)
+        self._look(plan)
         watch()
         self._heed(plan)
+
+    def _look(self, plan: Plan) -> None:
+        """Whether the model that was trained so far is dead."""
+        if self.status == "completed" and self.round:
+            self._dead = plan.dead(self.solution, self.buffers)
+            self.status = "not_converged" if self._dead else self.status
 
     def _heed(self, plan: Plan) -> None:
         """Stop, where a callback has asked for it."""
@@ -257,7 +267,7 @@ class Rounds:
             self.status = ending(last, self.history[0])
         message = {
             "completed": done,
-            "not_converged": done,
+            "not_converged": self._dead or done,
             "converged": f"stationarity reached {last['stationarity']:.2e} in round {last['round']}",
             "stopped": f"stopped after round {self.round}: {self._reason or 'a callback asked for it'}",
             "interrupted": f"interrupted after round {self.round}",

@@ -25,7 +25,7 @@ from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.fit import check_fit, check_given, device_fault, model_fault
-from fedcomposite.runtime.history import DivergenceWarning, GrowthWarning, Interrupted, Record, Run
+from fedcomposite.runtime.history import DeadNetworkWarning, DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import Identity, identify
 from fedcomposite.runtime.program import Mode
 from fedcomposite.runtime.protection import Spending, check_aggregator, check_privacy
@@ -172,6 +172,8 @@ class SimulateOptions(TypedDict, total=False):
     process_settings: bool
     privacy: Privacy | None
     aggregator: Aggregator | None
+    sparsity: Share | None
+    structure: Structure
 
 
 def simulate(
@@ -321,7 +323,7 @@ def simulate(
         watchers.append(Progress())
     plan = Plan(
         rounds, evaluate_every, tolerance, path, checkpoint_every, keep_solutions, watchers, process_settings,
-        blame=lambda r: _blame(sim, r),
+        blame=lambda r: _blame(sim, r), dead=problem.dead,
     )  # fmt: skip
     return _told(sim.run(plan))
 
@@ -358,6 +360,8 @@ def _told(run: Run) -> Run:
     if run.status == "diverged":
         slowly = growth(run.history[-1], run.history[0]) > DOUBLED and math.isfinite(run.history[-1]["objective"])
         warnings.warn(run.message, GrowthWarning if slowly else DivergenceWarning, stacklevel=3)
+    if run.status == "not_converged" and "the network is dead" in run.message:
+        warnings.warn(run.message, DeadNetworkWarning, stacklevel=3)
     if run.status == "interrupted":
         raise Interrupted(run)
     return run

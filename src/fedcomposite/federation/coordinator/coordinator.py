@@ -297,6 +297,7 @@ class Coordinator:
             callbacks=[*([] if on_record is None else [OnRecord(on_record)]), *callbacks],
             process_settings=False,
             blame=lambda r: f"{name} diverged in round {r}: try smaller steps",
+            dead=self.problem.dead,
         )
         try:
             done = self.rounds.run(plan)
