@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -164,16 +164,34 @@ def add_party_commands(app: typer.Typer) -> None:
         app.command()(command)
 
 
+class _Commands(MutableMapping[str, click.Command]):
+    """Commands of which some are there; whoever asks for another one, or for all, has all of them loaded."""
+
+    def __init__(self, here: MutableMapping[str, click.Command]) -> None:
+        self._here = here
+
+    def __getitem__(self, name: str) -> click.Command:
+        return self._here[name] if name in self._here else _all().commands[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._here[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._here[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_all().commands)
+
+    def __len__(self) -> int:
+        return len(_all().commands)
+
+
 class FederationCommands(TyperGroup):
-    """``serve`` and ``join`` by themselves; whoever asks for another command gets all of them."""
+    """``serve`` and ``join`` by themselves, and all others together."""
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of the two, or the command of that name."""
-        return super().get_command(ctx, cmd_name) or _all().get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all."""
-        return _all().list_commands(ctx)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Commands(self.commands)
 
 
 @functools.cache
