@@ -13,7 +13,14 @@ from pydantic_core import PydanticUndefined
 
 import fedcomposite as fc
 from fedcomposite.data.spec import RecipeSpec, SitePart
-from fedcomposite.experiments.config import Config, ModelSection, ProblemSection, RunSection, TrialsSection
+from fedcomposite.experiments.config import (
+    Config,
+    ModelSection,
+    ProblemSection,
+    RunSection,
+    TableOneSection,
+    TrialsSection,
+)
 from fedcomposite.federation.site.approval import Approval, Rule
 from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site_folders import DataSection
@@ -77,6 +84,7 @@ TOP = {
     "seeds": "A comparison is repeated for each",
     "data": "[`[data]`](#data)",
     "recipe": "[`[recipe]`](#recipe): how tables become features",
+    "table_one": "[`[table_one]`](#table_one): who was studied, at the head of the report",
     "partition": "[`[partition]`](#partition)",
     "problem": "[`[problem]`](#problem)",
     "model": "[`[model]`](#model): a network in place of a linear model",
@@ -103,6 +111,7 @@ SECTIONS = {
     "An experiment": Config,
     "[recipe]": RecipeSpec,
     "[recipe.sites.NAME]": SitePart,
+    "[table_one]": TableOneSection,
     "[problem]": ProblemSection,
     "[model]": ModelSection,
     "[run]": RunSection,

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from fedcomposite.analysis.quality import quality
     from fedcomposite.analysis.solve import solve
     from fedcomposite.analysis.stability import stability
+    from fedcomposite.analysis.table_one import table_one
     from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
     from fedcomposite.data.faults import DataWarning
     from fedcomposite.exporting import ExportError, export, prune
@@ -136,6 +137,7 @@ __all__ = [
     "simulate",
     "solve",
     "stability",
+    "table_one",
     "theory",
     "wald_test",
     "write_report",
@@ -149,7 +151,7 @@ _ROOMS = {  # where a name lives; a name that is not here is a module of its own
         "MultinomialRegression", "PoissonRegression", "QuantileRegression", "analyse", "baseline_hazard", "bootstrap",
         "by_site", "confidence", "covariance", "cross_validate", "event_curves", "likelihood_ratio_test",
         "logrank_test", "meta_analysis", "path", "predict", "quality", "refit", "schoenfeld_test", "solve", "stability",
-        "wald_test",
+        "table_one", "wald_test",
     ),
     "exporting": ("ExportError", "export", "prune"),
     "problems": ("OneClassWarning", "Problem"),

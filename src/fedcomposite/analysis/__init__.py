@@ -34,6 +34,7 @@ from fedcomposite.analysis.survival_curves import (
     schoenfeld_test,
 )
 from fedcomposite.analysis.survival_quality import SurvivalQuality
+from fedcomposite.analysis.table_one import TableOne, table_one
 from fedcomposite.runtime.certificate import certify
 from fedcomposite.runtime.driver import Driver
 from fedcomposite.runtime.protocol import Request, Rows, answer
@@ -75,6 +76,7 @@ __all__ = [
     "SiteEffects",
     "Stability",
     "SurvivalQuality",
+    "TableOne",
     "UndeterminedWarning",
     "adjusted",
     "analyse",
@@ -99,6 +101,7 @@ __all__ = [
     "schoenfeld_test",
     "solve",
     "stability",
+    "table_one",
     "wald_test",
 ]
 

@@ -39,6 +39,7 @@ from fedcomposite.analysis.solve import explained
 from fedcomposite.analysis.strengths import strength
 from fedcomposite.analysis.survival_curves import EventCurves, baseline_hazard, event_curves, schoenfeld_test
 from fedcomposite.analysis.survival_quality import SurvivalQuality
+from fedcomposite.analysis.table_one import TableOne
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.files import write_atomic
 from fedcomposite.locks import FolderLock
@@ -174,17 +175,23 @@ class Analysis(Result):
         return found
 
     def save(
-        self, folder: str | pathlib.Path, description: pd.DataFrame | None = None, *, overwrite: bool = False
+        self,
+        folder: str | pathlib.Path,
+        description: pd.DataFrame | None = None,
+        *,
+        table_one: TableOne | None = None,
+        overwrite: bool = False,
     ) -> None:
         """Leave a run folder, for ``fc.write_report`` and ``fc.predict``; ``description`` is of ``fc.describe``.
 
-        ``overwrite`` replaces a run that the folder holds.
+        ``table_one`` is of ``fc.table_one``. ``overwrite`` replaces a run that the folder holds.
         """
         place = RunFolder(folder)
         with FolderLock(place.path):
             place.check_new(overwrite, instead="overwrite=True, or another folder")
             rows = [] if description is None else description.to_dict("records")
-            self.write(place, _written(self.problem), [{str(k): v for k, v in row.items()} for row in rows])
+            seen = [{str(k): v for k, v in row.items()} for row in rows]
+            self.write(place, _written(self.problem), seen, table_one=table_one)
 
     def write(
         self,
@@ -193,6 +200,7 @@ class Analysis(Result):
         description: list[dict[str, Any]],
         seconds: float | None = None,
         absent: Sequence[str] = (),
+        table_one: TableOne | None = None,
     ) -> None:
         """Leave a run folder with the text of an experiment; ``description`` has a row per feature and site.
 
@@ -204,6 +212,7 @@ class Analysis(Result):
         write_atomic(folder.config, config.encode())
         content = {**self.content(), "description": description, "seconds": seconds}
         content |= {"absent": list(absent)} if absent else {}
+        content |= {} if table_one is None else {"table_one": table_one.content()}
         text = json.dumps(plain(content), indent=1, allow_nan=False)
         write_atomic(folder.path / "analysis.json", text.encode())
         folder.keep_model(self.problem, self.x)

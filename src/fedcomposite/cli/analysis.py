@@ -24,13 +24,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from fedcomposite import data
 from fedcomposite._faults import UserError
 from fedcomposite.analysis.study import Analysis, Kind, analyse
+from fedcomposite.analysis.table_one import TableOne, table_one
 from fedcomposite.choice import AUTO
 from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, print_notes, results, rows, written
 from fedcomposite.cli.lazy import load
 from fedcomposite.cli.runs import Overrides
 from fedcomposite.cli.solving import NOT_CONVERGED
 from fedcomposite.data import Recipe
+from fedcomposite.data.queries import Rules
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
+from fedcomposite.experiments.config import TableOneSection
 from fedcomposite.experiments.grids import FILLER
 from fedcomposite.experiments.store import coefficients
 from fedcomposite.privacy import Counters
@@ -84,6 +87,9 @@ Policy = Annotated[
 ]
 Patience = Annotated[float, typer.Option(help="Seconds that 'skip' waits for a site.")]
 GiveUp = Annotated[float, typer.Option(help="Seconds that are waited for a site.")]
+Sites = Annotated[
+    str | None, typer.Option(help="Who takes part, separated by commas (default: all sites of the federation).")
+]
 Secure = Annotated[bool, typer.Option("--secure", help="Only sums over the sites are known here (secure aggregation).")]
 
 
@@ -98,6 +104,7 @@ def fit(
     overwrite: Overwrite = False,
     resume: Resume = None,
     federation: Federation = None,
+    sites: Sites = None,
     policy: Policy = "wait",
     patience: Patience = 30.0,
     give_up: GiveUp = 86400.0,
@@ -122,6 +129,7 @@ def path(
     overwrite: Overwrite = False,
     resume: Resume = None,
     federation: Federation = None,
+    sites: Sites = None,
     policy: Policy = "wait",
     patience: Patience = 30.0,
     give_up: GiveUp = 86400.0,
@@ -148,6 +156,7 @@ def cv(
     overwrite: Overwrite = False,
     resume: Resume = None,
     federation: Federation = None,
+    sites: Sites = None,
     policy: Policy = "wait",
     patience: Patience = 30.0,
     give_up: GiveUp = 86400.0,
@@ -159,7 +168,7 @@ def cv(
 
 
 _OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "segments", "seconds", "horizon", "times", "by_site")
-_OF_SITES = ("policy", "patience", "give_up", "secure")
+_OF_SITES = ("sites", "policy", "patience", "give_up", "secure")
 
 
 def folds_of(text: str) -> int | Literal["sites"]:
@@ -223,8 +232,8 @@ class AnalysisSource(Protocol):
     ) -> AbstractContextManager[Callable[[Driver], None]]:
         """While the analysis lasts: what is called after each exchange, for others to see it."""
 
-    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
-        """The problem, and a description of the data: a row per feature and site, or per site."""
+    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]], TableOne | None]:
+        """The problem, a description of the data (a row per feature and site, or per site), and Table 1 if wanted."""
 
 
 class AtHand:
@@ -258,9 +267,11 @@ class AtHand:
         """Nobody else looks."""
         yield lambda driver: None
 
-    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
+    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]], TableOne | None]:
         """What was read."""
-        return self._problem, _description(self.experiment, self._problem.silos)
+        described = _description(self.experiment, self._problem.silos)
+        wished = self.experiment.table_one
+        return self._problem, described, None if wished is None else first_table(self.experiment, wished)
 
 
 def _source(given: Mapping[str, Any], kept: Identity) -> AnalysisSource:
@@ -355,10 +366,10 @@ def _analysed(
             asking, budget = driver, source.experiment.budget
             if budget is not None:
                 asking = StudyDriver(driver, budget, source.experiment.make_loss(), source.experiment.problem.bias)
-            problem, description = source.meet(asking)
+            problem, description, first = source.meet(asking)
             with mistaken():
                 made = analyse(problem, kind, seed=source.experiment.seed, driver=asking, **options)
-            made.write(folder, source.text, description, driver.seconds, source.absent)
+            made.write(folder, source.text, description, driver.seconds, source.absent, first)
             log.remove()
     except (KeyboardInterrupt, StoppedError):
         raise FailedError(f"interrupted after {driver.exchanges} exchanges; {hint}") from None
@@ -408,13 +419,25 @@ def _description(experiment: Config, silos: data.Silos) -> list[dict[str, Any]]:
         return []  # nothing may be told
     if experiment.recipe is None:
         return records(silos.summary()) if experiment.budget is None else []
-    source = experiment.data
-    given = data.frames(source["name"]) if "name" in source else source["files"]
-    style = {k: v for k, v in source.items() if k in ("separator", "decimal", "encoding", "thousands", "missing")}
-    recipe = Recipe(**experiment.recipe)
-    more: dict[str, Any] = {} if "name" in source else style
-    found = data.describe(given, target=source["target"], recipe=recipe, privacy=experiment.budget, **more)
-    return records(found)
+    given, recipe, style = tables_of(experiment)
+    target = experiment.data["target"]
+    return records(data.describe(given, target=target, recipe=recipe, privacy=experiment.budget, **style))
+
+
+def tables_of(experiment: Config) -> tuple[Any, Recipe, dict[str, Any]]:
+    """The tables that an experiment names, its recipe, and how its files are written."""
+    source, recipe = experiment.data, Recipe(**(experiment.recipe or {}))
+    if "name" in source:
+        return data.frames(source["name"]), recipe, {}
+    style = ("separator", "decimal", "encoding", "thousands", "missing")
+    return source["files"], recipe, {k: v for k, v in source.items() if k in style}
+
+
+def first_table(experiment: Config, wished: TableOneSection, given: Any = None, rules: Rules | None = None) -> TableOne:
+    """Table 1 of an experiment's tables, or of others by its recipe."""
+    tables, recipe, style = tables_of(experiment) if given is None else (given, Recipe(**(experiment.recipe or {})), {})
+    budget, target = experiment.budget, experiment.data.get("target")
+    return table_one(tables, recipe=recipe, target=target, rules=rules, privacy=budget, **wished.model_dump(), **style)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from fedcomposite import data
 from fedcomposite._validation import suggest
+from fedcomposite.cli.analysis import first_table
 from fedcomposite.cli.console import (
     AsJson,
     FailedError,
@@ -26,11 +27,21 @@ from fedcomposite.cli.console import (
     show_frame,
     written,
 )
-from fedcomposite.cli.described import show_tables
+from fedcomposite.cli.described import (
+    AsTableOne,
+    By,
+    Columns,
+    Median,
+    TableFile,
+    show_table_one,
+    show_tables,
+    wished,
+)
 from fedcomposite.cli.runs import Overrides, check_picture
 from fedcomposite.data import OWN
 from fedcomposite.data.catalog import FILES
 from fedcomposite.data.fetch import SHIPPED, File, cache_folder
+from fedcomposite.data.queries import Rules
 from fedcomposite.experiments import Config, ConfigError
 
 data_app = typer.Typer(
@@ -82,8 +93,13 @@ def describe(
     ] = None,
     target: Annotated[str | None, typer.Option(help="Of FILES: the column to predict.")] = None,
     min_count: Annotated[
-        int | None, typer.Option(help="Fewest rows behind a count (default: the recipe's, or 5).")
+        int | None, typer.Option(help="Fewest rows behind a count (default: the recipe's, or 5; of --table-one 1).")
     ] = None,
+    table_one: AsTableOne = False,
+    by: By = None,
+    columns: Columns = None,
+    median: Median = None,
+    destination: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Look before fitting: what every site has of every feature, and what differs between them.
@@ -94,6 +110,17 @@ def describe(
         check_picture(picture)
     experiment = _experiment(sources, config, overrides or ())
     tables = bool(sources[1:]) or Path(sources[0]).suffix.casefold() in (".csv", ".parquet")
+    section = None if experiment is None else experiment.table_one
+    wish = wished(table_one, section, by, columns, median, destination)
+    if wish is not None:
+        if experiment is None:
+            named = {"files": list(sources)} if tables else {"name": sources[0]}
+            content = {"data": {**named, "target": target or "-"}, "recipe": {}, "run": {"rounds": 0}}
+            experiment = Config.check(content, sources[0])
+        given = sources if tables else None
+        rules = None if min_count is None else Rules(min_count)
+        show_table_one(first_table(experiment, wish, given, rules), as_json, destination)
+        return
     if tables or (experiment is not None and experiment.recipe is not None):
         if picture is not None:
             raise ConfigError("--plot draws silos; it cannot be given with tables")

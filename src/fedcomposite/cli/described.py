@@ -1,21 +1,70 @@
-"""The page that ``data describe`` prints about tables: at most 80 columns wide."""
+"""What ``describe`` prints about tables: a page at most 80 columns wide, or Table 1 of a paper."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pandas as pd
+import typer
 
 from fedcomposite import data
-from fedcomposite.cli.console import out, print_json, rows
+from fedcomposite.analysis.table_one import TableOne
+from fedcomposite.cli.console import out, print_frame, print_json, print_notes, rows, written
 from fedcomposite.data import Recipe
 from fedcomposite.data.queries import Rules
 from fedcomposite.experiments import Config, ConfigError
+from fedcomposite.experiments.config import TableOneSection
 
 _WIDTH = 80
+_WRITTEN = (".tex", ".md", ".html", ".csv")
+AsTableOne = Annotated[
+    bool, typer.Option("--table-one", help="Who was studied, as the first table of a paper: also [table_one] in TOML.")
+]
+By = Annotated[str | None, typer.Option(help="Of --table-one: the column whose levels are compared, not the sites.")]
+Columns = Annotated[str | None, typer.Option(help="Of --table-one: the variables, separated by commas.")]
+Median = Annotated[str | None, typer.Option(help="Of --table-one: numbers shown as median [quartiles], by commas.")]
+TableFile = Annotated[
+    Path | None, typer.Option("--out", help="Of --table-one: a .tex, .md, .html or .csv file to write.")
+]
 _NUMBERS = ("mean", "sd", "5 %", "25 %", "50 %", "75 %", "95 %")
+
+
+def wished(
+    as_table: bool,
+    section: TableOneSection | None,
+    by: str | None,
+    columns: str | None,
+    median: str | None,
+    destination: Path | None,
+) -> TableOneSection | None:
+    """What Table 1 is to show, by an experiment and these options; None if it is not wanted."""
+    given = {"by": by, "columns": columns, "median": median, "out": destination}
+    if not as_table:
+        for option, value in given.items():
+            if value is not None:
+                raise ConfigError(f"--{option} is for --table-one")
+        return None
+    if destination is not None and destination.suffix.casefold() not in _WRITTEN:
+        raise ConfigError(f"--out {destination}: a table is written as {', '.join(_WRITTEN)}")
+    lists = {"columns": columns, "median": median}
+    update = {key: [name.strip() for name in text.split(",")] for key, text in lists.items() if text is not None}
+    return (section or TableOneSection()).model_copy(update=update | ({} if by is None else {"by": by}))
+
+
+def show_table_one(made: TableOne, as_json: bool, destination: Path | None) -> None:
+    """Print Table 1, and write it."""
+    if destination is not None:
+        made.write(destination)
+    if as_json:
+        print_json(made.content())
+        return
+    print_frame(made.table, drop=("test",))
+    print_notes({f"note {i}": note for i, note in enumerate(made.notes, 1)})
+    if destination is not None:
+        written(destination)
 
 
 def show_tables(

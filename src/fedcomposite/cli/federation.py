@@ -18,17 +18,19 @@ import pandas as pd
 import typer
 from rich.markup import escape
 
-from fedcomposite.cli.analysis import Secure
+from fedcomposite.cli.analysis import Secure, Sites
 from fedcomposite.cli.console import AsJson, out, reporting, results
 from fedcomposite.cli.federation_analysis import add_analysis_commands
 from fedcomposite.cli.federation_jobs import (
     begin,
+    chosen,
     conduct,
     job_status,
     require_service,
 )
 from fedcomposite.cli.federation_parties import Federation, add_party_commands, interruptible, say, show
 from fedcomposite.cli.federation_site import add_site_commands
+from fedcomposite.cli.runs import Overrides
 from fedcomposite.experiments.store import RunFolder
 from fedcomposite.federation import demo as demonstration
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings, in_wait
@@ -94,9 +96,8 @@ def run(
     patience: Annotated[float, typer.Option(help="Seconds that 'skip' waits for a site.")] = 30.0,
     give_up: Annotated[float, typer.Option(help="Seconds that 'wait' waits for a site.")] = 86400.0,
     min_sites: Annotated[int, typer.Option(help="Fewest sites with which 'skip' goes on.")] = 1,
-    sites: Annotated[
-        str | None, typer.Option(help="Who takes part, separated by commas (default: all sites of the federation).")
-    ] = None,
+    sites: Sites = None,
+    overrides: Overrides = None,
     secure: Secure = False,
     as_json: AsJson = False,
 ) -> None:
@@ -108,8 +109,8 @@ def run(
         except ValueError as error:
             raise FolderError(str(error)) from None
         federation = FederationFolder(folder)
-        named = None if sites is None else [s.strip() for s in sites.split(",")]
-        conduct(federation, begin(federation, config, resume, destination, settings, named), found)
+        named = chosen(federation, sites) or None
+        conduct(federation, begin(federation, config, resume, destination, settings, named, overrides or ()), found)
 
 
 @federation_app.command()

@@ -22,9 +22,10 @@ from torch import Tensor
 from fedcomposite._version import __version__
 from fedcomposite.analysis.prediction import baseline_of, predict_at_sites
 from fedcomposite.analysis.study import Kind
+from fedcomposite.analysis.table_one import TableOne, Wishes, table_from
 from fedcomposite.choice import AUTO
 from fedcomposite.cli import analysis
-from fedcomposite.cli.analysis import GiveUp, Secure, checked, records, with_bounds
+from fedcomposite.cli.analysis import GiveUp, Secure, Sites, checked, records, with_bounds
 from fedcomposite.cli.console import (
     AsJson,
     out,
@@ -36,10 +37,11 @@ from fedcomposite.cli.console import (
     rows,
     written,
 )
-from fedcomposite.cli.described import page
-from fedcomposite.cli.federation_jobs import Interrupt, failure, keep, require_service
+from fedcomposite.cli.described import AsTableOne, By, Columns, Median, TableFile, page, show_table_one, wished
+from fedcomposite.cli.federation_jobs import Interrupt, chosen, failure, keep, require_service
 from fedcomposite.cli.federation_parties import say
-from fedcomposite.data import FittedRecipe
+from fedcomposite.cli.runs import Overrides
+from fedcomposite.data import FittedRecipe, Recipe
 from fedcomposite.data.describing import look_at, table_of
 from fedcomposite.data.flags import ColumnFacts
 from fedcomposite.experiments.config import Config, ConfigError
@@ -48,7 +50,7 @@ from fedcomposite.experiments.toml import load
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
 from fedcomposite.federation.coordinator.jobs import Diary, Job, followed
-from fedcomposite.federation.coordinator.plans import PLANS
+from fedcomposite.federation.coordinator.plans import plan_of
 from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.selection import open_engine
 from fedcomposite.federation.folders import FederationFolder
@@ -130,7 +132,7 @@ def inquiry(
     log: Callable[[str], None] = say,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Inquiry]:
-    """The sites of a federation, asked in one job: a new one and all sites, or a job that goes on with its own.
+    """The sites of a federation, asked in one job: a new one and all sites, or some; or a job that goes on.
 
     With the policy "skip", a new one is without the sites that are not there.
     """
@@ -138,12 +140,13 @@ def inquiry(
     name = job or uuid.uuid4().hex[:16]
     with contextlib.closing(open_engine(federation, name, log)) as engine:
         taking_part = list(sites) or federation.sites
-        if settings.policy == "skip" and not sites:
-            taking_part = Delivery(engine, federation.permitted, settings, log, stop).present(federation.permitted())
+        if settings.policy == "skip" and not job:
+            permitted = [site for site in federation.permitted() if site in taking_part]
+            taking_part = Delivery(engine, federation.permitted, settings, log, stop).present(permitted)
             if not taking_part:
                 raise FederationError("no site is there")
         asking = engine, taking_part, federation.permitted, config, name, settings
-        yield Inquiry(*asking, plan=PLANS[plan], log=log, stop=stop)
+        yield Inquiry(*asking, plan=plan_of(plan, config.table_one is not None), log=log, stop=stop)
 
 
 class AtSites:
@@ -154,6 +157,9 @@ class AtSites:
 
     def __init__(self, given: Mapping[str, Any], kept: Identity) -> None:
         self._federation, self._kept = FederationFolder(given["federation"]), kept
+        self._chosen = chosen(self._federation, given.get("sites"))
+        if kept and self._chosen:
+            raise ConfigError("--sites cannot be given with --resume")
         self.runs, self.command = self._federation.runs, f"federation {{}} {given['federation']}"
         if kept:
             if "job" not in kept:
@@ -175,7 +181,7 @@ class AtSites:
     @contextlib.contextmanager
     def opened(self) -> Iterator[tuple[Inquiry, Identity]]:
         """Reach the service; from here on Ctrl-C is heard between looks for answers."""
-        job, sites = self._kept.get("job", ""), json.loads(self._kept.get("sites", "[]"))
+        job, sites = self._kept.get("job", ""), json.loads(self._kept.get("sites", "[]")) or self._chosen
         given = self._federation, self.experiment, self._settings
         with (
             Interrupt() as self._interrupt,
@@ -183,7 +189,7 @@ class AtSites:
         ):
             names = self._asking.names
             if not self._kept:
-                self.absent = [site for site in self._federation.sites if site not in names]
+                self.absent = [site for site in self._chosen or self._federation.sites if site not in names]
             told = {"job": self._asking.job, "target": self._target, "version": __version__}
             told |= {"secure": "yes"} if self._settings.secure else {}
             yield self._asking, {**told, "sites": json.dumps(names), "absent": json.dumps(self.absent)}
@@ -201,7 +207,7 @@ class AtSites:
     def followed(self, kind: Kind, folder: RunFolder, log: AnswerLog) -> Iterator[Callable[[Driver], None]]:
         """Write the job's files, and keep them up to date."""
         place, asking = folder.path.absolute(), self._asking
-        self._place, asking.plan = place, PLANS[kind]
+        self._place, asking.plan = place, plan_of(kind, self.experiment.table_one is not None)
         log.begin()
         for old in ("stop", "status.json"):
             (place / old).unlink(missing_ok=True)
@@ -227,33 +233,53 @@ class AtSites:
         now = {"exchanges": driver.exchanges, "fits": driver.tasks, "asked": in_words(driver.asked)}
         self._diary.renew(self._asking.post.missing, **now)
 
-    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]]]:
+    def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]], TableOne | None]:
         """Describe the tables, learn the recipe, and hear what the features are."""
         budget = self.experiment.budget
         blind = budget is not None and not budget.columns
         described = pd.DataFrame() if blind else table_of(_described(driver), self._target)
-        self._asking.recipe = learn(driver, self._asking.config, self._target, self.absent)
+        first = (
+            None if self.experiment.table_one is None or blind else _first_table(driver, self.experiment, self._target)
+        )
+        others = [site for site in self._federation.sites if site not in driver.names]
+        self._asking.recipe = learn(driver, self._asking.config, self._target, others)
         if self._asking.recipe is not None:
             self._say(f"the recipe is learned, in {driver.exchanges} exchanges so far")
-        return self._asking.meet(driver), records(described)
+        return self._asking.meet(driver), records(described), first
 
 
 def describe(
     folder: Federation,
     config: ConfigFile,
+    overrides: Overrides = None,
+    sites: Sites = None,
+    table_one: AsTableOne = False,
+    by: By = None,
+    columns: Columns = None,
+    median: Median = None,
+    destination: TableFile = None,
     as_json: AsJson = False,
     give_up: GiveUp = 86400.0,
     secure: Secure = False,
 ) -> None:
     """Analyst: what every site has of every feature, and what differs between them; of all together if secure."""
     with _one_line():
-        experiment, target = read(config)
-        settings = Settings(give_up=give_up, secure=secure)
-        with inquiry(FederationFolder(folder), experiment, settings, plan="describe") as asking:
+        experiment, target = read(config, overrides or ())
+        wish = wished(table_one, experiment.table_one, by, columns, median, destination)
+        experiment = experiment.model_copy(update={"table_one": wish})
+        settings, federation = Settings(give_up=give_up, secure=secure), FederationFolder(folder)
+        plan, named = "describe" if wish is None else "table_one", chosen(federation, sites)
+        with inquiry(federation, experiment, settings, plan=plan, sites=named) as asking:
             driver, budget = Driver(asking), experiment.budget
             if budget is not None:
                 driver = StudyDriver(driver, budget, experiment.make_loss(), experiment.problem.bias)
-            found = table_of(_described(driver), target)
+            if wish is not None:
+                made = _first_table(driver, experiment, target)
+            else:
+                found = table_of(_described(driver), target)
+        if wish is not None:
+            show_table_one(made, as_json, destination)
+            return
         if as_json:
             print_json(rows(found))
             return
@@ -266,6 +292,7 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `federation fit | path | cv`.")],
     threshold: Annotated[float, typer.Option(help="Probability from which on a patient is of class 1.")] = 0.5,
     destination: Annotated[Path | None, typer.Option("--out", help="Table to write (RUN/at-sites.csv).")] = None,
+    sites: Sites = None,
     give_up: GiveUp = 86400.0,
     secure: Secure = False,
     as_json: AsJson = False,
@@ -277,7 +304,8 @@ def predict(
     with _one_line(), results(as_json) as told:
         experiment, recipe, x, names = _finished(RunFolder(run))
         settings = Settings(give_up=give_up, secure=secure)
-        with inquiry(FederationFolder(folder), experiment, settings, plan="predict") as asking:
+        federation = FederationFolder(folder)
+        with inquiry(federation, experiment, settings, plan="predict", sites=chosen(federation, sites)) as asking:
             asking.recipe = recipe
             driver = Driver(asking)
             problem = asking.meet(driver)
@@ -316,6 +344,16 @@ def _finished(run: RunFolder) -> tuple[Config, FittedRecipe | None, Tensor, list
     with safe_open(run.path / "model.safetensors", "pt") as opened:
         x, names = opened.get_tensor("x").double(), json.loads(opened.metadata()["coordinates"])
     return checked(experiment), FittedRecipe.read(path) if path.is_file() else None, x, names
+
+
+def _first_table(driver: Driver, experiment: Config, target: str) -> TableOne:
+    """Table 1, as its section says it."""
+    assert experiment.table_one is not None
+    wishes = Wishes.of(Recipe(**(experiment.recipe or {})), target, **experiment.table_one.model_dump())
+    together, noised = not driver.by_site, experiment.budget is not None
+    return table_from(
+        lambda query: list(driver.ask([query])[0]), driver.names, wishes, together=together, noised=noised
+    )
 
 
 def _described(driver: Driver) -> list[ColumnFacts]:

@@ -8,6 +8,7 @@ import json
 import signal
 import tomllib
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedcomposite._validation import suggest
 from fedcomposite.cli.console import out, rows
 from fedcomposite.cli.federation_parties import say, show
 from fedcomposite.experiments.store import RunFolder
-from fedcomposite.experiments.toml import locate, read_text
+from fedcomposite.experiments.toml import locate, overridden, read_text
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import target_of
 from fedcomposite.federation.coordinator.jobs import Job, carry_out
@@ -33,6 +34,17 @@ from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime.history import Record
 
 
+def chosen(federation: FederationFolder, sites: str | None) -> list[str]:
+    """The sites of ``--sites a,b``; none if it was not given."""
+    named = [] if sites is None else [site.strip() for site in sites.split(",")]
+    for i, name in enumerate(named):
+        if name not in federation.sites:
+            raise FolderError(f"--sites: no site {name!r}{suggest(name, federation.sites)}")
+        if name in named[:i]:
+            raise FolderError(f"--sites: {name!r} is there twice")
+    return named
+
+
 def begin(
     federation: FederationFolder,
     config: str | None,
@@ -40,14 +52,14 @@ def begin(
     destination: Path | None,
     settings: Settings,
     sites: list[str] | None = None,
+    overrides: Sequence[str] = (),
 ) -> RunFolder:
     """Write, or take up, the job's files."""
     if (config is None) == (resume is None):
         raise FolderError("give a CONFIG, or --resume RUN to go on with an earlier run")
-    for name in sites or []:
-        if name not in federation.sites:
-            raise FolderError(f"--sites: no site {name!r}{suggest(name, federation.sites)}")
     if resume is not None:
+        if overrides:
+            raise FolderError("--set cannot be given with --resume")
         place = RunFolder(resume.absolute())
         name_file = place.path / "job"
         if not name_file.is_file():
@@ -60,7 +72,7 @@ def begin(
         job = job.model_copy(update={"out": str(place.path), "settings": asdict(kept)})
     else:
         source = locate(str(config))
-        text = read_text(source)
+        text = overridden(read_text(source), source, overrides)
         experiment, written = parse(text, source.name), tomllib.loads(text.removeprefix("\ufeff"))
         if experiment.recipe is not None:
             target_of(written.get("data"), f"{source.name}: [data]")

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcomposite.data.faults import DataError
-from fedcomposite.data.queries import GRID, Answer, Ask, Below
+from fedcomposite.data.queries import GRID, Answer, Ask, Below, Query
 from fedcomposite.data.steps import AnyStep
 
 _CELLS = 64  # into which a cell is divided
+_EDGES = 4000  # of one column
 _ROUNDS = 8
 _SMALL = 1e-12  # the least edge of the grid above 0
 _NARROW = 1e-9  # relative width at which a value counts as found
@@ -54,10 +55,9 @@ class _Rank:
         new = self.high - self.low
         self.done = new <= max(_NARROW * scale, _SMALL) or (math.isfinite(width) and new > 0.9 * width)
 
-    @property
-    def edges(self) -> list[float]:
-        """Where to divide the interval."""
-        return [] if self.done else np.linspace(self.low, self.high, _CELLS + 1).tolist()
+    def edges(self, cells: int) -> list[float]:
+        """Where to divide the interval into so many cells."""
+        return [] if self.done else np.linspace(self.low, self.high, cells + 1).tolist()
 
     @property
     def value(self) -> float:
@@ -98,40 +98,58 @@ def quantiles(
     steps : list of steps
         What is done to the tables before.
     """
-    first = _ask(ask, dict.fromkeys(wanted, GRID), steps)
-    ranks: dict[str, dict[int, _Rank]] = {}
-    for name, shares in wanted.items():
-        n = int(first[f"n:{name}"][0])
-        if n == 0:
+
+    def together(query: Query) -> list[Answer]:
+        return [query.combine(ask(query))]
+
+    found = quantiles_of_each(together, wanted, steps)
+    for name, (one,) in found.items():
+        if not one:
             raise DataError(f"no site has enough values of {name!r} to tell a quantile; drop it or lower min_count")
-        both = {rank for share in shares for rank in _ranks(n, share)[:2]}
-        ranks[name] = {rank: _Rank(rank) for rank in sorted(both)}
+    return {name: one for name, (one,) in found.items()}
+
+
+def quantiles_of_each(
+    ask: Ask, wanted: Mapping[str, Sequence[float]], steps: Sequence[AnyStep] = ()
+) -> dict[str, list[list[BoundedQuantile]]]:
+    """The quantiles of columns in each answer to a query, in the same exchanges; none of an answer without values."""
+    first = _ask(ask, dict.fromkeys(wanted, GRID), steps)
+    counts = {name: [int(one[f"n:{name}"][0]) for one in first] for name in wanted}
+    ranks: dict[str, list[dict[int, _Rank]]] = {}
+    for name, shares in wanted.items():
+        both = [{rank for share in shares for rank in _ranks(n, share)[:2]} if n else () for n in counts[name]]
+        ranks[name] = [{rank: _Rank(rank) for rank in sorted(one)} for one in both]
         _look(ranks[name], GRID, first, name)
-        if not all(math.isfinite(r.low + r.high) for r in ranks[name].values()):
+        if not all(math.isfinite(r.low + r.high) for each in ranks[name] for r in each.values()):
             raise DataError(f"column {name!r} has values beyond 1e12; change its unit")
     for _ in range(_ROUNDS):
-        edges = {name: sorted({e for r in each.values() for e in r.edges}) for name, each in ranks.items()}
-        edges = {name: each for name, each in edges.items() if each}
+        edges: dict[str, list[float]] = {}
+        for name, each in ranks.items():
+            searched = [r for one in each for r in one.values() if not r.done]
+            cells = min(_CELLS, _EDGES // max(len(searched), 1))
+            if searched:
+                edges[name] = sorted({e for r in searched for e in r.edges(cells)})
         if not edges:
             break
         found = _ask(ask, edges, steps)
-        for name, each in edges.items():
-            _look(ranks[name], each, found, name)
+        for name, at in edges.items():
+            _look(ranks[name], at, found, name)
     return {
-        name: [_between(ranks[name], int(first[f"n:{name}"][0]), share) for share in shares]
+        name: [[_between(one, n, share) for share in shares] if n else []
+               for one, n in zip(ranks[name], counts[name], strict=True)]
         for name, shares in wanted.items()
-    }
+    }  # fmt: skip
 
 
-def _ask(ask: Ask, edges: Mapping[str, Sequence[float]], steps: Sequence[AnyStep]) -> Answer:
-    query = Below(edges={name: list(each) for name, each in edges.items()}, steps=list(steps))
-    return query.combine(ask(query))
+def _ask(ask: Ask, edges: Mapping[str, Sequence[float]], steps: Sequence[AnyStep]) -> list[Answer]:
+    return ask(Below(edges={name: list(each) for name, each in edges.items()}, steps=list(steps)))
 
 
-def _look(ranks: Mapping[int, _Rank], edges: Sequence[float], found: Answer, name: str) -> None:
-    for rank in ranks.values():
-        if not rank.done:
-            rank.look(np.asarray(edges), found[f"low:{name}"], found[f"high:{name}"])
+def _look(each: Sequence[Mapping[int, _Rank]], edges: Sequence[float], found: Sequence[Answer], name: str) -> None:
+    for ranks, told in zip(each, found, strict=True):
+        for rank in ranks.values():
+            if not rank.done:
+                rank.look(np.asarray(edges), told[f"low:{name}"], told[f"high:{name}"])
 
 
 def _ranks(n: int, share: float) -> tuple[int, int, float]:

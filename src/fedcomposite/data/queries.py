@@ -26,6 +26,7 @@ needs its number of values.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -87,6 +88,8 @@ class Query(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     steps: list[AnyStep] = []
+    only: tuple[str, str] | None = None
+    """A column and a level of it: what is asked is asked of the rows that have it (:func:`rows_of`)."""
 
     def ask(self, sheet: Sheet, rules: Rules) -> Answer:
         """One site's answer."""
@@ -150,7 +153,7 @@ class Gaps(Query):
 
     @model_validator(mode="after")
     def _as_it_is(self) -> Self:
-        if self.repeats and any(step.kind != "absent" for step in self.steps):
+        if self.repeats and (self.only or any(step.kind != "absent" for step in self.steps)):
             raise ValueError("repeats are looked for in the table as it is, without steps that change or choose rows")
         return self
 
@@ -433,8 +436,10 @@ class Census(Query):
 
     @model_validator(mode="after")
     def _declared(self) -> Self:
-        if self.steps or any(
-            isinstance(g[0], float) and not (len(g) == 2 and g[0] < g[1]) for g in self.columns.values() if g
+        if (
+            self.steps
+            or self.only
+            or any(isinstance(g[0], float) and not (len(g) == 2 and g[0] < g[1]) for g in self.columns.values() if g)
         ):
             raise ValueError("a census is of the table as it is; numbers need two rising bounds")
         return self
@@ -502,7 +507,24 @@ def answer(sheet: Sheet, query: Query, rules: Rules) -> Answer:
     table = prepared(sheet, query.steps)
     if table.rows < rules.min_count:
         raise RefusedQueryError(f"{sheet.name}: fewer rows than its min_count = {rules.min_count}")
-    return query.ask(table, rules)
+    return query.ask(table if query.only is None else table.taking(rows_of(table, *query.only, rules)), rules)
+
+
+def rows_of(sheet: Sheet, column: str, wanted: str, rules: Rules) -> npt.NDArray[np.bool_]:
+    """The rows with a level of a column; none if it is one that is not told.
+
+    Levels of fewer than ``min_count`` rows are not told, and where the rows of all these, and gaps, are fewer than
+    that, the least of the others is not told either: so no sum over a level, or difference of sums, is about few.
+    """
+    texts = sheet.texts(column)
+    there = [text for text in texts.tolist() if text is not None]
+    told = [one for one in Counter(there).most_common() if one[1] >= rules.min_count]
+    rest = sheet.rows - sum(count for _, count in told)
+    while told and 0 < rest < rules.min_count:
+        rest += told.pop()[1]
+    chosen = wanted in dict(told) and len(told) <= rules.max_levels
+    made: npt.NDArray[np.bool_] = (texts == wanted) & chosen
+    return made
 
 
 # -- as text ----------------------------------------------------------------------------------------------------------

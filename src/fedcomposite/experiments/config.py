@@ -110,6 +110,19 @@ class TrialsSection(Section):
     """Rounds of a trial; as many as a run has if left out."""
 
 
+class TableOneSection(Section):
+    """``[table_one]``: who was studied, as the first table of a paper says it (:func:`fedcomposite.table_one`)."""
+
+    by: str | None = None
+    """The column whose levels are compared, in place of the sites."""
+    columns: list[str] | None = None
+    """The variables, in their order; all if left out."""
+    median: list[str] = []
+    """Numbers that are shown as median and quartiles, and compared by ranks."""
+    categorical: list[str] = []
+    """Numbers that are levels."""
+
+
 class Config(Section):
     """A whole experiment; one ``[algorithm]`` to run, or several ``[[algorithms]]`` to compare.
 
@@ -121,6 +134,7 @@ class Config(Section):
     seeds: list[Seed] = Field(default_factory=list)
     data: dict[str, Any]
     recipe: dict[str, Any] | None = None
+    table_one: TableOneSection | None = None
     partition: dict[str, Any] | None = None
     problem: ProblemSection = ProblemSection()
     model: ModelSection | None = None

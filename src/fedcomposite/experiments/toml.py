@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedcomposite._validation import UserError, suggest
@@ -109,6 +110,16 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, A
         if isinstance(found.get("test"), str):
             found["test"] = str(base / found["test"])
     return with_times(content), path.name
+
+
+def overridden(text: str, source: Path, overrides: Sequence[str]) -> str:
+    """An experiment's text with ``section.field=value`` overrides."""
+    if not overrides:
+        return text
+    content = parse(source)
+    for wish in overrides:
+        override(content, wish)
+    return tomli_w.dumps(content)
 
 
 def with_times(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedcomposite.reports.reading import Found, read_run
 from fedcomposite.reports.words import notes, studied
 
 _AFTER = {
+    "Table 1": [],
     "Data": [],
     "Coefficients": ["Coefficients with 95 % confidence intervals"],
     "Quality": ["ROC curves", "Calibration", "Decision curve"],
@@ -38,7 +39,7 @@ def write_report(run: str | Path, folder: str | Path | None = None) -> list[Path
     for name, table in found.tables.items():
         why = found.untold(name)
         noted = table.assign(note=[why.get(site, "") for site in table["site"]]) if why else table
-        texts[f"report-{name.lower()}.csv"] = noted.to_csv(index=False)
+        texts[f"report-{name.lower().replace(' ', '-')}.csv"] = noted.to_csv(index=False)
     for name, text in texts.items():
         write_atomic(place / name, text.encode())
     return [place / name for name in texts]

@@ -91,6 +91,8 @@ def _json(path: Path) -> dict[str, Any]:
 def _tables(found: Found) -> dict[str, pd.DataFrame]:
     """All tables that this run has."""
     made: dict[str, pd.DataFrame] = {}
+    if first := found.analysis.get("table_one"):
+        made["Table 1"] = pd.DataFrame(first["table"])
     if rows := found.analysis.get("description"):
         made["Data"] = _described(pd.DataFrame(rows))
     if found.coefficients is not None:

@@ -32,6 +32,7 @@ def _in(part: str, plan: Plan, times: int = 1) -> Plan:
 
 _FIT = _together([_STUDY, _DESCRIBE, _RECIPE, {"newton": 4000, "losses": 400, "information": 8}, _QUALITY, _TIMES])
 _BY_SITE: Plan = {"newton": 4000, "information": 100}
+_TABLE_ONE: Plan = {"schema": 2, "gaps": 100, "levels": 200, "moments": 200, "below": 1500}
 _PATH = _together([_FIT, {"newton": 16_000, "losses": 4000}])
 _FOLDS: Plan = {"newton": 2000, "losses": 800, "risk_sums": 4, **_QUALITY}  # a baseline for the site that is left out
 _MORE: Plan = {kind: 100 * count for kind, count in _QUALITY.items()}
@@ -39,6 +40,7 @@ _EVERYTHING: Plan = {"newton": 40_000, "losses": 20_000, "information": 400, **_
 
 PLANS: dict[str, Plan] = {
     "describe": _together([_DESCRIBE, {"census": 2}]),
+    "table_one": _together([_TABLE_ONE, {"census": 2}]),
     "recipe": _together([_RECIPE, {"census": 2}]),
     "fit": _together([_FIT, _in("site", _BY_SITE)]),
     "path": _PATH,
@@ -47,3 +49,8 @@ PLANS: dict[str, Plan] = {
     "analysis": _together([_PATH, _EVERYTHING, *(_in(part, _EVERYTHING) for part in _PARTS)]),
 }
 """By command; ``analysis`` is whatever an analysis may ask."""
+
+
+def plan_of(command: str, table_one: bool = False) -> Plan:
+    """What a command will ask, also for Table 1."""
+    return _together([PLANS[command], PLANS["table_one"]]) if table_one and command != "table_one" else PLANS[command]

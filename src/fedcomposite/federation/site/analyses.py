@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fedcomposite.data import DataError, Recipe, Silos
-from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, parse_query, write_answer
+from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, parse_query, rows_of, write_answer
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
@@ -391,22 +391,30 @@ def answered_queries(
         if (budget := config.budget) is not None:
             return noised_answers.tables(site, sheet, order, config, budget, asked_for)
         for query in asked_for:
-            minimum_counts.check_query(query, recipe)
+            minimum_counts.check_query(query, recipe, config.table_one)
             site.gate.rows.bend(bends(query.steps), sheet.rows)
-            if (left := kept_rows(sheet, query.steps)) is not None:
+            chosen = (
+                None
+                if query.only is None
+                else functools.partial(rows_of, column=query.only[0], wanted=query.only[1], rules=rules)
+            )
+            if (left := kept_rows(sheet, query.steps, chosen)) is not None:
                 site.gate.let_out(np.ones(len(left.places)), left)
         return [(query, tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
         raise RefusalError(str(error)) from None
 
 
-def kept_rows(sheet: Sheet, steps: Sequence[Step]) -> KeptRows | None:
-    """Places of the rows that steps leave in a table; None if they leave all."""
+def kept_rows(
+    sheet: Sheet, steps: Sequence[Step], only: Callable[[Sheet], npt.NDArray[np.bool_]] | None = None
+) -> KeptRows | None:
+    """Places of the rows that steps, and a choice after them, leave in a table; None if they leave all."""
     last = max((i for i, step in enumerate(steps) if isinstance(step, Complete)), default=-1)
-    if last < 0:
+    if last < 0 and only is None:
         return None
     numbered = sheet.having({**sheet.columns, _PLACE: np.arange(sheet.rows, dtype=np.float64)})
-    left = prepared(numbered, steps[: last + 1])[_PLACE].astype(np.int64)
+    after = prepared(numbered, steps[: last + 1] if only is None else steps)
+    left = (after if only is None else after.taking(only(after)))[_PLACE].astype(np.int64)
     return None if len(left) == sheet.rows else KeptRows(left, sheet.rows)
 
 

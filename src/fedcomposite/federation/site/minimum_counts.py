@@ -21,6 +21,7 @@ from torch import Tensor
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.queries import Below, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows
+from fedcomposite.experiments.config import TableOneSection
 from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.site import event_times, policy
 from fedcomposite.federation.site.learned_steps import check_steps
@@ -488,8 +489,10 @@ def _groups(counts: Tensor, least: int) -> list[list[int]]:
     return groups[::-1]
 
 
-def check_query(query: Query, recipe: Recipe) -> None:
+def check_query(query: Query, recipe: Recipe, table_one: TableOneSection | None = None) -> None:
     """Refuse steps of a query that no recipe asks for: by their choice counts of single values could be had.
+
+    Rows are divided by the one column that the experiment names, before its gaps are filled by anybody's choice.
 
     Quantiles are of columns as they are, since a shift would move the fixed edges, behind which the largest value
     hides; whether there are other levels is asked of the recipe's categories, before these are coded.
@@ -497,6 +500,10 @@ def check_query(query: Query, recipe: Recipe) -> None:
     kinds = [str(getattr(step, "kind", "")) for step in query.steps]
     if isinstance(query, Below) and not set(kinds).isdisjoint(_SHIFTED):
         raise RefusalError("a histogram is of columns before they are shifted, scaled or multiplied")
+    if query.only is not None and (
+        table_one is None or query.only[0] != table_one.by or not {*kinds} <= {"absent", "complete"}
+    ):
+        raise RefusalError("rows are told apart by the column that `by` of [table_one] in the experiment names alone")
     check_steps(recipe, query.steps)
     if isinstance(query, Outside) and not (
         query.known.keys() <= recipe.one_hot_columns.keys() and not set(kinds) & _CODED
