@@ -66,7 +66,7 @@ TWINS |= {RunSection: fc.simulate}
 """Where the fields of a table are explained, if not under them."""
 
 FILE = {
-    "file": "The samples: .csv, .parquet, .npz or .svm",
+    "file": "The samples: .csv, .parquet, .npz or .svm; a folder of .csv or .parquet files is one table",
     "target": "The column that is to be predicted",
     "test": "A file of samples on which the common model is tested here",
     "drop": "Columns that are not used",

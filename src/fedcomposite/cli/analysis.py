@@ -124,6 +124,7 @@ def path(
     seconds: Seconds = None,
     horizon: Horizon = None,
     times: Times = None,
+    by_site: BySite = False,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -151,6 +152,7 @@ def cv(
     seconds: Seconds = None,
     horizon: Horizon = None,
     times: Times = None,
+    by_site: BySite = False,
     overrides: Overrides = None,
     destination: Out = None,
     overwrite: Overwrite = False,
@@ -427,10 +429,8 @@ def _description(experiment: Config, silos: data.Silos) -> list[dict[str, Any]]:
 def tables_of(experiment: Config) -> tuple[Any, Recipe, dict[str, Any]]:
     """The tables that an experiment names, its recipe, and how its files are written."""
     source, recipe = experiment.data, Recipe(**(experiment.recipe or {}))
-    if "name" in source:
-        return data.frames(source["name"]), recipe, {}
-    style = ("separator", "decimal", "encoding", "thousands", "missing")
-    return source["files"], recipe, {k: v for k, v in source.items() if k in style}
+    style = ("separator", "decimal", "encoding", "thousands", "missing") if "files" in source else ()
+    return experiment.tables(), recipe, {k: v for k, v in source.items() if k in style}
 
 
 def first_table(experiment: Config, wished: TableOneSection, given: Any = None, rules: Rules | None = None) -> TableOne:

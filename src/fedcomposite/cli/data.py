@@ -109,7 +109,7 @@ def describe(
     if picture is not None:
         check_picture(picture)
     experiment = _experiment(sources, config, overrides or ())
-    tables = bool(sources[1:]) or Path(sources[0]).suffix.casefold() in (".csv", ".parquet")
+    tables = bool(sources[1:]) or _is_table(sources[0])
     section = None if experiment is None else experiment.table_one
     wish = wished(table_one, section, by, columns, median, destination)
     if wish is not None:
@@ -144,9 +144,14 @@ def describe(
 def _experiment(sources: list[str], config: str | None, overrides: Sequence[str]) -> Config | None:
     """The experiment that was named, if one was."""
     named = config or (None if sources[1:] or sources[0] in data.DATASETS else sources[0])
-    if named is None or Path(named).suffix.casefold() in (".csv", ".parquet"):
-        return None
-    return Config.read(named, overrides)
+    return None if named is None or _is_table(named) else Config.read(named, overrides)
+
+
+def _is_table(source: str) -> bool:
+    """Whether a name is that of a file, or of a folder of files."""
+    return Path(source).suffix.casefold() in (".csv", ".parquet") or (
+        source not in data.DATASETS and Path(source).is_dir()
+    )
 
 
 @data_app.command()

@@ -79,7 +79,8 @@ def show_tables(
     recipe = Recipe(**(experiment.recipe or {})) if experiment is not None else Recipe()
     given: Any = files
     if files is None:
-        given = data.frames(source["name"]) if "name" in source else source["files"]
+        assert experiment is not None
+        given = experiment.tables()
     if min_count is not None and min_count < 1:
         raise ConfigError(f"--min-count {min_count}: must be 1 or more")
     style = {k: v for k, v in source.items() if k in ("separator", "decimal", "encoding", "thousands", "missing")}

@@ -10,6 +10,7 @@ import pandas as pd
 from fedcomposite._validation import check_call, suggest
 from fedcomposite.data import images, tabular
 from fedcomposite.data.catalog import FILES
+from fedcomposite.data.databases import read_sql
 from fedcomposite.data.describing import describe
 from fedcomposite.data.fetch import Progress, fetch
 from fedcomposite.data.fitted import FittedRecipe
@@ -38,6 +39,7 @@ __all__ = [
     "messy_consortium",
     "normalization",
     "partition",
+    "read_sql",
     "survivor_files",
     "synthetic",
 ]

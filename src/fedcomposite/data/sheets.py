@@ -236,13 +236,26 @@ def labels_of(files: Sequence[Path]) -> list[str]:
 
 def kind_of(paths: Sequence[Path]) -> str:
     """What the names of the files say they are: all of one kind."""
-    kinds = sorted({path.suffix.casefold() for path in paths})
+    kinds = sorted({_suffix(path) for path in paths})
     for path in paths:
-        if path.suffix.casefold() not in KINDS:
+        if _suffix(path) not in KINDS:
             raise stop(str(path), "not a .csv, .parquet, .npz or .svm file", "save it as one of these")
     if len(kinds) != 1:
         raise DataError(f"files must be all .parquet, all .csv or all .npz, these are {', '.join(kinds) or 'none'}")
     return kinds[0]
+
+
+def _suffix(path: Path) -> str:
+    """What a file is, or the files of a folder are."""
+    return kind_of(parts_of(path)) if path.is_dir() else path.suffix.casefold()
+
+
+def parts_of(folder: Path) -> list[Path]:
+    """The .csv or .parquet files of a folder, by their names: one table."""
+    found = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.casefold() in KINDS[:2])
+    if not found:
+        raise stop(str(folder), "no .csv or .parquet files in this folder", "check the path")
+    return found
 
 
 def some(names: Sequence[str]) -> str:
@@ -417,6 +430,10 @@ def read_sheet(
     With ``numbers`` every cell must be one; otherwise there may be gaps, and columns of texts.
     """
     source = str(path)
+    if path.is_dir():
+        each = [read_sheet(part, label, options, faults, kind=kind, text=text, numbers=numbers)
+                for part in parts_of(path)]  # fmt: skip
+        return each[0][0], _stacked(source, label, each, faults)
     if not path.is_file():
         raise stop(source, "no such file", "check the path")
     if kind == ".parquet":
@@ -424,6 +441,24 @@ def read_sheet(
     else:
         found = _csv(path, options, numbers, faults)
     return found.header, _sheet(label, source, found, options, text, faults)
+
+
+def _stacked(source: str, label: str, each: Sequence[tuple[list[str], Sheet]], faults: list[Fault]) -> Sheet:
+    """The rows of several files with the same columns, one file after another."""
+    first, *others = [sheet for _, sheet in each]
+    for part, other in zip(parts_of(Path(source))[1:], others, strict=True):
+        if {*other.columns} != {*first.columns}:
+            odd = sorted({*other.columns} ^ {*first.columns})
+            faults.append(
+                Fault(str(part), f"other columns than the folder's first file: {some(odd)}", "make them alike")
+            )
+    names = [name for name in first.columns if all(name in other.columns for other in others)]
+    columns: dict[str, Array] = {}
+    for name in names:
+        parts = [first, *others]
+        numbers = all(part.kind(name) in ("number", "empty") for part in parts)
+        columns[name] = np.concatenate([part.numbers(name) if numbers else part.texts(name) for part in parts])
+    return Sheet(label, columns, sum(sheet.rows for _, sheet in each))
 
 
 def _sheet(

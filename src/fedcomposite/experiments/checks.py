@@ -17,6 +17,7 @@ from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.choice import AUTO
 from fedcomposite.data import Recipe
 from fedcomposite.data.client_files import is_svmlight
+from fedcomposite.data.databases import check_databases
 from fedcomposite.data.sheets import read_sheets
 from fedcomposite.experiments.toml import ConfigError, file_tables, name_in
 from fedcomposite.problems import Problem
@@ -52,7 +53,10 @@ def conflicts(config: Config) -> list[ConfigError]:
 def missing_files(content: Mapping[str, Any]) -> list[str]:
     """A line for every file of ``[data]`` that is not there. Only for experiments of whoever owns this machine."""
     tables = file_tables(content.get("data"))
-    named = [f for table in tables for f in (*table["files"], table.get("test")) if isinstance(f, str)]
+    stored = content.get("data") if isinstance(content.get("data"), Mapping) else {}
+    named = [one["database"] for one in dict(stored.get("databases") or {}).values() if isinstance(one, Mapping)]
+    named = [one for one in named if isinstance(one, str) and "://" not in one]
+    named += [f for table in tables for f in (*table["files"], table.get("test")) if isinstance(f, str)]
     return [f"[data] {file}: no such file" for file in dict.fromkeys(named) if not Path(file).exists()]
 
 
@@ -103,6 +107,8 @@ def _data(config: Config) -> None:
     if config.recipe is not None:
         _recipe(section, config.recipe)
         return
+    if "databases" in section:
+        raise ConfigError("[data] databases hold tables as people have them: add a [recipe], which may be empty")
     files = section.get("files")
     if ("name" in section) == (files is not None):
         raise ConfigError("[data] needs either a name (of a data set) or files (one .csv or .npz per client)")
@@ -121,8 +127,13 @@ def _recipe(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Refuse what can be seen to be wrong before anything is read."""
     name, files = source.get("name"), source.get("files")
     found: list[str] = []
-    if (name is None) == (files is None):
-        found.append("[data] needs either a name (of a data set) or files (one .csv or .parquet per client)")
+    if (name is not None) + (files is not None) + ("databases" in source) != 1:
+        where = "a name (of a data set), files (one .csv or .parquet per client) or databases (one per client)"
+        found.append(f"[data] needs either {where}")
+    if "databases" in source:
+        found += [f"[data] {line}" for line in check_databases(source)]
+    elif "query" in source:
+        found.append("[data] query is for databases")
     if name is not None and name not in data.FRAMES:
         found.append(
             f"[recipe] {name!r} has no tables to prepare{suggest(str(name), data.FRAMES)} "
@@ -135,10 +146,12 @@ def _recipe(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
         found.append(f"[data] test = {test}, must be a file, or a share of every site's rows between 0 and 1")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         found.append(f"[data] seed = {seed}, must be a whole number from 0 on")
-    options = {key: value for key, value in source.items() if key not in ("name", "files", "target", "test", "seed")}
+    where = ("name", "files", "databases", "query")
+    options = {k: v for k, v in source.items() if k not in (*where, "target", "test", "seed", "weight", "offset")}
+    if options and "databases" in source:
+        found.append(f"[data] {', '.join(options)}: for files only; say it in the query")
     for role in ("weight", "offset"):
-        if role in options:
-            del options[role]
+        if role in source:
             found.append(
                 f"[data] {role} does not go with a [recipe], which is learned from plain counts; "
                 f"prepare the files yourself, or leave {role} out"

@@ -19,6 +19,7 @@ from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton, current
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Recipe, Silos
+from fedcomposite.data.databases import stored_tables
 from fedcomposite.experiments import grids, toml
 from fedcomposite.experiments.checks import conflicts, missing_files, mistakes
 from fedcomposite.experiments.toml import ConfigError as ConfigError
@@ -33,6 +34,8 @@ from fedcomposite.runtime.callbacks import Callback
 from fedcomposite.runtime.callbacks import build as build_callback
 from fedcomposite.schedules import Schedule
 
+_TABLES = ("name", "files", "databases", "query")
+"""What says where tables are."""
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -312,12 +315,18 @@ class Config(Section):
     def _seeded(self, options: dict[str, Any], function: Any) -> dict[str, Any]:
         return {"seed": self.seed, **options} if "seed" in inspect.signature(function).parameters else options
 
+    def tables(self) -> Any:
+        """The tables of ``[data]`` that a recipe prepares: files, or frames by the names of their sites."""
+        if "databases" in self.data:
+            return stored_tables(self.data)
+        return data.frames(self.data["name"]) if "name" in self.data else self.data["files"]
+
     def make_silos(self) -> Silos:
         """Load ``[data]``, prepare it as ``[recipe]`` and deal it out as ``[partition]`` says."""
-        options = {k: v for k, v in self.data.items() if k not in ("name", "files", "class_weights")}
+        options = {k: v for k, v in self.data.items() if k not in (*_TABLES, "class_weights")}
         try:
             if self.recipe is not None:
-                tables = data.frames(self.data["name"]) if "name" in self.data else self.data["files"]
+                tables = self.tables()
                 noised = self.budget if self.budget is not None and self.budget.columns else None
                 silos = Recipe(**self.recipe).prepare(tables, privacy=noised, **options)
             elif "files" in self.data:

@@ -13,6 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedcomposite._validation import UserError, suggest
+from fedcomposite.data.databases import located
 
 T = TypeVar("T")
 _LARGEST = 2**63 - 1  # TOML's integers have 64 bits
@@ -105,6 +106,9 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> tuple[dict[str, A
     for wish in overrides:
         override(content, wish)
     base = path.parent.absolute()  # the resolved file lies elsewhere
+    section = content.get("data")
+    if isinstance(section, dict) and isinstance(section.get("databases"), dict):
+        content["data"] = located(section, base)
     for found in file_tables(content.get("data")):
         found["files"] = [str(base / str(f)) for f in found["files"]]
         if isinstance(found.get("test"), str):

@@ -29,6 +29,11 @@ class DataSection(_Section):
     """``[data]`` of site.toml."""
 
     file: str | None = None
+    """The samples: .csv, .parquet, .npz or .svm; a folder of .csv or .parquet files is one table."""
+    database: str | None = None
+    """In place of a file: one of DuckDB, or a URL of SQLAlchemy; ``$NAME`` is taken from the environment."""
+    query: str | None = None
+    """One SELECT, whose rows are the table; nothing is ever written there."""
     target: str | None = None
     test: str | None = None
     new: str | None = None

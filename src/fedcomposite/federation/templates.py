@@ -31,6 +31,8 @@ address = "{address}"
 
 [data]
 # file = "patients.csv"        # .csv, .parquet, .npz or .svm; or give --data
+# database = "study.duckdb"    # in place of a file, with recipe = true: DuckDB, or a URL of SQLAlchemy
+# query = "SELECT ..."         # its rows are the table; nothing is ever written there
 # target = "num"               # the column to predict; or give --target
 # test = "held-out.csv"        # samples on which the common model is tested
 # new = "admitted.csv"         # patients whom common models score, into scored/ here; those of file if left out

@@ -43,8 +43,8 @@ PLANS: dict[str, Plan] = {
     "table_one": _together([_TABLE_ONE, {"census": 2}]),
     "recipe": _together([_RECIPE, {"census": 2}]),
     "fit": _together([_FIT, _in("site", _BY_SITE)]),
-    "path": _PATH,
-    "cv": _together([_PATH, _in("fold", _FOLDS, 20), _in("site", _FOLDS, 20)]),
+    "path": _together([_PATH, _in("site", _BY_SITE)]),
+    "cv": _together([_PATH, _in("fold", _FOLDS, 20), _in("site", _together([_FOLDS, _BY_SITE]), 20)]),
     "predict": _in("new", {kind: 2 for kind in _QUALITY} | {"calibration": 60}),
     "analysis": _together([_PATH, _EVERYTHING, *(_in(part, _EVERYTHING) for part in _PARTS)]),
 }

@@ -12,6 +12,7 @@ import torch
 from fedcomposite._validation import suggest
 from fedcomposite.data import Silos
 from fedcomposite.data.client_files import is_svmlight
+from fedcomposite.data.databases import StoredTable, placed
 from fedcomposite.data.sparse import Features, tensors_only
 from fedcomposite.data.steps import Local, Unit
 from fedcomposite.federation.engines import pki
@@ -25,6 +26,9 @@ from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.federation.site_folders import SiteFolder
 
+_WRITING = ("separator", "decimal", "encoding", "thousands")
+_UNPREPARED = ("weight", "offset", "features", "test", "time", "entry", "strata")
+"""What is for samples, not for tables."""
 _PLAIN = ": recipes are learned from plain counts; prepare the file yourself and set recipe = false, or leave it out"
 _REMEDIES = {"weight": _PLAIN, "offset": _PLAIN, "test": '; patients for `federation predict` are `new = "FILE"`'}
 
@@ -38,9 +42,11 @@ def open_site(
     """Load the data that site.toml, or the caller, names; paths in site.toml are relative to it."""
     section = folder.file.data
     path = data or (folder.path / section.file if section.file else None)
+    if (section.database is not None or section.query is not None) and data is None:
+        return _of_database(folder, log)
     wanted = target or section.target
     if section.recipe and path is not None:
-        source = _source(folder, path, without=("weight", "offset", "features", "test", "time", "entry", "strata"))
+        source = _source(folder, path, _UNPREPARED)
         source.check()
         return TableSite(*_common(folder, log), source=source, newcomers=_newcomers(folder, source), **_own(folder))
     if path is None or (wanted is None and not is_svmlight([path])):
@@ -53,11 +59,27 @@ def open_site(
         target=wanted,
         names=[folder.name],
         test=folder.path / section.test if section.test else None,
-        **section.model_dump(exclude={"file", "target", "test", "new", "classes", "units", "recode", "recipe"}),
+        **section.model_dump(
+            exclude={"file", "target", "test", "new", "classes", "units", "recode", "recipe", "database", "query"}
+        ),
     )
     silos = _in_units(silos, section.units, str(folder.path / "site.toml"))
     name, *rest = _common(folder, log)
     return Site(name, silos, *rest, newcomers=_newcomers(folder, _source(folder, path), wanted), **_own(folder))
+
+
+def _of_database(folder: SiteFolder, log: Callable[[str], None]) -> Site:
+    """A site whose table is the answer to a query."""
+    section, where = folder.file.data, f"{folder.path / 'site.toml'}: [data]"
+    if section.database is None or section.query is None or section.file is not None:
+        raise FolderError(f"{where} database and query go together, in place of file")
+    if not section.recipe:
+        raise FolderError(f"{where} a database holds a table, which recipes prepare: set recipe = true")
+    if said := [name for name in (*_WRITING, "missing") if getattr(section, name) not in (None, ["?"])]:
+        raise FolderError(f"{where} {', '.join(said)}: for files only; say it in the query")
+    source = _source(folder, StoredTable(placed(section.database, folder.path), section.query), _UNPREPARED)
+    source.check()
+    return TableSite(*_common(folder, log), source=source, newcomers=_newcomers(folder, source), **_own(folder))
 
 
 def _common(folder: SiteFolder, log: Callable[[str], None]) -> tuple[Any, ...]:
@@ -98,13 +120,13 @@ def _newcomers(folder: SiteFolder, source: TableFile, target: str | None = None)
     return made.at(folder.path / section.new) if section.new else made
 
 
-def _source(folder: SiteFolder, path: Path, without: Sequence[str] = ()) -> TableFile:
+def _source(folder: SiteFolder, path: Path | StoredTable, without: Sequence[str] = ()) -> TableFile:
     """A site's table, as site.toml says that it is written."""
     section, where = folder.file.data, folder.path / "site.toml"
     for option in without:
         if getattr(section, option) is not None:
             raise FolderError(f"{where}: [data] {option} does not go with recipe = true{_REMEDIES.get(option, '')}")
-    style = section.model_dump(include={"separator", "decimal", "encoding", "thousands"}, exclude_none=True)
+    style = section.model_dump(include={*_WRITING}, exclude_none=True)
     local = Local(rename=section.columns, recode=section.recode, units=section.units, drop=section.drop)
     return TableFile(folder.name, path, local, {**style, "missing": section.missing})
 

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import torch
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe
+from fedcomposite.data.databases import StoredTable, shown
 from fedcomposite.data.faults import refuse
-from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.sheets import Sheet, parts_of
 from fedcomposite.data.spec import each_name
 from fedcomposite.data.steps import Local, unknown
 from fedcomposite.files import write_atomic
@@ -35,7 +36,8 @@ class TableFile:
     """A site's file, and what the site itself does to it."""
 
     name: str
-    path: Path
+    path: Path | StoredTable
+    """Where it lies."""
     local: Local = field(default_factory=Local)
     """Names, levels, units and dropped columns of site.toml."""
     style: Mapping[str, Any] | None = None
@@ -68,13 +70,24 @@ class TableFile:
     def read(self, recipe: Recipe) -> Sheet:
         """The table as the file has it."""
         text = each_name([*recipe.one_hot_columns, *self.local.recode], self.local.rename)
-        (made,) = recipe.sheets([self.path], names=[self.name], text=text, **(self.style or {}))
+        if isinstance(self.path, StoredTable):
+            (made,) = recipe.sheets([self.path.frame], names=[self.name], text=text)
+        else:
+            (made,) = recipe.sheets([self.path], names=[self.name], text=text, **(self.style or {}))
         return made
 
     @property
+    def where(self) -> str:
+        """How messages name it."""
+        return shown(self.path.database) if isinstance(self.path, StoredTable) else str(self.path)
+
+    @property
     def digest(self) -> str:
-        """Of the file."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+        """Of the file, or of the rows."""
+        if isinstance(self.path, StoredTable):
+            return hashlib.sha256(self.path.frame.to_csv(index=False).encode()).hexdigest()
+        parts = parts_of(self.path) if self.path.is_dir() else [self.path]
+        return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
 
 
 def reading(file: Sheet, local: Local) -> dict[str, Marks]:
@@ -137,7 +150,7 @@ class Newcomers:
         if learned is None:
             X = np.stack([sheet.numbers(name) for name in names], axis=1)
             if gaps := int(np.isnan(X).any(1).sum()):
-                raise DataError(f"{self.source.path}: {gaps} row(s) with gaps, which a recipe would fill")
+                raise DataError(f"{self.source.where}: {gaps} row(s) with gaps, which a recipe would fill")
             y = self._outcomes(sheet)
         else:
             X, y = learned.all_rows(sheet)
@@ -174,4 +187,6 @@ class Newcomers:
 
     def at(self, path: Path) -> Newcomers:
         """The same with another file."""
-        return dataclasses.replace(self, source=dataclasses.replace(self.source, path=path))
+        source = self.source
+        style = {"missing": ["?"]} if isinstance(source.path, StoredTable) else source.style
+        return dataclasses.replace(self, source=dataclasses.replace(source, path=path, style=style))
