@@ -136,7 +136,7 @@ def test_tables_of_files_are_valid(name):
         for text in (block.text, re.sub(r"^# (?=\w+ = )", "", rest, flags=re.M)):  # options that could be set
             content = tomllib.loads(text)
             data = content.get("data", {})
-            if {"limits", "approval"} & set(content) or {"file", "classes"} & set(data):
+            if {"limits", "approval"} & set(content) or {"file", "classes", "database"} & set(data):
                 SiteFile.model_validate({"site": {"name": "north", "engine": "nvflare", "address": "a:1"}, **content})
             elif "project" not in content:
                 frame = {"data": {"name": "mnist"}, **content, "run": {"rounds": 1, **content.get("run", {})}}

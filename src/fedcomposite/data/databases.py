@@ -146,7 +146,7 @@ def _duckdb(path: str, query: str, source: str) -> pd.DataFrame:
     _checked(query, source)
     if not Path(path).is_file():
         raise stop(source, "no such file", "check the path; other databases have a URL, as in postgresql://")
-    alone = {"enable_external_access": "false", "lock_configuration": "true"}
+    alone: dict[str, Any] = {"enable_external_access": "false", "lock_configuration": "true"}
     try:
         with contextlib.closing(duckdb.connect(path, read_only=True, config=alone)) as connection:
             (statement,) = connection.extract_statements(query)
