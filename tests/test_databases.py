@@ -15,11 +15,12 @@ import fedcomposite as fc
 from fedcomposite.data.databases import StoredTable, not_one_select, shown
 from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.federation.coordinator import inquiry as inquiries
-from fedcomposite.federation.folders import FederationFolder, FolderError, SiteFolder
+from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.enrolment import open_site
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.federation.site_folders import SiteFolder
 from fedcomposite.runtime import Driver
 
 duckdb = pytest.importorskip("duckdb")
