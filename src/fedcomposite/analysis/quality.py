@@ -203,7 +203,7 @@ class Quality(Result):
         order = np.argsort(p / n, kind="stable")
         return (p / n)[order], n[order], ones[order]
 
-    @property
+    @cached_property
     def ici(self) -> float:
         """The integrated calibration index: the mean distance from probabilities to a smooth curve of outcomes.
 

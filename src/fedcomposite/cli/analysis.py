@@ -479,8 +479,9 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
     where = "on held-out folds" if made.cv is not None else "on the samples of the fit"
     for key, report, caption in (("quality", made.quality, where), ("tested", made.tested, "on the test part")):
         if report is not None:
-            names = [name for name in _MEASURES if name in report.table]
-            measured: pd.DataFrame = report.table[names].reset_index(names="site")
+            told = report.table
+            names = [name for name in _MEASURES if name in told]
+            measured: pd.DataFrame = told[names].reset_index(names="site")
             why = report.why(names)
             found[key] = [{**row, "note": why.get(row["site"], "")} for row in rows(measured)]
             print_frame(with_bounds(measured), caption)
