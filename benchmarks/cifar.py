@@ -108,7 +108,7 @@ def speed(modules: dict[str, nn.Module], device: str, batch: int, dtype: torch.d
             made = copy.deepcopy(module).to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
             calls[name, "eager"] = partial(made, X)
             if device == "cuda":
-                calls[name, "recorded"] = partial(recorded(made, X), X)
+                calls[name, "recorded"] = recorded(partial(made, X))
         for turn in range(TURNS + 2):
             for key, work in calls.items():
                 if device == "cuda":

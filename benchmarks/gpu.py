@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import fedcomposite as fc
+from benchmarks.inference import recorded
 from benchmarks.peers import common
 from fedcomposite.algorithms import FedAvg, FedCanon, FedDA, FedMid, FedNMap, Zhang
 from fedcomposite.data.augmentation import Chain, Crop, Flip
@@ -230,31 +231,18 @@ def sequences() -> list[dict[str, Any]]:
     return rows
 
 
-def recorded(work: Any) -> Any:
-    """A launch of ten calls recorded as a CUDA graph, as in a round: the host's time for a call does not count."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(10):
-            work()
-    return graph.replay
-
-
 def prox() -> list[dict[str, Any]]:
     rows = []
     v = torch.randn(44_700_000, device="cuda")
     out = torch.empty_like(v)
-    copying = min(clock(lambda: out.copy_(v), calls=50), clock(recorded(lambda: out.copy_(v)), calls=5) / 10)
+    copying = min(clock(lambda: out.copy_(v), calls=50), clock(recorded(lambda: out.copy_(v), 10), calls=5) / 10)
     for h in (L1(0.1), ElasticNet(0.1, 0.1), MCP(0.1, 3.0), SCAD(0.1)):
         compiled = CompiledProx(h)
         torch.testing.assert_close(compiled.prox(v, 0.5), h.prox(v, 0.5), rtol=1e-6, atol=1e-6)
         row = {
             "what": f"prox of {type(h).__name__}, 44.7 M floats",
             "eager": clock(lambda h=h: h.prox(v, 0.5), calls=50),
-            "compiled": clock(recorded(lambda c=compiled: c.prox(v, 0.5)), calls=5) / 10,
+            "compiled": clock(recorded(lambda c=compiled: c.prox(v, 0.5), 10), calls=5) / 10,
         }
         row |= {"copy": copying, "share of copy bandwidth": copying / row["compiled"]}
         rows.append(row)

@@ -19,6 +19,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,19 +112,20 @@ def compared(name: str, x: Tensor, variants: dict[str, Any], tolerance: float, r
     ]
 
 
-def recorded(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """A module's call on ``x`` as a CUDA graph; what it is given later is not looked at."""
+def recorded(work: Callable[[], Any], calls: int = 1) -> Callable[..., Any]:
+    """So many calls as one CUDA graph, which gives the last one's result; what it is given later is not looked at."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(side):
-        for _ in range(3):
-            module(x)
+        for _ in range(3):  # libraries choose their kernels and allocate here, not while recording
+            work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        out = module(x)
+        for _ in range(calls):
+            out = work()
 
-    def replay(_: Tensor) -> Tensor:
+    def replay(*_: Tensor) -> Any:
         graph.replay()
         return out
 
@@ -132,7 +134,7 @@ def recorded(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 def both(variants: dict[str, nn.Module], x: Tensor) -> dict[str, Any]:
     """Every module as it is, and recorded."""
-    return {**variants, **{f"{label}, recorded": recorded(module, x) for label, module in variants.items()}}
+    return {**variants, **{f"{label}, recorded": recorded(partial(module, x)) for label, module in variants.items()}}
 
 
 def onnx_session(module: nn.Module, x: Tensor, folder: Path) -> Callable[[Tensor], Tensor]:

@@ -459,6 +459,25 @@ def test_operations_without_a_rule_keep_what_they_touch():
     assert reasons(checked(grouped, 2, 1, 1))["0"][1] == "a convolution in groups needs groups of equal size"
 
 
+class Turned(nn.Module):
+    """An operation without a rule whose result does not lie in memory row by row, seen as another shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(20, 2)
+
+    def forward(self, x):
+        turned = self.first(x).transpose(1, 2).frac()
+        return self.last(turned.transpose(1, 2).view(-1, 20))
+
+
+def test_unknown_values_lie_in_memory_as_the_real_ones():
+    module = Turned()
+    nn.init.zeros_(module.first.weight[1])
+    x = torch.randn(3, 5, 4)
+    torch.testing.assert_close(prune(module, x).module(x), module.eval()(x))
+
+
 class Branching(nn.Module):
     """Its operations depend on the values."""
 

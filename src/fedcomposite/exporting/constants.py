@@ -35,7 +35,9 @@ def _anything(node: fx.Node) -> Known:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return None
-    return torch.full(tuple(value.shape), torch.nan, dtype=value.dtype)
+    order = sorted(range(value.ndim), key=lambda i: -value.stride(i))  # in memory as it is there: views depend on it
+    made = torch.full([value.shape[i] for i in order], torch.nan, dtype=value.dtype)
+    return made.permute([order.index(i) for i in range(value.ndim)])
 
 
 def _carry_out(node: fx.Node, values: dict[fx.Node, Any]) -> Known:
