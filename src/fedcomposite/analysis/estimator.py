@@ -174,7 +174,6 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _driver(self, problem: Problem) -> Driver:
-        """Who answers."""
         return driver_of(problem)
 
     @property
@@ -360,7 +359,6 @@ class LinearModel(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _most(self, problem: Problem) -> int:
-        """Most exchanges."""
         return self.rounds or (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS)
 
     def _split(self, problem: Problem, x: Tensor) -> None:

@@ -39,8 +39,6 @@ from fedcomposite.runtime.driver import Driver
 
 
 class _Regressor(RegressorMixin, LinearModel):  # type: ignore[misc]
-    """A model of a number."""
-
     def _split(self, problem: Problem, x: Tensor) -> None:
         super()._split(problem, x)
         self.intercept_ = float(self.intercept_[0])
@@ -57,8 +55,6 @@ class ClassifierOptions(Options, total=False):
 
 
 class _Classifier(ClassifierMixin, LinearModel):  # type: ignore[misc]
-    """A model of classes."""
-
     classes_: Array
 
     @with_options(LinearModel.__init__)

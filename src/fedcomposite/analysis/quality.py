@@ -125,7 +125,6 @@ class Quality(Result):
         return CalibrationBounds(self.cells)
 
     def _measured(self, name: str) -> tuple[float, Pair]:
-        """A measure and its bounds."""
         match name:
             case "auroc":
                 return self.cells.auroc

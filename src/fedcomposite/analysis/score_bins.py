@@ -285,7 +285,6 @@ def sigmoid(t: Floats) -> Floats:
 
 
 def _binned(at: npt.NDArray[np.int64], weights: Floats, bins: int) -> Floats:
-    """Sums of weights in bins."""
     return np.bincount(at, weights, bins).astype(np.float64)
 
 

@@ -48,7 +48,6 @@ class CommandTable(MutableMapping[str, click.Command]):
 
 
 def _load(name: str, entry: LazyCommand) -> click.Command:
-    """Import a command."""
     found = load(entry.place)
     if isinstance(found, typer.Typer):
         group = get_command(found)

@@ -215,7 +215,6 @@ def _declared(block: bytes) -> dict[str, Form]:
 
 
 def _extent(n: Any) -> int:
-    """One number of a shape."""
     if type(n) is not int or not 0 <= n <= _WHOLE:
         raise ValueError(f"{n!r} in a shape")
     return n

@@ -396,5 +396,4 @@ class Gradients:
 
 
 def _sizes(count: int, most: int) -> list[int]:
-    """``count`` in parts of at most ``most``."""
     return [min(most, count - a) for a in range(0, count, most)]

@@ -73,7 +73,6 @@ class SideBySide:
     def _together(
         self, x: Tensor, buffers: Tensor, inputs: Tensor, b: Tensor, weight: Tensor, gradient: Tensor, after: Tensor
     ) -> None:
-        """One client on each stream."""
         parameters, statistics = self._parameters.spread(x), self._aligned.spread(buffers)
         together = self._flat.placed(inputs.flatten(0, 1))
         inputs = together.view(*inputs.shape[:2], *together.shape[1:])
