@@ -24,7 +24,7 @@ from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, p
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
-from fedcomposite.data.steps import Complete, Step, prepared
+from fedcomposite.data.steps import Complete, Interact, Step, prepared
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.orders import AnalysisOrder, Order, Question, Shape
@@ -32,9 +32,9 @@ from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import event_times, minimum_counts, noised_answers, policy
-from fedcomposite.federation.site.learned_steps import bends
-from fedcomposite.federation.site.noise import histograms, noised
-from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.learned_steps import bends, fillings
+from fedcomposite.federation.site.noise import noised
+from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.wire import Content, Form, Vectors
 from fedcomposite.problems.losses import Cox
@@ -236,35 +236,19 @@ class Desk:
                 sums["ranges"] = ranges_of(sums.pop("counts"))
             vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
         if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
-            raise RefusalError("its numbers left the finite range")
+            raise DataRefusalError("its numbers left the finite range")
         return Told(content, vectors)
 
     def _blur(self, silo: Silo, request: Request, sums: Sums) -> None:
-        """Put noise on what is counted at models of the asker's choice: wrong predictions, and groups of margins."""
-        gate, models = self._site.gate, request.arrays["models"]
-        if gate.scale <= 0 or not silo.loss.classifier:
-            return
+        """Put noise on what is counted at models of the asker's choice: wrong predictions."""
         share, total = sums["weight"].tolist()
-        own = silo.of_part(request.part)
-        inside, labels = (own.weights(request.rows) > 0).numpy(), own.labels(own.b).numpy()
-        each = [own.margins(x) for x in models]
-
-        def draw(counted: npt.NDArray[np.bool_]) -> np.random.Generator:
-            return gate.draw_for(self._site.kept, request.part, inside & counted)
-
-        if sums["error"].numel() and share > 0:
-            wrong = [(z > 0 if z.ndim == 1 else z.argmax(-1)).numpy() != labels for z in each]
-            error = sums["error"] * (total / share)
-            error = torch.stack([noised(n, gate.scale, draw(w)) for n, w in zip(error, wrong, strict=True)])
-            sums["error"] = (error * (share / total)).clamp(max=share)
-        if sums["histogram"].numel():
-            bins = sums["histogram"].shape[-1]
-            places = [((z / (1 + z.abs()) + 1) * (bins / 2)).long().clamp(0, bins - 1).numpy() for z in each]
-            sums["histogram"] = histograms(
-                sums["histogram"],
-                gate.scale,
-                lambda k, kind, low, high: draw((labels == 1 - kind) & (places[k] >= low) & (places[k] <= high)),
-            )
+        if not minimum_counts.blurs(self._site.limits) or not silo.loss.classifier or not sums["error"].numel():
+            return
+        inside = np.packbits((silo.of_part(request.part).weights(request.rows) > 0).numpy()).tobytes()
+        for k, x in enumerate(request.arrays["models"] if share > 0 else []):
+            draw, scale = self._site.gate.count_at(request.part, inside + x.numpy().tobytes())
+            told = noised(sums["error"][k] * (total / share), scale, draw)
+            sums["error"][k] = (told * (share / total)).clamp(max=share)
 
     def _blur_pairs(self, silo: Silo, request: Request, sums: Sums) -> None:
         """Put noise on pairs: two models between which two patients change places would tell who left first.
@@ -393,6 +377,9 @@ def answered_queries(
         for query in asked_for:
             minimum_counts.check_query(query, recipe, config.table_one)
             site.gate.rows.bend(bends(query.steps), sheet.rows)
+            site.gate.rows.fill(fillings(sheet, query.steps, site.limits.min_count), sheet.rows)
+            if (factors := multiplied(sheet, query.steps)) is not None:
+                site.gate.columns.tell(factors, None)
             chosen = (
                 None
                 if query.only is None
@@ -402,7 +389,18 @@ def answered_queries(
                 site.gate.let_out(np.ones(len(left.places)), left)
         return [(query, tell(sheet, query, rules)) for query in asked_for]
     except RefusedQueryError as error:  # without values in its text
-        raise RefusalError(str(error)) from None
+        raise DataRefusalError(str(error)) from None
+
+
+def multiplied(sheet: Sheet, steps: Sequence[Step]) -> npt.NDArray[np.float64] | None:
+    """The columns whose products are among those that steps make; None if there are no products."""
+    at = next((i for i, step in enumerate(steps) if isinstance(step, Interact)), None)
+    if at is None:
+        return None
+    step, before = steps[at], prepared(sheet, [one for one in steps[:at] if not isinstance(one, Complete)])
+    assert isinstance(step, Interact)
+    names = [name for name in dict.fromkeys(name for pair in step.pairs for name in pair) if name in before.columns]
+    return np.nan_to_num(np.stack([before.numbers(name) for name in names], axis=1)) if names else None
 
 
 def kept_rows(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedcomposite.data.arrays import NO_ENTRY
 from fedcomposite.data.queries import enough
-from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.risk_sets import CAUSE, ENTRY, EVENT, TIME
 from fedcomposite.runtime.protocol import Request, Silo, Sums, group_of, horizon_numbers
 
@@ -40,11 +40,11 @@ def check(limits: Limits, own: Silo, request: Request) -> None:
     left = int((own.b[:, EVENT] > 0).sum()) - events
     least = limits.min_class if request.rows.held and request.rows.kind == "fold" else limits.min_events
     if bool(inside.any()) and events < least:
-        raise RefusalError(
+        raise DataRefusalError(
             f"few events are behind a sum: fewer than {least} (min_events, or min_class of a fold)", f"{events} events"
         )
     if 0 < left < limits.min_class:
-        raise RefusalError(
+        raise DataRefusalError(
             f"few events are left out of a sum: fewer than min_class = {limits.min_class}", f"{left} events"
         )
     times = request.arrays.get("times", torch.zeros(0))
@@ -57,14 +57,14 @@ def check(limits: Limits, own: Silo, request: Request) -> None:
         group = torch.bucketize(own.linear(request.arrays["x"])[inside].contiguous(), edges, right=True)
         counts = torch.bincount(group, minlength=len(edges) + 1)
         if int(counts[counts > 0].min()) < limits.min_samples:
-            raise RefusalError(f"a group has fewer samples here than min_samples = {limits.min_samples}")
+            raise DataRefusalError(f"a group has fewer samples here than min_samples = {limits.min_samples}")
         _check_causes(limits, own.b[inside], group)
     elif request.name == "timetable":
         _check_causes(limits, own.b[inside], torch.zeros(int(inside.sum()), dtype=torch.long))
     if request.name in ("concordance", "horizon") and not enough(
         own.margins(request.arrays["x"]).double().numpy(), limits.min_count
     ):
-        raise RefusalError(f"a model that tells fewer than min_count = {limits.min_count} samples from the others")
+        raise DataRefusalError(f"a model that tells fewer than min_count = {limits.min_count} samples from the others")
 
 
 def _check_causes(limits: Limits, b: Tensor, group: Tensor) -> None:
@@ -72,7 +72,7 @@ def _check_causes(limits: Limits, b: Tensor, group: Tensor) -> None:
     kinds = b[:, CAUSE].long() + (int(b[:, CAUSE].max()) + 1) * group if len(b) else group
     counts = torch.bincount(kinds[b[:, CAUSE] > 0])
     if len(counts) and int(counts[counts > 0].min()) < limits.min_count:
-        raise RefusalError(f"a group, or a cause, has fewer events here than min_count = {limits.min_count}")
+        raise DataRefusalError(f"a group, or a cause, has fewer events here than min_count = {limits.min_count}")
 
 
 def coarse(limits: Limits, silo: Silo, request: Request) -> Silo:
@@ -100,7 +100,7 @@ def check_groups(silo: Silo, request: Request, apart: Callable[..., list[bool]])
     for places in (group, len(edges) - group):  # a group, and all others
         told = apart(f"{request.part} groups", places.where(inside, -1).numpy(), classes, list(range(len(edges))))
         if not all(told):
-            raise RefusalError(
+            raise DataRefusalError(
                 "groups that differ from those of an earlier answer by fewer than min_count samples with an event, or "
                 "without"
             )

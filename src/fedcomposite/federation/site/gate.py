@@ -29,9 +29,10 @@ from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.shape import write
 from fedcomposite.federation.site import minimum_counts
 from fedcomposite.federation.site.approval import Rule
+from fedcomposite.federation.site.column_spans import ColumnSpans
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.noise import deviation, generator, slack
-from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.federation.site.row_sets import (
     BlockBatches,
     Cuts,
@@ -46,6 +47,9 @@ from fedcomposite.problems import Batches
 from fedcomposite.runtime.protocol import Rows, Silo
 from fedcomposite.runtime.tally_noise import factor
 
+_COUNTED = 20_000  # models at which samples are counted, for good
+_GROWING = 5  # models after which noise of a count has twice the variance
+
 
 class Gate:
     """What one site has let through, and lets through."""
@@ -53,14 +57,24 @@ class Gate:
     def __init__(self, ledger: Ledger, limits: Limits, folder: Path, data: str) -> None:
         self._ledger, self._limits, self._folder, self._data = ledger, limits, folder, data
         self.rows = RowSets(folder, data, limits.min_count, ledger)
+        self.columns = ColumnSpans(folder, data, limits.min_count, ledger)
 
     def draw(self, *asked: str | bytes) -> np.random.Generator:
         """Random numbers of this site for one question about its data, the same whenever it is asked."""
         return generator(self._ledger.secret_seed("rounding", self._data, seal(*asked)))
 
-    def draw_for(self, kept: KeptRows | None, part: str, counted: npt.NDArray[np.bool_]) -> np.random.Generator:
-        """Random numbers for a count, by who is counted: the same at all models that count the same ones."""
-        return self.draw("counted", part, _members(kept, part, counted))
+    def count_at(self, part: str, model: bytes) -> tuple[np.random.Generator, float]:
+        """Random numbers for counts at a model, and the scale of their noise; one model has the same ones always.
+
+        Others have noise of their own: that two models have the same counts would say that nobody is between them.
+        So that many do not average out, the scale grows with the square root of their number, over all jobs.
+        """
+        asked = seal(self._data, part, model)
+        if self.scale <= 0:
+            return self.draw("counted", asked), 0.0
+        book = Tables(self._folder / "rows" / f"{seal(self._data, part, 'counts')[:32]}.json", self._ledger)
+        number = book.tell(asked[:16], _COUNTED, "models at which samples were counted")
+        return self.draw("counted", asked), self.scale * math.sqrt(1 + number / _GROWING)
 
     def most(self, x: Tensor) -> float:
         """The largest margin at a model; whether it was exceeded says little about the sample that did."""
@@ -102,7 +116,9 @@ class Gate:
                 block = blocks(secret, len(silo.X), self._limits.min_count)
                 if rows.kind == "fold" and rows.of > int(block.max(initial=0)) + 1:
                     here = f"{int(block.max()) + 1} blocks"
-                    raise RefusalError(f"{rows.of} folds are more than its samples have blocks; take fewer folds", here)
+                    raise DataRefusalError(
+                        f"{rows.of} folds are more than its samples have blocks; take fewer folds", here
+                    )
                 strata = np.zeros(int(block.max(initial=0)) + 1, np.int64)
                 np.add.at(strata, block, silo.strata)
                 counts = rows.counts(0, strata)[block]
@@ -134,7 +150,7 @@ class Gate:
         if not minimum_counts.blurs(self._limits):
             return None
         book = Tables(self._folder / "rows" / f"{seal(self._data, part)[:32]}.json", self._ledger)
-        book.tell(question, self._limits.score_tables)
+        book.tell(question, self._limits.score_tables, "score_tables")
         draw = generator(self._ledger.secret_seed("tallies", self._data, part, question))
         made: npt.NDArray[np.float64] = (factor(bins) @ draw.normal(size=(bins - 1, 2))).T
         return deviation(self._limits.min_count) * made
@@ -178,12 +194,3 @@ class Gate:
         if (plan := order.analysis.plan) and (odd := [kind for kind in kinds if kind not in plan]):
             raise RefusalError(f"{odd[0]!r} is not among what this job said that it would ask")
         self._ledger.admit(order.job, number, dict(asked), {k: (n, plan.get(k)) for k, n in kinds.items()}, **work)
-
-
-def _members(kept: KeptRows | None, part: str, inside: npt.NDArray[np.bool_]) -> bytes:
-    """Which rows of the data set some samples are."""
-    if kept is not None and part == "train":
-        every = np.zeros(kept.of, bool)
-        every[kept.places] = inside
-        inside = every
-    return np.packbits(inside).tobytes()

@@ -25,7 +25,7 @@ from fedcomposite.data.steps import (
     Step,
     logarithm,
 )
-from fedcomposite.federation.site.policy import RefusalError
+from fedcomposite.federation.site.policy import DataRefusalError, RefusalError
 
 _ORDER = ("absent", "complete", "impute", "one_hot", "site", "log", "spline", "interact", "standardize")
 
@@ -104,6 +104,17 @@ def bends(steps: Sequence[Step]) -> dict[str, list[float]]:
     return found
 
 
+def fillings(sheet: Sheet, steps: Sequence[Step], least: int) -> dict[str, float | str]:
+    """What the gaps of columns are filled with of which a table has some, and fewer than ``least``."""
+    before = sheet
+    for step in steps:
+        if isinstance(step, Impute):
+            few = {name: int(before.missing(name).sum()) for name in step.values if name in before.columns}
+            return {name: step.values[name] for name, count in few.items() if 0 < count < least}
+        before = step.apply(before)
+    return {}
+
+
 def check_learned(recipe: Recipe, learned: FittedRecipe, sheet: Sheet, rules: Rules) -> None:
     """Refuse a learned recipe that is not the experiment's, or whose levels lack one that this site would tell of."""
     if learned.recipe.model_dump() != recipe.model_dump():
@@ -117,4 +128,4 @@ def check_learned(recipe: Recipe, learned: FittedRecipe, sheet: Sheet, rules: Ru
             names = [name for name in step.columns if name in before.columns]
             told = LevelCounts(columns=names).ask(before, rules)
             if any(not set(told[f"levels:{name}"]) <= set(step.columns[name].levels) for name in names):
-                raise RefusalError("the learned levels of a category are not all that this site has told")
+                raise DataRefusalError("the learned levels of a category are not all that this site has told")

@@ -56,9 +56,10 @@ class Ledger:
                 "privacy": [[float(n), float(r), int(c)] for n, r, c in found.get("privacy", [])],
                 "number": int(found.get("number", 0)),
                 "files": dict(found.get("files", {})),
+                "refusals": [str(one) for one in found.get("refusals", [])],
             }
         except FileNotFoundError:
-            book = {"day": "", "today": {}, "jobs": {}, "privacy": [], "number": 0, "files": {}}
+            book = {"day": "", "today": {}, "jobs": {}, "privacy": [], "number": 0, "files": {}, "refusals": []}
         except (ValueError, KeyError, TypeError, OSError):
             raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
         if book["number"] < self.number:
@@ -241,7 +242,28 @@ class Ledger:
     def _cost(self, past: list[list[float]]) -> float:
         return compose({Query(n, r): int(c) for n, r, c in past}, self._limits.delta)
 
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def check_refusals(self) -> None:
+        """Refuse all there is once the refusals that say something about the samples are used up, whatever is asked."""
+        if len(self._read()["refusals"]) >= self._limits.refusals:
+            raise RefusalError(
+                f"its refusals = {self._limits.refusals} that hang on its samples are used up; the site's people have "
+                "to look at what was asked, and may allow more"
+            )
+
+    def refused(self, question: str) -> None:
+        """Take down a refusal that hangs on the samples; the same question again has the same answer."""
+        book = self._open()
+        if question[:16] not in book["refusals"]:
+            book["refusals"].append(question[:16])
+            self._write(book)
+
     # -- other books -------------------------------------------------------------------------------------------------
+
+    def files(self) -> list[str]:
+        """The files beside the ledger that it knows."""
+        return list(self._read()["files"])
 
     def vouch(self, name: str, content: bytes) -> None:
         """Take down what a file beside the ledger holds, before it is written."""

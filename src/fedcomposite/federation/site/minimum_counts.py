@@ -20,13 +20,13 @@ from torch import Tensor
 
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.queries import Below, Outside, Query, enough
-from fedcomposite.data.sparse import SparseRows
+from fedcomposite.data.sparse import SparseRows, tensors_only
 from fedcomposite.experiments.config import TableOneSection
 from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.site import event_times, policy
 from fedcomposite.federation.site.learned_steps import check_steps
 from fedcomposite.federation.site.noise import deviation
-from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.risk_sets import EVENT
 from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Silo, Sums, answer
@@ -88,7 +88,7 @@ def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[
         if 0 < number < limits.min_samples:
             remedy = "; take fewer folds (--folds)" if request.rows.kind == "fold" else ""
             least = f"fewer than min_samples = {limits.min_samples}"
-            raise RefusalError(
+            raise DataRefusalError(
                 f"few samples are behind a sum, or left out of it: {least}{remedy}", f"{number} {what} it"
             )
     if request.part != "train":
@@ -102,6 +102,11 @@ def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[
     if request.name == "losses" and request.numbers.get("errors"):
         _check_errors(limits, own, request)
     edges, most_edges = request.arrays.get("edges", torch.zeros(0)), _MOST_EDGES
+    if request.name == "losses" and request.numbers.get("bins") and blurs(limits):
+        raise RefusalError(
+            "histograms at a model end at single samples: this site tells none for score = 'auc' (exact_counts = true "
+            "would); take the score 'deviance', or the quality, which has an AUROC"
+        )
     if request.name == "scores" and blurs(limits):
         raise RefusalError("scores are exact counts at a model; this site tells tallies of them, which have noise")
     if request.name == "tallies" and blurs(limits):
@@ -113,7 +118,7 @@ def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[
     for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, width(silo)):
         largest = float(own.margins(x).abs().max()) if len(own.X) else 0.0
         if not largest <= limits.max_margin and not largest <= most(x):  # which is never less
-            raise RefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
+            raise DataRefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
 
 
 def check_summed(limits: Limits, request: Request) -> None:
@@ -142,7 +147,7 @@ def check_classes(limits: Limits, own: Silo, part: str) -> None:
         classes, counts = torch.unique(own.labels(own.b), return_counts=True)
         if int(counts.min()) < limits.min_class:
             here = f"class {int(classes[counts.argmin()])} has {int(counts.min())}"
-            raise RefusalError(f"a class has fewer {part} samples here than min_class = {limits.min_class}", here)
+            raise DataRefusalError(f"a class has fewer {part} samples here than min_class = {limits.min_class}", here)
 
 
 def worth_telling(limits: Limits, loss: Loss, targets: Tensor) -> bool:
@@ -167,7 +172,13 @@ def check_columns(limits: Limits, silo: Silo, names: Sequence[str]) -> None:
     inside = silo.importance > 0
     _check_columns(limits, silo.X[inside], "", names)
     if silo.loss.by_sample and not silo.loss.classifier and not enough(silo.b[inside].numpy(), limits.min_class):
-        raise RefusalError(f"fewer than min_class = {limits.min_class} targets differ from the commonest one")
+        raise DataRefusalError(f"fewer than min_class = {limits.min_class} targets differ from the commonest one")
+
+
+def columns_of(silos: Silos) -> npt.NDArray[np.float64]:
+    """All that is multiplied with each other in the sums over some samples: features and targets."""
+    X = tensors_only(silos.features, "a table").double().flatten(1)
+    return torch.cat([X, silos.targets.double().view(len(X), -1)], 1).numpy()
 
 
 def check_features(limits: Limits, silos: Silos, names: Sequence[str]) -> None:
@@ -189,7 +200,7 @@ def _check_columns(limits: Limits, X: Tensor, where: str, names: Sequence[str] =
 
 def _refuse_rare(limits: Limits, rare: Sequence[int] | Ints, where: str, names: Sequence[str]) -> None:
     if len(rare):
-        raise RefusalError(
+        raise DataRefusalError(
             f"fewer than min_count = {limits.min_count} samples{where} differ from the others in a column; "
             f"{_remedy(limits)}",
             ", ".join(names[j] for j in rare if j < len(names)),
@@ -206,7 +217,7 @@ def _remedy(limits: Limits) -> str:
 def check_own(limits: Limits, few: Sequence[str]) -> None:
     """Refuse features in which a few patients could be told from the gaps that the asker's recipe has filled."""
     if few:
-        raise RefusalError(
+        raise DataRefusalError(
             f"beside filled gaps, fewer than min_count = {limits.min_count} samples differ from the others in a "
             f"column; {_remedy(limits)}",
             ", ".join(few),
@@ -216,13 +227,13 @@ def check_own(limits: Limits, few: Sequence[str]) -> None:
 def _check_errors(limits: Limits, own: Silo, request: Request) -> None:
     """Refuse errors where the metric is not allowed, and small counts of wrong predictions, or of right ones."""
     policy.listed("accuracy" if own.loss.classifier else "mae", limits.metrics, "metrics")
-    if not own.loss.classifier or not limits.exact_counts:
+    if not own.loss.classifier or blurs(limits):
         return
     sums = answer(own.counted(request.rows), Request("losses", request.arrays, request.numbers, ALL))
     share, total = sums["weight"].tolist()
     for wrong in (sums["error"] * (total / share if share else 0.0)).round().tolist():
         if 0 < wrong < limits.min_count or 0 < total - wrong < limits.min_count:
-            raise RefusalError(
+            raise DataRefusalError(
                 f"fewer than min_count = {limits.min_count} samples of a part are wrongly or rightly predicted; "
                 "take the score 'deviance' or 'auc'"
             )
@@ -307,13 +318,12 @@ def _tell_tallies(limits: Limits, silo: Silo, asked: Sequence[Request], answers:
 
 
 def _question(own: Silo, asked: Sequence[Request]) -> str:
-    """Which samples of which class are where, and where the edges are; the same for models that differ in length."""
-    inside = [own.weights(one.rows) > 0 for one in asked]
-    z = torch.cat([own.margins(one.arrays["x"])[rows] for one, rows in zip(asked, inside, strict=True)]).double()
-    spread = float(z.std()) if len(z) > 1 else 0.0
-    place = (torch.cat([z, asked[0].arrays["edges"].double()]) - z.mean()) / (spread or 1.0)
-    labels = torch.cat([own.labels(own.b)[rows] for rows in inside])
-    return seal(((1e6 * place).round() + 0.0).numpy().tobytes(), labels.numpy().tobytes())
+    """The models, edges and samples as they were asked about.
+
+    Any other ones are another question: that two have the same answer would say that nobody is between their edges.
+    """
+    inside = [np.packbits((own.weights(one.rows) > 0).numpy()).tobytes() for one in asked]
+    return seal(*inside, *(t.numpy().tobytes() for one in asked for t in (one.arrays["x"], one.arrays["edges"])))
 
 
 def _rare_classes(limits: Limits, labels: Ints) -> list[int]:

@@ -1,17 +1,17 @@
 """Counts and refusals that say nothing exact: they have noise, by a secret and by what is asked.
 
-The noise of a count belongs to those who are counted: the same ones have the same noise, in whatever job, at whatever
-model, so that nothing averages out; sets that differ a little have noise of their own, and the ledger counts questions.
+A question has the same noise whenever it is asked, and any other one has noise of its own: equal answers to different
+questions would say that nobody is between them. The ledger counts questions, so that little averages out.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+NOISED_METRICS = ("accuracy", "balanced_accuracy", "f1", "auc", "calibration_error")
+"""Metrics that count samples at a model."""
 _SHAPE, _SPREAD = 3.0, 0.2  # of the margin's slack; its density is flat zero where it begins
 
 
@@ -55,18 +55,3 @@ def metric_counts(name: str, row: Tensor, scale: float, draw: np.random.Generato
             of = noised(of, scale, draw)
         return torch.cat([noised(hits, scale, draw).minimum(of / 2 if name == "f1" else of), of], -1)
     return noised(row, scale, draw) if name in ("auc", "calibration_error") else row
-
-
-def histograms(told: Tensor, scale: float, draw: Callable[[int, int, int, int], np.random.Generator]) -> Tensor:
-    """Joined histograms ``(models, 2, 2, bins)``: a group's count has the same noise at its lowest and highest bin.
-
-    ``draw`` has the random numbers of a group: of which model and class, and from which bin to which.
-    """
-    made = told.clone()
-    for model, kind in np.ndindex(len(told), 2):
-        ends = made[model, :, kind]
-        for low, high in zip(*(torch.nonzero(end).flatten().tolist() for end in ends), strict=True):
-            own = draw(model, kind, low, high)
-            ends[0, low] = noised(ends[0, low], scale, own).clamp(min=1.0)
-            ends[1, high] = ends[0, low]
-    return made

@@ -42,6 +42,10 @@ class RefusalError(ValueError):
         self.here = here
 
 
+class DataRefusalError(RefusalError):
+    """A refusal that hangs on the site's samples, and so says something about them: the ledger counts those."""
+
+
 class UnapprovedError(RefusalError):
     """A site will not do it before its people have said yes; it may be asked again."""
 
@@ -115,6 +119,8 @@ class Limits(BaseModel):
     """Jobs that are begun in a day."""
     score_tables: int = Field(default=20, ge=1)
     """Tables of noised counts of scores, of all jobs there will ever be: the quality of a model is one."""
+    refusals: int = Field(default=100, ge=1)
+    """Refusals that hang on the samples (margins, rare classes and columns), of all jobs there will ever be."""
     models_per_round: int = Field(default=2, ge=1)
     """Different models that are answered in one round of a job; a lost answer is asked for again with the same one."""
     # -- with whom
@@ -293,7 +299,7 @@ def judge(limits: Limits, config: Config, shape: Shape, sizes: Mapping[str, int]
     if config.model is None:
         most = math.floor(limits.parameter_share * sizes["train"]) if limits.parameter_share < math.inf else count
         if count > most:
-            raise RefusalError(
+            raise DataRefusalError(
                 f"{count} parameters are more than this site's samples allow "
                 f"(parameter_share = {limits.parameter_share:.3g})",
                 f"they allow {most}",
@@ -309,7 +315,7 @@ def _enough(limits: Limits, asked: int, clients: int, sizes: Mapping[str, int]) 
     """Refuse evaluations on too few samples."""
     each = -(-asked // clients) if asked else max(sizes.values())
     if (least := min(min(each, size) for size in sizes.values())) < limits.min_evaluation:
-        raise RefusalError(
+        raise DataRefusalError(
             f"evaluation_samples = {asked} of {clients} clients are below this site's min_evaluation = "
             f"{limits.min_evaluation}",
             f"{least} here",

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from fedcomposite import rng
 from fedcomposite.federation.site.ledger import Ledger
-from fedcomposite.federation.site.policy import RefusalError
+from fedcomposite.federation.site.policy import DataRefusalError, RefusalError
 from fedcomposite.files import write_atomic
 from fedcomposite.problems import Batches
 
@@ -67,7 +67,7 @@ class RowSets:
             raise RefusalError("its book of rows cannot be read; the site's people have to look at it") from None
 
     def _write(self, book: Mapping[str, Any]) -> None:
-        _put(self._ledger, self._path, json.dumps(book).encode())
+        put_book(self._ledger, self._path, json.dumps(book).encode())
 
     def tell(self, counts: npt.NDArray[Any]) -> None:
         """Take down an answer in which row i counts ``counts[i]`` times; refuse one that makes a part too small.
@@ -88,11 +88,30 @@ class RowSets:
             return
         divided = sizes[after] != np.bincount(before)[before]
         if bool((divided & (sizes[after] < self._least)).any()):
-            raise RefusalError(
+            raise DataRefusalError(
                 f"with what was answered before, this would tell of fewer than min_count = {self._least} rows"
             )
         self._write({**book, "parts": _run_lengths(after)})
         self._told.add(known)
+
+    def fill(self, values: Mapping[str, float | str], rows: int) -> None:
+        """Take down what the gaps of columns are filled with that few rows have; refuse another filling.
+
+        The difference of two fillings is a column that is zero beside those rows.
+        """
+        if self._least <= 1 or not values:
+            return
+        book = self._read(rows)
+        known = {name: book["constants"].get(f"fillings of {name!r}", [value])[0] for name, value in values.items()}
+        if other := [name for name, value in values.items() if not _alike(known[name], value)]:
+            raise DataRefusalError(
+                f"gaps that fewer than min_count = {self._least} rows have are filled otherwise than in an earlier "
+                "job: fill them with the same constant, or mend the site's file",
+                f"{', '.join(other)}, filled with {', '.join(str(known[name]) for name in other)} before",
+            )
+        after = {f"fillings of {name!r}": [value] for name, value in known.items()}
+        if any(book["constants"].get(name) != value for name, value in after.items()):
+            self._write({**book, "constants": {**book["constants"], **after}})
 
     def bend(self, constants: Mapping[str, Sequence[float]], rows: int) -> None:
         """Take down the constants of functions that are not straight lines, by column; refuse too many of them.
@@ -127,7 +146,7 @@ class RowSets:
             for name in now.keys() & other.keys():
                 changed = int((_expanded(now[name]) != _expanded(other[name])).sum())
                 if 0 < changed < self._least:
-                    raise RefusalError(
+                    raise DataRefusalError(
                         f"fewer than min_count = {self._least} values of a column are read otherwise than in an "
                         "earlier job; mark values as missing, and name levels, in the site.toml"
                     )
@@ -163,11 +182,11 @@ class Cuts:
             told.append(not any(bool(((size > 0) & (size < self._least)).any()) for size in sizes))
         after = np.unique(np.concatenate([known, sets[told]]), axis=0)
         if len(after) > _CUTS:
-            raise RefusalError("its scores were told for so many models that more would single patients out")
+            raise DataRefusalError("its scores were told for so many models that more would single patients out")
         if len(after) > len(known):
             content = io.BytesIO()
             np.save(content, after)
-            _put(self._ledger, self._path, content.getvalue())
+            put_book(self._ledger, self._path, content.getvalue())
         return told
 
 
@@ -177,8 +196,11 @@ class Tables:
     def __init__(self, path: Path, ledger: Ledger) -> None:
         self._path, self._ledger = path, ledger
 
-    def tell(self, table: str, most: int) -> None:
-        """Take a table down; refuse one more than ``most``. One that was told before is no further one."""
+    def tell(self, table: str, most: int, what: str) -> int:
+        """Take a table down; refuse one more than ``most``. One that was told before is no further one.
+
+        Returns its number; ``what`` they are is for the refusal.
+        """
         try:
             content = self._path.read_bytes() if self._path.exists() else None
             self._ledger.check(f"rows/{self._path.name}", content)
@@ -188,13 +210,14 @@ class Tables:
         except (ValueError, TypeError, OSError):
             raise RefusalError("its book of rows cannot be read; the site's people have to look at it") from None
         if table in known:
-            return
+            return known.index(table)
         if len(known) >= most:
-            raise RefusalError(f"over this site's score_tables = {most} of its data, in all jobs together")
-        _put(self._ledger, self._path, json.dumps([*known, table]).encode())
+            raise RefusalError(f"over this site's {what} = {most} of its data, in all jobs together")
+        put_book(self._ledger, self._path, json.dumps([*known, table]).encode())
+        return len(known)
 
 
-def _put(ledger: Ledger, path: Path, content: bytes) -> None:
+def put_book(ledger: Ledger, path: Path, content: bytes) -> None:
     """Write a book that the ledger knows."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     ledger.vouch(f"rows/{path.name}", content)
@@ -203,6 +226,12 @@ def _put(ledger: Ledger, path: Path, content: bytes) -> None:
 
 _CUTS = 20_000
 _BITS = np.array([bin(octet).count("1") for octet in range(256)], np.int64)
+
+
+def _alike(one: float | str, other: float | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return math.isclose(one, other, rel_tol=1e-14)  # as a mean is in a secure sum and in a plain one
 
 
 def _run_lengths(values: npt.NDArray[Any]) -> list[list[int]]:

@@ -35,11 +35,12 @@ from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit, AuditError
 from fedcomposite.federation.site.budgeted_gradients import BudgetedGradients, margins_within
 from fedcomposite.federation.site.client_states import LostStateError, StateStore
+from fedcomposite.federation.site.data_versions import DataVersions
 from fedcomposite.federation.site.gate import Gate
 from fedcomposite.federation.site.ledger import Ledger
-from fedcomposite.federation.site.noise import metric_counts, rounded
+from fedcomposite.federation.site.noise import NOISED_METRICS, metric_counts, rounded
 from fedcomposite.federation.site.peer_heads import PeerHeads
-from fedcomposite.federation.site.policy import Limits, RefusalError, UnapprovedError
+from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError, UnapprovedError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
 from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.site.table_files import Newcomers
@@ -71,6 +72,20 @@ class _Job:
     privacy: SampleLevel | None
     query: Query | None  # as the accountant sees an answer
     threads: int | None  # that fit a local step
+
+
+def rows_of(silos: Silos) -> list[bytes]:
+    """The samples of a site, each as bytes that equal ones have in common; those of mapped files are not looked at."""
+    made = []
+    for part, (X, y) in {"train": (silos.features, silos.targets), **silos.held_out}.items():
+        if isinstance(X, Tensor):
+            rows = [X.flatten(1), y.view(len(y), -1)]
+            made += [part.encode() + b"".join(row) for row in zip(*(map(_bytes, t.numpy()) for t in rows), strict=True)]
+    return made
+
+
+def _bytes(row: np.ndarray[Any, Any]) -> bytes:
+    return row.tobytes()
 
 
 def reconcile(ledger: Ledger, audit: Audit | None) -> None:
@@ -124,6 +139,9 @@ class Site:
         self.ledger = Ledger(store.folder, self.limits, self._digest())
         reconcile(self.ledger, audit)
         self.gate = Gate(self.ledger, self.limits, store.folder, self._digest())
+        self._versions = DataVersions(
+            store.folder, self._digest(), self.limits.min_count, self.ledger, lambda: rows_of(silos)
+        )
         self.account = PrivacyAccount(self.ledger, self.limits)
         self.source: Source = System()
         """Of noise: the operating system's."""
@@ -211,8 +229,10 @@ class Site:
         """The answer, and what a refusal has to do with the data, for the site's own people."""
         here = ""
         try:
+            self.ledger.check_refusals()
             return self._answer(request), here
         except DataError as error:  # may quote samples, so its text stays here
+            self.ledger.refused(wire.digest(request))
             self._log(f"refused: {wire.clean(error)}")
             reason = "its data do not fit this experiment (see the site's log)"
         except UnapprovedError as error:
@@ -220,6 +240,8 @@ class Site:
         except (RefusalError, WireError, LostStateError, ConfigError, MaskError) as error:
             reason = wire.clean(str(error).splitlines()[0] if str(error) else "")
             here = wire.clean(error.here) if isinstance(error, RefusalError) else ""
+            if isinstance(error, DataRefusalError):
+                self.ledger.refused(wire.digest(request))
             self._log(f"refused: {reason}" + (f" (here: {here})" if here else ""))
         except Exception as error:
             self._log(f"failed: {type(error).__name__}: {wire.clean(error)}")
@@ -246,6 +268,7 @@ class Site:
         if order.secure is None:
             policy.check_plain(self.limits)
         self.gate.bind(order, config)
+        self._check_version(config)
         if order.shape is not None:
             heads = {site: head for site, head in order.heads.items() if site in order.shape.sites}
             PeerHeads(self.store.folder / "heads.json").keep(self.name, heads, self._sums.vault.peers)
@@ -257,6 +280,11 @@ class Site:
             return wire.content(introduction=self.introduce(order, config).model_dump_json())
         done = self.work(order, order.shape, config, request)
         return wire.content(report=done.report, vectors=done.vectors)
+
+    def _check_version(self, config: Config) -> None:
+        """Refuse to answer of data that differ from earlier ones by few rows, unless noise hides these."""
+        if config.privacy is None:
+            self._versions.check()
 
     def _timed(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
         began = time.perf_counter()
@@ -338,7 +366,7 @@ class Site:
             classes, counts = torch.unique(y, return_counts=True)
             if config.budget is None and int(counts.min()) < self.limits.min_class:  # noise hides, a refusal would not
                 here = f"class {float(classes[counts.argmin()]):g} has {int(counts.min())} {part} samples"
-                raise RefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}", here)
+                raise DataRefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}", here)
         return self._labels
 
     @staticmethod
@@ -464,27 +492,13 @@ class Site:
         except StepError as error:
             raise RefusalError(f"round {order.round + 1}: {error}") from None
         if not (messages.finite(reply) and messages.finite(after) and messages.all_finite(buffers)):
-            raise RefusalError("its numbers left the finite range: the steps are probably too large")
+            raise DataRefusalError("its numbers left the finite range: the steps are probably too large")
         if after:
             self.store.save(order.job, order.round, order.last, after)
         report |= {"gradients": counter.gradients - gradients, "proxes": counter.proxes - proxes}
         if order.secure is not None:
             reply = messages.decoded(client.algorithm.at(order.round), reply)
         return {**wire.named("reply", reply), "buffers": buffers}
-
-    def _noise_of(self, problem: Problem, counted: str, model: Tensor) -> np.random.Generator:
-        """Random numbers for a metric's counts: of a linear classifier by what it predicts, at whatever model."""
-        part, _, metric = counted.partition("/")
-        said = model.detach().numpy().tobytes()
-        if problem.model is None and metric in ("accuracy", *policy.PER_CLASS):
-            silos = problem.silos
-            train, held = (silos.features, silos.margin_offsets), dict[Any, Any](silos.held_out)
-            offsets = dict[Any, Tensor](silos.held_margin_offsets)
-            X, shift = train if part == "train" else (held[part][0], offsets.get(part))
-            z = problem.predict(model, X)
-            z = z if shift is None else z + shift.to(z)
-            said = (z > 0 if z.ndim == 1 else z.argmax(-1)).numpy().tobytes()
-        return self.gate.draw("metric", counted, said)
 
     def _evaluate(self, order: Order, job: _Job, given: Vectors, report: dict[str, float]) -> Vectors:
         model = given["model"]
@@ -507,10 +521,11 @@ class Site:
             report["loss"], gradient = math.inf, torch.zeros_like(gradient)
         counts = {k: v for k, v in seen.counts.items() if messages.all_finite(v)}
         if job.query is None and self.gate.scale > 0:
-            counts = {
-                k: metric_counts(k.partition("/")[2], v, self.gate.scale, self._noise_of(job.problem, k, model))
-                for k, v in counts.items()
-            }
+            counted = model.detach().cpu().numpy().tobytes()
+            for part in {k.partition("/")[0] for k in counts if k.partition("/")[2] in NOISED_METRICS}:
+                draw, scale = self.gate.count_at(part, counted)
+                mine = sorted(k for k in counts if k.startswith(f"{part}/"))
+                counts |= {k: metric_counts(k.partition("/")[2], counts[k], scale, draw) for k in mine}
         elif job.query is not None and self.samples != self.sizes["train"]:
             factor = self.samples / self.sizes["train"]
             counts |= {k: v * factor for k, v in counts.items() if k in ("train/samples", "train/accuracy")}

@@ -76,6 +76,14 @@ class TableFile:
             (made,) = recipe.sheets([self.path], names=[self.name], text=text, **(self.style or {}))
         return made
 
+    def rows(self) -> list[bytes]:
+        """Its rows, in a form in which equal ones are equal: lines of a text, otherwise what their cells are."""
+        content = self.path.read_bytes()
+        if b"\0" not in content:
+            return content.splitlines()
+        sheet = self.read(Recipe())
+        return [repr(cells).encode() for cells in zip(*(sheet.columns[name] for name in sheet.columns), strict=True)]
+
     @property
     def where(self) -> str:
         """How messages name it."""

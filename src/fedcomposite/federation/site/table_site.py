@@ -24,10 +24,11 @@ from fedcomposite.federation.site import analyses, minimum_counts, noised_answer
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit
 from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.data_versions import DataVersions
 from fedcomposite.federation.site.gate import Gate
-from fedcomposite.federation.site.learned_steps import bends, check_learned, check_steps
+from fedcomposite.federation.site.learned_steps import bends, check_learned, check_steps, fillings
 from fedcomposite.federation.site.ledger import Ledger
-from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount
 from fedcomposite.federation.site.row_sets import KeptRows
 from fedcomposite.federation.site.site import Site, reconcile
@@ -46,6 +47,9 @@ class _Prepared(Site):
 
     def _digest(self) -> str:
         return self._file
+
+    def _check_version(self, config: Config) -> None:
+        pass  # of the table's rows
 
 
 class TableSite(Site):
@@ -73,7 +77,9 @@ class TableSite(Site):
         self.head = (lambda: "") if audit is None else audit.signed_head
         self.ledger = Ledger(store.folder, self.limits, source.digest)
         reconcile(self.ledger, audit)
-        self.gate = Gate(self.ledger, self.limits, store.folder, source.digest)
+        self._file = source.digest
+        self.gate = Gate(self.ledger, self.limits, store.folder, self._file)
+        self._versions = DataVersions(store.folder, self._file, self.limits.min_count, self.ledger, source.rows)
         self._sums = Sums(self._vault, self.ledger, self.limits, 0)
         self.account = PrivacyAccount(self.ledger, self.limits)
         self.source: Source = System()
@@ -142,7 +148,8 @@ class TableSite(Site):
         if config.budget is not None:
             return analyses.answered_queries(self, sheet, order, analysis, config)
         if sheet.rows < self.limits.min_samples:
-            raise RefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
+            raise DataRefusalError(f"it has fewer rows than its min_samples = {self.limits.min_samples}")
+        self._versions.check()
         self._own_table(config)
         return analyses.answered_queries(self, sheet, order, analysis, config)
 
@@ -155,14 +162,20 @@ class TableSite(Site):
         """The table with the names and units of an experiment."""
         if self._read is None or self._read[0] != repr(config.recipe):
             recipe = Recipe(**(config.recipe or {}))
-            self._read = repr(config.recipe), recipe.local(self.name).apply(self._source.sheet(recipe))
+            self._read = repr(config.recipe), recipe.local(self.name).apply(self._sheet(recipe))
         return self._read[1]
+
+    def _sheet(self, recipe: Recipe) -> Sheet:
+        """The file, which must be the one that the site was started with: books are of that."""
+        if self._source.digest != self._file:
+            raise RefusalError("its file has changed since the site was started; its people have to start it anew")
+        return self._source.sheet(recipe)
 
     def _own_table(self, config: Config) -> Sheet:
         """The same, for an answer: how it is read is taken down, since the difference of two readings says much."""
         recipe = Recipe(**(config.recipe or {}))
         if self._taken_down != repr(config.recipe):
-            self.gate.rows.read_as(reading(self._source.sheet(recipe), recipe.local(self.name)))
+            self.gate.rows.read_as(reading(self._sheet(recipe), recipe.local(self.name)))
             self._taken_down = repr(config.recipe)
         return self._table(config)
 
@@ -206,13 +219,16 @@ class TableSite(Site):
                 self._prepared = order.recipe, self._noised_features(config.budget, learned, recipe)
                 self._number()
                 return self._prepared[1]
-            sheet, table = self._source.sheet(recipe), self._own_table(config)
+            self._versions.check()
+            sheet, table = self._sheet(recipe), self._own_table(config)
             check_learned(recipe, learned, table, Rules(self.limits.min_count))
             self.gate.rows.bend(bends(learned.steps), table.rows)
+            self.gate.rows.fill(fillings(table, learned.steps, self.limits.min_count), table.rows)
             silos = learned.silos([sheet])
             minimum_counts.check_own(self.limits, learned.few(sheet, self.limits.min_count))
             kept = analyses.kept_rows(table, learned.steps)
             self._check_labels(learned.target, silos, kept)
+            self.gate.columns.tell(minimum_counts.columns_of(silos), kept)
             self._prepared = order.recipe, self._made(silos, kept)
             self._number()
         return self._prepared[1]
@@ -230,6 +246,6 @@ class TableSite(Site):
         if learned.recipe.model_dump() != recipe.model_dump():
             raise RefusalError("the learned recipe is not the one of the experiment")
         check_steps(recipe, learned.steps, learned.target)
-        sheet = noised_answers.readable(learned, self._source.sheet(recipe), budget)
+        sheet = noised_answers.readable(learned, self._sheet(recipe), budget)
         few = self.limits.model_copy(update={"min_samples": 1, "min_evaluation": 1})
         return self._made(learned.silos([sheet]), None, few)
