@@ -8,7 +8,8 @@ intervals, quality. Sites of one federation have default limits, those of the ot
 an asker and exact numbers; both are printed beside a simulation, which has the files. Folds of default sites are their
 secret, so that cross-validated numbers differ by that, too. Then ten analyses of the same data follow each other, each
 with another penalty, recipe, choice or number of folds. Last the CPU time of one analysis at either kind of sites, in
-turns, for each of its exchanges. GUSTO-I (40,830 patients in 16 regions, death within 30 days) is FEDCOMPOSITE_DATA/multicentre/gusto.csv.gz.
+turns, for each of its exchanges. GUSTO-I (40,830 patients in 16 regions, death within 30 days) is
+FEDCOMPOSITE_DATA/multicentre/gusto.csv.gz.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import tomllib
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import noise, table_site
 from fedcomposite.federation.site.approval import Approval, Approvals, Rule, digest
 from fedcomposite.federation.site.audit import Audit
-from fedcomposite.federation.site.client_states import StateStore
+from fedcomposite.federation.site.client_states import LostStateError, StateStore
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.site import Site
 from fedcomposite.federation.site.table_files import TableFile
@@ -596,6 +597,12 @@ def pooled(asking):
     return told["gradient"].numpy(), 4 * (H + np.triu(H, 1).T)
 
 
+class Memory(NamedTuple):
+    """A state of one vector."""
+
+    z: torch.Tensor
+
+
 LEVELS = {"standardize": False, "impute": 0.0}
 
 
@@ -673,6 +680,34 @@ def test_a_file_that_has_grown_by_a_patient_is_not_asked(consortium, secure):
     sums(pd.concat([before["a"], frame_of("a", 5, seed=5)], ignore_index=True), "tight")
     with pytest.raises(FederationError, match="differ from those of an earlier answer"):  # of any earlier one
         sums(pd.concat([before["a"], frame_of("a", 6, seed=6)], ignore_index=True).iloc[2:], "tight")
+
+
+def test_two_folders_with_the_same_books_are_one_site(tmp_path):
+    """Tables of scores at two coordinators: each folder had 20 of its own, with noise of its own."""
+
+    def told(books, edges):
+        site = named_site(tmp_path / books)
+        each = [tallied(site, [float(e)], i + 1, job=f"{books}{int(1e6 * e) + 10**9}") for i, e in enumerate(edges)]
+        return [one for one in each if not isinstance(one, str)]
+
+    edges = np.linspace(-1, 1, 24)
+    first, second = told("north", edges[:12]), told("south", edges[:12])
+    assert len(first) == len(second) == 12
+    assert any(np.abs(a["0.tallies"] - b["0.tallies"]).max() > 0 for a, b in zip(first, second, strict=True))
+    assert len(told("north", edges[12:])) == 8  # the other coordinator, of the same books
+
+
+def test_old_jobs_are_forgotten_and_books_are_not(tmp_path):
+    store = StateStore(tmp_path, keep=1, days=-1.0)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "book.json").write_text("{}")
+    for job in ("one", "two"):
+        store.save(job, 0, -1, Memory(torch.zeros(2)))
+    assert {p.name for p in tmp_path.iterdir()} == {"rows", "two"}
+    store.forget()
+    assert {p.name for p in tmp_path.iterdir()} == {"rows"}
+    with pytest.raises(LostStateError, match="not a job's name"):
+        store.save("rows", 0, -1, Memory(torch.zeros(2)))
 
 
 def test_samples_that_are_no_table_are_the_same_ones_too(tmp_path):

@@ -92,14 +92,14 @@ def test_a_new_day_has_a_new_budget_and_unused_work_is_given_back(tmp_path):
 
 
 def test_other_data_in_the_middle_of_a_job_is_refused(tmp_path):
-    """Also for a method whose clients remember nothing, and for data of the same size."""
+    """Also for a method whose clients remember nothing, for data of the same size, and where one patient may tell."""
     X, y = people()
-    ask(make_site(tmp_path), experiment(), message=np.zeros(D))
+    ask(make_site(tmp_path, min_count=1), experiment(), message=np.zeros(D))
     other = X.copy()
     other[7, 2] += 1e-9
     with pytest.raises(RefusalError, match="job job began with other data here"):
-        ask(make_site(tmp_path, (other, y)), experiment(), round=1, message=np.zeros(D))
-    ask(make_site(tmp_path, (other, y)), experiment(), round=1, message=np.zeros(D), job="anew")
+        ask(make_site(tmp_path, (other, y), min_count=1), experiment(), round=1, message=np.zeros(D))
+    ask(make_site(tmp_path, (other, y), min_count=1), experiment(), round=1, message=np.zeros(D), job="anew")
 
 
 @pytest.mark.parametrize(

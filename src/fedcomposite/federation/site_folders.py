@@ -23,6 +23,8 @@ class _Site(_Section):
     address: str
     device: str = "cpu"
     """Where rounds are computed."""
+    books: str | None = None
+    """Folder of ledger, secret and books of rows: one for all federations in which the same patients take part."""
 
 
 class DataSection(_Section):
@@ -86,6 +88,7 @@ class SiteFolder:
         self.name, self.address, self.engine = self.file.site.name, self.file.site.address, self.file.site.engine
         self.key, self.coordinator = self.path / "site.key", self.path / "coordinator.pub"
         self.state = self.path / "state"
+        self.books = self.path / self.file.site.books if self.file.site.books else self.state
         for path in (self.key, self.coordinator):
             self._check_there(path)
 

@@ -251,17 +251,13 @@ class Desk:
             sums["error"][k] = (told * (share / total)).clamp(max=share)
 
     def _blur_pairs(self, silo: Silo, request: Request, sums: Sums) -> None:
-        """Put noise on pairs: two models between which two patients change places would tell who left first.
-
-        It follows from the order of the samples, so that models with the same one do not make it average out.
-        """
-        gate, (right, tied, every) = self._site.gate, sums["pairs"].chunk(3)
-        own = silo.of_part(request.part)
-        inside = own.weights(request.rows) > 0
-        order = torch.unique(own.margins(request.arrays["x"])[inside], return_inverse=True)[1]
-        draw = gate.draw("pairs", order.numpy().tobytes(), inside.numpy().tobytes(), request.part)
-        tied = noised(tied, gate.scale, draw).minimum(every) if float(tied) > 0 else tied
-        sums["pairs"] = torch.cat([noised(right, gate.scale, draw).minimum(every - tied), tied, every])
+        """Put noise on pairs: two models between which two patients change places would tell who left first."""
+        right, tied, every = sums["pairs"].chunk(3)
+        inside = np.packbits((silo.of_part(request.part).weights(request.rows) > 0).numpy()).tobytes()
+        asked_at = inside + request.arrays["x"].numpy().tobytes()
+        draw, scale = self._site.gate.count_at(f"{request.part} pairs", asked_at)
+        tied = noised(tied, scale, draw).minimum(every) if float(tied) > 0 else tied
+        sums["pairs"] = torch.cat([noised(right, scale, draw).minimum(every - tied), tied, every])
 
     def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
         key = order.config, shape, order.client, order.job

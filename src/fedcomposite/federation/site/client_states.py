@@ -16,7 +16,7 @@ from typing import Any
 
 from fedcomposite import files
 
-_JOB = re.compile("[0-9a-z-]{1,64}")
+_JOB = re.compile("(?!rows$)[0-9a-z-]{1,64}")  # "rows" has the books of rows
 
 
 class LostStateError(ValueError):
@@ -57,7 +57,8 @@ class StateStore:
             self._tidy()
 
     def _jobs(self) -> list[Path]:
-        found = [p for p in self.folder.iterdir() if p.is_dir()] if self.folder.is_dir() else []
+        every = self.folder.iterdir() if self.folder.is_dir() else []
+        found = [p for p in every if _JOB.fullmatch(p.name) and any(p.glob("*.safetensors"))]
         return sorted(found, key=lambda p: p.stat().st_mtime)
 
     def _tidy(self) -> None:

@@ -84,7 +84,7 @@ def _of_database(folder: SiteFolder, log: Callable[[str], None]) -> Site:
 
 def _common(folder: SiteFolder, log: Callable[[str], None]) -> tuple[Any, ...]:
     """What every site has, whatever its data are: name, memory, limits, log, classes."""
-    return folder.name, StateStore(folder.state), folder.file.limits, log, folder.file.data.classes
+    return folder.name, StateStore(folder.books), folder.file.limits, log, folder.file.data.classes
 
 
 def _own(folder: SiteFolder) -> dict[str, Any]:

@@ -15,9 +15,12 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
+
+from filelock import FileLock
 
 from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.files import write_atomic
@@ -40,8 +43,14 @@ class Ledger:
     def __init__(self, folder: Path, limits: Limits, data: str, day: Callable[[], date] = today) -> None:
         self._folder, self._limits, self._data, self._day = folder, limits, data, day
         self._path, self._secret = folder / "ledger.json", b""
+        self._lock = FileLock(folder / "ledger.lock", mode=0o600)
         self.number = 0
         """The least number that the file can have: the last that was seen."""
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """Keep other processes from the books meanwhile: two federations may share them."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._lock
 
     # -- the file -----------------------------------------------------------------------------------------------------
 

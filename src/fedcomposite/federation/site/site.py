@@ -55,6 +55,7 @@ from fedcomposite.runtime.client import Client
 
 __all__ = ["Limits", "RefusalError", "Site"]
 
+_FAULTLESS = (RefusalError, WireError, LostStateError, ConfigError, MaskError)  # whatever the samples are
 _PAIRS = ({-1.0, 1.0}, {0.0, 1.0})  # labels that say nothing about a site
 
 
@@ -229,24 +230,31 @@ class Site:
         """The answer, and what a refusal has to do with the data, for the site's own people."""
         here = ""
         try:
-            self.ledger.check_refusals()
-            return self._answer(request), here
+            return self._counted(request), here
         except DataError as error:  # may quote samples, so its text stays here
-            self.ledger.refused(wire.digest(request))
             self._log(f"refused: {wire.clean(error)}")
             reason = "its data do not fit this experiment (see the site's log)"
         except UnapprovedError as error:
             return wire.content(waiting=str(error)), here
-        except (RefusalError, WireError, LostStateError, ConfigError, MaskError) as error:
+        except _FAULTLESS as error:
             reason = wire.clean(str(error).splitlines()[0] if str(error) else "")
             here = wire.clean(error.here) if isinstance(error, RefusalError) else ""
-            if isinstance(error, DataRefusalError):
-                self.ledger.refused(wire.digest(request))
             self._log(f"refused: {reason}" + (f" (here: {here})" if here else ""))
         except Exception as error:
             self._log(f"failed: {type(error).__name__}: {wire.clean(error)}")
             reason = f"failed with {type(error).__name__} (see the site's log)"
         return wire.content(refusal=reason), here
+
+    def _counted(self, request: Content) -> Content:
+        """The answer, with nobody else at the books; a refusal that hangs on the samples is taken down."""
+        with self.ledger.alone():
+            self.ledger.check_refusals()
+            try:
+                return self._answer(request)
+            except Exception as error:
+                if isinstance(error, DataRefusalError) or not isinstance(error, _FAULTLESS):
+                    self.ledger.refused(wire.digest(request))
+                raise
 
     def _answer(self, request: Content) -> Content:
         if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:

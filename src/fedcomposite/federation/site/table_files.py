@@ -78,7 +78,9 @@ class TableFile:
 
     def rows(self) -> list[bytes]:
         """Its rows, in a form in which equal ones are equal: lines of a text, otherwise what their cells are."""
-        content = self.path.read_bytes()
+        if isinstance(self.path, StoredTable):
+            return self.path.frame.to_csv(index=False).encode().splitlines()
+        content = b"\n".join(part.read_bytes() for part in self._parts(self.path))
         if b"\0" not in content:
             return content.splitlines()
         sheet = self.read(Recipe())
@@ -94,8 +96,11 @@ class TableFile:
         """Of the file, or of the rows."""
         if isinstance(self.path, StoredTable):
             return hashlib.sha256(self.path.frame.to_csv(index=False).encode()).hexdigest()
-        parts = parts_of(self.path) if self.path.is_dir() else [self.path]
-        return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+        return hashlib.sha256(b"".join(part.read_bytes() for part in self._parts(self.path))).hexdigest()
+
+    @staticmethod
+    def _parts(path: Path) -> list[Path]:
+        return parts_of(path) if path.is_dir() else [path]
 
 
 def reading(file: Sheet, local: Local) -> dict[str, Marks]:
