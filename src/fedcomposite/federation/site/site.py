@@ -78,7 +78,8 @@ class _Job:
 def rows_of(silos: Silos) -> list[bytes]:
     """The samples of a site, each as bytes that equal ones have in common; those of mapped files are not looked at."""
     made = []
-    for part, (X, y) in {"train": (silos.features, silos.targets), **silos.held_out}.items():
+    parts: dict[str, tuple[Any, Tensor]] = {"train": (silos.features, silos.targets), **dict(silos.held_out)}
+    for part, (X, y) in parts.items():
         if isinstance(X, Tensor):
             rows = [X.flatten(1), y.view(len(y), -1)]
             made += [part.encode() + b"".join(row) for row in zip(*(map(_bytes, t.numpy()) for t in rows), strict=True)]
@@ -372,7 +373,7 @@ class Site:
             parts |= {part: y for part, (_, y) in self.silos.held_out.items()}
         for part, y in parts.items():
             classes, counts = torch.unique(y, return_counts=True)
-            if config.budget is None and int(counts.min()) < self.limits.min_class:  # noise hides, a refusal would not
+            if config.privacy is None and int(counts.min()) < self.limits.min_class:  # noise hides, a refusal would not
                 here = f"class {float(classes[counts.argmin()]):g} has {int(counts.min())} {part} samples"
                 raise DataRefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}", here)
         return self._labels
