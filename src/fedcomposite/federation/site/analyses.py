@@ -173,6 +173,7 @@ class Desk:
         self._site = site
         self._built: tuple[tuple[str, Shape, int, str], Silo] | None = None
         self._looked_at: Silo | None = None  # no column of it is rare
+        self._folds = set[tuple[str, Rows]]()  # nor of these folds of it
 
     def answer(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Content:
         """Do what is asked, or refuse it."""
@@ -220,7 +221,7 @@ class Desk:
             minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
             self._looked_at = silo
         for one in requests:
-            minimum_counts.check_samples(self._site.limits, silo, one, self._site.gate.most)
+            minimum_counts.check_samples(self._site.limits, silo, one, self._site.gate.most, self._folds)
         self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
         vectors: Vectors = {}
         gate, kept = self._site.gate, self._site.kept
@@ -273,6 +274,7 @@ class Desk:
             except ValueError as error:
                 raise DataError(str(error)) from None
             by_samples = config.problem.weights == "samples"
+            self._folds.clear()
             self._built = key, dataclasses.replace(made, parts=(rest or [made])[0].parts, by_samples=by_samples)
         return self._built[1]
 

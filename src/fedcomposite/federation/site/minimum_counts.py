@@ -29,7 +29,7 @@ from fedcomposite.federation.site.noise import deviation
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.risk_sets import EVENT
-from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Silo, Sums, answer
+from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Rows, Silo, Sums, answer
 
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger
@@ -79,8 +79,13 @@ def width(silo: Silo) -> int:
     return silo.X.shape[1] * silo.loss.outputs
 
 
-def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[Tensor], float]) -> None:
-    """Refuse sums over few samples, over all but a few, and at models that single samples out."""
+def check_samples(
+    limits: Limits, silo: Silo, request: Request, most: Callable[[Tensor], float], looked_at: set[tuple[str, Rows]]
+) -> None:
+    """Refuse sums over few samples, over all but a few, and at models that single samples out.
+
+    ``looked_at`` are the rows whose columns were found to be had by enough of them.
+    """
     own = silo.of_part(request.part)
     inside = own.weights(request.rows) > 0
     count = int(inside.sum())
@@ -97,8 +102,10 @@ def check_samples(limits: Limits, silo: Silo, request: Request, most: Callable[[
         event_times.check(limits, own, request)
     elif request.name in event_times.QUESTIONS:
         raise RefusalError("a question about times to an event, and the experiment is about something else")
-    if request.name in ("newton", "information") and request.rows.kind == "fold" and request.rows.held:
+    fold = request.name in ("newton", "information") and request.rows.kind == "fold" and request.rows.held
+    if fold and (request.part, request.rows) not in looked_at:
         _check_columns(limits, own.X[inside], " of a fold")  # models are fitted to the others
+        looked_at.add((request.part, request.rows))
     if request.name == "losses" and request.numbers.get("errors"):
         _check_errors(limits, own, request)
     edges, most_edges = request.arrays.get("edges", torch.zeros(0)), _MOST_EDGES
