@@ -78,8 +78,7 @@ class _Job:
 def rows_of(silos: Silos) -> list[bytes]:
     """The samples of a site, each as bytes that equal ones have in common; those of mapped files are not looked at."""
     made = []
-    parts: dict[str, tuple[Any, Tensor]] = {"train": (silos.features, silos.targets), **dict(silos.held_out)}
-    for part, (X, y) in parts.items():
+    for part, (X, y) in [("train", (silos.features, silos.targets)), *silos.held_out.items()]:
         if isinstance(X, Tensor):
             rows = [X.flatten(1), y.view(len(y), -1)]
             made += [part.encode() + b"".join(row) for row in zip(*(map(_bytes, t.numpy()) for t in rows), strict=True)]
