@@ -210,7 +210,7 @@ def measure(case: str, folder: Path, count: int, engine: EngineName, light: bool
         else:
             words = [(folder / f"{site}.log", "join", str(fed.path / "sites" / site)) for site in sites]
             joined = [stack.enter_context(demo.party(*one)) for one in words]
-        demo.wait_for(folder / "serve.log", "serving on", server)
+        demo.wait_for(folder / "serve.log", "serving on", server, 600)
         logs = [folder / "sites.log"] if light else [folder / f"{site}.log" for site in sites]
         for log, process in zip(logs, joined, strict=True):
             demo.wait_for(log, "waiting for work", process, 600, len(sites) if light else 1)

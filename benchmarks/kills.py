@@ -95,7 +95,7 @@ def disturbed(folder: Path, fed: FederationFolder, rounds: int, kills: int, seed
     chosen, data, counted = random.Random(seed), folder / "data", dict.fromkeys(KILLED, 0)
     with contextlib.ExitStack() as stack:
         parties = {"serve": Party(stack, folder / "serve.log", "serve", str(fed.path))}
-        demo.wait_for(folder / "serve.log", "serving on", parties["serve"].process)
+        demo.wait_for(folder / "serve.log", "serving on", parties["serve"].process, PATIENCE)
         for site in fed.sites:
             words = ["join", str(fed.path / "sites" / site), "--data", str(data / f"{site}.csv"), "--target", "num"]
             parties[site] = Party(stack, folder / f"{site}.log", *words)
