@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from network_modules import gpu
 
 import fedcomposite as fc
 from fedcomposite.problems.concordance import pairs
@@ -225,23 +226,29 @@ def test_single_precision_and_refusals() -> None:
         )
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 @pytest.mark.parametrize("ties", ["breslow", "efron"])
-def test_single_precision_is_that_of_double(ties: Any) -> None:
-    """Loss and gradient at a model, to 1e-4 of their size; sums over risk sets are float64 in both."""
+def test_single_precision_is_that_of_double(ties: Any, device: str) -> None:
+    """Loss and gradient at a model, to 1e-4 of their size; sums over risk sets are float64 in both.
+
+    Features of mean 1000 are as good as others: single precision would forget their deviation.
+    """
     data = [drawn(m, p=20, seed=i, ticks=m // 2, strata=2) for i, m in enumerate((4000, 1500))]
+    data = [(X + 1000 * (np.arange(20) < 3), y) for X, y in data]
     problem = fc.Problem(fc.Silos.from_arrays(data), loss="cox", loss_options={"ties": ties}, weights="samples")
     x = torch.from_numpy(np.random.default_rng(0).normal(size=20)) * 0.1
     seen = {}
-    for dtype in (torch.float32, torch.float64):
-        found = problem.smooth(dtype).evaluate(x.to(dtype))
-        assert found.gradient.dtype == dtype
-        seen[dtype] = found
-    one, two = seen.values()
-    assert abs(float(one.loss) / float(two.loss) - 1) < 1e-4
-    assert float((one.gradient - two.gradient).norm() / two.gradient.norm()) < 1e-4
+    for dtype, where in ((torch.float32, device), (torch.float64, "cpu")):
+        found = problem.smooth(dtype, torch.device(where)).evaluate(x.to(where, dtype))
+        assert (found.gradient.dtype, found.gradient.device.type) == (dtype, where)
+        seen[dtype] = float(found.loss), found.gradient.cpu().double()
+    (loss, gradient), (true_loss, truth) = seen.values()
+    assert abs(loss / true_loss - 1) < 1e-4
+    assert float((gradient - truth).norm() / truth.norm()) < 1e-4
+    method = fc.algorithms.ProximalGradient(step=0.05)
     runs = [
-        fc.simulate(problem, fc.algorithms.ProximalGradient(step=0.05), rounds=30, dtype=dtype).solution.double()
-        for dtype in seen
+        fc.simulate(problem, method, rounds=30, dtype=dtype, device=where).solution.cpu().double()
+        for dtype, where in ((torch.float32, device), (torch.float64, "cpu"))
     ]
     assert float((runs[0] - runs[1]).norm() / runs[1].norm()) < 1e-4
 

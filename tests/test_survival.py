@@ -62,6 +62,22 @@ def lifelines_fit(table):
     return lifelines.CoxPHFitter().fit(table, "week", "arrest", strata=["site"], fit_options=TIGHT)
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """Three sites with features about zero, and the table of :func:`confidence`."""
+    rng, data = np.random.default_rng(0), []
+    for m in (60, 50, 40):
+        X = rng.normal(size=(m, 3))
+        time, last = rng.exponential(size=m) * np.exp(-0.7 * X[:, 0] + 0.3 * X[:, 2]), 2 * rng.exponential(size=m)
+        data.append((X, np.c_[np.minimum(time, last), time <= last]))
+    problem = of(data)
+    return data, fc.confidence(problem, fc.solve(problem, tolerance=1e-13).solution)
+
+
+def of(data, h=None, **options):
+    return fc.Problem(fc.Silos.from_arrays(data), loss="cox", regularizer=h, weights="samples", **options)
+
+
 # -- coefficients -----------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +194,18 @@ def test_gbsg2_is_that_of_lifelines():
     found = fc.confidence(problem, fc.solve(problem, tolerance=1e-13).solution)
     assert np.abs(found["estimate"] - pooled.params_).max() < 1e-8
     assert np.abs(found["se"] - pooled.standard_errors_).max() < 1e-8
+
+
+def test_a_maximum_of_the_likelihood_needs_events(plain):
+    """Not samples: with fewer than five events for each coefficient, two steps from the regularized model."""
+    data, _ = plain
+    events = int(sum(y[:, 1].sum() for _, y in data))
+    rng = np.random.default_rng(4)
+    for number, way in ((events // 5, "exact"), (events // 5 + 1, "nodewise")):
+        problem = of([(rng.normal(size=(len(y), number)), y) for _, y in data], L1(0.05))
+        assert sum(problem.silos.sizes) >= 5 * number
+        x = fc.solve(problem)
+        pd.testing.assert_frame_equal(fc.confidence(problem, x), fc.confidence(problem, x, inverse=way))
 
 
 # -- robust errors ----------------------------------------------------------------------------------------------------
@@ -669,22 +697,6 @@ def test_rows_of_a_request_are_whole(problem):
 
 
 # -- awkward data -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def plain():
-    """Three sites with features about zero, and the table of :func:`confidence`."""
-    rng, data = np.random.default_rng(0), []
-    for m in (60, 50, 40):
-        X = rng.normal(size=(m, 3))
-        time, last = rng.exponential(size=m) * np.exp(-0.7 * X[:, 0] + 0.3 * X[:, 2]), 2 * rng.exponential(size=m)
-        data.append((X, np.c_[np.minimum(time, last), time <= last]))
-    problem = of(data)
-    return data, fc.confidence(problem, fc.solve(problem, tolerance=1e-13).solution)
-
-
-def of(data, h=None, **options):
-    return fc.Problem(fc.Silos.from_arrays(data), loss="cox", regularizer=h, weights="samples", **options)
 
 
 @pytest.mark.parametrize(("mean", "scale"), [(1000.0, 1e-4), (1e6, 1e-3), (0.0, 1e6), (0.0, 1e-6)])

@@ -27,13 +27,12 @@ from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driving
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.protocol import ALL, Task, losses, timetable
+from fedcomposite.runtime.protocol import ALL, Task, losses, share_of_events, totals
 
 Floats = npt.NDArray[np.float64]
 Several = Annotated[int, at.Ge(2)]
 
 _BINOMIAL = 0.5  # EBIC's gamma
-_NEVER = 1e300  # a time that is behind all others
 _DOZEN = 12  # strengths that share a start: fewer cost more work than they save exchanges
 
 
@@ -364,12 +363,10 @@ def _references(problem: Problem, null: Fit, driver: Driver) -> tuple[float, flo
     if not isinstance(loss, Loss) or loss.nonnegative:
         return 0.0, None
     asked = [losses(null.x.unsqueeze(0), ALL)]
-    if isinstance(loss, Cox):  # a grid of one time behind all others: everyone is at risk there
-        none, cause = null.x.new_zeros(0), loss.cause or 1
-        asked.append(timetable(null.x.new_full((1,), _NEVER), torch.zeros_like(null.x), none, cause))
+    if isinstance(loss, Cox):
+        asked.append(totals(null.x, loss.cause))
     sums, *counts = driver.ask(asked)
     saturated = null.loss - float(sums["deviance"][0] / sums["weight"][0]) / 2
     if not counts:
         return saturated, None
-    table = counts[0]["counts"][0, :, 0]
-    return saturated, null.seen.total * float(table[-1] / table[0])
+    return saturated, null.seen.total * share_of_events(counts[0])

@@ -46,6 +46,7 @@ Sums = dict[str, Tensor]
 
 _LEVEL = ("newton", "losses", "information", "schoenfeld")
 """Questions about differences of a site's samples, where the loss is about these."""
+_NEVER = 1e300  # a time that is behind all others
 _METHOD = ProxNewton()
 _FOLD, _HALF, _BOOTSTRAP, _HALF_OF_SITES = range(4)  # streams of random numbers
 _MOST = 12  # a Poisson(1) number is larger with a probability below 1e-10
@@ -662,6 +663,17 @@ def timetable(
     Groups are bins of the margins a'x between ``edges``: none, for one group; a unit vector, for those of a feature.
     """
     return Request("timetable", {"times": times, "x": x, "edges": edges}, {"causes": causes}, rows, part)
+
+
+def totals(x: Tensor, cause: int | None) -> Request:
+    """Ask for the samples and the events in all: a grid of one time behind all others, where everyone is at risk."""
+    return timetable(x.new_full((1,), _NEVER), torch.zeros_like(x), x.new_zeros(0), cause or 1)
+
+
+def share_of_events(sums: Sums) -> float:
+    """The share of samples with an event, from the answer to :func:`totals`."""
+    table = sums["counts"][0, :, 0]
+    return float(table[-1] / table[0])
 
 
 def _timetable(silo: Silo, weights: Tensor, request: Request) -> Sums:
