@@ -20,6 +20,7 @@ from benchmarks import (
     coverage,
     honest,
     inference,
+    meta,
     newton,
     prox,
     resume,
@@ -420,3 +421,10 @@ def test_honest_work_at_default_limits(tmp_path, monkeypatch):
     assert ((table["AUROC"] - table["AUROC, at hand"]).abs() <= table["off by at most"]).all()
     np.testing.assert_allclose(table["slope"], table["slope, at hand"], atol=1e-4)
     assert set(honest.seconds(study, tmp_path / "timed", 1)) == {"default", "opts out"}
+
+
+def test_prediction_intervals_hold_the_hospital_that_was_left_out(capsys):
+    found = meta.main(["--draws", "60", "--hospitals", "8"])
+    assert len(found) == 6
+    assert (found["left-out hospital"] > 80).all()
+    assert "left-out hospital" in capsys.readouterr().out

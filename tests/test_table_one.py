@@ -284,7 +284,7 @@ def test_the_command_and_the_report_have_it(tmp_path, cli):
     assert "496 (53.9)" in done.out
     assert "496 (53.9)" in out.read_text()
     told = json.loads(cli("data", "describe", "heart_disease", "--table-one", "--json", "--median", "age", check=0).out)
-    assert told.keys() == {"table", "numbers", "tests", "notes"}
+    assert told.keys() == {"schema", "table", "numbers", "tests", "notes"}
     assert "--table-one" in cli("data", "describe", "heart_disease", "--by", "sex", check=2).err
     assert ".docx" in cli("data", "describe", "heart_disease", "--table-one", "--out", "x.docx", check=2).err
     cli("fit", "heart-recipe", "--set", "table_one.by=sex", "--out", tmp_path / "run", check=0)

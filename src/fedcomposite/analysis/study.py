@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
+from fedcomposite._version import SCHEMA
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.inference import LIKELIHOODS, TooFewError, confidence
 from fedcomposite.analysis.newton import FitPlan, fit
@@ -210,7 +211,7 @@ class Analysis(Result):
         folder.remove("summary.json", "history.jsonl", "recipe.json", "best.safetensors", "checkpoint.safetensors*")
         folder.remove("plot.png", "report*")
         write_atomic(folder.config, config.encode())
-        content = {**self.content(), "description": description, "seconds": seconds}
+        content = {"schema": SCHEMA, **self.content(), "description": description, "seconds": seconds}
         content |= {"absent": list(absent)} if absent else {}
         content |= {} if table_one is None else {"table_one": table_one.content()}
         text = json.dumps(plain(content), indent=1, allow_nan=False)

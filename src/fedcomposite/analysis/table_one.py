@@ -340,8 +340,8 @@ class _Maker:
                 square = float(one["squares"][j]) - away**2 / n if n else 0.0
                 sd = math.sqrt(max(square, 0.0) / (n - 1)) if n > 1 else math.nan
                 hidden = bool(one["withheld"][j])
-                numbers = {} if hidden else {"mean": mean, "sd": sd}
-                made[name].append(_Group(*shape[name][i], withheld=hidden, **numbers))
+                told = (math.nan, math.nan) if hidden else (mean, sd)
+                made[name].append(_Group(*shape[name][i], hidden, *told))
         return made
 
     def _ranked(self, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -405,7 +405,7 @@ def _of_means(groups: Sequence[_Group]) -> dict[str, Any]:
     if len(some) == 2:
         a, b = some
         found = stats.ttest_ind_from_stats(a.mean, a.sd, a.n, b.mean, b.sd, b.n, equal_var=False)
-        return made | _tested("Welch's t", *found)
+        return made | _tested("Welch's t", float(found.statistic), float(found.pvalue))
     n, means, sd = (np.array([getattr(g, key) for g in some], float) for key in ("n", "mean", "sd"))
     middle, inner = n @ means / n.sum(), (n - 1) @ sd**2
     degrees = len(some) - 1, n.sum() - len(some)

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedcomposite._faults import FailedError as FailedError
 from fedcomposite._faults import UserError
+from fedcomposite._version import SCHEMA
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,7 +207,7 @@ def results(as_json: bool) -> Iterator[dict[str, Any]]:
     finally:
         out.quiet = before
         if as_json and found:
-            print_json(found)
+            print_json({"schema": SCHEMA, **found})
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

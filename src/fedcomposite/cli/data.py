@@ -117,9 +117,9 @@ def describe(
             named = {"files": list(sources)} if tables else {"name": sources[0]}
             content = {"data": {**named, "target": target or "-"}, "recipe": {}, "run": {"rounds": 0}}
             experiment = Config.check(content, sources[0])
-        given = sources if tables else None
         rules = None if min_count is None else Rules(min_count)
-        show_table_one(first_table(experiment, wish, given, rules), as_json, destination)
+        made = first_table(experiment, wish, sources if tables else None, rules)
+        show_table_one(made, as_json, destination)
         return
     if tables or (experiment is not None and experiment.recipe is not None):
         if picture is not None:

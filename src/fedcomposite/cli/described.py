@@ -11,6 +11,7 @@ import pandas as pd
 import typer
 
 from fedcomposite import data
+from fedcomposite._version import SCHEMA
 from fedcomposite.analysis.table_one import TableOne
 from fedcomposite.cli.console import out, print_frame, print_json, print_notes, rows, written
 from fedcomposite.data import Recipe
@@ -59,7 +60,7 @@ def show_table_one(made: TableOne, as_json: bool, destination: Path | None) -> N
     if destination is not None:
         made.write(destination)
     if as_json:
-        print_json(made.content())
+        print_json({"schema": SCHEMA, **made.content()})
         return
     print_frame(made.table, drop=("test",))
     print_notes({f"note {i}": note for i, note in enumerate(made.notes, 1)})

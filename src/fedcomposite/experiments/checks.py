@@ -53,8 +53,10 @@ def conflicts(config: Config) -> list[ConfigError]:
 def missing_files(content: Mapping[str, Any]) -> list[str]:
     """A line for every file of ``[data]`` that is not there. Only for experiments of whoever owns this machine."""
     tables = file_tables(content.get("data"))
-    stored = content.get("data") if isinstance(content.get("data"), Mapping) else {}
-    named = [one["database"] for one in dict(stored.get("databases") or {}).values() if isinstance(one, Mapping)]
+    section = content.get("data")
+    databases = section.get("databases") if isinstance(section, Mapping) else None
+    stored = databases.values() if isinstance(databases, Mapping) else ()
+    named = [one.get("database") for one in stored if isinstance(one, Mapping)]
     named = [one for one in named if isinstance(one, str) and "://" not in one]
     named += [f for table in tables for f in (*table["files"], table.get("test")) if isinstance(f, str)]
     return [f"[data] {file}: no such file" for file in dict.fromkeys(named) if not Path(file).exists()]
@@ -146,8 +148,8 @@ def _recipe(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
         found.append(f"[data] test = {test}, must be a file, or a share of every site's rows between 0 and 1")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         found.append(f"[data] seed = {seed}, must be a whole number from 0 on")
-    where = ("name", "files", "databases", "query")
-    options = {k: v for k, v in source.items() if k not in (*where, "target", "test", "seed", "weight", "offset")}
+    places = ("name", "files", "databases", "query")
+    options = {k: v for k, v in source.items() if k not in (*places, "target", "test", "seed", "weight", "offset")}
     if options and "databases" in source:
         found.append(f"[data] {', '.join(options)}: for files only; say it in the query")
     for role in ("weight", "offset"):
