@@ -56,8 +56,8 @@ def missing_files(content: Mapping[str, Any]) -> list[str]:
     section = content.get("data")
     databases = section.get("databases") if isinstance(section, Mapping) else None
     stored = databases.values() if isinstance(databases, Mapping) else ()
-    named = [one.get("database") for one in stored if isinstance(one, Mapping)]
-    named = [one for one in named if isinstance(one, str) and "://" not in one]
+    given = [one.get("database") for one in stored if isinstance(one, Mapping)]
+    named = [one for one in given if isinstance(one, str) and "://" not in one]
     named += [f for table in tables for f in (*table["files"], table.get("test")) if isinstance(f, str)]
     return [f"[data] {file}: no such file" for file in dict.fromkeys(named) if not Path(file).exists()]
 
