@@ -17,16 +17,20 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
+from fedcomposite.analysis.newton import Fit
 from fedcomposite.analysis.paths import (
     Floats,
     Path,
     Several,
+    Share,
     beginning,
+    blended,
     check_path,
     collected,
     divided,
     falling,
     followed,
+    relaxed,
 )
 from fedcomposite.analysis.refitting import refit
 from fedcomposite.privacy import StudyBudget
@@ -66,6 +70,10 @@ class CrossValidation(Result):
     bytes_up: int
     bytes_down: int
     driver: Driver
+    gamma: float = 1.0
+    """The best share of the regularized coefficients, whose models these are."""
+    by_gamma: pd.DataFrame | None = None
+    """Of several shares: a row per ``gamma`` and ``lambda`` with ``mean`` and ``se``."""
 
     @property
     def score(self) -> Score:
@@ -149,6 +157,7 @@ def cross_validate(
     count: Several = 100,
     ratio: Inside | None = None,
     lambdas: Sequence[float] | None = None,
+    gamma: Share | Sequence[Share] = 1.0,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
     segments: Count | None = None,
@@ -176,6 +185,8 @@ def cross_validate(
         Twice the loss above that of a model that fits every sample (mean squared error, for least squares); the area
         under the ROC curve; the share of wrong classes, or the mean absolute error. The area is exact for samples at
         hand. Sites tell 1024 bins, joined where a fold has few samples; what this can have changed is ``mean_error``.
+    gamma : float or sequence of float
+        As in :func:`fedcomposite.path`; of several the one with the best score is taken, as glmnet's ``gamma.min``.
     count, ratio, lambdas, tolerance, rounds, segments, seconds, privacy, driver, checkpoint, resume, on_exchange
         As in :func:`fedcomposite.path`; after so many seconds the strengths that all folds have done are scored.
 
@@ -204,18 +215,51 @@ def cross_validate(
         found = followed(driver, problem.regularizer, along, start, plans)
         done = min(map(len, found))
         strengths, (whole, *each) = strengths[:done], [fits[:done] for fits in found]
-        models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
-        if scoring == "auc" and at_hand is not None:
-            table, off, weights = _exact_auc(at_hand, models, parts)
-        else:
-            bins, errors = _BINS if scoring == "auc" else 0, scoring == "error"
-            held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
-            table, off, weights = _scored(driver.ask(held), scoring)
+        shares = [float(g) for g in np.atleast_1d(np.asarray(gamma, float))]
+        free = relaxed(driver, problem.regularizer, [whole, *each], plans) if min(shares) < 1 else None
+        tried = [_blend(each, None if free is None else free[1:], g) for g in shares]
+        every = [_tested(driver, at_hand, models, parts, scoring) for models in tried]
+        sign = -1.0 if scoring == "auc" else 1.0
+        best = int(np.argmin([np.nanmin(sign * _summary(table, w)[0]) for table, _, w in every]))
+        models, (table, off, weights) = tried[best], every[best]
+        if free is not None and shares[best] < 1:
+            whole = blended(driver, whole, free[0], shares[best], start.plan)
         mean, se = _summary(table, weights)
         mean_error, _ = _summary(off, weights)
-        path = collected(problem, strengths, start, whole, driver)
+        path = dataclasses.replace(collected(problem, strengths, start, whole, driver), gamma=shares[best])
         sent = driver.exchanges, driver.bytes_up, driver.bytes_down
-        return CrossValidation(path, scoring, mean, se, mean_error, table, weights, models, parts, *sent, driver)
+        seen = _by_gamma(shares, strengths, every) if len(shares) > 1 else None
+        made = path, scoring, mean, se, mean_error, table, weights, models, parts, *sent, driver
+        return CrossValidation(*made, gamma=shares[best], by_gamma=seen)
+
+
+def _blend(each: Sequence[Sequence[Fit]], free: Sequence[Sequence[Fit]] | None, gamma: float) -> Tensor:
+    """The folds' models, ``(folds, k, d)``."""
+    models = torch.stack([torch.stack([one.x for one in fits]) for fits in each])
+    if free is None or gamma == 1:
+        return models
+    return gamma * models + (1 - gamma) * torch.stack([torch.stack([one.x for one in fits]) for fits in free])
+
+
+def _tested(
+    driver: Driver, at_hand: Sequence[Silo] | None, models: Tensor, parts: tuple[Rows, ...], scoring: Score
+) -> tuple[Floats, Floats, Floats]:
+    """The folds' scores, the most that these are off, and the folds' weights."""
+    if scoring == "auc" and at_hand is not None:
+        return _exact_auc(at_hand, models, parts)
+    bins, errors = _BINS if scoring == "auc" else 0, scoring == "error"
+    held = [losses(x, rows.others, bins, errors) for x, rows in zip(models, parts, strict=True)]
+    return _scored(driver.ask(held), scoring)
+
+
+def _by_gamma(
+    shares: Sequence[float], strengths: Floats, every: Sequence[tuple[Floats, Floats, Floats]]
+) -> pd.DataFrame:
+    found = []
+    for g, (table, _, weights) in zip(shares, every, strict=True):
+        mean, se = _summary(table, weights)
+        found.append(pd.DataFrame({"gamma": g, "lambda": strengths, "mean": mean, "se": se}))
+    return pd.concat(found, ignore_index=True)
 
 
 def _parts(ids: list[int], folds: int | str, seed: int) -> tuple[Rows, ...]:

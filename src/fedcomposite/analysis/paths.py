@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
-from fedcomposite.analysis.newton import Fit, FitPlan, fit, null, strong_rule
+from fedcomposite.analysis.newton import Fit, FitPlan, fit, moved, null, on_support, strong_rule
 from fedcomposite.analysis.strengths import largest_factor, regularized, strength
 from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Loss, Problem
@@ -27,10 +27,12 @@ from fedcomposite.regularizers.factors import varied
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driving
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.protocol import ALL, Task, losses, share_of_events, totals
+from fedcomposite.runtime.protocol import ALL, Task, losses, newton, share_of_events, totals
 
 Floats = npt.NDArray[np.float64]
 Several = Annotated[int, at.Ge(2)]
+
+Share = Annotated[float, at.Ge(0), at.Le(1)]
 
 _BINOMIAL = 0.5  # EBIC's gamma
 _DOZEN = 12  # strengths that share a start: fewer cost more work than they save exchanges
@@ -59,6 +61,8 @@ class Path(Result):
     bytes_up: int
     bytes_down: int
     converged: npt.NDArray[np.bool_]
+    gamma: float = 1.0
+    """The share of the regularized coefficients in these; the rest is of those without the regularizer."""
     events: float | None = None
     """Of times to an event, how many samples had one, by their relative weights; None for other losses."""
 
@@ -162,6 +166,7 @@ def path(
     count: Several = 100,
     ratio: Inside | None = None,
     lambdas: Sequence[float] | None = None,
+    gamma: Share = 1.0,
     tolerance: ZeroOrMore = 1e-8,
     rounds: Count = 100,
     segments: Count | None = None,
@@ -188,6 +193,9 @@ def path(
         The last over the first; 1e-4, or 1e-2 with fewer samples than features, if left out.
     lambdas : sequence of float, optional
         Falling strengths of your own.
+    gamma : float
+        Below 1 the relaxed lasso, as in glmnet: every model is so much of the regularized one, and for the rest the one
+        without the regularizer on the coordinates that it kept. 0 is that one alone.
     tolerance : float
         Of the optimality measure, relative to the largest slope at the first strength.
     rounds : int
@@ -224,7 +232,10 @@ def path(
         strengths = falling(problem, start, count, ratio, lambdas)
         parts = divided(problem.regularizer, strengths, segments, seconds)
         [fits] = followed(driver, problem.regularizer, parts, start, [start.plan])
-        return collected(problem, strengths[: len(fits)], start, fits, driver)
+        if gamma < 1:
+            [refits] = relaxed(driver, problem.regularizer, [fits], [start.plan])
+            fits = blended(driver, fits, refits, gamma, start.plan)
+        return replace(collected(problem, strengths[: len(fits)], start, fits, driver), gamma=gamma)
 
 
 def check_path(function: Callable[..., Any], given: Mapping[str, Any], *lines: str) -> None:
@@ -337,6 +348,27 @@ def followed(
     return made
 
 
+def relaxed(driver: Driver, h: Regularizer, each: Sequence[Sequence[Fit]], plans: Sequence[FitPlan]) -> list[list[Fit]]:
+    """The models without the regularizer on what each model of some paths kept, all in the same exchanges."""
+    tasks = [on_support(one.x, h, plan) for fits, plan in zip(each, plans, strict=True) for one in fits]
+    found = iter(driver.run(tasks))
+    return [[next(found) for _ in fits] for fits in each]
+
+
+def blended(driver: Driver, fits: Sequence[Fit], refits: Sequence[Fit], gamma: float, plan: FitPlan) -> list[Fit]:
+    """Models between the regularized ones (gamma 1) and those without (0), with their losses."""
+    models = [gamma * one.x + (1 - gamma) * free.x for one, free in zip(fits, refits, strict=True)]
+    none = torch.zeros(len(models[0]), dtype=torch.bool)
+    centred = plan.centre is not None
+    asked = [newton(moved(x, plan.centre, 1), none, plan.rows, centred=centred) for x in models]
+    made = []
+    for x, one, free, sums in zip(models, fits, refits, driver.ask(asked), strict=True):
+        reply = one.seen.reply._replace(loss=sums["loss"] / sums["weight"][0])
+        end = one.end if one.converged and free.converged else free.end if one.converged else one.end
+        made.append(replace(one, x=x, seen=one.seen._replace(reply=reply), rounds=one.rounds + free.rounds, end=end))
+    return made
+
+
 def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], driver: Driver) -> Path:
     """The fits as a path."""
     saturated, events = _references(problem, start.null, driver)
@@ -353,7 +385,7 @@ def collected(problem: Problem, lambdas: Floats, start: Start, fits: list[Fit], 
         driver.bytes_up,
         driver.bytes_down,
         np.array([one.converged for one in fits]),
-        events,
+        events=events,
     )
 
 

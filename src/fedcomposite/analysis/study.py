@@ -31,7 +31,7 @@ from fedcomposite._version import SCHEMA
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.inference import LIKELIHOODS, TooFewError, confidence
 from fedcomposite.analysis.newton import FitPlan, fit
-from fedcomposite.analysis.paths import Path, Several, path
+from fedcomposite.analysis.paths import Path, Several, Share, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
 from fedcomposite.analysis.site_effects import SiteEffects
@@ -113,7 +113,10 @@ class Analysis(Result):
     def message(self) -> str:
         """In one line: what was done and how good the answer is."""
         kept = int((self.x != 0).sum())
-        said = f"{self.kind}: lambda = {self.lam:.4g} ({self.choice}), {kept} of {len(self.x)} coordinates nonzero"
+        blend = "" if self.path is None or self.path.gamma == 1 else f", gamma = {self.path.gamma:g}"
+        said = (
+            f"{self.kind}: lambda = {self.lam:.4g} ({self.choice}){blend}, {kept} of {len(self.x)} coordinates nonzero"
+        )
         said += f", {self.exchanges} exchanges with {len(self.sites)} sites"
         said += f"; {self.reason}" if self.reason else ""
         return said + (f"; {self.certificate}" if self.certificate is not None else "")
@@ -137,6 +140,7 @@ class Analysis(Result):
             "model": self.x.tolist(),
             "lambda": self.lam,
             "choice": self.choice,
+            "gamma": 1.0 if self.path is None else self.path.gamma,
             "communication": {"exchanges": self.exchanges, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down},
         }
         if self.certificate is not None:
@@ -275,6 +279,7 @@ def analyse(
     choice: Literal["min", "1se", "aic", "bic", "ebic"] | Positive | None = None,
     count: Several = 100,
     ratio: Inside | None = None,
+    gamma: Share | Sequence[Share] = 1.0,
     tolerance: ZeroOrMore = 1e-8,
     segments: Count | None = None,
     seconds: Positive | None = None,
@@ -295,7 +300,7 @@ def analyse(
         A linear model with a smooth loss.
     kind : {"fit", "path", "cv"}
         The problem as it is; a path of strengths; a path and cross-validation.
-    folds, seed, scoring, count, ratio, tolerance, segments, seconds
+    folds, seed, scoring, count, ratio, gamma, tolerance, segments, seconds
         As in :func:`fedcomposite.cross_validate`.
     choice : str, optional
         Which model of a path: ``"bic"`` (the default), ``"aic"``, ``"ebic"``; of a cross-validation also ``"1se"`` (the
@@ -327,11 +332,11 @@ def analyse(
         options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
         options |= {"segments": segments, "driver": driver}
         if kind == "cv":
-            cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, **options)
+            cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, gamma=gamma, **options)
             along, choice = cv.path, choice or "1se"
             place = cv.index(choice)
         elif kind == "path":
-            along, choice = path(problem, **options), choice or "bic"
+            along, choice = path(problem, gamma=gamma, **options), choice or "bic"  # type: ignore[arg-type]
             place = along.index(choice)
         if along is not None:
             x, lam, converged = along.solutions[place], float(along.lambdas[place]), bool(along.converged.all())

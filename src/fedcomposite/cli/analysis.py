@@ -64,6 +64,10 @@ Resume = Annotated[
 ]
 Count = Annotated[int, typer.Option(min=2, help="Strengths of the path.")]
 Ratio = Annotated[float | None, typer.Option(help="The last strength over the first (default: 1e-4, or 1e-2).")]
+Gamma = Annotated[
+    str | None,
+    typer.Option(help="Relaxed lasso: the share of the regularized coefficients (1: all); of several the best by cv."),
+]
 Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site is left out once.")]
 Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What is compared.")]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
@@ -119,6 +123,7 @@ def path(
     config: ConfigFile = None,
     count: Count = 100,
     ratio: Ratio = None,
+    gamma: Gamma = None,
     choice: PathChoice = "bic",
     segments: Segments = None,
     seconds: Seconds = None,
@@ -138,7 +143,7 @@ def path(
     as_json: AsJson = False,
 ) -> None:
     """Fit a model for every strength of the regularizer."""
-    conduct("path", {**locals(), "times": times_of(times)})
+    conduct("path", {**locals(), "times": times_of(times), "gamma": gamma_of(gamma, several=False)})
 
 
 def cv(
@@ -147,6 +152,7 @@ def cv(
     score: Score = "deviance",
     count: Count = 100,
     ratio: Ratio = None,
+    gamma: Gamma = None,
     choice: CVChoice = "1se",
     segments: Segments = None,
     seconds: Seconds = None,
@@ -166,10 +172,25 @@ def cv(
     as_json: AsJson = False,
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
-    conduct("cv", {**locals(), "folds": folds_of(folds), "scoring": score, "times": times_of(times)})
+    conduct(
+        "cv",
+        {**locals(), "folds": folds_of(folds), "scoring": score, "times": times_of(times), "gamma": gamma_of(gamma)},
+    )
 
 
-_OPTIONS = ("folds", "scoring", "count", "ratio", "choice", "segments", "seconds", "horizon", "times", "by_site")
+_OPTIONS = (
+    "folds",
+    "scoring",
+    "count",
+    "ratio",
+    "gamma",
+    "choice",
+    "segments",
+    "seconds",
+    "horizon",
+    "times",
+    "by_site",
+)
 _OF_SITES = ("sites", "policy", "patience", "give_up", "secure")
 
 
@@ -180,6 +201,17 @@ def folds_of(text: str) -> int | Literal["sites"]:
     if not text.isdecimal() or int(text) < 2:
         raise ConfigError(f"--folds {text}: must be a number from 2 on, or 'sites'")
     return int(text)
+
+
+def gamma_of(text: str | None, several: bool = True) -> float | list[float]:
+    """A share of the regularized coefficients, or several."""
+    try:
+        found = [float(part) for part in (text or "1").split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= g <= 1 for g in found) or (len(found) > 1 and not several):
+        raise ConfigError(f"--gamma {text}: must be a number from 0 to 1" + ", or several, such as 0,0.5,1" * several)
+    return found if len(found) > 1 else found[0]
 
 
 def times_of(text: str | None) -> list[float] | None:
