@@ -47,7 +47,7 @@ KEYS = ("round", "seconds", "loss", "train_accuracy", "test_accuracy", "sparsity
 
 
 def problem_of(arguments: argparse.Namespace, seed: int) -> fc.Problem:
-    pooled = fc.data.load(arguments.data)
+    pooled: Any = fc.data.load(arguments.data)
     if arguments.images:
         X, y = pooled.features[: arguments.images], pooled.targets[: arguments.images]
         pooled = fc.Silos.from_arrays([(X, y)], test=(pooled.test[0][:100], pooled.test[1][:100]))
@@ -208,7 +208,18 @@ def together(arguments: argparse.Namespace, runs: list[tuple[str, int]], jobs: i
 
 def passed_on(arguments: argparse.Namespace, **other: Any) -> list[str]:
     """The settings of this run as another process takes them."""
-    own = ("rounds", "local_steps", "batch", "clients", "cohort", "alpha", "images", "data", "model", "records")
+    own: tuple[str, ...] = (
+        "rounds",
+        "local_steps",
+        "batch",
+        "clients",
+        "cohort",
+        "alpha",
+        "images",
+        "data",
+        "model",
+        "records",
+    )
     own += ("step", "decay", "gamma", "device", "out")
     values = {name: getattr(arguments, name) for name in own} | other
     return [word for k, v in values.items() for word in (f"--{k.replace('_', '-')}", str(v))]
@@ -260,7 +271,8 @@ def collect(folder: Path) -> pd.DataFrame:
 def draw(table: pd.DataFrame, curves: dict[str, Any], path: Path) -> None:
     """Accuracy against zeros at the end, and against bytes on the way."""
     figure, axes = canvas.make(9.0, 3.2, 2)
-    for name, part in table.groupby("method"):
+    for key, part in table.groupby("method"):
+        name = str(key)
         axes[0].errorbar(
             part["zeros"].mean(), part["accuracy"].mean(), yerr=part["accuracy"].std(ddof=0), fmt="o", label=name
         )

@@ -624,7 +624,7 @@ class NetworkProblem(Problem):
 
     def dead(self, x: Tensor, buffers: Tensor) -> str:
         held = self.silos.features[:_LOOKED_AT]
-        samples = held if isinstance(held, Tensor) else held.read()
+        samples: Any = held if isinstance(held, Tensor) else held.read()  # type: ignore[union-attr]  # not sparse
         if bool((samples == samples[:1]).all()):  # the coordinator of a federation has zeros in their place
             if not samples.is_floating_point():
                 return ""

@@ -86,7 +86,7 @@ class FlatModule:
             if isinstance(m, _EMBEDDING):
                 m.sparse = False  # gradients are parts of a vector
             if isinstance(m, _WEIGHT_NORM) and device.type == "cuda" and dtype == torch.float64:
-                m.forward = partial(_weight_norm, m.dim)  # torch's kernel has roots in single precision
+                m.forward = partial(_weight_norm, m.dim)  # type: ignore[method-assign]  # torch's kernel has roots in single precision
         self.dtype, self.device = dtype, device
         self.layout = layout(module)
         self.dimension = self.layout[-1].stop
