@@ -438,7 +438,10 @@ def test_evaluation_on_a_subset_spread_over_clients():
 
 def test_regularizer_leaves_biases_and_norms_alone():
     problem = fc.Problem(make_silos(), model=small(normed=True), regularizer=L1(0.5))
-    run = fc.simulate(problem, fc.algorithms.Zhang(local_steps=2, step=0.2, server_step=1.0), rounds=15, batch_size=4)
+    method = fc.algorithms.Zhang(local_steps=2, step=0.2, server_step=1.0)
+    with pytest.warns(fc.errors.DeadNetworkWarning, match=r"0\.weight, 3\.weight"):
+        run = fc.simulate(problem, method, rounds=15, batch_size=4, evaluate_every=15)
+    assert run.status == "not_converged"
     table = problem.layers(run.solution).set_index("name")
     assert list(table.index) == [n for n, _ in small(normed=True).named_parameters()]
     assert table.loc["0.weight", "sparsity"] == table.loc["3.weight", "sparsity"] == 1

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from fedcomposite._validation import refuse, wrong_arguments
 from fedcomposite.data.census import NoisedTables
@@ -157,7 +157,7 @@ def table_one(
     >>> import fedcomposite as fc
     >>> made = fc.table_one(fc.data.frames("heart_disease"), columns=["age", "sex"], by="num")
     >>> made.table[["variable", "total", "0", "4"]].to_dict("records")[1]
-    {'variable': 'age, mean (SD)', 'total': '53.5 (9.4)', '0': '50.5 (9.4)', '4': '59.2 (8.5)'}
+    {'variable': 'age, mean (SD)', 'total': '53.5 (9.4)', '0': '50.5 (9.4)', '4': '59.2 (8.3)'}
     """
     refuse(wrong_arguments(table_one, {k: v for k, v in locals().items() if k not in ("given", "options")}))
     made = recipe or Recipe()
@@ -403,6 +403,8 @@ def _of_means(groups: Sequence[_Group]) -> dict[str, Any]:
     if len(some) < 2 or not any(g.sd > 0 for g in some):
         return made
     if len(some) == 2:
+        from scipy import stats  # it takes a second, and parties of a federation load this module
+
         a, b = some
         found = stats.ttest_ind_from_stats(a.mean, a.sd, a.n, b.mean, b.sd, b.n, equal_var=False)
         return made | _tested("Welch's t", float(found.statistic), float(found.pvalue))
@@ -410,7 +412,7 @@ def _of_means(groups: Sequence[_Group]) -> dict[str, Any]:
     middle, inner = n @ means / n.sum(), (n - 1) @ sd**2
     degrees = len(some) - 1, n.sum() - len(some)
     ratio = (n @ (means - middle) ** 2 / degrees[0]) / (inner / degrees[1])
-    return made | _tested("ANOVA", ratio, stats.f.sf(ratio, *degrees))
+    return made | _tested("ANOVA", ratio, special.fdtrc(*degrees, ratio))
 
 
 def _mean_difference(a: _Group, b: _Group) -> float:
@@ -426,6 +428,8 @@ def _of_shares(groups: Sequence[_Group]) -> dict[str, Any]:
     table = table[:, table.sum(0) > 0] if table.size else table
     if min(table.shape, default=0) < 2:
         return made
+    from scipy import stats
+
     found = stats.chi2_contingency(table)
     if table.shape == (2, 2) and found.expected_freq.min() < 5:
         exact = stats.fisher_exact(table.astype(int))
@@ -486,7 +490,7 @@ def _of_ranks(groups: Sequence[tuple[Any, Any, int]], alone: npt.NDArray[np.bool
     freedom = len(groups) - 1
     h = middle / (1 - ties[0])
     ends = bounds[0] / (1 - ties[0]), bounds[1] / (1 - ties[1]) if ties[1] < 1 else math.inf
-    p = [float(stats.chi2.sf(value, freedom)) for value in (h, *ends)]
+    p = [float(special.chdtrc(freedom, value)) for value in (h, *ends)]
     return {"test": "Kruskal-Wallis", "statistic": float(h), "p": p[0], "p_low": p[2], "p_high": p[1]}
 
 

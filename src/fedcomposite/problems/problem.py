@@ -467,6 +467,13 @@ def prox_gradient_norm(x: Tensor, gradient: Tensor, h: Regularizer, step: float)
 
 
 _LOOKED_AT, _ALIKE = 16, 1e-6  # samples whose outputs tell whether a network is alive, and how far apart they must be
+
+
+def _alike(outputs: Tensor) -> bool:
+    """Whether all samples have the same finite outputs."""
+    return bool(outputs.isfinite().all()) and not bool(((outputs - outputs[:1]).abs() > _ALIKE * outputs.abs()).any())
+
+
 NETWORK_STEP = 0.1
 """The step at which a network's stationarity is measured, since its smoothness constant is unknown."""
 
@@ -629,8 +636,7 @@ class NetworkProblem(Problem):
             if not samples.is_floating_point():
                 return ""
             samples = torch.randn(_LOOKED_AT, *samples.shape[1:], generator=torch.Generator().manual_seed(0))
-        outputs = self.predict(x, samples, buffers)
-        if not bool(outputs.isfinite().all()) or bool(((outputs - outputs[:1]).abs() > _ALIKE * outputs.abs()).any()):
+        if not _alike(self.predict(x, samples, buffers)) or not self._dead_in_training(x, buffers, samples):
             return ""
         gone = [s.name for s in self.layout if len(s.shape) > 1 and not x[s.start : s.stop].count_nonzero()]
         where = f" ({', '.join(gone)}: all zero)" if gone else ""
@@ -638,6 +644,16 @@ class NetworkProblem(Problem):
             f"the network is dead: its outputs are the same for all samples{where}; ask for fewer zeros, give h less "
             "strength or a longer ramp, or take smaller steps"
         )
+
+    def _dead_in_training(self, x: Tensor, buffers: Tensor, samples: Tensor) -> bool:
+        """Whether outputs are the same with a batch's own statistics, too: those of few rounds say little."""
+        _, network = self._network(x, buffers)
+        module = self.module(x, buffers)
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        for norm in norms:
+            norm.train()
+        with torch.no_grad():
+            return not norms or _alike(module(network.options.inputs(samples.to(x.device), x.dtype)))
 
     def _network(self, x: Any, buffers: Tensor | None) -> tuple[Tensor, Network]:
         point, smooth = self._at(x, buffers)
