@@ -57,7 +57,7 @@ class _Tables(NamedTuple):
     places: Tensor  # (L, m): coordinates of sampled entries
     pad: Tensor  # (L, m): true where a layer has fewer
     weight: Tensor  # (L * m,): how many entries a sampled one stands for
-    count: Tensor  # (L,): sampled entries
+    sampled: Tensor  # (L,): how many entries are sampled
     floor: Tensor  # (L,): what is kept at least, in units of the share that is kept of all
     layer: Tensor  # (d,): the layer of each coordinate, L outside of all
 
@@ -196,7 +196,7 @@ class SparsityTarget(Regularizer):
         """The size below which entries become zero, for every layer and once more, zero, for the rest."""
         tables, keep = self._tables(u), self._number(u.device)
         q = u[..., tables.places].abs().masked_fill(tables.pad, -1.0).sort(dim=-1, descending=True).values
-        least = (keep * tables.floor * tables.count).ceil().minimum(tables.count).long().clamp(min=1)
+        least = (keep * tables.floor * tables.sampled).ceil().minimum(tables.sampled).long().clamp(min=1)
         sure = torch.arange(q.shape[-1], device=u.device) < least[:, None]
         ordered = q.masked_fill(sure, torch.inf).flatten(-2).sort(dim=-1, descending=True)
         covered = tables.weight[ordered.indices].cumsum(-1)
