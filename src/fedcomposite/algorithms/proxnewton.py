@@ -211,7 +211,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         H[i, j] = H[j, i] = reply.hessian
         diagonal = H.diagonal()
         if k:
-            diagonal.mul_(1 + 4 * torch.finfo(x.dtype).eps)
+            diagonal.clamp_(min=0).mul_(1 + 4 * torch.finfo(x.dtype).eps)  # of a covariance rounding may leave less
             diagonal.copy_(_with_some_curvature(diagonal, reply.gradient[at], float(reply.loss)))
 
         def embed(u: Tensor) -> Tensor:
