@@ -2,8 +2,9 @@
 
 Sites count their samples of each class between a few dozen edges and put noise on these numbers. Its covariance is
 known, so that what follows from them has bounds that hold but in one of 15,000 cases: those of exact counts in such
-bins, and :data:`DEVIATIONS` standard deviations of the noise on either side. The calibration's slope and intercept are
-found by Newton's method, from sums over all samples at each line that it tries, and are exact.
+bins, and :data:`DEVIATIONS` standard deviations of the noise on either side (for average precision, of all counts below
+edges at once). The calibration's slope and intercept are found by Newton's method, from sums over all samples at each
+line that it tries, and are exact.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -101,25 +103,50 @@ class NoisedCells(Cells):
 
     @cached_property
     def auprc(self) -> tuple[float, Pair]:
-        """Average precision and its bounds; what each direction of the noise changes is tried out."""
-        (zeros, ones), (low, high) = self.halves, super().auprc[1]
-        if not ones.sum():
+        """Average precision and its bounds, from bounds of the counts below every edge that hold all at once.
+
+        It never falls if samples of class 1 move up or those of class 0 down, so that it is least and largest where
+        these counts are at their bounds. No slope is taken: at few samples one at the counts with noise says nothing
+        of the true ones.
+        """
+        (zeros, ones), total = self.halves, float(self.totals[1, 0])
+        if not total:
             return math.nan, NOTHING
-        value = min(max(_precision(zeros, ones), low), high)
-        squares = 0.0
-        for shift in math.sqrt(self.variance) * factor(self.bins).T:
-            for z, o in ((shift, 0.0), (0.0, shift)):
-                moved = [_precision(zeros + sign * z, ones + sign * o) for sign in (-1.0, 1.0)]
-                squares += max(abs(m - value) for m in moved) ** 2
-        off = DEVIATIONS * math.sqrt(squares)
-        return value, (max(low - off, 0.0), min(high + off, 1.0))
+        if self.plain:
+            return super().auprc
+        (low_zeros, high_zeros), (low_ones, high_ones) = (self._shifted(kind) for kind in (0, 1))
+        low = self._least_precision(low_ones[::-1], high_zeros[::-1]) / total
+        high = min(self._most_precision(low_ones, high_ones, low_zeros) / total, 1.0)
+        return min(max(_precision(zeros, ones), low), high), (low, high)
+
+    def _shifted(self, kind: int) -> tuple[Floats, Floats]:
+        """Weights of a class in bins, as low and as high as they can be.
+
+        A normal variable is beyond :data:`DEVIATIONS` with some probability. Each of the numbers below an edge, of two
+        classes, is given this probability divided by how many they are: so all hold at once but with the whole of it,
+        whatever their covariance is (Bonferroni).
+        """
+        beyond = NormalDist().cdf(-DEVIATIONS) / (2 * (self.bins - 1))
+        off = -NormalDist().inv_cdf(beyond) * np.sqrt(self.variance * self._of_edges)
+        below, total = self.raw[kind].cumsum()[:-1], float(self.totals[kind, 0])
+        least, most = (np.clip(below + side, 0.0, total) for side in (-off, off))
+        if self.unit:
+            least, most = np.ceil(least), np.floor(most)
+        least, most = np.maximum.accumulate(least), np.minimum.accumulate(most[::-1])[::-1]
+        low, high = (np.diff(v, prepend=0.0, append=total) for v in (np.maximum(least, most), least))
+        return low, high
+
+    @cached_property
+    def _of_edges(self) -> Floats:
+        """The variance of the noise of the number below each edge, where that of every part has variance 1."""
+        made: Floats = np.square(factor(self.bins).cumsum(0)).sum(1)[:-1]
+        return made
 
     def above(self, kind: int, margin: float) -> tuple[float, Pair]:
         """The weight of a class at or above a margin, and its bounds."""
         value, (low, high) = super().above(kind, margin)
-        of_edges = np.square(factor(self.bins).cumsum(0)).sum(1)[:-1]
         beside = np.searchsorted(self.edges, [margin - EDGE, margin + EDGE]) - [0, 1]  # an edge, or one on either side
-        largest = float(of_edges[beside.clip(0, len(of_edges) - 1)].max())
+        largest = float(self._of_edges[beside.clip(0, len(self._of_edges) - 1)].max())
         off = DEVIATIONS * math.sqrt(self.variance * largest)
         return value, (max(low - off, 0.0), min(high + off, float(self.totals[kind, 0])))
 

@@ -167,7 +167,8 @@ class Cells:
         if self.exact:
             return value, (value, value)
         low = self._least_precision(self.placed(1, "low")[::-1], self.placed(0, "high")[::-1]) / total
-        high = self._most_precision() / total
+        lower, upper = self.placed(1, "low"), self.placed(1, "high")
+        high = self._most_precision(lower, upper, self.placed(0, "low")) / total
         return min(max(value, low), high), (low, high)
 
     def _least_precision(self, ones: Floats, zeros: Floats) -> float:
@@ -181,15 +182,13 @@ class Cells:
             place = np.minimum(np.searchsorted(after, rank - 1 + _ROUNDING, "right"), len(after) - 1)
             each = _binned(place, rank / (rank + ahead[place]), len(after))
         else:  # the weight up to a sample is at least its place: the integral of u / (u + ahead)
-            log = np.log1p((after - before) / np.maximum(before + ahead, np.finfo(float).tiny))
-            each = (after - before) - np.where(ahead > 0, ahead * log, 0.0)
+            over = np.divide(after - before, before + ahead, out=np.zeros_like(ahead), where=ahead > 0)
+            each = (after - before) - ahead * np.log1p(over)
         return float(np.where(tied, (after - before) * after / (after + ahead), each).sum())
 
-    def _most_precision(self) -> float:
-        """The sum of precisions if ones are tied as high as can be, and zeros as low."""
-        upper, lower = self.placed(1, "high"), self.placed(1, "low")
+    def _most_precision(self, lower: Floats, upper: Floats, zeros: Floats) -> float:
+        """The sum of precisions if ones are tied as high as can be, and zeros as low; placed as low and as high."""
         reach = upper[::-1].cumsum()[::-1]
-        zeros = self.placed(0, "low")
         ahead = zeros[::-1].cumsum()[::-1] - zeros
         if self.plain:
             ahead = ahead + np.where(self.points, zeros, 0.0)
@@ -199,8 +198,8 @@ class Cells:
         steps = steps[steps > 0]
         sizes = np.diff(steps, prepend=0.0)
         middle = steps - sizes / 2
-        top = self.bins - 1 - np.searchsorted(upper[::-1].cumsum(), middle)
-        bottom = self.bins - 1 - np.searchsorted(lower[::-1].cumsum(), middle)
+        top = self.bins - 1 - np.searchsorted(upper[::-1].cumsum()[:-1], middle)
+        bottom = self.bins - 1 - np.searchsorted(lower[::-1].cumsum()[:-1], middle)  # sums may differ by rounding
         return float((sizes * _largest(best, np.minimum(bottom, top), top)).sum())
 
     def above(self, kind: int, margin: float) -> tuple[float, Pair]:
