@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.cross_validation import CrossValidation, cross_validate, fold_of_samples
+from fedcomposite.analysis.imputed import combine_imputations
 from fedcomposite.analysis.inference import (
     SeparationWarning,
     UndeterminedWarning,
@@ -85,6 +86,7 @@ __all__ = [
     "bootstrap",
     "by_site",
     "certify",
+    "combine_imputations",
     "common_baseline",
     "confidence",
     "covariance",

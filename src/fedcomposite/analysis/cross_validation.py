@@ -218,7 +218,8 @@ def cross_validate(
         shares = [float(g) for g in np.atleast_1d(np.asarray(gamma, float))]
         free = relaxed(driver, problem.regularizer, [whole, *each], plans) if min(shares) < 1 else None
         tried = [_blend(each, None if free is None else free[1:], g) for g in shares]
-        every = [_tested(driver, at_hand, models, parts, scoring) for models in tried]
+        exact = at_hand if driver.copies == 1 else None
+        every = [_tested(driver, exact, models, parts, scoring) for models in tried]
         sign = -1.0 if scoring == "auc" else 1.0
         best = int(np.argmin([np.nanmin(sign * _summary(table, w)[0]) for table, _, w in every]))
         models, (table, off, weights) = tried[best], every[best]

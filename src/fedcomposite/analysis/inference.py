@@ -40,7 +40,7 @@ import pathlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 import annotated_types as at
 import numpy as np
@@ -51,6 +51,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
+from fedcomposite.analysis.imputed import Asker, combined_table, each_copy
 from fedcomposite.analysis.newton import FitPlan, fit, moved
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox, LeastSquares, Logistic, Multinomial, Poisson
@@ -91,19 +92,6 @@ _RATIOS: dict[type, str] = {
     Poisson: "rate",
     Cox: "hazard",
 }  # what exponentials of coefficients are
-
-
-class Asker(Protocol):
-    """Who answers: a driver, or one that asks about some samples only."""
-
-    transport: Any
-
-    @property
-    def centre(self) -> Tensor | None:
-        """What features are taken about."""
-
-    def ask(self, requests: Sequence[Any]) -> list[Any]:
-        """The sums over all sites, a dictionary for each request."""
 
 
 class TooFewError(ValueError):
@@ -203,9 +191,11 @@ def covariance(
     """
     check_given(covariance, locals())
     x, driver = as_vector(x).double(), driver_of(problem, driver)
-    found = found_of(problem, x, "auto", needs_sandwich(problem, robust, driver), jeffreys, driver)
-    names, rows, own = contrasts(problem)
-    _, made, _ = found.combined(rows, own)
+    sandwich, (names, rows, own) = needs_sandwich(problem, robust, driver), contrasts(problem)
+    every = [found_of(problem, x, "auto", sandwich, jeffreys, one).combined(rows, own) for one in each_copy(driver)]
+    made = np.mean([V for _, V, _ in every], axis=0)
+    if len(every) > 1:  # Rubin's rules
+        made = made + (1 + 1 / len(every)) * np.cov(np.stack([b for b, *_ in every]).T)
     return pd.DataFrame(made, index=names, columns=names)
 
 
@@ -243,7 +233,11 @@ def estimated(
     problem: Problem, x: Tensor, level: float, inverse: str, robust: bool, jeffreys: float | None, driver: Asker
 ) -> pd.DataFrame:
     """The table of :func:`confidence`, of the samples that ``driver`` asks about."""
-    return _table(problem, x, found_of(problem, x, inverse, robust, jeffreys, driver), level)
+    every = [found_of(problem, x, inverse, robust, jeffreys, one) for one in each_copy(driver)]
+    tables = [_table(problem, x, found, level) for found in every]
+    if len(tables) == 1:
+        return tables[0]
+    return combined_table(tables, max(every[0].samples - problem.dimension, 1.0), level)
 
 
 def found_of(
@@ -381,6 +375,7 @@ class Estimates(NamedTuple):
     lost: list[_Lost]
     turned: _Turned
     endless: _Lost | None = None  # what grows without end
+    samples: float = math.inf
 
     def rows(self, rows: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Linear combinations of coefficients as those of the estimate; which are undetermined, which have no end.
@@ -536,7 +531,7 @@ def _climbed(problem: Problem, look: _Look, robust: bool, prior: float, driver: 
         S = _root(look.hessian, S)
     M = S @ S.T
     J = look.outer if look.outer is not None else look.hessian * spread / look.samples
-    return Estimates(estimate, M @ J @ M, null, _as_they_are(look), endless)
+    return Estimates(estimate, M @ J @ M, null, _as_they_are(look), endless, look.samples)
 
 
 def rank_of(H: Tensor) -> int:
@@ -595,7 +590,7 @@ def _refined(problem: Problem, look: _Look, robust: bool, driver: Asker) -> Esti
         look = _look(look.x, driver, outer=True)
     M = nodewise(look.hessian, look.samples, bias)
     J = look.hessian * _dispersion(problem, look, _rank(look)) / look.samples if look.outer is None else look.outer
-    return Estimates(look.x - M @ look.gradient, M @ J @ M.T, lost, _as_they_are(look))
+    return Estimates(look.x - M @ look.gradient, M @ J @ M.T, lost, _as_they_are(look), samples=look.samples)
 
 
 def _rank(look: _Look) -> int:

@@ -16,6 +16,7 @@ import pandas as pd
 import scipy.special
 import torch
 
+from fedcomposite.analysis.imputed import each_copy, joint_statistic
 from fedcomposite.analysis.inference import LIKELIHOODS, contrasts, found_of, needs_sandwich, outputs_of, rank_of
 from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.solve import explained
@@ -54,7 +55,8 @@ def wald_test(
     Returns
     -------
     DataFrame
-        A row per test: ``statistic``, ``df``, ``p``.
+        A row per test: ``statistic``, ``df``, ``p``. Where gaps were imputed by draws, Li, Raghunathan and Rubin's
+        statistic times ``df``, with a p-value of F.
 
     Examples
     --------
@@ -67,19 +69,24 @@ def wald_test(
     check_given(wald_test, locals())
     driver, groups = driver_of(problem, driver), _groups(problem, terms)
     start = torch.zeros(problem.dimension, dtype=torch.float64)
-    found = found_of(problem, start, "exact", needs_sandwich(problem, robust, driver), 0.0, driver)
-    _, rows, own = contrasts(problem)
-    estimate, covariance, known = found.combined(rows, own)
+    sandwich, (_, rows, own) = needs_sandwich(problem, robust, driver), contrasts(problem)
+    every = [found_of(problem, start, "exact", sandwich, 0.0, one).combined(rows, own) for one in each_copy(driver)]
+    known = np.all([one for *_, one in every], axis=0)
     made = {}
     for name, places in groups.items():
         at = [k for k, j in enumerate(own.tolist()) if j in places]
-        b, V = estimate[at], covariance[np.ix_(at, at)]
         if not known[at].all():
             made[name] = {"statistic": np.nan, "df": int(known[at].sum()), "p": np.nan}
             continue
-        size = np.sqrt(V.diagonal())
-        statistic = float(b / size @ np.linalg.solve(V / size / size[:, None], b / size))
-        made[name] = _tested(statistic, len(at))
+        size = np.sqrt(every[0][1].diagonal()[at])
+        b = torch.from_numpy(np.stack([q[at] / size for q, *_ in every]))
+        V = torch.from_numpy(np.stack([one[np.ix_(at, at)] / size / size[:, None] for _, one, _ in every]))
+        if len(every) > 1:
+            statistic, rest = joint_statistic(b, V)
+            p = float(scipy.special.fdtrc(len(at), rest, statistic))
+            made[name] = {"statistic": len(at) * statistic, "df": len(at), "p": p}
+        else:
+            made[name] = _tested(float(b[0] @ torch.linalg.solve(V[0], b[0])), len(at))
     return pd.DataFrame.from_dict(made, orient="index")
 
 
@@ -110,6 +117,8 @@ def likelihood_ratio_test(
     """
     check_given(likelihood_ratio_test, locals())
     driver, groups = driver_of(problem, driver), _groups(problem, terms)
+    if driver.copies > 1:
+        raise ValueError("the copies of imputed tables have a likelihood each: take wald_test, which combines them")
     if needs_sandwich(problem, None, driver):
         raise ValueError(
             "samples or sites that are weighted, and sums with noise, have no likelihood to compare: take wald_test"

@@ -191,9 +191,16 @@ class _OneSite:
         """What features are taken about."""
         return self._driver.centre
 
+    @property
+    def copies(self) -> int:
+        """How many completed copies of the samples there are."""
+        return self._driver.copies
+
     def ask(self, requests: Sequence[Any]) -> list[Any]:
         """The sums over this site's samples."""
-        return self._driver.ask([replace(one, rows=self._rows) for one in requests])
+        numbers = [one.rows.copy_number for one in requests]
+        rows = [replace(self._rows, copy_number=k) for k in numbers]
+        return self._driver.ask([replace(one, rows=each) for one, each in zip(requests, rows, strict=True)])
 
 
 def by_site(

@@ -157,6 +157,15 @@ class Analysis(Result):
                 "left_out": "sites" if one.rows[0].kind == "site" else "samples",
                 "lambda_min": one.lambda_min, "lambda_1se": one.lambda_1se,
             }  # fmt: skip
+        if (recipe := self.problem.silos.recipe) is not None and recipe.gaps:
+            ways = {name: recipe.recipe.filling(name) for name in recipe.gaps}
+            found["gaps"] = {
+                "rows": recipe.seen,
+                "kept": recipe.rows,
+                "copies": recipe.copies,
+                "columns": {k: {"missing": n, "filled": ways[k] if isinstance(ways[k], str) else "constant"}
+                            for k, n in recipe.gaps.items()},
+            }  # fmt: skip
         if self.intervals is not None:
             found["intervals"] = self.intervals.reset_index(names="name").to_dict("records")
         for name, report in (("quality", self.quality), ("test", self.tested)):

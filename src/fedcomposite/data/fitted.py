@@ -20,7 +20,7 @@ from fedcomposite.data.queries import enough
 from fedcomposite.data.sheets import Sheet, Source, Style, sheets_of
 from fedcomposite.data.silos import HeldOut, Silos
 from fedcomposite.data.spec import RecipeSpec
-from fedcomposite.data.steps import SITE, Absent, AnyStep, Complete, Interact, Spline, Standardize, prepared
+from fedcomposite.data.steps import SITE, Absent, AnyStep, Chained, Complete, Interact, Spline, Standardize, prepared
 from fedcomposite.files import write_atomic
 from fedcomposite.results import Result, counted
 
@@ -38,6 +38,10 @@ class FittedRecipe(Result, BaseModel):
     """The features in their order, and the column each is made from."""
     sites: list[str]
     rows: int
+    gaps: dict[str, int] = {}
+    """Of columns with gaps, how many."""
+    seen: int = 0
+    """Rows among which these are: those with a target."""
     version: str = __version__
 
     @property
@@ -80,21 +84,38 @@ class FittedRecipe(Result, BaseModel):
         ``site`` says whose names, units and markers the sheet has; its own name's if left out.
         """
         labelled, made = self._made(sheet, site)
+        return self._numbers(sheet, made), self._targets(made) if labelled else None
+
+    def _numbers(self, sheet: Sheet, made: Sheet) -> Floats:
+        """The features of what the steps have made of a sheet."""
         features = np.stack([made.numbers(name) for name in self.features], axis=1)
         if gaps := int(np.isnan(features).any(1).sum()):
             names = [name for j, name in enumerate(self.features) if bool(np.isnan(features[:, j]).any())]
             raise DataError(
                 f"{sheet.name}: {gaps} row(s) with gaps in {', '.join(names)}; the recipe does not say how to fill them"
             )
-        return features, self._targets(made) if labelled else None
+        return features
+
+    @property
+    def copies(self) -> int:
+        """How many completed copies of the sites' tables there are."""
+        return next((step.chain.copies for step in self.steps if isinstance(step, Chained)), 1)
 
     def _made(self, sheet: Sheet, site: str | None) -> tuple[bool, Sheet]:
-        """Whether a sheet has targets, and what the steps make of it."""
+        """Whether a sheet has targets, and what the steps make of it, of several copies the first."""
+        labelled, made = self._copies(sheet, site)
+        return labelled, made[0]
+
+    def _copies(self, sheet: Sheet, site: str | None) -> tuple[bool, list[Sheet]]:
+        """The same, of every copy."""
         given, sheet = sheet, self.recipe.local(site or sheet.name).apply(sheet)
         self._check_columns(given, sheet)
         labelled = self._has_targets(sheet)
         steps = [step for step in self.steps if labelled or not isinstance(step, Complete)]
-        return labelled, prepared(replace(sheet, name=site or sheet.name), steps)
+        cut = next((i for i, step in enumerate(steps) if isinstance(step, Chained)), len(steps))
+        made = prepared(replace(sheet, name=site or sheet.name), steps[:cut])
+        drawn = [made] if cut == len(steps) else steps[cut].chain.completed(made)  # type: ignore[union-attr]
+        return labelled, [prepared(one, steps[cut + 1 :]) for one in drawn]
 
     def _check_columns(self, given: Sheet, sheet: Sheet) -> None:
         """Refuse a table that lacks columns: all of them, and the site by whose names it would have them."""
@@ -168,6 +189,9 @@ class FittedRecipe(Result, BaseModel):
             raise DataError(f"a {strange[0]} is no sheet; take recipe.prepare(tables, target=...)")
         pairs = map(self._samples, sheets)
         made = Silos.from_arrays(pairs, names=[sheet.name for sheet in sheets], feature_names=self.features)
+        if self.copies > 1 and all(sheet.drawing is not None for sheet in sheets):
+            each = [self._every_copy(sheet) for sheet in sheets]
+            made = replace(made, copies=tuple(torch.from_numpy(np.concatenate(one)) for one in zip(*each, strict=True)))
         if test is None:
             return replace(made, recipe=self)
         held = [self._labelled(sheet) for sheet in ([test] if isinstance(test, Sheet) else test)]
@@ -175,6 +199,10 @@ class FittedRecipe(Result, BaseModel):
         owner = torch.arange(len(held)).repeat_interleave(torch.tensor([len(b) for _, b in held]))
         owners: dict[HeldOut, torch.Tensor] = {} if isinstance(test, Sheet) else {"test": owner}
         return replace(made, recipe=self, test=(X, y), held_by=owners)
+
+    def _every_copy(self, sheet: Sheet) -> list[Floats]:
+        own, made = self._own(sheet), self._copies(sheet, None)[1]
+        return [_without_rare(self._numbers(sheet, one), own, self.recipe.rare) for one in made]
 
     def _labelled(self, sheet: Sheet) -> tuple[Floats, Floats]:
         X, y = self.table(sheet)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcomposite.data.cells import spread_of
+from fedcomposite.data.chained import ConditionalModels
+from fedcomposite.data.drawing import drawn
 from fedcomposite.data.faults import DataError, DataWarning, Fault, refuse
 from fedcomposite.data.quantiles import BoundedQuantile, quantiles
 from fedcomposite.data.queries import Answer, Ask, Gaps, LevelCounts, Moments, Outside, Query, Schema
@@ -19,6 +21,7 @@ from fedcomposite.data.steps import (
     SITE,
     Absent,
     AnyStep,
+    Chained,
     Complete,
     Impute,
     Interact,
@@ -40,18 +43,20 @@ Floats = npt.NDArray[np.float64]
 class Learner:
     """The state of learning: the steps so far, and the terms that each column has become."""
 
-    def __init__(self, spec: RecipeSpec, ask: Ask, sites: Sequence[str], target: str) -> None:
-        self.spec, self.ask, self.sites, self.target = spec, ask, list(sites), target
+    def __init__(self, spec: RecipeSpec, ask: Ask, sites: Sequence[str], target: str, seed: int = 0) -> None:
+        self.spec, self.ask, self.sites, self.target, self.seed = spec, ask, list(sites), target, seed
         self.steps: list[AnyStep] = []
         self.terms: dict[str, list[str]] = {}
         self.coded: set[str] = set()  # terms that are 0 or 1
         self.kinds: dict[str, str] = {}
-        self.rows = 0
+        self.rows = self.seen = 0
+        self.gaps: dict[str, int] = {}
 
     def learn(self) -> None:
         """All steps in their order."""
         self._look()
         self._impute()
+        self._chained()
         self._one_hot()
         self._site()
         self._log()
@@ -109,7 +114,7 @@ class Learner:
             if missing:
                 lacking = f"{int(missing)} missing value(s) in the target {name!r}"
                 raise DataError(f"{lacking}; mend them, or set missing_target = 'drop'")
-        self.rows = int(gaps["n"][0])
+        self.rows = self.seen = int(gaps["n"][0])
         self.terms = {name: [name] for name in features}
 
     # -- the steps ----------------------------------------------------------------------------------------------------
@@ -123,12 +128,26 @@ class Learner:
             raise DataError(f"missing values in {', '.join(open_)}; say how to impute them, or drop the columns")
         flagged = self.spec.indicators if isinstance(self.spec.indicators, list) else []
         flagged = list(gaps) if self.spec.indicators is True else flagged
-        values, within = self._fillings(names, gaps)
+        self.gaps = gaps
+        whole = [name for name in gaps if self.spec.filling(name) == "complete"]
+        if whole:
+            self._only_complete(whole)
+        drawn_or_left_out = ("chained", "complete")
+        values, within = self._fillings([n for n in names if self.spec.filling(n) not in drawn_or_left_out], gaps)
         if values or flagged:
             self.steps.append(Impute(values=values, indicators=flagged, within=within))
         for name in flagged:
             self.terms[name].append(indicator(name))
             self.coded.add(indicator(name))
+
+    def _only_complete(self, columns: list[str]) -> None:
+        """Leave out the rows that have gaps in these columns."""
+        before = [step for step in self.steps if isinstance(step, Complete)]
+        self.steps = [step for step in self.steps if not isinstance(step, Complete)]
+        self.steps.append(Complete(columns=[*(name for step in before for name in step.columns), *columns]))
+        self.rows = int(self._total(Gaps(columns=[self.target]))["n"][0])
+        if not self.rows:
+            raise DataError(f"impute: no row is complete in {', '.join(map(repr, columns))}")
 
     def _fillings(
         self, names: Sequence[str], gaps: dict[str, int]
@@ -151,7 +170,7 @@ class Learner:
         middle = quantiles(self.ask, {name: [0.5] for name in ways["median"]}, self.steps) if ways["median"] else {}
         values |= {name: found[0].value for name, found in middle.items()}
         values |= self._commonest(ways["most_frequent"])
-        if untold := [name for name in gaps if name not in values]:
+        if untold := [name for name in gaps if name in names and name not in values]:
             raise DataError(_withheld(untold))
         return values, {name: (found[0].low, found[0].high) for name, found in middle.items()}
 
@@ -166,6 +185,66 @@ class Learner:
                 text = in_order([one for one, c in zip(levels, counts, strict=True) if c == counts.max()])[0]
                 values[name] = text if name in self.spec.one_hot_columns else float(text)
         return values
+
+    def _chained(self) -> None:
+        """Conditional models of the columns that are imputed by draws, fitted and drawn visit by visit."""
+        equations = [name for name in self.terms if self.spec.filling(name) == "chained" and name in self.gaps]
+        if not equations:
+            return
+        equations.sort(key=lambda name: self.gaps[name])
+        levels = self._levels_of(equations)
+        numbers = [name for name in self.terms if not levels[name]]
+        start = self._commonest([name for name in equations if levels[name]])
+        start = {name: str(value) if isinstance(value, str) else f"{value:g}" for name, value in start.items()}
+        if len(start) < sum(bool(levels[name]) for name in equations):
+            raise DataError(_withheld([name for name in equations if levels[name] and name not in start]))
+        outcomes = [self.target, *([self.spec.time] if self.spec.time else [])]
+        logs = self.spec.log_offsets | ({self.spec.time: 0.0} if self.spec.time else {})
+        known_ = [name for name in numbers + outcomes if not (name == self.target and self.spec.target)]
+        scale = self._scales(known_, {name: offset for name, offset in logs.items() if name in known_})
+        plain = [name for name in equations if not levels[name]]
+        means, _, told = self._moments(plain)
+        if not all(told):
+            raise DataError(_withheld([name for name, ok in zip(plain, told, strict=True) if not ok]))
+        chain = ConditionalModels(
+            columns=levels,
+            equations=equations,
+            scale={self.target: (0.5, 0.5)} | scale,
+            logs=logs,
+            start={**start, **dict(zip(plain, means.tolist(), strict=True))},
+            outcomes=outcomes,
+            levels=self.spec.target,
+            copies=self.spec.copies,
+        )
+        chain = drawn(self._total, chain, self.spec.iterations, self.seed)
+        self.steps.append(Chained(chain=chain))
+
+    def _levels_of(self, equations: Sequence[str]) -> dict[str, list[str]]:
+        """The levels of categories, and of equations' numbers that are one of two; none of other numbers."""
+        wanted = self.spec.one_hot_columns
+        asked = [name for name in self.terms if name in wanted or name in equations]
+        found = self._total(LevelCounts(columns=asked))
+        made: dict[str, list[str]] = {}
+        for name in self.terms:
+            told = in_order(found[f"levels:{name}"].tolist()) if name in asked else []
+            two = len(told) == 2 and not found[f"rest:{name}"][0] and not found[f"many:{name}"][0]
+            made[name] = (told or ["", OTHER]) if name in wanted else told if two else []
+        return made
+
+    def _scales(self, names: Sequence[str], logs: dict[str, float]) -> dict[str, tuple[float, float]]:
+        """Mean and deviation of numbers, of logarithms where these are taken; 0 and 1 where sites tell too little."""
+        plain = [name for name in names if name not in logs]
+        found: dict[str, tuple[float, float]] = {}
+        for group, steps in ((plain, []), (list(logs), [Log(offsets=logs)])):
+            if group:
+                before, self.steps = self.steps, [*self.steps, *steps]
+                mean, sd, told = self._moments([logarithm(n, logs[n]) if n in logs else n for n in group])
+                self.steps = before
+                found |= {
+                    name: (float(m), float(s)) if ok and s > 0 else (0.0, 1.0)
+                    for name, m, s, ok in zip(group, mean, sd, told, strict=True)
+                }
+        return found
 
     def _one_hot(self) -> None:
         wanted = self.spec.one_hot_columns

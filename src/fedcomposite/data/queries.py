@@ -4,15 +4,16 @@ A query is data (JSON): what is asked, of which columns, and the steps of a prep
 with :func:`answer` under its own :class:`Rules`; :meth:`Query.combine` adds the answers of several sites. The same
 lines run here on files and at the site of a federation.
 
-==========  =========================================================================================================
-schema      names and kinds of the columns, number of rows
-gaps        per column: values and gaps; if asked, whether values of an identifier, or whole rows, occur again
-moments     per column: values, gaps, sum and sum of squares of the distances to a centre: given, or the site's mean
-below       per column and edge: how many values lie below it, as a lower and an upper bound (a histogram)
-levels      per column: the levels that enough rows have, with counts; the others together
-outside     per column: whether some value is none of the given levels
-census      per column: how many values are in each of its cells or levels; told with noise only
-==========  =========================================================================================================
+===========  ===========================================================================================================
+schema       names and kinds of the columns, number of rows
+gaps         per column: values and gaps; if asked, whether values of an identifier, or whole rows, occur again
+moments      per column: values, gaps, sum and sum of squares of the distances to a centre: given, or the site's mean
+below        per column and edge: how many values lie below it, as a lower and an upper bound (a histogram)
+levels       per column: the levels that enough rows have, with counts; the others together
+outside      per column: whether some value is none of the given levels
+census       per column: how many values are in each of its cells or levels; told with noise only
+conditional  loss, gradient and Hessian of an imputation's model of a column, over the rows that have it; at hand only
+===========  ===========================================================================================================
 
 What a site does not tell, with m = ``min_count``: moments of a column with fewer than m values, or in which fewer than
 m (but some) differ from the commonest one (rare indicators and their products); cells of a histogram with fewer than m
@@ -46,6 +47,7 @@ from pydantic import (
 )
 
 from fedcomposite.data.cells import level
+from fedcomposite.data.chained import ConditionalModels, State, sums_of
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.repeats import of_identifier, of_rows
 from fedcomposite.data.sheets import Sheet
@@ -493,7 +495,58 @@ def _number(text: str | None) -> float:
     return found if np.isfinite(found) else float("nan")
 
 
-AnyQuery = Annotated[Schema | Gaps | Moments | Below | LevelCounts | Outside | Census, Field(discriminator="name")]
+class Conditional(Query):
+    """What the conditional model of an imputation takes: sums over the rows that have its column, for every copy."""
+
+    name: Literal["conditional"] = "conditional"
+    chain: ConditionalModels
+    equation: str
+    points: list[list[FiniteFloat]]
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        chain = self.chain
+        if self.equation not in chain.equations:
+            raise ValueError(f"no equation of {self.equation!r}")
+        if [len(one) for one in self.points] != [self.width] * chain.copies:
+            raise ValueError(f"points must be {chain.copies} lists of {self.width} numbers")
+        for visit, each in enumerate(chain.draws):
+            name = chain.equations[visit % len(chain.equations)]
+            width = chain.outputs(name) * chain.width(name) + (not chain.columns[name])
+            if [len(one) for one in each] != [width] * chain.copies:
+                raise ValueError(f"the draws of visit {visit + 1} must be {chain.copies} lists of {width} numbers")
+        return self
+
+    @property
+    def width(self) -> int:
+        """How many coefficients the equation has."""
+        return self.chain.outputs(self.equation) * self.chain.width(self.equation)
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``n`` rows; of each copy ``loss``, ``gradient``, the triangle of the ``hessian``; zeros if withheld."""
+        if sheet.drawing is None:
+            raise RefusedQueryError(f"{sheet.name}: nothing is drawn here, so that gaps cannot be imputed by equations")
+        state = State(self.chain, sheet)
+        made = sums_of(state, self.equation, np.array(self.points), rules.min_count)
+        if made is None:
+            return self.sums()
+        i, j = np.triu_indices(self.width)
+        flat = {**made, "hessian": made["hessian"][:, i, j]}
+        if not all(np.isfinite(one).all() for one in flat.values()):
+            raise RefusedQueryError("sums of a conditional model left the finite range; rescale the columns")
+        return {key: flat[key].ravel() for key in self.sums()}
+
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer."""
+        copies, d = self.chain.copies, self.width
+        sizes = {"n": 1, "loss": copies, "gradient": copies * d, "hessian": copies * d * (d + 1) // 2}
+        return {key: np.zeros(size) for key, size in sizes.items()}
+
+
+AnyQuery = Annotated[
+    Schema | Gaps | Moments | Below | LevelCounts | Outside | Census | Conditional,
+    Field(discriminator="name"),
+]
 QUERIES: dict[str, type[Query]] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyQuery)[0])}
 """The queries by name."""
 _PARSER: TypeAdapter[Any] = TypeAdapter(AnyQuery)

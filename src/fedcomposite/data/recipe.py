@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedcomposite.data.census import NoisedTables
+from fedcomposite.data.chained import Drawing
 from fedcomposite.data.faults import DataError, refuse
 from fedcomposite.data.fitted import FittedRecipe
 from fedcomposite.data.learning import Learner
@@ -55,7 +57,11 @@ class Recipe(RecipeSpec):
         it was, when observation began if that was late, and groups with baselines of their own. They are no features.
     impute : str, number or dict
         "mean", "median", "most_frequent", a number, or ``{"constant": value}``; for all columns, or per column with
-        "default" for the others. Categories take "most_frequent" where "mean" or "median" is the default.
+        "default" for the others. Categories take "most_frequent" where "mean" or "median" is the default. "chained":
+        drawn from conditional models on all other columns and the target, several times (multiple imputation).
+        "complete": rows with a gap there are left out.
+    copies, iterations : int
+        Of "chained": how many completed copies, and after how many visits to each column.
     indicators : bool or list of str
         Columns of 0 and 1 that say where values were missing: for all columns with gaps, or for some.
     one_hot : list of str or dict
@@ -96,9 +102,12 @@ class Recipe(RecipeSpec):
     63.333333333333336
     """
 
-    def learn(self, ask: Ask, sites: Sequence[str], target: str) -> FittedRecipe:
-        """Learn the steps from sites that answer queries; each has done its own part (:meth:`local`) before."""
-        state = Learner(self, ask, sites, target)
+    def learn(self, ask: Ask, sites: Sequence[str], target: str, seed: int = 0) -> FittedRecipe:
+        """Learn the steps from sites that answer queries; each has done its own part (:meth:`local`) before.
+
+        ``seed`` is that of the parameters of conditional models, where gaps are imputed by draws.
+        """
+        state = Learner(self, ask, sites, target, seed)
         state.learn()
         if not state.features:
             raise DataError("recipe: no feature is left beside the target; drop fewer columns")
@@ -110,6 +119,8 @@ class Recipe(RecipeSpec):
             sources=state.features,
             sites=list(sites),
             rows=state.rows,
+            gaps=state.gaps,
+            seen=state.seen,
         )
 
     def sheets(
@@ -137,7 +148,13 @@ class Recipe(RecipeSpec):
         With ``privacy`` it is learned from one noised census of the budget's columns, by the noise that ``seed`` gives.
         ``options`` are those of :func:`fedcomposite.data.sheets.read_sheets`, for files.
         """
-        return self._fit(self.sheets(given, names=names, **options), target, rules, privacy, seed)
+        sheets = self._drawing(self.sheets(given, names=names, **options), seed)
+        return self._fit(sheets, target, rules, privacy, seed)
+
+    def _drawing(self, sheets: Sequence[Sheet], seed: int) -> list[Sheet]:
+        """The sheets with random numbers of each site's own, by which values for gaps are drawn."""
+        words = [int(np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)[0]) for i in range(len(sheets))]
+        return [replace(s, drawing=Drawing(w, self.min_count)) for s, w in zip(sheets, words, strict=True)]
 
     def _fit(
         self, sheets: Sequence[Sheet], target: str, rules: Rules | None, privacy: StudyBudget | None, seed: int
@@ -153,7 +170,7 @@ class Recipe(RecipeSpec):
         local = [self.local(sheet.name).apply(sheet) for sheet in sheets]
         if privacy is not None:
             return self.learn(NoisedTables.at_hand(local, privacy, seed), labels, target)
-        return self.learn(TablesAtHand(local, rules or Rules(self.min_count)), labels, target)
+        return self.learn(TablesAtHand(local, rules or Rules(self.min_count)), labels, target, seed)
 
     def prepare(
         self,
@@ -176,10 +193,12 @@ class Recipe(RecipeSpec):
         sheets = self.sheets(given, names=names, **options)
         if isinstance(test, int | float):
             kept, out = zip(*(held_out(sheet, test, seed, i) for i, sheet in enumerate(sheets)), strict=True)
-            return self._fit(kept, target, rules, privacy, seed).silos(kept, out)
+            drawing = self._drawing(kept, seed)
+            return self._fit(drawing, target, rules, privacy, seed).silos(drawing, out)
         held = None if test is None else self.sheets([test], names=["test"], **options)[0]
         if held is not None and held.name in [sheet.name for sheet in sheets]:
             raise DataError(f"test: a site is called {held.name!r} as well")
+        sheets = self._drawing(sheets, seed)
         return self._fit(sheets, target, rules, privacy, seed).silos(sheets, held)
 
 

@@ -25,6 +25,7 @@ import pandas as pd
 from fedcomposite._validation import check_call, suggest
 from fedcomposite.data import delimited
 from fedcomposite.data.cells import EXACT, Column, decimal_faults, grouped_by_commas, level, series_column
+from fedcomposite.data.chained import Drawing
 from fedcomposite.data.faults import DataError, DataWarning, Fault, paths_of, refuse, stop
 
 Array = npt.NDArray[Any]
@@ -144,6 +145,8 @@ class Sheet:
     rows: int
     filled: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     """Of columns whose gaps a preparation has filled, or that are made from such: where."""
+    drawing: Drawing | None = None
+    """By what the site draws values for gaps, where it may."""
 
     def __post_init__(self) -> None:
         for name, values in self.columns.items():

@@ -120,6 +120,8 @@ class Silos:
     """The same for the samples of a held-out part."""
     recipe: FittedRecipe | None = None
     """How the features were made, where a recipe made them."""
+    copies: tuple[Tensor, ...] = ()
+    """The features of every completed copy, the first among them, where gaps were imputed by draws."""
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -128,6 +130,8 @@ class Silos:
             raise DataError(f"offsets {self.offsets} do not cut {len(self.features)} samples into silos of 1 or more")
         if len(self.targets) != len(self.features):
             raise DataError(f"{len(self.targets)} targets for {len(self.features)} samples")
+        if self.copies and not (isinstance(self.features, Tensor) and torch.equal(self.copies[0], self.features)):
+            object.__setattr__(self, "copies", ())  # what has other samples or columns has no copies of them
         if not self.names:
             object.__setattr__(self, "names", tuple(f"client {i}" for i in range(n)))
         if not self.ids:

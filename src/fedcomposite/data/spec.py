@@ -37,7 +37,7 @@ class ConstantFill(BaseModel):
     constant: FiniteFloat | str
 
 
-Filling = Literal["mean", "median", "most_frequent"] | FiniteFloat | ConstantFill
+Filling = Literal["mean", "median", "most_frequent", "chained", "complete"] | FiniteFloat | ConstantFill
 
 
 class SitePart(BaseModel):
@@ -77,6 +77,8 @@ class RecipeSpec(BaseModel):
     entry: str | None = None
     strata: str | None = None
     impute: Filling | dict[str, Filling] = {}
+    copies: Annotated[int, Field(ge=2, le=100)] = 20
+    iterations: Annotated[int, Field(ge=1, le=50)] = 10
     indicators: bool | Names = False
     one_hot: Names | dict[str, str] = []
     unknown: Literal["refuse", "reference"] = "refuse"

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from fedcomposite._validation import suggest
 from fedcomposite.data.cells import level
+from fedcomposite.data.chained import ConditionalModels
 from fedcomposite.data.faults import DataError, Fault, refuse
 from fedcomposite.data.sheets import Sheet
 
@@ -157,6 +158,19 @@ class Impute(Step):
 def indicator(name: str) -> str:
     """The name of the column that says where another has gaps."""
     return f"{name} missing"
+
+
+class Chained(Step):
+    """Gaps are filled by draws from conditional models, in several copies; ``copy`` is the one that is made."""
+
+    kind: Literal["chained"] = "chained"
+    chain: ConditionalModels
+    copy_number: int = 0
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The copy without gaps in the columns that have an equation; as they begin where nothing may be drawn."""
+        made = self.chain.completed(sheet)
+        return made[min(self.copy_number, len(made) - 1)]
 
 
 class Levels(BaseModel):
@@ -324,7 +338,7 @@ class Standardize(Step):
 
 
 AnyStep = Annotated[
-    Local | Complete | Absent | Impute | OneHot | SiteTerms | Log | Spline | Interact | Standardize,
+    Local | Complete | Absent | Impute | Chained | OneHot | SiteTerms | Log | Spline | Interact | Standardize,
     Field(discriminator="kind"),
 ]
 

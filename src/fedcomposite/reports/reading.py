@@ -168,6 +168,7 @@ def _coefficients(found: Found) -> pd.DataFrame:
     if not (rows := found.analysis.get("intervals")):
         return kept
     table = pd.DataFrame(rows).rename(columns={"estimate": "debiased", "lower": "from", "upper": "to"})
+    table = table.rename(columns={"missing_share": "missing share"})
     units = "unit_" if "unit_estimate" in table else ""
     ratios: dict[str, str] = {}
     for kind, short in (("odds", "OR"), ("rate", "RR"), ("hazard", "HR")):
@@ -176,7 +177,7 @@ def _coefficients(found: Found) -> pd.DataFrame:
     if not ratios.keys().isdisjoint(table):
         ratios |= {"unit_p": "p per unit"}  # of the intercept it is another one than that of the coefficient
     table = table.rename(columns=ratios)
-    wanted = ["name", "coefficient", "debiased", "from", "to", "p", *ratios.values()]
+    wanted = ["name", "coefficient", "debiased", "from", "to", "p", *ratios.values(), "missing share"]
     table = table[[c for c in wanted if c in table]]
     if "original" in kept:
         per_unit = kept.set_index("name")["original"]

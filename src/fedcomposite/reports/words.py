@@ -38,6 +38,8 @@ def studied(found: Found) -> dict[str, str]:
         first = rows[0].get("feature")
         counts = [r["n"] + r["missing"] if "n" in r else r["samples"] for r in rows if r.get("feature") == first]
         made["samples"] = f"{sum(counts)}, at {len(one['sites'])} sites"
+    if gaps := one.get("gaps"):
+        made["missing"] = _missing(gaps)
     choice = _CHOICES.get(one["choice"], one["choice"])
     made["strength"] = f"lambda = {one['lambda']:.4g}, {choice.format(score=one.get('cv', {}).get('score'))}"
     if cv := one.get("cv"):
@@ -48,6 +50,23 @@ def studied(found: Found) -> dict[str, str]:
             else f"{cv['folds']} folds, dealt out within each site"
         )
     return made
+
+
+_FILLED = {"chained": "drawn", "complete": "rows left out", "most_frequent": "commonest"}
+
+
+def _missing(gaps: dict[str, Any]) -> str:
+    """Which columns have gaps, how many, and what was done about them."""
+    rows = gaps["rows"]
+    each = [
+        f"{name} {one['missing']} ({100 * one['missing'] / rows:.1f} %, {_FILLED.get(one['filled'], one['filled'])})"
+        for name, one in gaps["columns"].items()
+    ]
+    said = ", ".join(each)
+    if gaps["copies"] > 1:
+        said += f"; {gaps['copies']} completed copies by chained equations"
+    left = rows - gaps["kept"]
+    return said + (f"; {left} of {rows} rows left out, since they are not complete" if left else "")
 
 
 def notes(found: Found) -> dict[str, str]:
@@ -114,6 +133,11 @@ def _coefficients(found: Found) -> str:
             said += f"{short}: {ratio} ratio without the bias of the regularizer, {per}, with its 95 % confidence "
             said += "interval" + (_per_unit(ratio) if units else ". ")
             said += _joint(rows) if units else ""
+    if rows and "missing_share" in rows[0]:
+        said += "Estimates and intervals combine the completed copies (Rubin's rules, Barnard and Rubin's degrees of "
+        said += (
+            "freedom); missing share: of the variance, what is due to gaps; coefficients are of all copies together. "
+        )
     return said + "Intervals do not know how the model was chosen."
 
 

@@ -192,6 +192,11 @@ class Driver:
         return self._parties.centre
 
     @property
+    def copies(self) -> int:
+        """How many completed copies of their samples the parties have."""
+        return int(getattr(self.transport, "copies", 1))
+
+    @property
     def by_site(self) -> bool:
         """Whether single sites' answers may be asked for."""
         return self._parties.by_site
@@ -240,9 +245,53 @@ class StudyDriver(Driver):
         return answers
 
 
+class CopiesDriver(Driver):
+    """A driver whose answers are means over the completed copies of tables whose gaps were imputed by draws.
+
+    What is fitted, scored and measured through it is so on all copies together, each sample in so many shares; counts
+    with noise, of which sites tell few, on the first.
+    """
+
+    def __init__(self, inner: Driver, copies: int) -> None:
+        super().__init__(inner.transport)
+        self.inner, self._several = inner, copies
+
+    @property
+    def copies(self) -> int:
+        return self._several
+
+    def ask(self, requests: Sequence[Any]) -> list[Any]:
+        """The mean answers, in one exchange."""
+        alone = [not isinstance(one, Request) or one.rows.copy_number > 0 or one.name == "tallies" for one in requests]
+        numbers = [(0,) if lone else range(1, self._several + 1) for lone in alone]
+        every = [_of_copy(one, k) for one, each in zip(requests, numbers, strict=True) for k in each]
+        self.inner.tasks = self.tasks
+        answers, inner = iter(self.inner.ask(every)), self.inner
+        self.exchanges, self.bytes_up, self.bytes_down = inner.exchanges, inner.bytes_up, inner.bytes_down
+        return [_mean([next(answers) for _ in each]) for each in numbers]
+
+
+def _of_copy(one: Any, number: int) -> Any:
+    return replace(one, rows=replace(one.rows, copy_number=number)) if number else one
+
+
+def _mean(answers: list[Any]) -> Any:
+    if len(answers) == 1:
+        return answers[0]
+    if isinstance(answers[0], list):  # by site
+        return [_mean(list(one)) for one in zip(*answers, strict=True)]
+    return {key: torch.stack([one[key] for one in answers]).mean(0) for key in answers[0]}
+
+
+def over_copies(driver: Driver) -> Driver:
+    """The driver itself, or one of the means over the copies that its parties have."""
+    several = driver.copies > 1 and not isinstance(driver, CopiesDriver)
+    return CopiesDriver(driver, driver.copies) if several else driver
+
+
 def driver_of(problem: Problem, driver: Driver | None = None) -> Driver:
     """The driver that was given, or one on a problem's own silos."""
-    return Driver(SiloTransport(problem)) if driver is None else driver
+    return over_copies(Driver(SiloTransport(problem)) if driver is None else driver)
 
 
 def identify_analysis(problem: Problem, **settings: Any) -> Identity:
@@ -270,7 +319,7 @@ def driving(function: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[
             raise ValueError(
                 "a driver has its own log, watch and budget: give Driver(transport, log=..., watch=...), or no driver"
             )
-        yield driver
+        yield over_copies(driver)
         return
     budget, seed = given.get("privacy"), given.get("seed", 0)
 
@@ -280,12 +329,12 @@ def driving(function: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[
         return Driver(SiloTransport(problem), log=log, watch=watch)
 
     if path is None:
-        yield made()
+        yield over_copies(made())
         return
     settings = {key: value for key, value in given.items() if key not in _NOT_IDENTITY}
     identity = identify_analysis(problem, analysis=function.__name__, **settings)
     with closing(AnswerLog(path, identity, resume=given["resume"], most=AT_HAND)) as log:
-        driver = made(log)
+        driver = over_copies(made(log))
         yield driver
-        (driver.inner if isinstance(driver, StudyDriver) else driver).log = None  # a result may ask more
+        (driver.inner if isinstance(driver, StudyDriver | CopiesDriver) else driver).log = None  # a result may ask more
     log.remove()

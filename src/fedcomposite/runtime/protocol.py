@@ -17,6 +17,7 @@ exchange and come out alike in a simulation and in a federation.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,8 @@ class Rows:
         The others instead: the fold, the site, the other half.
     seed : int
         Of the random numbers. Folds and halves are balanced within a site, and within its classes.
+    copy_number : int
+        Of which completed copy of the table, from 1 on, where gaps were imputed by draws; 0 is the table as it is.
     """
 
     kind: Literal["all", "fold", "site", "half", "sites", "bootstrap"] = "all"
@@ -75,6 +78,7 @@ class Rows:
     of: int = 1
     held: bool = False
     seed: int = 0
+    copy_number: int = 0
 
     @property
     def others(self) -> Rows:
@@ -267,6 +271,14 @@ def centre_of(X: Tensor, bias: bool) -> Tensor | None:
         return None
     far = far_means(X[:, :-1])
     return far if bool(far.any()) else None
+
+
+def of_copy(problem: Problem, number: int) -> Problem:
+    """The problem on another completed copy of its silos."""
+    made = copy.copy(problem)
+    features = problem.silos.copies[number]
+    made.silos, made._placed = replace(problem.silos, features=features, copies=()), {}
+    return made
 
 
 def silos_of(problem: Problem) -> list[Silo]:

@@ -272,6 +272,8 @@ class Inquiry:
 
 def _question(request: Request) -> Question:
     arrays = request.arrays
+    rows = dataclasses.asdict(request.rows)
+    del rows["copy_number"]  # sites have one copy of their tables
     count = next((len(arrays[key]) for key in ("models", "edges", "slopes", "lines") if key in arrays), 0)
     return Question(
         name=request.name,  # type: ignore[arg-type]
@@ -286,7 +288,7 @@ def _question(request: Request) -> Question:
         products=request.name == "risk_sums" and "working" in arrays,
         at=float(request.numbers.get("at", 0.0)),
         hazard=float(request.numbers.get("hazard", -1.0)),
-        rows=Samples(**dataclasses.asdict(request.rows)),
+        rows=Samples(**rows),
         part=request.part,  # type: ignore[arg-type]
     )
 

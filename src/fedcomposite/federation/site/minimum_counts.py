@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data import Recipe, Silos
-from fedcomposite.data.queries import Below, Outside, Query, enough
+from fedcomposite.data.queries import Below, Conditional, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows, tensors_only
 from fedcomposite.experiments.config import TableOneSection
 from fedcomposite.federation.secure.masking import seal
@@ -514,6 +514,8 @@ def check_query(query: Query, recipe: Recipe, table_one: TableOneSection | None 
     Quantiles are of columns as they are, since a shift would move the fixed edges, behind which the largest value
     hides; whether there are other levels is asked of the recipe's categories, before these are coded.
     """
+    if isinstance(query, Conditional):
+        raise RefusalError("imputation across sites' own files is not offered yet: no conditional model is told of")
     kinds = [str(getattr(step, "kind", "")) for step in query.steps]
     if isinstance(query, Below) and not set(kinds).isdisjoint(_SHIFTED):
         raise RefusalError("a histogram is of columns before they are shifted, scaled or multiplied")

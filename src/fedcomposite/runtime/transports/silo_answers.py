@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from fedcomposite.problems.losses import Cox
 from fedcomposite.problems.risk_sets import EVENT
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.runtime import process
-from fedcomposite.runtime.protocol import Request, Sums, answer, centre_of, silos_of
+from fedcomposite.runtime.protocol import Request, Silo, Sums, answer, centre_of, of_copy, silos_of
 
 LARGEST = 1e75
 """Of a sample's numbers: sums of fourth powers are finite."""
@@ -64,10 +64,20 @@ class SiloTransport:
         assert isinstance(pooled.X, Tensor)  # silos_of has refused others
         check_events(pooled)
         self.centre = centre_of(pooled.X, problem.bias)
+        self._copies = [silos_of(of_copy(problem, k)) for k in range(1, len(problem.silos.copies))]
         if self.centre is not None:
             shift = torch.cat([self.centre, self.centre.new_zeros(1)])
-            self.silos = [replace(silo, about=silo.X - shift) for silo in self.silos]
+            self._every(lambda silo: replace(silo, about=silo.X - shift))
         self._reach = max(max(s.X.numel(), (s.X.shape[1] * s.b[:1].numel()) ** 2) for s in self.silos)  # also a Hessian
+
+    @property
+    def copies(self) -> int:
+        """How many completed copies of the samples there are."""
+        return 1 + len(self._copies)
+
+    def _every(self, change: Callable[[Silo], Silo]) -> None:
+        """Change the silos of all copies."""
+        self.silos, *self._copies = [[change(silo) for silo in one] for one in (self.silos, *self._copies)]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -87,19 +97,19 @@ class SiloTransport:
     @contextmanager
     def turned(self, basis: Tensor) -> Iterator[None]:
         """Meanwhile, answer centred requests in coordinates y where models are ``basis @ y``."""
-        kept = self.silos, self.centre
+        kept = self.silos, self._copies, self.centre
         self.centre = None
-        known = [next(X for X in (s.about, s.level, s.X) if X is not None) for s in self.silos]
-        self.silos = [replace(s, about=X @ basis) for s, X in zip(self.silos, known, strict=True)]
+        self._every(lambda s: replace(s, about=next(X for X in (s.about, s.level, s.X) if X is not None) @ basis))
         try:
             yield
         finally:
-            self.silos, self.centre = kept
+            self.silos, self._copies, self.centre = kept
 
     def ask(self, requests: Sequence[Request]) -> list[Any]:
         """The sums over silos, in their order; for a request by site the list of them."""
         with self.running():
-            made = [[answer(silo, request) for silo in self.silos] for request in requests]
+            copies = [self.silos, *self._copies]
+            made = [[answer(silo, one) for silo in copies[max(one.rows.copy_number - 1, 0)]] for one in requests]
         self.counter.bytes_down += len(self.silos) * sum(r.nbytes for r in requests)
         self.counter.bytes_up += sum(v.nbytes for each in made for sums in each for v in sums.values())
         return [each if request.by_site else added(each) for request, each in zip(requests, made, strict=True)]
