@@ -26,6 +26,7 @@ from fedcomposite.runtime.driver import Deadline, Driver
 from fedcomposite.runtime.transports.silo_answers import StackedSums
 
 _FITS = 30  # with slopes of their own
+_MOST = 300  # exchanges of all of them: Newton steps that are many lead nowhere
 _SHORTER = 12  # halves of a move
 _INFINITE = 1e100  # a slope that holds a coordinate at zero
 
@@ -60,7 +61,7 @@ def settle(
 
     ``tolerance`` is of what is left to gain, relative to the objective.
     """
-    value, asked = problem.objective(x), 0
+    value, asked, rounds = problem.objective(x), 0, min(rounds, _MOST)
     for _ in range(_FITS):
         slope = slopes(problem.regularizer, x)
         if slope is None or not math.isfinite(value):

@@ -39,7 +39,7 @@ from fedcomposite.cli.console import (
 )
 from fedcomposite.cli.described import AsTableOne, By, Columns, Median, TableFile, page, show_table_one, wished
 from fedcomposite.cli.federation_jobs import Interrupt, chosen, failure, keep, require_service
-from fedcomposite.cli.federation_parties import say
+from fedcomposite.cli.federation_parties import say, say_aside
 from fedcomposite.cli.runs import Overrides
 from fedcomposite.data import FittedRecipe, Recipe
 from fedcomposite.data.describing import look_at, table_of
@@ -269,7 +269,8 @@ def describe(
         experiment = experiment.model_copy(update={"table_one": wish})
         settings, federation = Settings(give_up=give_up, secure=secure), FederationFolder(folder)
         plan, named = "describe" if wish is None else "table_one", chosen(federation, sites)
-        with inquiry(federation, experiment, settings, plan=plan, sites=named) as asking:
+        log = say_aside if as_json else say
+        with inquiry(federation, experiment, settings, plan=plan, sites=named, log=log) as asking:
             driver, budget = Driver(asking), experiment.budget
             if budget is not None:
                 driver = StudyDriver(driver, budget, experiment.make_loss(), experiment.problem.bias)
@@ -305,7 +306,9 @@ def predict(
         experiment, recipe, x, names = _finished(RunFolder(run))
         settings = Settings(give_up=give_up, secure=secure)
         federation = FederationFolder(folder)
-        with inquiry(federation, experiment, settings, plan="predict", sites=chosen(federation, sites)) as asking:
+        log = say_aside if as_json else say
+        named = chosen(federation, sites)
+        with inquiry(federation, experiment, settings, plan="predict", sites=named, log=log) as asking:
             asking.recipe = recipe
             driver = Driver(asking)
             problem = asking.meet(driver)

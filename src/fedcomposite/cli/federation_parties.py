@@ -19,7 +19,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fedcomposite.cli.console import out, print_frame, reporting
+from fedcomposite.cli.console import err, out, print_frame, reporting
 from fedcomposite.cli.lazy import load
 from fedcomposite.federation.engines import certificate_lifetimes, selection
 from fedcomposite.federation.engines.engine import EngineError
@@ -30,6 +30,7 @@ from fedcomposite.locks import FolderLock
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
 
 Federation = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The coordinator's folder.")]
 UnitForm = Annotated[
@@ -48,11 +49,16 @@ def log_to(path: Path | None, megabytes: float) -> None:
         _also.append(Rotating(path, megabytes))
 
 
-def say(line: str) -> None:
+def say(line: str, console: Console = out) -> None:
     """Print a line with the time."""
     for write_down in _also:
         write_down(line)
-    out.print(f"{datetime.now():%H:%M:%S} {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{datetime.now():%H:%M:%S} {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def say_aside(line: str) -> None:
+    """The same beside a result that is for machines."""
+    say(line, err)
 
 
 def show(frame: pd.DataFrame, caption: str) -> None:

@@ -35,8 +35,8 @@ def _anything(node: fx.Node) -> Known:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return None
-    # in memory as it is there: views depend on it
-    order = sorted(range(value.ndim), key=lambda i: -int(value.stride(i)))
+    strides: tuple[int, ...] = value.stride()  # in memory as it is there: views depend on it
+    order = sorted(range(value.ndim), key=lambda i: -strides[i])
     made = torch.full([value.shape[i] for i in order], torch.nan, dtype=value.dtype)
     return made.permute([order.index(i) for i in range(value.ndim)])
 
