@@ -88,7 +88,7 @@ class Hospital:
     ) -> dict[str, torch.Tensor] | None:
         """One question of an analysis."""
         chosen = rows or Rows()
-        asked = {"name": name, "rows": vars(chosen), **fields}
+        asked = {"name": name, "rows": {k: v for k, v in vars(chosen).items() if k != "copy_number"}, **fields}
         order = {"job": job, "config": self._config(loss, chosen.seed), "analysis": {"questions": [asked]}}
         return self._answer(order, {f"0.{k}": torch.as_tensor(v) for k, v in vectors.items()})
 
