@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from fedcomposite.analysis.table_one import table_one
     from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos, describe
     from fedcomposite.data.faults import DataWarning
+    from fedcomposite.experiments.contests import compare, tune
     from fedcomposite.exporting import ExportError, export, prune
     from fedcomposite.problems import OneClassWarning, Problem
     from fedcomposite.problems.network import LoopWarning
@@ -112,6 +113,7 @@ __all__ = [
     "by_site",
     "callbacks",
     "combine_imputations",
+    "compare",
     "confidence",
     "covariance",
     "cross_validate",
@@ -141,6 +143,7 @@ __all__ = [
     "stability",
     "table_one",
     "theory",
+    "tune",
     "wald_test",
     "write_report",
 ]
@@ -155,6 +158,7 @@ _ROOMS = {  # where a name lives; a name that is not here is a module of its own
         "likelihood_ratio_test", "logrank_test", "meta_analysis", "path", "predict", "quality", "refit",
         "schoenfeld_test", "solve", "stability", "table_one", "wald_test",
     ),
+    "experiments.contests": ("compare", "tune"),
     "exporting": ("ExportError", "export", "prune"),
     "problems": ("OneClassWarning", "Problem"),
     "problems.network": ("LoopWarning",),

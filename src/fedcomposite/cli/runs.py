@@ -133,7 +133,7 @@ def _compare(
             + (f", {len(parts)} settings" if len(parts) > 1 else "")
         )
         try:
-            table = comparison.compare(
+            made = comparison.compared(
                 experiment,
                 path,
                 fresh=resume is None,
@@ -144,11 +144,14 @@ def _compare(
             raise FailedError(f"{stop.run.message}; go on with: fedcomposite compare --resume {path}") from None
         except FailedRunsError as error:
             raise FailedError(f"{error}\ngo on with: fedcomposite compare --resume {path}") from None
+    table = made.to_frame()
     spread = f"; {SPREAD}" if len(seeds) > 1 else ""
     told = f"stationarity is relative to the start; nonzeros, MB and seconds at the end{spread}"
-    found |= {"folder": path, "methods": rows(table)}
-    first = next(i for i, name in enumerate(table.columns) if name.startswith("rounds to"))
+    found |= {"folder": path, "methods": rows(table), "notes": made.notes}
+    first = next(i for i, name in enumerate(table.columns) if name.startswith(("rounds to", "stationarity")))
     print_frame(joined(table), told, drop=("seconds", "MB", *table.columns[1:first]))  # labels tell the values of grids
+    for note in made.notes:
+        out.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     out.print(f"written: {escape(str(path))} (plot.png, comparison.csv, comparison.tex)")
     if parts[0].closing and not overrides:  # it is about the experiment as it was written
         out.print(parts[0].closing.strip(), markup=False, highlight=False, soft_wrap=True)
@@ -253,11 +256,13 @@ def plot(
     ] = None,
     width: Annotated[Width, typer.Option(help="For a column or the page of a paper, or for a screen.")] = "screen",
     band: Annotated[Band, typer.Option(help="What is shaded: a standard deviation over seeds, or their range.")] = "sd",
+    log_x: Annotated[bool, typer.Option("--log-x", help="A logarithmic axis for x.")] = False,
 ) -> None:
     """Draw the curves of one or more runs in one picture."""
     check_picture(destination)
     histories, methods = runner.collect(runs)
     chosen: dict[str, Any] = {"x": x, "reference": reference, "methods": methods, "width": width, "band": band}
+    chosen["log_x"] = log_x
     try:
         draw_histories(histories, destination, title, panels=panels, **chosen)
     except ValueError as error:

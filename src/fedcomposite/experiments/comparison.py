@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedcomposite.data import DataError
-from fedcomposite.experiments import runner, toml, workers
+from fedcomposite.experiments import grids, runner, toml, workers
+from fedcomposite.experiments.allowances import Allowance
 from fedcomposite.experiments.config import Config, ConfigError
+from fedcomposite.experiments.outcomes import Comparison
 from fedcomposite.experiments.runner import TUNING, Watch
 from fedcomposite.experiments.store import RunFolder, StoreError, folder_names, leftovers
 from fedcomposite.experiments.sweeps import Part, Sweep, named
-from fedcomposite.experiments.tables import latex, tabulate
+from fedcomposite.experiments.tables import latex
+from fedcomposite.experiments.tuning import Attempt, Chosen, Point, TuningError, score, settle
 from fedcomposite.experiments.workers import Task
 from fedcomposite.files import write_atomic
 from fedcomposite.locks import NAME as LOCK
 from fedcomposite.locks import FolderLock
-from fedcomposite.runtime import Record
 
 
-class Comparison(NamedTuple):
+class Planned(NamedTuple):
     """Methods and seeds in one setting."""
 
     config: Config
@@ -50,6 +53,10 @@ class Entry(NamedTuple):
     """Whether it was finished earlier."""
     point: dict[str, Any]
     """The values of the grids that it belongs to: the setting's, then the method's."""
+    setting: dict[str, Any]
+    """The setting's alone."""
+    name: str
+    """The label without the setting."""
 
 
 def compare(
@@ -60,52 +67,94 @@ def compare(
     jobs: int = 1,
     begin: Begin | None = None,
 ) -> pd.DataFrame:
+    """The table of :func:`compared`."""
+    return compared(experiment, out, fresh=fresh, jobs=jobs, begin=begin).to_frame()
+
+
+def compared(
+    experiment: Config | Sweep,
+    out: Path,
+    *,
+    fresh: bool = False,
+    jobs: int = 1,
+    begin: Begin | None = None,
+) -> Comparison:
     """Do every method with every seed in every setting below ``out``; runs that are finished there are not repeated.
 
     Everything is checked before the first run begins, and before the comparison that ``fresh`` replaces is removed.
     ``begin(label, seed)`` is called before each run and returns its watcher. ``jobs`` runs are done at a time, each in
-    a process with one thread. Returns the table of :func:`fedcomposite.experiments.tables.tabulate`, which is also
-    written beside the plot, as CSV and LaTeX.
+    a process with one thread. The table is also written beside the plot, as CSV and LaTeX.
     """
     from fedcomposite.plots import draw_histories  # brings matplotlib
 
     sweep = Sweep.of(experiment)
     with FolderLock(out):
-        entries = carry_out(sweep, out, fresh=fresh, jobs=jobs, begin=begin)
-        histories: dict[str, list[list[Record]]] = {}
-        outcomes: dict[str, list[dict[str, Any]]] = {}
-        for entry in entries:
-            histories.setdefault(entry.label, []).append(entry.folder.history())
-            outcomes.setdefault(entry.label, []).append(entry.folder.summary())
-        points = {e.label: e.point for e in entries}
-        table = tabulate(histories, outcomes, points=points)
+        tuned: ChosenValues = {}
+        entries = carry_out(sweep, out, fresh=fresh, jobs=jobs, begin=begin, tuned=tuned)
+        found = told(entries, str(sweep.content.get("name", "run")), tuned)
+        table = found.to_frame()
         write_atomic(out / "comparison.csv", table.to_csv(index=False).encode())
         write_atomic(out / "comparison.tex", (latex(table) + "\n").encode())
         methods = {e.label: e.config.methods[e.config.labels[0]] for e in entries}
-        title = str(sweep.content.get("name", "run"))
-        draw_histories(histories, out / "plot.png", title=title, methods=methods)
-    return table
+        draw_histories(found.runs, out / "plot.png", title=found.name, methods=methods)
+    return found
+
+
+def told(entries: Sequence[Entry], name: str, tuned: ChosenValues | None = None) -> Comparison:
+    """What runs that are done came to."""
+    allowance = entries[0].config.allowance if entries else None
+    found = Comparison({}, {}, {}, list(dict.fromkeys(e.seed for e in entries)), budget=allowance, name=name)
+    for e in entries:
+        problem, history = named(e.setting), e.folder.history()
+        paid = history if allowance is None else allowance.within(history)
+        found.histories.setdefault(problem, {}).setdefault(e.name, []).append(paid)
+        found.statuses.setdefault(problem, {}).setdefault(e.name, []).append(_ending(e, allowance))
+        found.methods[e.name] = e.config.methods[e.config.labels[0]]
+        found.settings[problem] = e.setting
+        own = {k: v for k, v in e.point.items() if k not in e.setting}
+        found.points.setdefault(problem, {})[e.name] = own
+    found.chosen = {named(setting): chosen for setting, chosen in (tuned or {}).values()}
+    return found
+
+
+def _ending(entry: Entry, allowance: Allowance | None) -> str:
+    """How a run ended; the end of its allowance is the end that was meant."""
+    summary = entry.folder.summary()
+    spent = allowance is not None and summary["status"] == "stopped" and str(allowance) in str(summary["message"])
+    return "completed" if spent else str(summary["status"])
 
 
 def carry_out(
-    sweep: Sweep, out: Path, *, fresh: bool = False, jobs: int = 1, begin: Begin | None = None, draw: bool = True
+    sweep: Sweep,
+    out: Path,
+    *,
+    fresh: bool = False,
+    jobs: int = 1,
+    begin: Begin | None = None,
+    draw: bool = True,
+    tuned: ChosenValues | None = None,
 ) -> list[Entry]:
-    """Do the runs of a sweep that are left to do, those that choose values first; returns all that are to be told."""
+    """Do the runs of a sweep that are left to do, those that choose values first; returns all that are to be told.
+
+    What was chosen goes to ``tuned``, by the folder of each setting.
+    """
     with FolderLock(out):
         parts = list(zip(sweep.parts, _places(sweep, out), strict=True))
-        trials = [Comparison(sweep.trials(p), at / TUNING, p.point, {}) for p, at in parts] if sweep.tuned else []
-        first = plan(trials, fresh=fresh)
+        trials = _Trials(sweep, parts, fresh, lambda tasks: workers.carry_out(tasks, jobs, begin, draw=False))
+        first = trials.begin() if sweep.tuned else {}
         entries: list[Entry] = []
-        if fresh or not trials or not all(entry.finished for entry in first):
-            entries = plan([_final(sweep, p, at, chosen=False) for p, at in parts], fresh=fresh or sweep.tuned)
+        if fresh or not sweep.tuned or not trials.finished:
+            entries = plan([_final(sweep, p, at, first.get(at)) for p, at in parts], fresh=fresh or sweep.tuned)
         if fresh:
             clear(out)
         for old in leftovers(out):
             old.unlink()
         write_atomic(out / "config.toml", sweep.text.encode())
-        if trials:
-            workers.carry_out(_left(first, fresh), jobs, begin, draw=False)
-            entries = plan([_final(sweep, p, at, chosen=True) for p, at in parts])
+        if sweep.tuned:
+            chosen = trials.settle()
+            entries = plan([_final(sweep, p, at, {i: c.point for i, c in chosen[at].items()}) for p, at in parts])
+            if tuned is not None:
+                tuned |= {at: (p.point, _by_label(sweep, p, chosen[at])) for p, at in parts}
         workers.carry_out(_left(entries, fresh), jobs, begin, draw=draw)
         return entries
 
@@ -113,19 +162,116 @@ def carry_out(
 def finished(sweep: Sweep, out: Path) -> list[Entry]:
     """The runs of a sweep that are done, wherever they were done; nothing is checked or run."""
     found = []
+
+    def refuse(tasks: Sequence[Task]) -> None:
+        if tasks:
+            raise StoreError("values are not chosen yet")
+
     for part, place in zip(sweep.parts, _places(sweep, out), strict=True):
         try:
-            config, _, setting, points = _final(sweep, part, place, chosen=True)
+            trials = _Trials(sweep, [(part, place)], False, refuse)
+            chosen = {i: c.point for i, c in trials.settle()[place].items()} if sweep.tuned else None
         except StoreError:
-            continue  # its values are not chosen yet
+            continue
+        config, _, setting, points = _final(sweep, part, place, chosen)
         for label, name, spec in zip(config.labels, folder_names(config.labels), config.specs, strict=True):
             for seed in config.seeds or [config.seed]:
                 folder = RunFolder(place / name / f"seed-{seed}")
-                shown = f"{label} [{named(setting)}]" if setting else label
                 if folder.finished:
                     point = {**setting, **points.get(label, {})}
-                    found.append(Entry(shown, seed, folder, config.only(spec, seed), True, point))
+                    shown = _shown(label, setting)
+                    found.append(Entry(shown, seed, folder, config.only(spec, seed), True, point, setting, label))
     return found
+
+
+ChosenValues = dict[Path, tuple[dict[str, Any], dict[str, Chosen]]]
+"""For the folder of each setting its values, and what was chosen for each label."""
+
+
+def _by_label(sweep: Sweep, part: Part, chosen: Mapping[int, Chosen]) -> dict[str, Chosen]:
+    config, _ = sweep.final(part, {i: c.point for i, c in chosen.items()})
+    return {config.labels[i]: one for i, one in chosen.items()}
+
+
+class _Trials:
+    """The runs of a sweep that values are chosen by, in the folders of its settings."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        parts: Sequence[tuple[Part, Path]],
+        fresh: bool,
+        work: Callable[[Sequence[Task]], None],
+    ) -> None:
+        self.sweep, self.fresh, self.work = sweep, fresh, work
+        self.parts = {at: part for part, at in parts}
+        self._planned: list[Attempt | Entry] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the first of the trials are done."""
+        return all(isinstance(p, Attempt) or p.finished for p in self._planned or ())
+
+    def begin(self) -> dict[Path, dict[int, Point]]:
+        """Check the first trials; returns the first point of each method that can be run."""
+        searches = {(at, i): s for at, part in self.parts.items() for i, s in self.sweep.searches(part).items()}
+        asked = [(at, i, p) for (at, i), one in searches.items() for p in next(one)]
+        self._planned = self._plan(asked)
+        found: dict[Path, dict[int, Point]] = {}
+        for (at, i, point), made in zip(asked, self._planned, strict=True):
+            if isinstance(made, Entry):
+                found.setdefault(at, {}).setdefault(i, point)
+        for at, i, _ in asked:
+            if i not in found.get(at, {}):
+                own = [m for (a, j, _), m in zip(asked, self._planned, strict=True) if (a, j) == (at, i)]
+                raise ConfigError("\n".join(dict.fromkeys(m.refused for m in own if isinstance(m, Attempt))))
+        return found
+
+    def settle(self) -> dict[Path, dict[int, Chosen]]:
+        """Do the trials, and more of them where the best is at an end of its grid."""
+        searches = {(at, i): s for at, part in self.parts.items() for i, s in self.sweep.searches(part).items()}
+
+        def attempt(batch: list[tuple[tuple[Path, int], Point]]) -> list[Attempt]:
+            planned = self._planned or self._plan([(at, i, point) for (at, i), point in batch])
+            self._planned = None
+            self.work(_left([p for p in planned if isinstance(p, Entry)], self.fresh))
+            return [self._judged(p, point) for p, (_, point) in zip(planned, batch, strict=True)]
+
+        try:
+            chosen = settle(searches, attempt)
+        except TuningError as error:
+            raise ConfigError(str(error)) from None
+        found: dict[Path, dict[int, Chosen]] = {at: {} for at in self.parts}
+        for (at, i), one in chosen.items():
+            found[at][i] = one
+        return found
+
+    def _plan(self, asked: Sequence[tuple[Path, int, Point]]) -> list[Attempt | Entry]:
+        """The run of each point, or why there can be none."""
+        found: list[Attempt | Entry] = []
+        for at, i, point in asked:
+            part = self.parts[at]
+            try:
+                config = Config.check(self.sweep.trial_content(part, [(i, point)]), self.sweep.name)
+                found += plan([Planned(config, at / TUNING, part.point, {})], fresh=self.fresh)
+            except ConfigError as error:
+                label = grids.labelled({}, self.sweep.names(part)[i], point)["label"]
+                why = str(error).removeprefix(f"{named(part.point)}: ").removeprefix(f"{label}: ")
+                found.append(Attempt(point, math.inf, why))
+        return found
+
+    def _judged(self, made: Attempt | Entry, point: Point) -> Attempt:
+        if isinstance(made, Attempt):
+            return made
+        history, allowance = made.folder.history(), made.config.allowance
+        last = (history if allowance is None else allowance.within(history))[-1]
+        part = next(p for at, p in self.parts.items() if made.folder.path.is_relative_to(at / TUNING))
+        criterion = self.sweep.tuning(part).criterion
+        try:
+            value = score(last, made.folder.summary()["status"], criterion)
+        except ValueError as error:
+            raise ConfigError(f"[trials] {error}") from None
+        return Attempt(point, value)
 
 
 def _left(entries: Sequence[Entry], fresh: bool) -> list[Task]:
@@ -138,13 +284,17 @@ def _places(sweep: Sweep, out: Path) -> list[Path]:
     return [out] if points == [{}] else [out / name for name in folder_names([named(point) for point in points])]
 
 
-def _final(sweep: Sweep, part: Part, place: Path, *, chosen: bool) -> Comparison:
+def _final(sweep: Sweep, part: Part, place: Path, chosen: Mapping[int, Point] | None) -> Planned:
     """The comparison of a setting, with the values that were chosen, or the first of them."""
-    config, points = sweep.final(part, place / TUNING if chosen else None)
-    return Comparison(config, place, part.point, points)
+    config, points = sweep.final(part, chosen)
+    return Planned(config, place, part.point, points)
 
 
-def plan(comparisons: Sequence[Comparison], *, fresh: bool = False) -> list[Entry]:
+def _shown(label: str, setting: Mapping[str, Any]) -> str:
+    return f"{label} [{named(setting)}]" if setting else label
+
+
+def plan(comparisons: Sequence[Planned], *, fresh: bool = False) -> list[Entry]:
     """Every run, which nothing speaks against, or one error that tells all that does; changes nothing on disk."""
     mistakes: dict[str, list[str]] = {}  # what is wrong, in order, and with which methods
     entries = []
@@ -160,8 +310,9 @@ def plan(comparisons: Sequence[Comparison], *, fresh: bool = False) -> list[Entr
             for label, spec in zip(labels, config.specs, strict=True):
                 folder, single = RunFolder(place / where[label] / f"seed-{seed}"), config.only(spec, seed)
                 finished = folder.finished and not fresh
-                shown = f"{label} [{named(setting)}]" if setting else label
-                found[label, seed] = Entry(shown, seed, folder, single, finished, {**setting, **points.get(label, {})})
+                point = {**setting, **points.get(label, {})}
+                shown = _shown(label, setting)
+                found[label, seed] = Entry(shown, seed, folder, single, finished, point, setting, label)
                 try:
                     _check(single, folder, finished=finished, fresh=fresh)
                 except (ConfigError, DataError) as error:

@@ -15,15 +15,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
+from fedcomposite._validation import UserError
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton, current
 from fedcomposite.choice import AUTO, check_auto, choose
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.databases import stored_tables
 from fedcomposite.experiments import grids, toml
+from fedcomposite.experiments.allowances import Allowance, BudgetEnd
 from fedcomposite.experiments.checks import conflicts, missing_files, mistakes
 from fedcomposite.experiments.toml import ConfigError as ConfigError
 from fedcomposite.experiments.toml import name_in
+from fedcomposite.experiments.tuning import EXTENSIONS
 from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy, StudyBudget
 from fedcomposite.problems import Loss, Problem
@@ -100,6 +103,8 @@ class RunSection(Section):
     """What becomes zero."""
     aggregator: dict[str, Any] | None = None
     """A robust mean of :mod:`fedcomposite.aggregators`: its name and fields."""
+    budget: dict[str, float] | None = None
+    """What a run may spend, as ``{bytes = 1e6}``; ``rounds`` are then the most."""
 
 
 class TrialsSection(Section):
@@ -111,6 +116,8 @@ class TrialsSection(Section):
     """What the last record is judged by: the lowest wins, of accuracies the highest."""
     rounds: int | None = Field(default=None, ge=1)
     """Rounds of a trial; as many as a run has if left out."""
+    extensions: int = Field(default=EXTENSIONS, ge=0)
+    """How often a search goes on past an end of the values that are given, where the best of them is one."""
 
 
 class TableOneSection(Section):
@@ -214,13 +221,7 @@ class Config(Section):
     @property
     def labels(self) -> list[str]:
         """A distinct name per method: its ``label``, or its class name, numbered when it repeats."""
-        raw = [str(s.get("label", _method(s))) for s in self.specs]
-        found = [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
-        for i, label in enumerate(found):
-            number = 2
-            while found[i] in found[:i]:  # somebody's own label looks like a numbered one
-                found[i], number = f"{label} ({number})", number + 1
-        return found
+        return distinct([str(s.get("label", _method(s))) for s in self.specs])
 
     @property
     def methods(self) -> dict[str, str]:
@@ -304,7 +305,16 @@ class Config(Section):
 
     def make_callbacks(self, folder: Path) -> list[Callback]:
         """Build ``[[callbacks]]``; paths that are not absolute lie in the run's folder."""
-        return toml.every([functools.partial(_callback, spec, folder) for spec in self.callbacks])
+        made = toml.every([functools.partial(_callback, spec, folder) for spec in self.callbacks])
+        return made if self.allowance is None else [*made, BudgetEnd(self.allowance)]
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """``budget`` of ``[run]``."""
+        try:
+            return None if self.run.budget is None else Allowance.of(self.run.budget)
+        except UserError as error:
+            raise ConfigError(f"[run] {error}") from None
 
     def outside_theory(self, algorithm: AnyAlgorithm, problem: Problem) -> list[str]:
         """Conditions of the method's theorem that the run breaks, in sentences; none for networks."""
@@ -396,7 +406,7 @@ class Config(Section):
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of :func:`fedcomposite.simulate`; a device that this machine lacks is refused."""
-        chosen = self.run.model_dump(exclude={"sparsity", "structure"})  # the problem has them
+        chosen = self.run.model_dump(exclude={"sparsity", "structure", "budget"})  # for the problem, and the callbacks
         try:
             torch.empty(0, device=chosen["device"])
         except (RuntimeError, AssertionError) as error:
@@ -442,6 +452,20 @@ def _schedule(given: Any) -> Schedule:
     """The schedule that a table says."""
     if not isinstance(found := schedules.read(given), Schedule):
         raise ConfigError(f'strength = {given!r}, must be a schedule: {{ schedule = "ramp", start = 0.1, ... }}')
+    return found
+
+
+def distinct(raw: Sequence[str]) -> list[str]:
+    """Labels with numbers where they repeat.
+
+    >>> distinct(["FedAvg", "Zhang", "FedAvg"])
+    ['FedAvg (1)', 'Zhang', 'FedAvg (2)']
+    """
+    found = [f"{r} ({raw[: i + 1].count(r)})" if raw.count(r) > 1 else r for i, r in enumerate(raw)]
+    for i, label in enumerate(found):
+        number = 2
+        while found[i] in found[:i]:  # somebody's own label looks like a numbered one
+            found[i], number = f"{label} ({number})", number + 1
     return found
 
 

@@ -127,10 +127,28 @@ def variants(content: Mapping[str, Any], word: Word = "grid") -> list[Variant]:
         names = _names([path for path, _ in found])
         base = str(spec.get("label", spec.get("name")))
         for point, one in _product(spec, found, names):
-            if point:
-                one["label"] = f"{base} ({', '.join(f'{k}={shown(v)}' for k, v in point.items())})"
-            made.append(Variant(base, point, one))
+            made.append(Variant(base, point, labelled(one, base, point)))
     return made
+
+
+def tunable(spec: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The values to choose from of each field of a method's table that says ``tune``."""
+    found = list(find(spec, "tune"))
+    return dict(zip(_names([path for path, _ in found]), (values for _, values in found), strict=True))
+
+
+def with_values(spec: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's table with values in place of what is to be tuned."""
+    made = copy.deepcopy(dict(spec))
+    found = list(find(spec, "tune"))
+    for (path, _), name in zip(found, _names([path for path, _ in found]), strict=True):
+        _put(made, path, copy.deepcopy(point[name]))
+    return made
+
+
+def labelled(spec: dict[str, Any], base: str, point: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's table with a label that tells its values."""
+    return {**spec, "label": f"{base} ({', '.join(f'{k}={shown(v)}' for k, v in point.items())})"} if point else spec
 
 
 def without_grids(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from pydantic import ValidationError
 
 from fedcomposite.experiments import grids, toml
 from fedcomposite.experiments.checks import missing_files
-from fedcomposite.experiments.config import Config, ConfigError, TrialsSection
-from fedcomposite.experiments.store import RunFolder, folder_names
+from fedcomposite.experiments.config import Config, ConfigError, TrialsSection, distinct
+from fedcomposite.experiments.tuning import Point, Search, search
 
 
 class Part(NamedTuple):
@@ -96,36 +95,50 @@ class Sweep:
         return f"{line} ({where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''})"
 
     def trials(self, part: Part) -> Config:
-        """The runs of a setting that values are chosen by."""
-        rules = self._tuning(part)
-        specs = [trial.spec for one in self._bases(part) for trial in one if trial.tuned]
-        trial = {k: v for k, v in part.content.items() if k not in (*grids.METHODS, "seeds", "trials")}
-        trial |= {"algorithms": specs, "seed": rules.seed}
+        """The runs of a setting that values are chosen by, as far as they are known before any of them is done."""
+        searched = self.searches(part)
+        asked = [(place, point) for place, one in searched.items() for point in next(one)]
+        return Config.check(self.trial_content(part, asked), self.name)
+
+    def searches(self, part: Part) -> dict[int, Search]:
+        """The search of each method that has values to choose, by its place among the methods."""
+        rules, bases = self.tuning(part), self._bases(part)
+        return {
+            i: search(grids.tunable(b.spec), rules.extensions) for i, b in enumerate(bases) if grids.tunable(b.spec)
+        }
+
+    def trial_content(self, part: Part, asked: Sequence[tuple[int, Point]]) -> dict[str, Any]:
+        """The experiment that tries points of some methods, which are given by their places."""
+        rules, bases = self.tuning(part), self._bases(part)
+        names = self.names(part)
+        specs = [grids.labelled(grids.with_values(bases[i].spec, p), names[i], p) for i, p in asked]
+        content = {k: v for k, v in part.content.items() if k not in (*grids.METHODS, "seeds", "trials")}
+        content |= {"algorithms": specs, "seed": rules.seed}
         if rules.rounds is not None:
-            trial["run"] = {**trial["run"], "rounds": rules.rounds}
-        return Config.check(trial, self.name)
+            content["run"] = {**content["run"], "rounds": rules.rounds}
+        return content
 
-    def final(self, part: Part, folder: Path | None = None) -> tuple[Config, dict[str, dict[str, Any]]]:
-        """The experiment of a setting with the values that its trials in ``folder`` chose, and each label's values.
+    def names(self, part: Part) -> list[str]:
+        """What the methods of a setting are called, each differently."""
+        return distinct([str(base.spec.get("label", base.spec.get("name"))) for base in self._bases(part)])
 
-        Without a folder the first of the values to tune stand for the choice.
+    def final(self, part: Part, chosen: Mapping[int, Point] | None = None) -> tuple[Config, dict[str, dict[str, Any]]]:
+        """The experiment of a setting with the values that were chosen for each method, and each label's values.
+
+        The first of the values to tune stand for a choice that is not there.
         """
         specs, points = [], []
-        names: dict[str, str] = {}
-        if self.tuned and folder is not None:
-            labels = self.trials(part).labels
-            names = dict(zip(labels, folder_names(labels), strict=True))
-        for trials in self._bases(part):
-            best = trials[0]
-            if best.tuned and folder is not None:
-                best = self._best(part, trials, folder, names)
-            specs.append({k: v for k, v in best.spec.items() if k != "label"} | best.label)
-            points.append({**best.fixed, **best.tuned})
+        for i, base in enumerate(self._bases(part)):
+            grid = grids.tunable(base.spec)
+            point = (chosen or {}).get(i, {name: values[0] for name, values in grid.items()})
+            specs.append(grids.with_values(base.spec, point))
+            points.append({**base.point, **point})
         rest = {k: v for k, v in part.content.items() if k not in grids.METHODS}
         config = Config.check({**rest, "algorithms": specs}, self.name)
         return config, dict(zip(config.labels, points, strict=True))
 
-    def _tuning(self, part: Part) -> TrialsSection:
+    def tuning(self, part: Part) -> TrialsSection:
+        """How values are chosen."""
         try:
             rules = TrialsSection.model_validate(part.content.get("trials", {}))
         except ValidationError:
@@ -135,50 +148,9 @@ class Sweep:
             raise ConfigError(f"{self.name}: [trials] seed = {rules.seed} is also reported; choose with another seed")
         return rules
 
-    def _bases(self, part: Part) -> list[list[Trial]]:
-        """For each method, grids written out, the combinations of the values to tune."""
-        return [
-            [
-                Trial(
-                    trial.spec,
-                    {"label": plain.spec["label"]} if "label" in plain.spec else {},
-                    plain.point,
-                    trial.point,
-                )
-                for trial in grids.variants({"algorithms": [plain.spec]}, "tune")
-            ]
-            for plain in grids.variants(part.content)
-        ]
-
-    def _best(self, part: Part, trials: Sequence[Trial], folder: Path, names: Mapping[str, str]) -> Trial:
-        rules = self._tuning(part)
-        highest = "accuracy" in rules.criterion or rules.criterion in ("auc", "r2")
-
-        def score(trial: Trial) -> float:
-            kept = RunFolder(folder / names[str(trial.spec["label"])] / f"seed-{rules.seed}")
-            last = kept.history()[-1]
-            if rules.criterion not in last:
-                known = ", ".join(last)
-                raise ConfigError(
-                    f"[trials] criterion = {rules.criterion!r} is not in the records (they have: {known})"
-                )
-            value = float(last[rules.criterion])
-            lost = kept.summary()["status"] == "diverged" or not math.isfinite(value)
-            return math.inf if lost else -value if highest else value
-
-        return min(trials, key=score)
-
-
-class Trial(NamedTuple):
-    """A combination of the values to tune of one method."""
-
-    spec: dict[str, Any]
-    label: dict[str, str]
-    """The label of the method without them, if it has one of its own."""
-    fixed: dict[str, Any]
-    """The values of its grids."""
-    tuned: dict[str, Any]
-    """The values to tune; empty if there are none."""
+    def _bases(self, part: Part) -> list[grids.Variant]:
+        """The methods of a setting, grids written out; values to tune are still in them."""
+        return grids.variants(part.content)
 
 
 def named(point: Mapping[str, Any]) -> str:

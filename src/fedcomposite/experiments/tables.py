@@ -7,6 +7,7 @@ The spread is the sample standard deviation over seeds (divisor: seeds - 1), in 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import pandas as pd
 
 Records = Sequence[Mapping[str, Any]]
 SPREAD = "±: standard deviation over seeds (divisor: seeds - 1)"
-_KEYS = {"objective": "objective", "nonzeros": "nonzeros", "seconds": "seconds", "test accuracy": "test_accuracy"}
+_DUST = 1e-12
+"""Part of a mean below which a deviation is rounding."""
 
 
 def tabulate(
@@ -30,7 +32,7 @@ def tabulate(
     """
     rows = []
     for label, runs in histories.items():
-        relative = [run[-1]["stationarity"] / run[0]["stationarity"] for run in runs]
+        relative = [run[-1]["stationarity"] / (run[0]["stationarity"] or 1.0) for run in runs]
         columns: dict[str, list[float | None]] = {
             f"rounds to {target:g}": [
                 next((r["round"] for r in run if r["stationarity"] <= target * run[0]["stationarity"]), None)
@@ -52,7 +54,8 @@ def tabulate(
         row["status"] = ", ".join(sorted({str(o["status"]) for o in outcomes[label]}))
         rows.append(row)
     table = pd.DataFrame(rows)
-    return table[[c for c in table.columns if c != "status"] + ["status"]]
+    said = [c for c in table.columns if c != "status" and not table[c].isna().all()]  # no column that is always empty
+    return table[[*said, "status"]]
 
 
 def spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -63,7 +66,8 @@ def spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     mean = math.fsum(there) / len(there)
     if len(there) == 1:
         return mean, None
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in there) / (len(there) - 1))
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in there) / (len(there) - 1))
+    return mean, deviation if deviation > _DUST * abs(mean) else 0.0
 
 
 def joined(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
@@ -77,7 +81,7 @@ def joined(table: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
             shown[name] = [cell(v, digits) for v in table[name]]
         else:
             shown[name] = [
-                cell(v, digits) + (f" ± {cell(d, 2)}" if d == d and d is not None and v == v else "")
+                cell(v, digits) + (f" ± {cell(d, 2)}" if d is not None and v == v and d > 0 else "")
                 for v, d in zip(table[name], deviation, strict=True)
             ]
     found = pd.DataFrame(shown)
@@ -111,20 +115,39 @@ def latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
     \toprule
     method & MB \\
     \midrule
-    A\_1 & 1.5 $\pm$ 0.25 \\
+    A\_1 & $1.5 \pm 0.25$ \\
     \bottomrule
     \end{tabular}
     \end{table}
     """
     shown = joined(table)
-    numeric = [pd.api.types.is_numeric_dtype(table[c]) for c in shown.columns]
+    numeric = [_numeric(table[c]) for c in shown.columns]
     told = "$\\pm$: standard deviation over seeds (divisor: seeds $-$ 1)." if "±" in "".join(map(str, table)) else ""
     lines = ["\\begin{table}", "\\centering", f"\\caption{{{' '.join(filter(None, [_escape(caption), told]))}}}"]
     lines += [f"\\label{{{label}}}"] if label else []
     lines += [f"\\begin{{tabular}}{{{''.join('r' if n else 'l' for n in numeric)}}}", "\\toprule"]
     lines += [" & ".join(_escape(str(c)) for c in shown.columns) + " \\\\", "\\midrule"]
-    lines += [" & ".join(_escape(str(v)) for v in row) + " \\\\" for row in shown.itertuples(index=False)]
+    for row in shown.itertuples(index=False):
+        cells = [_number(str(v)) if n else _escape(str(v)) for v, n in zip(row, numeric, strict=True)]
+        lines.append(" & ".join(cells) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
+
+
+def _numeric(column: pd.Series[Any]) -> bool:
+    """Whether a column has numbers alone, some of which may be missing."""
+    return bool(column.map(lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool))).all())
+
+
+def _number(text: str) -> str:
+    r"""A cell of numbers as TeX sets them.
+
+    >>> _number("1.2e-05 ± 3"), _number("–"), _number("-3")
+    ('$1.2 \\times 10^{-5} \\pm 3$', '--', '$-3$')
+    """
+    if not re.search(r"\d", text):
+        return _escape(text)
+    text = re.sub(r"e([+-]?)0*(\d+)", lambda m: rf" \times 10^{{{m[1].strip('+')}{m[2]}}}", text)
+    return f"${text.replace('±', chr(92) + 'pm')}$"
 
 
 def _escape(text: str) -> str:

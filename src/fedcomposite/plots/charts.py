@@ -114,6 +114,40 @@ def draw_scatter(
     return finish(figure, path)
 
 
+def draw_steps(
+    lines: Mapping[str, tuple[Any, Any]],
+    path: str | Path | None = None,
+    *,
+    x: str = "",
+    y: str = "",
+    methods: Mapping[str, str] | None = None,
+    width: Width | float = "page",
+    log_x: bool = True,
+    log_y: bool = False,
+) -> Figure:
+    """Steps of y against x, a line for each label: profiles, and what was reached by a cost."""
+    inches = WIDTHS[width] if isinstance(width, str) else float(width)
+    figure, (place,) = make(inches, max(2.9, 0.4 * inches), 1)
+    ends = [float(v) for xs, _ in lines.values() for v in xs if math.isfinite(v)]
+    for label, look in looks(lines, methods).items():
+        across, up = (np.asarray(v, float) for v in lines[label])
+        if len(across) and not log_y:  # a share stays what it is to the right end
+            across, up = np.append(across, 1.5 * max(ends)), np.append(up, up[-1])
+        every = max(1, len(across) // 8)
+        style: dict[str, Any] = {**look._asdict(), "markersize": 4, "linewidth": 1.2, "markevery": every}
+        place.step(across, up, where="post", label=label, **style)
+    if log_x:
+        place.set_xscale("log")
+    if log_y:
+        place.set_yscale("log")
+    else:
+        place.set_ylim(0, 1.05)
+    dress(place, x, y, "")
+    if len(lines) > 1:
+        figure.legend(loc="outside lower center", ncols=min(6, len(lines)), frameon=False, fontsize=7)
+    return finish(figure, path)
+
+
 def dress(axes: Any, x: str, y: str, title: str) -> None:
     """Names, sizes of letters and lines that all charts share."""
     axes.set_xlabel(x, fontsize=7)

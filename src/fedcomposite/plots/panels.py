@@ -224,6 +224,7 @@ def draw_histories(
     panels: Sequence[str] | None = None,
     width: Width | float = "screen",
     band: Band = "sd",
+    log_x: bool = False,
 ) -> Figure:
     """Relative stationarity, the objective (its gap, if ``reference`` is given), nonzeros and test accuracy, if any.
 
@@ -253,6 +254,8 @@ def draw_histories(
         The width of the figure; a number is in inches.
     band : {"sd", "range"}
         What is shaded: one standard deviation over seeds, or their range.
+    log_x : bool
+        Whether x has a logarithmic axis; the model before the first round has no place on it.
     """
     records = [r for runs in histories.values() for run in runs for r in run]
     measured = {r["evaluated_samples"] for r in records if "evaluated_samples" in r}
@@ -266,5 +269,6 @@ def draw_histories(
         if y not in known:
             raise ValueError(f"panel {y!r}: not in the records (known: {', '.join(sorted(known))})")
     sampled = f"stationarity on {'–'.join(str(m) for m in sorted(measured))} samples / initial" if measured else ""
-    made = [Panel(histories, y, x, reference=reference, name=sampled if y == "stationarity" else "") for y in panels]
+    names = {"stationarity": sampled}
+    made = [Panel(histories, y, x, reference=reference, log_x=log_x, name=names.get(y, "")) for y in panels]
     return draw_panels(made, path, title, width=width, band=band, methods=methods)
