@@ -4,9 +4,10 @@
 ``verdict.md``. Claims and figures are functions of ``data.csv`` alone.
 """
 
-from fedcomposite.papers.base import Claim, Paper, load, names
+from fedcomposite.papers.base import Paper, load, names
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.report import write_report
 from fedcomposite.papers.reproduce import Reproduced, check, reproduce
+from fedcomposite.papers.verdicts import Claim
 
 __all__ = ["Claim", "Paper", "Reproduced", "Study", "check", "load", "names", "reproduce", "write_report"]

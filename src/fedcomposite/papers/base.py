@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,25 +29,12 @@ import pandas as pd
 from fedcomposite._validation import suggest
 from fedcomposite.experiments import ConfigError, toml
 
-HOLDS, FAILS, EQUAL, NOT_RUN = "holds", "does not hold", "no difference measured", "not run"
-NOT_JUDGED = "not judged"
-"""Of what the reduced form measured in too few rounds, and of numbers that are missing."""
 _OWN = ("paper", "settings")
 RECORD = (
     "round", "objective", "loss", "stationarity", "nonzeros", "bytes_up", "bytes_down", "gradient_evaluations",
     "prox_evaluations", "seconds", "train_accuracy", "test_accuracy", "suboptimality",
 )  # fmt: skip
 """What data.csv keeps of a record, where it is there."""
-
-
-class Claim(NamedTuple):
-    """Something a paper says, and what became of it."""
-
-    says: str
-    """The claim in our words, with the paper's number where it gives one."""
-    measured: str
-    verdict: str
-    """"holds", "does not hold", "no difference measured", "holds only if ...", "not run", "not judged"."""
 
 
 @dataclass(frozen=True)
@@ -101,27 +88,6 @@ def split(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 # -- functions of the data ------------------------------------------------------------------------------------------
-
-
-def judged(right: bool, *needed: Any) -> str:
-    """The verdict on something that is either so or not; "not run" where a series that is needed for it is empty."""
-    return NOT_RUN if any(len(n) == 0 for n in needed) else HOLDS if right else FAILS
-
-
-def ahead(ours: pd.Series, others: Sequence[pd.Series], *, least: float = 0.0, lower: bool = False) -> str:
-    """The verdict on a method that is said to be ahead of others; the series are indexed by seed.
-
-    It holds if ours is ahead of each of the others with every seed, and by more than ``least`` in the mean; it does not
-    hold if one of the others is so ahead of ours.
-    """
-    if any(len(v) == 0 for v in (ours, *others)):
-        return NOT_RUN
-    leads = [(o - ours if lower else ours - o).dropna() for o in others]
-    if any(len(lead) == 0 for lead in leads):
-        return NOT_JUDGED
-    if all(lead.min() > 0 and lead.mean() > least for lead in leads):
-        return HOLDS
-    return FAILS if any(lead.max() < 0 and lead.mean() < -least for lead in leads) else EQUAL
 
 
 def only(data: pd.DataFrame, **where: Any) -> pd.DataFrame:
@@ -179,15 +145,6 @@ def first_at(data: pd.DataFrame, values: pd.Series, target: float, key: str = "r
         there = rows[values.loc[rows.index] <= target]
         found[run] = float(there.sort_values("round")[key].iloc[0]) if len(there) else math.nan
     return pd.Series(found)
-
-
-def told(values: Any, digits: int = 2, factor: float = 1.0) -> str:
-    """Mean ± standard deviation over seeds, in few letters."""
-    numbers = np.asarray(list(values), float) * factor
-    if not len(numbers):
-        return NOT_RUN
-    mean = f"{numbers.mean():.{digits}g}"
-    return mean if len(numbers) < 2 else f"{mean} ± {float(f'{numbers.std(ddof=1):.1g}'):g}"
 
 
 def slope(x: Any, y: Any) -> tuple[float, float]:

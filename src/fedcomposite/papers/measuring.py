@@ -7,7 +7,7 @@ import multiprocessing
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,21 +88,42 @@ class Study:
         The function is one of a module, so that it can be called in another process. ``alone`` does one cell at a time,
         whatever the number of jobs, as clocks need it.
         """
-        places = {digest_of({"cell": cell, "of": function.__qualname__}): cell for cell in cells}
+        found = self.measured(function, cells, alone=alone)
+        done = [found[k].assign(**cell) for cell in cells if (k := self.key(function, cell)) in found]
+        return pd.concat(done, ignore_index=True) if done else pd.DataFrame()
+
+    def measured(
+        self,
+        function: Callable[[dict[str, Any]], pd.DataFrame],
+        cells: Sequence[dict[str, Any]],
+        *,
+        alone: bool = False,
+    ) -> dict[str, pd.DataFrame]:
+        """The rows of :meth:`each` as they are, by the :meth:`key` of their cell."""
+        places = {self.key(function, cell): cell for cell in cells}
         todo = {k: c for k, c in places.items() if not self._cell(k).is_file()}
         if not self.partial:
             self.runs.mkdir(parents=True, exist_ok=True)
             if self.jobs > 1 and len(todo) > 1 and not alone:
                 context = multiprocessing.get_context("spawn")
                 with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=_one_thread) as pool:
-                    made = zip(todo, pool.map(function, todo.values()), strict=True)
-                    for key, rows in made:
-                        self._keep(key, rows, todo[key])
+                    made = {pool.submit(function, cell): key for key, cell in todo.items()}
+                    for done in as_completed(made):
+                        self._keep(made[done], done.result(), todo[made[done]])
             else:
                 for key, cell in todo.items():
                     self._keep(key, function(cell), cell)
-        done = [pd.read_csv(self._cell(k)).assign(**cell) for k, cell in places.items() if self._cell(k).is_file()]
-        return pd.concat(done, ignore_index=True) if done else pd.DataFrame()
+        return {k: pd.read_csv(self._cell(k)) for k in places if self._cell(k).is_file()}
+
+    @staticmethod
+    def key(function: Callable[[dict[str, Any]], pd.DataFrame], cell: Mapping[str, Any]) -> str:
+        """What a cell's rows are kept under."""
+        return digest_of({"cell": cell, "of": function.__qualname__})
+
+    def note(self, name: str, table: pd.DataFrame) -> None:
+        """Keep a table beside data.csv, such as the trials of a tuning."""
+        if not self.partial:
+            write_atomic(self.folder / f"{name}.csv", table.to_csv(index=False, float_format="%.7g").encode())
 
     def _cell(self, key: str) -> Path:
         return self.runs / f"cell-{key}.csv"

@@ -9,6 +9,7 @@ import pandas as pd
 from fedcomposite.files import write_atomic
 from fedcomposite.papers.base import load, names
 from fedcomposite.papers.reproduce import judge, read_state
+from fedcomposite.papers.verdicts import cell
 
 
 def write_report(out: Path) -> Path:
@@ -18,9 +19,10 @@ def write_report(out: Path) -> Path:
         "",
         "Written by `fedcomposite reproduce`. A claim is a paper's, in our words; what was measured is computed from",
         "the `data.csv` beside the figure; `±` is one standard deviation over seeds where nothing else is said. That a",
-        "method is ahead holds if it is so with every seed; where seeds disagree, no difference was measured. What",
-        "does not hold here may hold with numbers that the paper does not give, or with more rounds: each `verdict.md`",
-        "says what is ours.",
+        "method is ahead is judged by paired differences over seeds, corrected for the number of comparisons of a page",
+        "(Holm, 5 %). The words are *holds*, *does not hold*, *no difference measured*, *not testable with these",
+        "settings* and *not judged*; each `verdict.md` has the numbers behind them, with the paper's beside ours, and",
+        "says which settings are ours.",
         "",
         "| name | the paper's claim | measured | verdict |",
         "| --- | --- | --- | --- |",
@@ -34,9 +36,8 @@ def write_report(out: Path) -> Path:
         form = " (quick)" if state.get("quick") else "" if state.get("complete") else " (partial)"
         link = f"[{name}]({name}/verdict.md){form}"
         for claim in judge(load(name), pd.read_csv(data), quick=bool(state.get("quick"))):
-            cells = (" ".join(c.replace("|", "\\|").split()) for c in claim)
-            says, measured, verdict = cells
-            lines.append(f"| {link} | {says} | {measured} | **{verdict}** |")
+            told = " | ".join(map(cell, (claim.says, claim.measured)))
+            lines.append(f"| {link} | {told} | **{claim.verdict}** |")
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     lines += ["", "## Figures", ""]

@@ -6,9 +6,10 @@ import functools
 import io
 import json
 import platform
-import re
+import subprocess
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,11 @@ from fedcomposite._version import __version__
 from fedcomposite.data import load as load_data
 from fedcomposite.experiments import ConfigError, FolderLock
 from fedcomposite.files import write_atomic
-from fedcomposite.papers.base import NOT_JUDGED, NOT_RUN, Claim, Paper, digest_of, load
+from fedcomposite.papers.base import Paper, digest_of, load
 from fedcomposite.papers.measuring import Say, Study
+from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, cell, decide, multiplicity, table
 from fedcomposite.runtime.fit import device_fault
 
-_NAN = re.compile(r"\bnan\b", re.IGNORECASE)
 
 
 class Reproduced(NamedTuple):
@@ -123,6 +124,7 @@ def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> d
     measure = getattr(study.paper.module, "measure", Study.sweep)
     state = {
         "name": study.paper.name, "experiment": digest, "quick": quick, "complete": False, "device": _device(study),
+        "commit": commit(), "seeds": _seeds(study.content),
         "versions": {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }  # fmt: skip
     try:
@@ -139,16 +141,10 @@ def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> d
 
 
 def judge(paper: Paper, data: pd.DataFrame, *, quick: bool = False) -> list[Claim]:
-    """The claims, from the data alone; those whose data are not there yet are not run.
-
-    What the ``quick`` form measured is told but not judged, since a claim is about runs of full length; and what was
-    not measured, nan, is judged in no form.
-    """
+    """The claims with their verdicts, from the data alone; see :mod:`fedcomposite.papers.verdicts`."""
     if not len(data):
-        return [Claim("all of it", "nothing yet", NOT_RUN)]
-    found: list[Claim] = paper.module.claims(data)
-    open_ = [c.verdict != NOT_RUN and (quick or _NAN.search(c.measured) is not None) for c in found]
-    return [c._replace(verdict=NOT_JUDGED) if left else c for c, left in zip(found, open_, strict=True)]
+        return [Claim("all of it", verdict=NOT_JUDGED)]
+    return decide(paper.module.claims(data), quick=quick)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -167,21 +163,39 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     short = "**This is the reduced form: it shows that everything works, and is no verdict on the paper.**"
     lines = [f"# {paper.name}: {card['title']}", "", f"{card['source']}.", "", str(card["about"]).strip(), ""]
     lines += [short, ""] if state.get("quick") else []
-    lines += ["| the paper's claim, in our words | measured | verdict |", "| --- | --- | --- |"]
-    lines += [f"| {_cell(c.says)} | {_cell(c.measured)} | **{_cell(c.verdict)}** |" for c in claims]
-    lines += ["", "![figure](figure.png)", ""]
+    lines += ["| | the paper's claim, in our words | measured | verdict |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {i} | {cell(c.says)} | {cell(c.measured)} | **{cell(c.verdict)}** |" for i, c in enumerate(claims, 1)
+    ]
+    lines += ["", "![figure](figure.png)", "", "## What the verdicts rest on", "", *table(claims), ""]
+    lines += [multiplicity(claims), ""]
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
-        f"{state.get('date', '')}.{partly} Again: `fedcomposite reproduce {paper.name}"
+        f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}.{partly} Again: `fedcomposite reproduce {paper.name}"
         f"{' --quick' if state.get('quick') else ''}`; the numbers are in `data.csv`.",
         "",
     ]
     return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+@functools.cache
+def commit() -> str:
+    """The commit of this code: that of its repository, or FEDCOMPOSITE_COMMIT where there is none at hand."""
+    here = Path(__file__).parent
+    try:
+        git = ["git", "-C", str(here)]
+        subprocess.run([*git, "ls-files", "--error-unmatch", "reproduce.py"], capture_output=True, check=True)
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("FEDCOMPOSITE_COMMIT", "unknown")
+    return found + ("+changes" if changed.stdout.strip() else "")
+
+
+def _seeds(content: Mapping[str, Any]) -> Any:
+    """The seeds of an experiment, or how many there are, from 0 on."""
+    return content.get("settings", {}).get("seeds", content.get("seeds", [0]))
 
 
 def _device(study: Study) -> str:
