@@ -55,7 +55,7 @@ def loop() -> Any:
 
 @functools.cache
 def clients(seed: int) -> tuple[tuple[Floats, ...], float]:
-    """The clients' samples times their labels, 1 to 10 and a bias, of the seed's split and clusters; and the optimum."""
+    """The clients' samples times their labels, raw and with a bias, for the seed's split and clusters; the optimum."""
     pooled = load("wisconsin", standardize=False, test=0.2, seed=seed)
     silos = pooled.partition("kmeans", clients=CLIENTS, seed=seed)
     parts = [silos[i] for i in range(CLIENTS)]

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import Claim
+from fedcomposite.papers.fednmap_fig2 import given as measure
 from fedcomposite.papers.fednmap_fig3 import draw_speedup, speedup
+from fedcomposite.papers.verdicts import Claim
+
+__all__ = ["claims", "draw", "measure"]
 
 
 def claims(data: pd.DataFrame) -> list[Claim]:

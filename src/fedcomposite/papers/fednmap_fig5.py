@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import FAILS, HOLDS, Claim, first_at, histories, judged
+from fedcomposite.papers.base import first_at, histories
 from fedcomposite.papers.fednmap_fig2 import final
+from fedcomposite.papers.fednmap_fig2 import given as measure
+from fedcomposite.papers.verdicts import Claim, lead, row
 from fedcomposite.plots import Panel, draw_panels
+
+__all__ = ["claims", "draw", "measure"]
 
 RULES = ("1/tau", "1/sqrt(tau)", "constant")
 
@@ -17,42 +22,46 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     """What each rule does to speed and to the final value."""
     ends, found = final(data), []
     for rule in RULES:
-        rows = ends[ends["method"].str.startswith(f"{rule},")]
-        level = rows.groupby("local_steps")["stationarity"].mean()
-        listed = ", ".join(f"tau = {t} {v:.2g}" for t, v in level.items())
+        rows = ends[ends["label"] == rule]
+        by = {t: p.set_index("seed")["stationarity"] for t, p in rows.groupby("local_steps")}
         if rule == "1/tau":
-            says = "step 1/tau: larger tau yields a smaller stationarity"
-            found.append(Claim(says, listed, judged(level.is_monotonic_decreasing, level)))
+            found.append(_pairs("step 1/tau: larger tau yields a smaller stationarity, value by value", by))
             continue
-        curves = data[data["method"].str.startswith(f"{rule},")]
-        target = 0.5 * float(curves[curves["round"] == 0]["stationarity"].mean())
-        reached = {t: first_at(r, r["stationarity"], target).mean() for t, r in curves.groupby("local_steps")}
-        speed, every = pd.Series(reached), float(pd.Series(sorted(set(curves["round"]))).diff().median())
-        faster = bool(speed.notna().all() and speed.iloc[-1] < speed.iloc[0] and speed.diff().max() <= every)
-        ratio = level.iloc[-1] / level.iloc[0]
-        found.append(
-            Claim(
-                f"step {rule}: larger tau is faster",
-                f"rounds to half of the start, records every {every:.0f}: "
-                + ", ".join(f"tau = {t} {v:.0f}" for t, v in speed.items()),
-                judged(faster, speed),
-            )
-        )
-        found.append(
-            Claim(
-                f"step {rule}: the final stationarity is comparable, slightly higher with larger tau",
-                listed,
-                HOLDS if 1 <= ratio < 2 else "holds in part: comparable, but lower" if 0.5 < ratio < 1 else FAILS,
-            )
-        )
+        few, most = min(by), max(by)
+        reached = _speeds(data[data["label"] == rule])
+        speed = [row(f"rounds to half of the start, tau = {t}", v, digits=3) for t, v in reached.items()]
+        speed[-1] = speed[-1]._replace(lead=lead(reached[most], reached[few], lower=True))
+        found.append(Claim(f"step {rule}: tau = {most} is faster than tau = {few}", tuple(speed)))
+        levels = [row(f"final stationarity, tau = {t}", v, digits=3) for t, v in by.items()]
+        levels[-1] = levels[-1]._replace(lead=lead(by[most], by[few], least=0.02, ratio=True))
+        says = f"step {rule}: the final stationarity is slightly higher with tau = {most} than with tau = {few}"
+        found.append(Claim(says, tuple(levels)))
     return found
+
+
+def _pairs(says: str, by: dict[int, pd.Series]) -> Claim:
+    """The claim that every value is below the one before."""
+    rows = [row(f"tau = {min(by)}", by[min(by)], digits=3)]
+    for small, large in itertools.pairwise(by):
+        compared = lead(by[large], by[small], lower=True, ratio=True)
+        rows.append(row(f"tau = {large}", by[large], digits=3)._replace(lead=compared))
+    return Claim(says, tuple(rows))
+
+
+def _speeds(curves: pd.DataFrame) -> dict[int, pd.Series]:
+    """For each tau and seed the first recorded round at half of the rule's mean start."""
+    target = 0.5 * float(curves[curves["round"] == 0]["stationarity"].mean())
+    return {
+        t: pd.Series({s: first_at(p, p["stationarity"], target).iloc[0] for s, p in rows.groupby("seed")}, dtype=float)
+        for t, rows in curves.groupby("local_steps")
+    }
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
     """Stationarity against rounds, a panel for each rule."""
     panels = []
     for rule in RULES:
-        rows = data[data["method"].str.startswith(f"{rule},")]
-        rows = rows.assign(method=rows["method"].str.removeprefix(f"{rule}, "))
+        rows = data[data["label"] == rule]
+        rows = rows.assign(method=[f"tau = {t}" for t in rows["local_steps"]])
         panels.append(Panel(histories(rows), title=f"step {rule}"))
     draw_panels(panels, path)

@@ -83,13 +83,17 @@ class Study:
         *,
         alone: bool = False,
     ) -> pd.DataFrame:
-        """Rows of ``function(cell)`` for every cell; a cell that is done is not repeated.
+        """Rows of ``function(cell)`` for every cell, with the cell's numbers and words; one that is done is not repeated.
 
         The function is one of a module, so that it can be called in another process. ``alone`` does one cell at a time,
         whatever the number of jobs, as clocks need it.
         """
         found = self.measured(function, cells, alone=alone)
-        done = [found[k].assign(**cell) for cell in cells if (k := self.key(function, cell)) in found]
+        done = [
+            found[k].assign(**{name: v for name, v in cell.items() if not isinstance(v, Mapping | list)})
+            for cell in cells
+            if (k := self.key(function, cell)) in found
+        ]
         return pd.concat(done, ignore_index=True) if done else pd.DataFrame()
 
     def measured(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import json
+import os
 import platform
 import subprocess
-import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,7 +25,6 @@ from fedcomposite.papers.base import Paper, digest_of, load
 from fedcomposite.papers.measuring import Say, Study
 from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, cell, decide, multiplicity, table
 from fedcomposite.runtime.fit import device_fault
-
 
 
 class Reproduced(NamedTuple):
@@ -164,15 +163,14 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     lines = [f"# {paper.name}: {card['title']}", "", f"{card['source']}.", "", str(card["about"]).strip(), ""]
     lines += [short, ""] if state.get("quick") else []
     lines += ["| | the paper's claim, in our words | measured | verdict |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| {i} | {cell(c.says)} | {cell(c.measured)} | **{cell(c.verdict)}** |" for i, c in enumerate(claims, 1)
-    ]
+    lines += [f"| {i} | {cell(c.says)} | {cell(c.measured)} | **{cell(c.verdict)}** |" for i, c in enumerate(claims, 1)]
     lines += ["", "![figure](figure.png)", "", "## What the verdicts rest on", "", *table(claims), ""]
     lines += [multiplicity(claims), ""]
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
-        f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}.{partly} Again: `fedcomposite reproduce {paper.name}"
+        f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}.{partly} "
+        f"Again: `fedcomposite reproduce {paper.name}"
         f"{' --quick' if state.get('quick') else ''}`; the numbers are in `data.csv`.",
         "",
     ]

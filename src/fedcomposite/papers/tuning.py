@@ -118,4 +118,3 @@ def inside(trials: pd.DataFrame) -> pd.Series:
 
 def _number(value: float) -> float:
     return math.inf if math.isnan(value) else float(value)
-
