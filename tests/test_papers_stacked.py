@@ -27,7 +27,6 @@ METHODS = [
     {"name": "FedDR", "local_steps": 3, "step": 0.5, "prox_step": 2.0, "alpha": 1.5},
     {"name": "FedADMM", "local_steps": 3, "step": 0.5, "prox_step": 2.0},
     {"name": "ProxScaffnew", "local_steps": 3, "step": 1.0},
-    {"name": "EControlDA", "gamma": 1.0},
     {"name": "ProximalGradient", "step": 2.0},
     {"name": "FedAvg", "local_steps": 3, "step": 1.0},
     {"name": "Scaffold", "local_steps": 3, "step": 1.0},
@@ -79,6 +78,8 @@ def test_the_compiled_loop_is_the_packages_methods(method, real_data):
     def grad(x, k):
         return -(A * ((A @ x[..., None]).squeeze(-1) < 1)[..., None]).sum(1)
 
+    grad.cohort = n
+
     def rule(k):
         if method == "FedAvg":
             return build("FedAvg", local_steps=k, step=first / k**0.5)
@@ -91,7 +92,7 @@ def test_the_compiled_loop_is_the_packages_methods(method, real_data):
     clients = type(client)(*(t.expand(n, *t.shape) for t in client))
     models = [rule(1).solution(server, h)]
     for k in range(1, rounds + 1):
-        message = type(server)(*rule(k).broadcast(server))
+        message = rule(k).broadcast(server)
         sent = type(message)(*(t.expand(n, *t.shape) for t in message))
         reply, clients = rule(k).local_round(sent, clients, grad, h)
         server = rule(k).aggregate(server, type(reply)(*(t.mean(0) for t in reply)), 1.0, h)

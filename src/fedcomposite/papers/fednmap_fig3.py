@@ -39,7 +39,8 @@ def speedup(data: pd.DataFrame, key: str, what: str) -> list[Claim]:
             slopes(ends, key), THEORY, above=False, paper="steeper than predicted",
         ),
         against(
-            f"linear speedup in {what}, {without}: the norm falls faster than {predicts}", f"slope of log norm, {without}",
+            f"linear speedup in {what}, {without}: the norm falls faster than {predicts}",
+            f"slope of log norm, {without}",
             slopes(ends[ends[key] > values[0]], key), THEORY, above=False, paper="steeper than predicted",
         ),
     ]  # fmt: skip

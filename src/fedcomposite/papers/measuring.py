@@ -83,7 +83,7 @@ class Study:
         *,
         alone: bool = False,
     ) -> pd.DataFrame:
-        """Rows of ``function(cell)`` for every cell, with the cell's numbers and words; one that is done is not repeated.
+        """Rows of ``function(cell)`` for every cell, with its numbers and words; a cell that is done is not repeated.
 
         The function is one of a module, so that it can be called in another process. ``alone`` does one cell at a time,
         whatever the number of jobs, as clocks need it.

@@ -1,9 +1,9 @@
 """Several seeds of one setting as one stacked computation: a seed costs little beside the first.
 
 The rules of a method are written for tensors ``(..., d)``, so the clients of S seeds are S * n rows; the server's
-tensors have a row for each seed, and a reply is the mean over the n rows of its seed. A seed has its own data, start and
-minibatches, and all methods start at the same *model*: methods whose state is a point before a prox start at a point
-that the prox takes there.
+tensors have a row for each seed, and a reply is the mean over the n rows of its seed. A seed has its own data, start
+and minibatches, and all methods start at the same *model*: methods whose state is a point before a prox start at a
+point that the prox takes there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def stack_of(experiment: Mapping[str, Any], seeds: Sequence[int]) -> Stack:
     return _stack(json.dumps(sections, sort_keys=True), tuple(seeds))
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=8)
 def _stack(sections: str, seeds: tuple[int, ...]) -> Stack:
     configs = [
         Config.model_validate({**json.loads(sections), "seed": s, "run": {"rounds": 0}})

@@ -177,7 +177,8 @@ def against(
     """The claim that a number, one for each seed, lies above or below a level."""
     compared = lead(values, pd.Series(level, index=values.index), lower=not above)
     low, high, _ = interval(values)
-    compared = compared._replace(text=f"mean {low:.2f} to {high:.2f}")
+    if len(values) > 1:
+        compared = compared._replace(text=f"mean {low:.2f} to {high:.2f}")
     return Claim(says, (row(quantity, values, paper, source)._replace(lead=compared),))
 
 
