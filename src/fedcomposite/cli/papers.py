@@ -57,7 +57,8 @@ def reproduce(
             except FailedRunsError as error:
                 raise FailedError(f"{name}: {error}") from None
             out.print(f"[bold]{name}[/]: {escape(done.paper.card['title'])}")
-            claims = pd.DataFrame(done.claims, columns=["claim", "measured", "verdict"])
+            told = [(claim.says, claim.measured, claim.verdict) for claim in done.claims]
+            claims = pd.DataFrame(told, columns=["claim", "measured", "verdict"])
             found[name] = {"claims": rows(claims), "folder": str(done.folder)}
             print_frame(claims)
             if quick:

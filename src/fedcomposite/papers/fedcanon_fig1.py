@@ -10,8 +10,9 @@ import pandas as pd
 from fedcomposite.algorithms import FedCanon
 from fedcomposite.analysis import solve
 from fedcomposite.experiments import Config
-from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, slope, split
+from fedcomposite.papers.base import classes, histories, last, only, slope, split
 from fedcomposite.papers.measuring import Study
+from fedcomposite.papers.verdicts import Claim, fact, row
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
 
@@ -47,25 +48,26 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     left = only(data, method="residual").sort_values("step")
     exponent = slope(left["step"], left["stationarity"])[0]
     change = float(by_beta.max() / by_beta.min() - 1)
+    start, least = float(left["start"].max()), float(left["stationarity"].min())
+    residuals = [row(f"residual, beta = {b:g}", v) for b, v in zip(left["step"], left["stationarity"], strict=True)]
+    printed = {"paper": "a figure", "source": "paper: alpha, beta; ours: K, MCP"}
     return [
-        Claim(
+        fact(
             "a larger alpha, with beta fixed, makes loss and prox-gradient fall faster",
-            "stationarity at the end: " + ", ".join(f"{v:.3g} (alpha = {a:g})" for a, v in by_alpha.items()),
-            judged(bool(by_alpha.is_monotonic_decreasing)),
+            bool(by_alpha.is_monotonic_decreasing),
+            *(row(f"stationarity at the end, alpha = {a:g}", v, digits=3, **printed) for a, v in by_alpha.items()),
         ),
-        Claim(
-            "beta, with alpha fixed, hardly influences the rate of convergence",
-            "stationarity at the end: " + ", ".join(f"{v:.4g} (beta = {b:g})" for b, v in by_beta.items()),
-            judged(change < 0.1),
+        fact(
+            "beta, with alpha fixed, hardly influences the rate of convergence (ends within 10 %)",
+            change < 0.1,
+            *(row(f"stationarity at the end, beta = {b:g}", v, digits=4, **printed) for b, v in by_beta.items()),
         ),
-        Claim(
+        fact(
             "beta does not matter for the limit either (Remark 4: its influence vanishes with the aggregation)",
-            f"started at the solution (stationarity {left['start'].max():.0e}), FedCanon leaves it for "
-            + ", ".join(f"{v:.2g} (beta = {b:g})" for b, v in zip(left["step"], left["stationarity"], strict=True))
-            + f": proportional to beta to the power {exponent:.2f}",
-            "holds only if beta is small: the residual grows with it"
-            if exponent > 0.5 and left["stationarity"].min() > 100 * left["start"].max()
-            else "holds",
+            not (exponent > 0.5 and least > 100 * start),
+            row("stationarity at the solution, where the runs start", start),
+            *residuals,
+            note=f"the residual is proportional to beta to the power {exponent:.2f}: it vanishes with beta only",
         ),
     ]
 

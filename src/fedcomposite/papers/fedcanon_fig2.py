@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import Claim, classes, histories, judged, last, only, skewed, told
+from fedcomposite.papers.base import classes, histories, last, only, skewed
 from fedcomposite.papers.measuring import Study
+from fedcomposite.papers.verdicts import Claim, Row, lead, row
 from fedcomposite.plots import Panel, draw_panels
 
 CORRECTED = ["FedCanon", "Scaffold", "Scaffnew"]
@@ -37,30 +38,37 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         ends = last(rows)
         lost = ends[ends["status"] == "diverged"]["method"].value_counts()
         each = {
-            m: only(ends, method=m)[lambda e: e["status"] != "diverged"]["test_accuracy"]
+            m: only(ends, method=m)[lambda e: e["status"] != "diverged"].set_index("seed")["test_accuracy"]
             for m in ("FedAvg", *CORRECTED)
         }
-        drop = float(pd.concat([each[m] for m in CORRECTED]).mean() - each["FedAvg"].mean())
-        text = ", ".join(f"{m} {told(v, 4)}" for m, v in each.items())
-        text += "".join(f", {m} diverged with {k} seed{'s' if k > 1 else ''}" for m, k in lost.items())
-        says = f"{title}: FedAvg is about {points} points below the others" if points else f"{title}: all perform alike"
-        right = points / 2 < 100 * drop < 2 * points if points else abs(drop) < 0.01
-        found.append(
-            Claim(
-                says,
-                f"{text}: FedAvg {abs(100 * drop):.1f} points {'below' if drop > 0 else 'above'}",
-                judged(right, rows),
-            )
-        )
-        means = [each[m].mean() for m in CORRECTED]
-        found.append(
-            Claim(
-                f"{title}: FedCanon, SCAFFOLD and Scaffnew are comparable",
-                f"their means are within {100 * (max(means) - min(means)):.1f} points",
-                judged(max(means) - min(means) < 0.02, rows),
-            )
-        )
+        note = ", ".join(f"{m} diverged with {k} seed{'s' if k > 1 else ''}" for m, k in lost.items())
+        printed = f"{points} points below" if points else "alike"
+        if points:
+            says = f"{title}: FedAvg is below each of the others (in the paper by about {points} points)"
+            compared = [_against(m, each[m], each["FedAvg"], 0.01) for m in CORRECTED]
+            found.append(Claim(says, (row("FedAvg", each["FedAvg"], printed, digits=4), *compared), None, note))
+        else:
+            says = f"{title}: FedAvg and each of the others are within one point"
+            found.append(alike(says, each, printed, note))
+        says = f"{title}: FedCanon, SCAFFOLD and Scaffnew are within one point of each other"
+        found.append(alike(says, {m: each[m] for m in CORRECTED}, "comparable", note))
     return found
+
+
+def alike(says: str, each: dict[str, pd.Series], paper: str, note: str) -> Claim:
+    """The claim that accuracies are within a point: the difference is significantly above -1 and below 1 point."""
+    (first, base), *others = each.items()
+    rows = [row(first, base, paper, digits=4)]
+    for name, values in others:
+        above, below = lead(values, base - 0.01), lead(values, base + 0.01, lower=True)
+        worse = above if above.mean < below.mean else below
+        text = lead(values, base).text
+        rows.append(row(name, values, paper, digits=4)._replace(lead=worse._replace(text=text)))
+    return Claim(says, tuple(rows), None, note)
+
+
+def _against(name: str, values: pd.Series, base: pd.Series, least: float) -> Row:
+    return row(name, values, digits=4)._replace(lead=lead(values, base, least=least))
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import Claim, ahead, classes, histories, last, only, skewed, told
+from fedcomposite.papers.base import classes, histories, last, only, skewed
 from fedcomposite.papers.measuring import Study
+from fedcomposite.papers.verdicts import Claim, ahead
 from fedcomposite.plots import Panel, draw_panels
 
 METHODS = ["FedCanon", "FedMid", "FedDA", "Zhang"]
@@ -29,13 +30,8 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     for title, alpha in SKEWS:
         rows = skewed(ends, alpha)
         accuracy = {m: only(rows, method=m).set_index("seed")["test_accuracy"] for m in METHODS}
-        found.append(
-            Claim(
-                f"{title}: after the same rounds FedCanon has the highest test accuracy",
-                ", ".join(f"{m} {told(v, 4)}" for m, v in accuracy.items()),
-                ahead(accuracy["FedCanon"], [accuracy[m] for m in METHODS[1:]], least=LEAST),
-            )
-        )
+        says = f"{title}: after the same rounds FedCanon has the highest test accuracy"
+        found.append(ahead(says, accuracy, least=LEAST, source="paper: T, K; ours: steps, batches", digits=4))
     return found
 
 

@@ -12,8 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedcomposite.papers.base import NOT_RUN, Claim, judged, only
+from fedcomposite.papers.base import only
 from fedcomposite.papers.measuring import Study
+from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, fact, open_claim, row
 from fedcomposite.plots import draw_bars
 from fedcomposite.regularizers import L1, MCP, SCAD, Regularizer
 
@@ -71,32 +72,35 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         return float(only(data, model=model, penalty=penalty, contestant=contestant)["milliseconds"].iloc[0])
 
     for model, numbers in PAPER.items():
+        says = f"{model}: one prox of MCP takes longer than one of l1, and one of SCAD longer still"
         if model not in set(data["model"]):
-            found.append(Claim(f"{model}: times of l1, MCP and SCAD", NOT_RUN, NOT_RUN))
+            found.append(open_claim(says, note="not run", verdict=NOT_JUDGED))
             continue
-        plain, ours = ([ms(model, p, c) for p in PENALTIES] for c in ("usual formula", "ours"))
-        shown = " / ".join(f"{t:.3g}" for t in plain)
-        told = " / ".join(f"{t:g}" for t in numbers)
-        best = " / ".join(f"{t:.3g}" for t in ours)
-        found.append(
-            Claim(
-                f"{model}: one prox of l1 / MCP / SCAD takes {told} ms, more for each",
-                f"usual formula {shown} ms; ours {best} ms; a copy {ms(model, 'l1', 'copy'):.2g} ms",
-                judged(plain[0] < plain[1] < plain[2]),
-            )
-        )
+        plain = [ms(model, p, "usual formula") for p in PENALTIES]
+        rows = [
+            row(f"ms, {p}, usual formula", t, f"{n:g}", digits=3)
+            for p, t, n in zip(PENALTIES, plain, numbers, strict=True)
+        ]
+        rows += [row(f"ms, {p}, ours", ms(model, p, "ours"), digits=3) for p in PENALTIES]
+        copy = row("ms, a copy of the vector", ms(model, "l1", "copy"))
+        found.append(fact(says, plain[0] < plain[1] < plain[2], *rows, copy))
     large = max((m for m in PAPER if m in set(data["model"])), key=list(PAPER).index)
     ratio = {c: ms(large, "SCAD", c) / ms(large, "l1", c) for c in ("usual formula", "ours")}
     copies = ms(large, "SCAD", "ours") / ms(large, "SCAD", "copy")
-    found.append(
-        Claim(
-            "a prox as complicated as SCAD's costs several times that of l1 (3.8 to 10 times), so proxes must be saved",
-            f"{large}: {ratio['usual formula']:.1f} times with the usual formula, {ratio['ours']:.1f} times with ours, "
-            f"which takes {copies:.1f} copies of the vector",
-            "holds" if ratio["ours"] > 3 else "holds only if the prox is written with whole-vector operations",
-        )
-    )
-    return found
+    says = "a prox as complicated as SCAD's costs several times that of l1, "
+    printed = f"{PAPER[large][2] / PAPER[large][0]:.1f}"
+    return [
+        *found,
+        fact(
+            says + "written with whole-vector operations", ratio["usual formula"] > 3,
+            row(f"{large}: time of SCAD / of l1, usual formula", ratio["usual formula"], printed),
+        ),
+        fact(
+            says + "however it is written", ratio["ours"] > 3,
+            row(f"{large}: time of SCAD / of l1, ours", ratio["ours"], printed),
+            row(f"{large}: time of SCAD, ours / of a copy of the vector", copies),
+        ),
+    ]  # fmt: skip
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:

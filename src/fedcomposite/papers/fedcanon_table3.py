@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import Claim, classes, last
+from fedcomposite.papers.base import classes, last
+from fedcomposite.papers.verdicts import Claim, Row, fact
 from fedcomposite.plots import draw_bars
 
 N, D = 10, 50
@@ -38,15 +39,13 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         right = all(abs(p - proxes(k)) <= 1 for p, k in zip(rows["proxes"], K, strict=True))
         sent = float(rows["floats"].mean())
         same = abs(sent - floats) < 0.15
-        measured = ", ".join(f"{p:.4g} (K = {k})" for p, k in zip(rows["proxes"], K, strict=True))
-        wrong = [w for w, ok in (("proxes", right), ("floats", same)) if not ok]
-        found.append(
-            Claim(
-                f"{method}: {formula} proxes a round, {floats}d floats for each client",
-                f"{measured} proxes; {sent:.2f}d floats",
-                "holds" if not wrong else f"does not hold ({' and '.join(wrong)})",
-            )
-        )
+        counts = [
+            Row(f"proxes a round, K = {k}", f"{p:.4g}", f"{proxes(k)} ({formula})")
+            for p, k in zip(rows["proxes"], K, strict=True)
+        ]
+        exchanged = Row("floats for each client and round, in models", f"{sent:.2f}", str(floats))
+        found.append(fact(f"{method}: {formula} proxes a round", right, *counts))
+        found.append(fact(f"{method}: {floats}d floats for each client", same, exchanged))
     return found
 
 

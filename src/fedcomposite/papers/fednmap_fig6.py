@@ -11,14 +11,19 @@ import pandas as pd
 from fedcomposite import data as datasets
 from fedcomposite import metrics, models
 from fedcomposite.algorithms import FedCanon, FedNMap, Zhang
-from fedcomposite.papers.base import Claim, ahead, classes, histories, last, only, told
+from fedcomposite.papers.base import classes, histories, last, only
 from fedcomposite.papers.measuring import Study
+from fedcomposite.papers.verdicts import Claim, open_claim, row
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import L1
 from fedcomposite.runtime import simulate
 
 METHODS = ["FedNMap", "Zhang", "FedCanon"]
+WHY = (
+    "the paper's text has neither data nor steps, gamma or rounds, and here sparsity is still rising after 200 rounds, "
+    "alike for all three: these settings cannot tell the methods apart"
+)
 
 
 def measure(study: Study) -> pd.DataFrame:
@@ -72,15 +77,10 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
 def claims(data: pd.DataFrame) -> list[Claim]:
     """Sparsity and loss at the end."""
     ends, found = last(data), []
-    for key, says, least in (("hoyer", "higher sparsity (Hoyer)", 0.001), ("loss", "lower training loss", 0.005)):
+    for key, says in (("hoyer", "higher sparsity (Hoyer)"), ("loss", "lower training loss")):
         each = {m: only(ends, method=m).set_index("seed")[key] for m in METHODS}
-        found.append(
-            Claim(
-                f"FedNMap ends with {says} than Zhang and FedCanon",
-                ", ".join(f"{m} {told(v, 3)}" for m, v in each.items()),
-                ahead(each["FedNMap"], [each[m] for m in METHODS[1:]], least=least, lower=key == "loss"),
-            )
-        )
+        rows = [row(m, v, "a figure, numbers lost", digits=3) for m, v in each.items()]
+        found.append(open_claim(f"FedNMap ends with {says} than Zhang and FedCanon", *rows, note=WHY))
     return found
 
 

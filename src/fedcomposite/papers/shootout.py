@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from fedcomposite.experiments import grids
-from fedcomposite.papers.base import Claim, classes, first_at, histories, last, relative
+from fedcomposite.papers.base import classes, first_at, histories, last, relative
 from fedcomposite.papers.measuring import Study
+from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, open_claim, row
 from fedcomposite.plots import Panel, draw_panels
 
 METHODS = [
@@ -20,6 +21,7 @@ METHODS = [
 COSTS = {"round": "rounds", "bytes": "MB", "prox_evaluations": "proxes", "seconds": "seconds"}
 TARGET = 1e-4
 NOBODY = "nobody"
+NO_CLAIM = "a ranking of ours: no paper claims it"
 
 
 def measure(study: Study) -> pd.DataFrame:
@@ -75,20 +77,14 @@ def claims(data: pd.DataFrame) -> list[Claim]:
             names = ", ".join(f"{m} {v:.2g}" for m, v in zip(low["method"], low["relative"], strict=True))
             best = {"nobody gets there; lowest at the end": names}
         newton = table[(table["part"] == part) & (table["method"] == "ProxNewton")]["rounds"].iloc[0]
-        found.append(
-            Claim(
-                f"{part}: first to 1e-4 (first-order methods)",
-                "; ".join(f"{cost}: {who}" for cost, who in best.items()) + f"; ProxNewton takes {newton:g} rounds",
-                "ranked",
-            )
-        )
+        ranks = [row(cost, who) for cost, who in best.items()]
+        more = row("ProxNewton, rounds", float(newton), digits=3)
+        says = f"{part}: first to 1e-4 (first-order methods)"
+        found.append(open_claim(says, *ranks, more, note=NO_CLAIM, verdict=NOT_JUDGED))
     reached = first_order.assign(there=np.isfinite(first_order["rounds"])).groupby("method")["there"]
     score = (reached.sum().astype(int).astype(str) + " of " + reached.count().astype(str)).sort_values(ascending=False)
-    found.append(
-        Claim(
-            "problems on which a method reaches the target", ", ".join(f"{m} {s}" for m, s in score.items()), "ranked"
-        )
-    )
+    rows_ = [row(str(m), s) for m, s in score.items()]
+    found.append(open_claim("problems on which a method reaches the target", *rows_, note=NO_CLAIM, verdict=NOT_JUDGED))
     return found
 
 

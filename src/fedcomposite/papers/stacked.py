@@ -30,7 +30,7 @@ from fedcomposite.runtime.counted import Counted
 SECTIONS = ("data", "partition", "problem", "model", "regularizer")
 
 
-class Stack(NamedTuple):
+class SeedStack(NamedTuple):
     """The problems of some seeds, and that of all their clients together."""
 
     problems: tuple[Problem, ...]
@@ -42,21 +42,21 @@ class Stack(NamedTuple):
         return len(self.problems[0].silos)
 
 
-def stack_of(experiment: Mapping[str, Any], seeds: Sequence[int]) -> Stack:
+def stack_of(experiment: Mapping[str, Any], seeds: Sequence[int]) -> SeedStack:
     """The problems of an experiment's seeds; the last ones are kept."""
     sections = {k: experiment[k] for k in SECTIONS if k in experiment}
     return _stack(json.dumps(sections, sort_keys=True), tuple(seeds))
 
 
 @functools.lru_cache(maxsize=8)
-def _stack(sections: str, seeds: tuple[int, ...]) -> Stack:
+def _stack(sections: str, seeds: tuple[int, ...]) -> SeedStack:
     configs = [
         Config.model_validate({**json.loads(sections), "seed": s, "run": {"rounds": 0}})
         for s in seeds
     ]  # fmt: skip
     problems = tuple(c.make_problem() for c in configs)
     pairs = [p.silos[i] for p in problems for i in range(len(p.silos))]
-    return Stack(problems, configs[0].make_problem(Silos.from_arrays(pairs)))
+    return SeedStack(problems, configs[0].make_problem(Silos.from_arrays(pairs)))
 
 
 def start_at(method: AnyAlgorithm, x: Tensor, h: Regularizer) -> Tensor:
@@ -66,7 +66,7 @@ def start_at(method: AnyAlgorithm, x: Tensor, h: Regularizer) -> Tensor:
 
 
 def follow(
-    stack: Stack,
+    stack: SeedStack,
     method: AnyAlgorithm,
     *,
     rounds: int,
@@ -118,7 +118,7 @@ def _rows(states: Sequence[Any], copies: int) -> Any:
 
 
 def _records(
-    stack: Stack, x: Tensor, number: int, counter: Counter, stationarity_step: float | None
+    stack: SeedStack, x: Tensor, number: int, counter: Counter, stationarity_step: float | None
 ) -> list[dict[str, Any]]:
     """One record for each seed; work and bytes are those of one seed."""
     found, share = [], len(stack.problems)

@@ -10,8 +10,9 @@ import pandas as pd
 from fedcomposite.algorithms import Zhang
 from fedcomposite.analysis import solve
 from fedcomposite.experiments import Config
-from fedcomposite.papers.base import Claim, ahead, classes, histories, judged, only, relative, split, told
+from fedcomposite.papers.base import classes, histories, only, relative, split
 from fedcomposite.papers.measuring import Study
+from fedcomposite.papers.verdicts import Claim, ahead, fact, row
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
 
@@ -31,7 +32,7 @@ def measure(study: Study) -> pd.DataFrame:
     close = study.each(settle, cells)
     far = study.sweep()
     if len(close):
-        close = close.drop(columns=["experiment", *near]).assign(start="solution", method="Zhang", **{"class": "Zhang"})
+        close = close.drop(columns=list(near)).assign(start="solution", method="Zhang", **{"class": "Zhang"})
         close["run"] = [f"Zhang from the solution, b = {r.batch_size}, seed {r.seed}" for r in close.itertuples()]
     return pd.concat([far.assign(start="zero"), close], ignore_index=True)
 
@@ -65,31 +66,28 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         return only(settled, batch_size=batch).groupby("seed")["relative"].mean()
 
     noise = {b: level(b) for b in BATCHES}
-    gain = noise[1].mean() / noise[20].mean()
-    shown = ", ".join(f"{told(v)} (b = {b})" for b, v in noise.items())
-    before = ", ".join(f"{told(end('Zhang', b))} (b = {b})" for b in BATCHES)
-    ends = {b: ", ".join(f"{m} {told(end(m, b))}" for m in METHODS) for b in BATCHES}
+    settled, plateau = "relative stationarity, started at the solution", "the same, started at zero, last quarter"
+    order = sorted(BATCHES, reverse=True)
     return [
-        Claim(
+        fact(
             "with minibatches Zhang converges to a neighbourhood, not to zero",
-            f"relative stationarity when started at the solution: {shown}; started at zero, last quarter: {before}, "
-            "the same for both: a plateau, not noise",
-            judged(bool(noise[1].min() > 1e-6), noise[1]),
+            bool(noise[1].min() > 1e-6),
+            *(row(f"{settled}, b = {b}", v) for b, v in noise.items()),
+            *(row(f"{plateau}, b = {b}", end("Zhang", b)) for b in BATCHES),
+            note="from zero all batches end on the same plateau of slow coordinates, which is not noise",
         ),
-        Claim(
+        ahead(
             "a batch of 20 in place of 1 makes Zhang more precise",
-            f"when started at the solution: {gain:.0f} times smaller",
-            judged(bool((noise[20] < noise[1]).all()), *noise.values()),
+            {f"{settled}, b = {b}": noise[b] for b in order}, lower=True, ratio=True,
         ),
         *(
-            Claim(
+            ahead(
                 f"b = {b}: the other methods do worse, by client drift or decaying steps",
-                f"started at zero, last quarter: {ends[b]}",
-                ahead(end("Zhang", b), [end(m, b) for m in METHODS[1:]], lower=True),
+                {m: end(m, b) for m in METHODS}, lower=True, ratio=True, note="started at zero, last quarter",
             )
             for b in BATCHES
         ),
-    ]
+    ]  # fmt: skip
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
