@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import statistics
@@ -79,9 +80,10 @@ def second_order(folder: Path, rounds: int) -> tuple[list[str], str, str]:
 
 
 def parts(folder: Path, rounds: int, count: int) -> tuple[list[str], str, str]:
-    """The demo's patients, dealt to more sites."""
+    """The demo's patients, dealt to more sites, so often that each has enough for the model."""
     hospitals(folder, rounds)
     everybody = pd.concat([pd.read_csv(p) for p in sorted(folder.glob("*.csv"))])
+    everybody = pd.concat([everybody] * math.ceil(40 * count / len(everybody)))
     sites = [f"site{i:02d}" for i in range(count)]
     for i, site in enumerate(sites):
         everybody.iloc[i::count].to_csv(folder / f"{site}.csv", index=False)
