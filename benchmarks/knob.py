@@ -10,7 +10,7 @@ bf16, a cosine in stairs, weight decay. Every run is a process of its own, ``--j
 much of a GPU idle; NVIDIA's MPS lets them run at the same time (``--mps``). Records are on disk at once; a run that is
 late ends after ``--limit`` seconds with what it has. ``--collect`` makes table and figure anew from what is there.
 
-Bytes are those of messages as they are sent; zeros are sent like other numbers.
+Bytes are those of messages as they travel, where many zeros take little.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedcomposite import files
 from fedcomposite.federation.logs import clean as clean
+from fedcomposite.runtime import sparse_messages
 from fedcomposite.runtime.messages import all_finite
 
 Vectors = dict[str, Tensor]
@@ -85,8 +86,8 @@ def content(
 
 
 def block(vectors: Mapping[str, Tensor]) -> bytes:
-    """Vectors as they travel, to be used in several messages."""
-    return files.pack(vectors)
+    """Vectors as they travel, to be used in several messages: those with many zeros without them."""
+    return files.pack(sparse_messages.encode(vectors))
 
 
 def encode(message: Content) -> bytes:
@@ -182,23 +183,53 @@ def unpack(message: Content, expected: Mapping[str, Form]) -> Vectors:
     if not isinstance(block, bytes):
         raise WireError("no vectors in the message")
     declared = _declared(block)
-    if missing := sorted(k for k, form in expected.items() if form.required and k not in declared):
+    coded = _without_zeros(declared, expected)
+    if missing := sorted(k for k, form in expected.items() if form.required and k not in declared | coded):
         raise WireError(f"vector {missing[0]!r} is missing")
     if extra := sorted(set(declared) - set(expected)):
         raise WireError(f"vector {clean(extra[0], 60)!r} was not asked for")
     for name, found in declared.items():
         _compare(name, found, expected[name])
-    size = sum(math.prod(f.shape) * f.dtype.itemsize for f in declared.values())
+    size = sum(math.prod(f.shape) * f.dtype.itemsize for f in declared.values()) + sum(coded.values())
     if len(block) > size + _HEADER:
         raise WireError(f"the vectors weigh {len(block)} bytes, {size} were expected")
     try:
         vectors: Vectors = deserialise(block)
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError):
         raise WireError("the vectors cannot be decoded") from None
+    for name in coded:
+        _fill(vectors, name, expected[name])
     for name, tensor in vectors.items():
         if tensor.is_floating_point() and not all_finite(tensor):
             raise WireError(f"vector {name!r} has NaN or infinite entries")
     return vectors
+
+
+def _without_zeros(declared: dict[str, Form], expected: Mapping[str, Form]) -> dict[str, int]:
+    """The vectors that travel without their zeros, with their bytes; what stands for them is no longer declared."""
+    found: dict[str, int] = {}
+    for name, wanted in expected.items():
+        if f"{name}{sparse_messages.SHAPE}" not in declared or name in declared:
+            continue
+        parts = {k.removeprefix(name): declared.pop(k) for k in list(declared) if k.startswith(f"{name}/")}
+        found[name] = sum(math.prod(f.shape) * f.dtype.itemsize for f in parts.values())
+        forms = {k: (f.shape, f.dtype) for k, f in parts.items()}
+        if not sparse_messages.fits(forms, wanted.dtype, math.prod(wanted.shape)):
+            raise WireError(f"vector {name!r} cannot be put together from what stands for it")
+    return found
+
+
+def _fill(vectors: Vectors, name: str, wanted: Form) -> None:
+    """Put a vector in the place of its numbers and their places."""
+    parts = {k.removeprefix(name): vectors.pop(k) for k in list(vectors) if k.startswith(f"{name}/")}
+    shape = tuple(parts[sparse_messages.SHAPE].tolist())
+    if any(n < 0 for n in shape):
+        raise WireError(f"vector {name!r} has a negative length")
+    _compare(name, Form(shape, wanted.dtype), wanted)
+    try:
+        vectors[name] = sparse_messages.decode(parts, shape)
+    except ValueError as error:
+        raise WireError(f"vector {name!r}: {error}") from None
 
 
 def _declared(block: bytes) -> dict[str, Form]:

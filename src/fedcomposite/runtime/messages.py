@@ -8,12 +8,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fedcomposite.runtime import sparse_messages
+
 T = TypeVar("T", bound=NamedTuple)
 
 
 def nbytes(message: NamedTuple) -> int:
     """Bytes of a message: the sum over its tensors."""
     return sum(t.nbytes for t in message)
+
+
+def sent(message: NamedTuple, clients: bool = False) -> int:
+    """Bytes of a message on its way, where zeros take little; with ``clients``, of one from each of them, stacked."""
+    return sum(sparse_messages.sizes(t, clients) for t in message)
 
 
 def each(state: T, function: Any) -> T:

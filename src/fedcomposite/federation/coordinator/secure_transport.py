@@ -232,7 +232,7 @@ class SecureExchange:
         each, rest = divmod(found.gradients, len(who))
         carried.asked(found.gradients if rest else each)  # sites ask alike; if not, none asked more than all together
         carried.counter.proxes += found.proxes
-        carried.counter.bytes_down += len(who) * (messages.nbytes(message) + request.buffers.nbytes)
+        carried.counter.bytes_down += len(who) * (messages.sent(message) + request.buffers.nbytes)
         carried.counter.bytes_up += len(who) * self._sums["train"].words.nbytes
         for site in who:
             carried.last[list(carried.sites.names).index(site)] = request.round

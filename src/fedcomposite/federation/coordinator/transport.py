@@ -289,8 +289,8 @@ class SiteExchange:
         for answer in got:
             carried.counter.gradients += int(answer.numbers["gradients"])
             carried.counter.proxes += int(answer.numbers["proxes"])
-        carried.counter.bytes_down += len(who) * (messages.nbytes(message) + self._request.buffers.nbytes)
-        carried.counter.bytes_up += messages.nbytes(replies) + buffers.nbytes
+        carried.counter.bytes_down += len(who) * (messages.sent(message) + self._request.buffers.nbytes)
+        carried.counter.bytes_up += messages.sent(replies, clients=True) + buffers.nbytes
         for i in who:
             carried.last[i] = self._request.round
         carried.asked(max(int(answer.numbers["gradients"]) for answer in got))

@@ -94,7 +94,7 @@ class LocalTransport(ABC):
         if len(mine):
             replies, buffers = self._carry_out(mine, message, request, place)
             decoded = self.algorithm.at(request.round).decode(replies)
-            self.counter.bytes_up += messages.nbytes(replies) + buffers.nbytes
+            self.counter.bytes_up += messages.sent(replies, clients=True) + buffers.nbytes
         else:
             decoded, buffers = self._nothing(message, request, len(who))
         weights = None if self._weights is None else self._weights[torch.from_numpy(who.astype(np.int64))]
@@ -107,7 +107,7 @@ class LocalTransport(ABC):
             mean, together, stop = self.group.mean(decoded, buffers, weights, place, request.stop)
         if isinstance(self.privacy, ClientLevel):
             mean = noised_mean(decoded, self.privacy, self.source, request.round)
-        self.counter.bytes_down += len(mine) * (messages.nbytes(message) + together.nbytes)
+        self.counter.bytes_down += len(mine) * (messages.sent(message) + together.nbytes)
         return Gathered(mean, together, len(who), stop)
 
     @abstractmethod
