@@ -25,6 +25,11 @@ class Commands(LazyGroup):
             "Run several methods over several seeds, and all values of grids; a table, a plot, and a run folder for "
             "each.",
         ),
+        "referee": LazyCommand(
+            _HERE + "judging:referee",
+            "Judge a method of yours: the contract, then all methods on twelve problems; one page says where it is "
+            "first.",
+        ),
         "reproduce": LazyCommand(
             _HERE + "papers:reproduce", "Make a paper's figure and table, and a verdict on each of its claims."
         ),

@@ -152,7 +152,7 @@ def tune(
     *,
     budget: Budget = 200,
     criterion: str = "objective",
-    seed: int = TRIAL_SEED,
+    trial_seed: int = TRIAL_SEED,
     extensions: int = EXTENSIONS,
     **options: Unpack[SimulateOptions],
 ) -> Tuned:
@@ -164,7 +164,7 @@ def tune(
         As in :func:`compare`.
     grid : mapping or "auto"
         Values to choose from, by field.
-    seed : int
+    trial_seed : int
         What they are tried with; report others.
 
     Other Parameters
@@ -181,9 +181,9 @@ def tune(
     True
     """
     entered = _methods([method])
-    contest = _Contest({"": problem}, entered, Allowance.of(budget), [seed], dict(options))
+    contest = _Contest({"": problem}, entered, Allowance.of(budget), [trial_seed], dict(options))
     [label] = entered
-    found = contest.tuned(grid if grid == "auto" else {label: grid}, seed, criterion, extensions)
+    found = contest.tuned(grid if grid == "auto" else {label: grid}, trial_seed, criterion, extensions)
     if not found:
         why = contest.skipped.get("", {}).get(label, "there is nothing to choose from")
         raise UserError(f"{label}: {why}")
@@ -216,7 +216,7 @@ class _Contest:
         try:
             self._made[key] = self._make(key)
             self._check(key, self._made[key])
-        except (ValueError, ArithmeticError) as error:
+        except (ValueError, TypeError, ArithmeticError) as error:
             self._made.pop(key, None)
             self.skipped.setdefault(key.problem, {})[key.label] = str(error)
 
@@ -243,7 +243,8 @@ class _Contest:
 
     def method(self, key: _Key, point: Point) -> AnyAlgorithm:
         """A method with values in place of its own."""
-        return dataclasses.replace(self._made[key], **point) if point else self._made[key]
+        made = self._made[key]
+        return dataclasses.replace(made, **point) if point else made  # type: ignore[type-var]
 
     def _go(self, key: _Key, point: Point, seed: int) -> tuple[list[Record], str]:
         """What a run was paid for, and how it ended."""
@@ -365,7 +366,7 @@ def _label(method: object) -> str:
 
 
 def _numbers(seeds: Iterable[int], trial: int) -> list[int]:
-    found = [seeds] if isinstance(seeds, int) else list(seeds)
+    found: list[int] = list(seeds)
     if not found or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in found):
         raise UserError(f"seeds = {found!r}, must be whole numbers from 0 on")
     if len(set(found)) < len(found) or trial in found:

@@ -63,7 +63,7 @@ class Comparison(Result):
         table = tables.tabulate(self.runs, outcomes, points=points)
         if self.references and len(table):
             gaps = [self._gap(p, self.histories[p][label]) for p, label, _ in self._keys]
-            table.insert(int(table.columns.get_indexer(["objective"])[0]), "suboptimality", gaps)
+            table.insert(list(table.columns).index("objective"), "suboptimality", gaps)
         return table
 
     def to_markdown(self) -> str:
@@ -119,8 +119,8 @@ class Comparison(Result):
         labels = list(dict.fromkeys(label for runs in self.histories.values() for label in runs))
         rows: dict[tuple[str, int], list[float]] = {}
         for problem, runs in self.histories.items():
-            for i, seed in enumerate(self.seeds):
-                costs = [self._cost(problem, runs[x][i], target, cost) if x in runs else math.inf for x in labels]
+            for i, seed in enumerate(self.seeds[: min(map(len, runs.values()), default=0)]):
+                costs = [self.cost(problem, runs[x][i], target, cost) if x in runs else math.inf for x in labels]
                 least = min(costs)
                 rows[problem, seed] = [c / least if math.isfinite(c) else math.inf for c in costs]
         index = pd.MultiIndex.from_tuples(rows, names=["problem", "seed"])
@@ -184,7 +184,7 @@ class Comparison(Result):
         found: dict[str, list[np.ndarray[Any, Any]]] = {label: [] for label in labels}
         for problem, label, h in self._all:
             at = np.asarray([unit * sum(r[k] for k in keys) for r in h])
-            best = np.minimum.accumulate(np.maximum(self._accuracy(problem, h), 1e-16))
+            best = np.minimum.accumulate(np.maximum(self.accuracy(problem, h), 1e-16))
             found[label].append(np.log(best[np.maximum(np.searchsorted(at, grid, side="right") - 1, 0)]))
         return pd.DataFrame({k: np.exp(np.mean(v, axis=0)) for k, v in found.items()}, index=pd.Index(grid, name=cost))
 
@@ -220,7 +220,7 @@ class Comparison(Result):
     def _all(self) -> list[tuple[str, str, list[Record]]]:
         return [(p, label, h) for p, label, _ in self._keys for h in self.histories[p][label]]
 
-    def _accuracy(self, problem: str, history: Sequence[Record]) -> np.ndarray[Any, Any]:
+    def accuracy(self, problem: str, history: Sequence[Record]) -> np.ndarray[Any, Any]:
         """How far each record is from solved, in units of the first."""
         if problem in self.references:
             found = np.asarray([r["objective"] for r in history], float) - self.references[problem]
@@ -234,8 +234,9 @@ class Comparison(Result):
             return math.nan
         return float(np.mean([run[-1]["objective"] for run in runs])) - self.references[problem]
 
-    def _cost(self, problem: str, history: Sequence[Record], target: float, cost: Axis) -> float:
-        there = np.flatnonzero(self._accuracy(problem, history) <= target)
+    def cost(self, problem: str, history: Sequence[Record], target: float, cost: Axis) -> float:
+        """What a run spends until its accuracy is ``target``; inf if it never is."""
+        there = np.flatnonzero(self.accuracy(problem, history) <= target)
         if not len(there):
             return math.inf
         return float(max(sum(history[int(there[0])][k] for k in AXES[cost][1]), 1e-12))

@@ -3,6 +3,7 @@
 from fedcomposite.testing.algorithms import (
     LAWS,
     Traffic,
+    broken_laws,
     check_algorithm,
     inputs_are_kept,
     law,
@@ -11,15 +12,19 @@ from fedcomposite.testing.algorithms import (
     stacked_equals_loop,
 )
 from fedcomposite.testing.longrun import residual
+from fedcomposite.testing.referee import Verdict, judge
 from fedcomposite.testing.regularizers import REGULARIZER_LAWS, check_regularizer
 
 __all__ = [
     "LAWS",
     "REGULARIZER_LAWS",
     "Traffic",
+    "Verdict",
+    "broken_laws",
     "check_algorithm",
     "check_regularizer",
     "inputs_are_kept",
+    "judge",
     "law",
     "measure_traffic",
     "residual",

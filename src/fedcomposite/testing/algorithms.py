@@ -183,17 +183,21 @@ def resume_is_exact(algorithm: AnyAlgorithm) -> None:
             assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
 
-def check_algorithm(algorithm: AnyAlgorithm) -> None:
-    """Run every law of the contract on a method; raises one AssertionError that lists every broken law, and how."""
-    broken = []
+def broken_laws(algorithm: AnyAlgorithm) -> dict[str, str]:
+    """Every law of the contract that a method breaks, and how."""
+    broken = {}
     for check in LAWS:
         try:
             check(algorithm)
         except Exception as error:  # a law that cannot even be checked is broken, and hides no other
             said = " ".join(str(error).split())
             how = said if isinstance(error, AssertionError) else f"{type(error).__name__}: {said}"
-            broken.append(f"{check.__name__}: {how or (check.__doc__ or '').strip()}")
-    if broken:
-        raise AssertionError(
-            f"{type(algorithm).__name__} breaks {len(broken)} of {len(LAWS)} laws:\n" + "\n".join(broken)
-        )
+            broken[check.__name__] = how or (check.__doc__ or "").strip()
+    return broken
+
+
+def check_algorithm(algorithm: AnyAlgorithm) -> None:
+    """Run every law of the contract on a method; raises one AssertionError that lists every broken law, and how."""
+    if broken := broken_laws(algorithm):
+        lines = "\n".join(f"{name}: {how}" for name, how in broken.items())
+        raise AssertionError(f"{type(algorithm).__name__} breaks {len(broken)} of {len(LAWS)} laws:\n{lines}")
