@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from dataclasses import replace
 
 import cvxpy as cp
 import numpy as np
@@ -12,7 +13,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.algorithms.inner import QuadraticModel, minimise
+from fedcomposite.algorithms.inner import EffortError, QuadraticModel, minimise
+from fedcomposite.analysis import newton
+from fedcomposite.analysis.newton import FitPlan, _Called
 from fedcomposite.analysis.strengths import regularized
 from fedcomposite.problems import Loss
 from fedcomposite.problems.losses import Logistic, Multinomial
@@ -50,6 +53,40 @@ def test_coupled_terms_are_solved_whatever_the_scale_of_features(name, spread):
     made = cp.Problem(cp.Minimize(loss), extra) if isinstance(extra, list) else cp.Problem(cp.Minimize(loss + extra))
     made.solve(solver=cp.CLARABEL)
     assert problem.objective(run.solution) - made.value <= 1e-6 * max(1.0, made.value)
+
+
+def test_the_fits_of_an_analysis_share_what_is_taken_in_vain():
+    """A hundred strengths that resist take little more than one that does, each of them at least a few calls."""
+    plan = FitPlan()
+    h = reg.FusedLasso(0.1)
+    first, second = (_Called(h, 8, replace(plan, rounds=k)) for k in (5, 6))
+    most = first.most
+    first.lose(most // 2)
+    assert (first.most, second.most) == (most, most - most // 2)
+    first.lose(most)
+    third = _Called(h, 8, plan)
+    assert 0 < third.most < most / 10
+    third.calls = third.most
+    with pytest.raises(EffortError):
+        third.prox(torch.ones(8, dtype=torch.float64), 0.1)
+
+
+def test_work_inside_a_step_ends_with_its_budget_and_with_the_time(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(95, 8)) * 10 ** rng.uniform(-4, 4, size=8)
+    problem = fc.Problem(fc.Silos.from_arrays([(X, X @ (rng.normal(size=8) / abs(X).mean(0)))]), loss="least_squares")
+    problem.regularizer = reg.LinfNorm(0.1)
+    assert fc.solve(problem).status == "converged"
+    assert fc.solve(problem, seconds=1e-9).status == "not_converged"
+    monkeypatch.setitem(newton._CALLS, True, 30)
+    monkeypatch.setattr(newton, "_LEAST_CALLS", 1)
+    calls = []
+    monkeypatch.setattr(
+        reg.LinfNorm, "formula", lambda h, v, step, way=reg.LinfNorm.formula: calls.append(1) or way(h, v, step)
+    )
+    run = fc.solve(problem)
+    assert "given up" in run.message
+    assert len(calls) < 50
 
 
 @pytest.mark.parametrize("seed", range(3))

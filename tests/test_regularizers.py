@@ -43,6 +43,7 @@ from fedcomposite.regularizers import (
     Zero,
     build,
 )
+from fedcomposite.regularizers.fused import short_total_variation, total_variation
 from fedcomposite.runtime.program import CompiledProx
 from fedcomposite.runtime.program.prox import compiled_formula
 from fedcomposite.testing import REGULARIZER_LAWS, check_regularizer
@@ -308,6 +309,19 @@ def test_fused_lasso_of_long_vectors_meets_the_dual_bounds():
         assert dual.abs().max() <= lam + 1e-9
         assert abs(dual[-1]) <= 1e-9
         assert ((dual[:-1] + lam * jump.sign())[jump != 0].abs() <= 1e-9).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fused_lasso_one_after_another_and_all_at_once(seed):
+    rng = np.random.default_rng(seed)
+    for d in rng.integers(1, 60, size=20).tolist():
+        v = rng.normal(size=d) * 10 ** rng.uniform(-3, 3)
+        v = np.round(v) if seed % 2 else v.cumsum()
+        first = rng.random(d) < 0.1
+        first[0] = True
+        lam = np.repeat(10 ** rng.uniform(-3, 2, first.sum()) * (seed % 3 > 0), np.diff([*np.flatnonzero(first), d]))
+        short, whole = (way(v.copy(), lam.copy(), first.copy()) for way in (short_total_variation, total_variation))
+        np.testing.assert_allclose(short, whole, rtol=1e-13, atol=1e-13 * abs(v).max())
 
 
 def test_fused_lasso_of_a_growing_sequence_needs_many_levels():

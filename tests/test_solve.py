@@ -131,6 +131,27 @@ def test_statuses_are_honest(hospitals):
     assert torch.isfinite(apart.solution).all()
 
 
+@pytest.mark.parametrize("h", [reg.L0(1e-4), reg.TopK(3), reg.MCP(1e-3, 3.0), reg.Zero()], ids=str)
+@pytest.mark.parametrize("loss", ["logistic", "poisson"])
+def test_far_out_where_nothing_is_left_to_gain_there_is_no_solution(loss, h):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 4))
+    apart = np.where(X[:, 0] > 0, 1.0, -1.0)
+    counts = rng.poisson(np.exp(X[:, 1] / 2)).astype(float)
+    X[:, 0] = X[:, 0] if loss == "logistic" else abs(X[:, 0]) * (counts == 0)
+    y = apart if loss == "logistic" else counts
+    silos = fc.Silos.from_arrays([(X[:50], y[:50]), (X[50:], y[50:])])
+    problem = fc.Problem(silos, loss=loss, regularizer=h, bias=True)
+    far = torch.tensor([900.0 if loss == "logistic" else -900.0, 0, 0, 0, 0]).double()
+    for start in (None, far):
+        run = fc.solve(problem, x0=start)
+        assert run.status == "not_converged", run.message
+    rng.shuffle(y)  # as many of both, told by nothing
+    honest = fc.Problem(fc.Silos.from_arrays([(X[:, 1:], y)]), loss=loss, regularizer=h, bias=True)
+    near = fc.solve(honest)
+    assert (near.status, fc.solve(honest, x0=near.solution * 3).status) == ("converged", "converged"), near.message
+
+
 @pytest.mark.parametrize("h", [fc.regularizers.MCP(0.02, 3.0), fc.regularizers.Zero()], ids=["mcp", "zero"])
 def test_a_feature_of_one_class_has_no_coefficient_where_h_is_flat(h):
     """Not all samples are right, so the loss stays; but one coefficient grows by a unit with every round."""

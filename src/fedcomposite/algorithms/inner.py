@@ -94,6 +94,10 @@ class QuadraticModel:
         return f, r, *schur(self.H, f, r)
 
 
+class EffortError(Exception):
+    """What a prox raises that has been evaluated as often as it may be; a search then ends with what it has."""
+
+
 def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     """A stationary point of the model, no larger than at x, and whether it is one, to a residual of ``tolerance``."""
     if not len(model.x):
@@ -102,9 +106,12 @@ def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
         return _eliminated(model, tolerance)
     if model.damping > 0:
         model = replace(model, H=model.H + torch.diag(model.damping * model.H.diagonal()), damping=0.0)
-    small = len(model.x) <= _DENSE
-    u, solved = _descend(model, tolerance, _FEW if small and not model.separable else _MOST)
-    return (u, solved) if solved or not small else _resisting(model, u, tolerance)
+    small, u = len(model.x) <= _DENSE, model.x
+    try:
+        u, solved = _descend(model, tolerance, _FEW if small and not model.separable else _MOST)
+        return (u, solved) if solved or not small else _resisting(model, u, tolerance)
+    except EffortError:
+        return u, False
 
 
 def solved_with(H: Tensor, b: Tensor, blur: float = math.inf) -> Tensor:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
-from fedcomposite.algorithms.inner import QuadraticModel, minimise
+from fedcomposite.algorithms.inner import EffortError, QuadraticModel, minimise
 from fedcomposite.regularizers.base import Regularizer
 
 _COUPLED = 4000  # coordinates up to which an h that couples them all is taken
@@ -245,7 +245,10 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
             return working
         step = min(1.0, 0.5 / h.rho) if h.rho > 0 else 1.0
         parts = h.coupling(len(x)).to(x.device)
-        miss = (x - h.prox(x - step * gradient, step)).square() / step**2
+        try:
+            miss = (x - h.prox(x - step * gradient, step)).square() / step**2
+        except EffortError:
+            return working
         score = torch.zeros_like(x).index_add_(
             0, parts, miss.masked_fill(working, 0.0)
         )  # by part, at its first coordinate

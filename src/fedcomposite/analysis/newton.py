@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.algorithms import ProxNewton
-from fedcomposite.algorithms.inner import minimise
+from fedcomposite.algorithms.inner import EffortError, minimise
 from fedcomposite.algorithms.proxnewton import Reply, Server, at_rest
 from fedcomposite.analysis.strengths import only, regularized
 from fedcomposite.problems import Evaluation, Problem
@@ -31,7 +31,9 @@ _AGAIN = 10  # exchanges between looks for one
 _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
 _RESISTED = 6  # steps whose own problem is given up before the fit is
-_CALLS = {True: 4500, False: 18000}  # of the prox, after which a fit is given up: of an h that couples, and of others
+_CALLS = {True: 4000, False: 18000}  # of the prox, after which a fit is given up: of an h that couples, and of others
+_AT_ONCE = 16  # vectors whose proxes take as long together as one by itself
+_LEAST_CALLS = 400  # that every fit may take, whatever its neighbours took in vain
 _STAGE = 60  # most exchanges for one of them: where a barrier has no minimum, the loss itself may have one
 _NARROWER = 0.1  # factor between widths of a loss with a kink
 _DAMPED = 0.1  # damping up to which a step promises what is left
@@ -93,6 +95,13 @@ def _ignore(x: Tensor, rounds: int) -> None:
     """For nobody who watches."""
 
 
+@dataclass
+class Effort:
+    """Evaluations of the prox that the fits of an analysis took in vain, which are taken off what each of them may."""
+
+    vain: int = 0
+
+
 @dataclass(frozen=True)
 class FitPlan:
     """How a fit is done."""
@@ -113,8 +122,8 @@ class FitPlan:
     """What features are taken about, so that the intercept is another one; see :func:`centre_of`."""
     deadline: Deadline = NEVER
     """When a fit ends where it is."""
-    effort: float = 1.0
-    """The share of the server's own work that may be taken: less for a model whose neighbours resisted."""
+    effort: Effort = field(default_factory=Effort, compare=False)
+    """Shared by the fits of an analysis, whose plans are copies of one."""
     watch: Callable[[Tensor, int], None] = field(default=_ignore, compare=False)
     """Receives the model before the first exchange and after each, and how many there were."""
 
@@ -139,10 +148,10 @@ def fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...]
 def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...] = ()) -> Task[Fit]:
     """The same in coordinates of the plan's centre."""
     settled(h)
-    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at), plan.effort)
+    h = h if isinstance(h, _Called) else _Called(h, len(at.x if isinstance(at, Fit) else at), plan)
     method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
-    state = method.init(feasible(at.seen.at if isinstance(at, Fit) else at, h), h)[0]
+    state = method.init(feasible(at.seen.at if isinstance(at, Fit) else at, h.h), h)[0]
     seen, asked, scale, look_again, resisted = known, 0, plan.scale, 0, 0
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
@@ -181,22 +190,37 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
             state = better
             plan.watch(state.x, asked)
             continue
+        before = h.calls
         state = method.aggregate(state, reply, 1.0, h)
         if torch.equal(state.gradient, reply.gradient):
             seen = Seen(reply, message.working, total, state.x)
         plan.watch(state.x, asked)
-        resisted += float(state.solved) == 0 and float(state.step) == 1
-        if (resisted >= _RESISTED or h.calls > h.most) and seen is not None:
+        if float(state.solved) == 0 and h.calls > before:
+            resisted += float(state.step) == 1
+            h.lose(h.calls - before)
+        if (resisted >= _RESISTED or h.calls >= h.most) and seen is not None:
             return Fit(state.x, seen, asked, "resisting")
 
 
 class _Called(Wrapped):
-    """h, with the calls of its prox counted: the server's work has a bound."""
+    """h, with the calls of its prox counted: the server's work has a bound, and ends with the plan's time."""
 
-    def __init__(self, h: Regularizer, dimension: int, effort: float = 1.0) -> None:
+    def __init__(self, h: Regularizer, dimension: int, plan: FitPlan) -> None:
         super().__init__(h)
         self._parts, self._where = h.coupling(dimension), h.acts_on(dimension)
-        self.calls, self.most = 0, effort * _CALLS[torch.unique(self._parts).numel() < dimension]
+        self._effort, self._deadline = plan.effort, plan.deadline
+        self._limit = _CALLS[torch.unique(self._parts).numel() < dimension]
+        self.calls = self._vain = 0
+
+    @property
+    def most(self) -> int:
+        """How many calls this fit may take; what others took in vain is taken off."""
+        return max(self._limit - self._effort.vain + self._vain, _LEAST_CALLS)
+
+    def lose(self, calls: int) -> None:
+        """Count some calls as taken in vain."""
+        self._vain += calls
+        self._effort.vain += calls
 
     def coupling(self, dimension: int) -> Tensor:
         return self._parts
@@ -205,7 +229,9 @@ class _Called(Wrapped):
         return self._where
 
     def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
-        self.calls += 1
+        if self.calls >= self.most or self._deadline.passed:
+            raise EffortError
+        self.calls += 1 + v[..., 0].numel() // _AT_ONCE
         return self.h.prox(v, step, out)
 
 
@@ -353,8 +379,8 @@ def _fit_kinked(problem: Problem, start: Tensor, plan: FitPlan) -> Task[Fit]:
     bounds by narrower barriers are lost in rounding. Where a conjugate is not known, the least value of a stage has to
     show it: barriers lie below the loss. That is no proof, but it does not hang on how features are scaled.
     """
-    h, none = _Called(problem.regularizer, len(start)), torch.zeros_like(start, dtype=torch.bool)
-    x, asked, below, shown, best = feasible(start, h), 1, -math.inf, -math.inf, None
+    h, none = _Called(problem.regularizer, len(start), plan), torch.zeros_like(start, dtype=torch.bool)
+    x, asked, below, shown, best = feasible(start, h.h), 1, -math.inf, -math.inf, None
     known = dual_known(problem)
     plan.watch(x, 0)
     [sums] = yield [_asked(x, none, plan)]

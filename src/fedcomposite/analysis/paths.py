@@ -317,8 +317,6 @@ def along(h: Regularizer, lambdas: Floats, start: Start, plan: FitPlan) -> Task[
         at = yield from fit(varied(h, lam / own), at, plan, strong)
         if at.end == "time" and fits:
             break  # the strengths that are done are whole
-        if at.end == "resisting":  # a hundred strengths may resist
-            plan = replace(plan, effort=plan.effort / 2)
         fits.append(at)
         last = lam
     return fits

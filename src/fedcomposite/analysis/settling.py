@@ -12,6 +12,7 @@ on, that is a direction along which F falls.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from fedcomposite.analysis.newton import End, FitPlan, fit
 from fedcomposite.problems import Problem
+from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
 from fedcomposite.regularizers import L1, On, Regularizer
 from fedcomposite.regularizers.base import Boxed
 from fedcomposite.regularizers.wrapped import Wrapped
@@ -54,6 +56,28 @@ def slopes(h: Regularizer, x: Tensor) -> Tensor | None:
     return None
 
 
+def convexified(h: Regularizer, x: Tensor) -> L1 | None:
+    """The convex term that has the slopes of h at x; None where these are not known."""
+    slope = slopes(h, x)
+    return None if slope is None else L1(1.0, tuple(slope.tolist()))
+
+
+def without_end(problem: Problem, x: Tensor, parties: StackedSums, plan: FitPlan) -> tuple[tuple[int, ...], int]:
+    """The coordinates along which F falls for ever beyond a stationary x, if there are any; and the exchanges it took.
+
+    Far out along them nothing is left to gain, so that steps from x say nothing. A convex problem with the slopes of h
+    at x falls along the same directions, and steps from zero see how it goes on to fall.
+    """
+    h: Regularizer | None = problem.regularizer
+    if h is not None and h.rho > 0:
+        h = convexified(h, x)
+    if h is None or not isinstance(problem.loss, Logistic | Multinomial | Poisson | Cox):
+        return (), 0
+    quiet = replace(plan, rounds=_MOST, watch=lambda x, rounds: None)
+    [made] = Driver(parties).run([fit(h, torch.zeros_like(x), quiet)])
+    return made.grown if made.end == "endless" else (), made.rounds
+
+
 def settle(
     problem: Problem, x: Tensor, parties: StackedSums, tolerance: float, rounds: int, deadline: Deadline
 ) -> Settled | None:
@@ -63,16 +87,17 @@ def settle(
     """
     value, asked, rounds = problem.objective(x), 0, min(rounds, _MOST)
     for _ in range(_FITS):
-        slope = slopes(problem.regularizer, x)
-        if slope is None or not math.isfinite(value):
+        if not math.isfinite(value) or (convex := convexified(problem.regularizer, x)) is None:
             return None
-        convex = L1(1.0, tuple(slope.tolist()))
         plan = FitPlan(tolerance=tolerance, rounds=max(rounds - asked, 1), centre=parties.centre, deadline=deadline)
         [made] = Driver(parties).run([fit(convex, x, plan)])
         asked += made.rounds
         before, after = (float(problem.evaluate(u).loss + convex.value(u)) for u in (x, made.x))
         small = before - after <= tolerance * abs(value)
         x, value, falls = _lower(problem, x, made.x, value)
+        if small and made.converged:
+            grown, more = without_end(problem, x, parties, plan)
+            return Settled(x, "endless" if grown else "converged", asked + more, grown)
         if small or not made.converged:
             return Settled(x, made.end, asked, made.grown)
         if not falls or asked >= rounds:

@@ -19,7 +19,7 @@ from fedcomposite.algorithms import FedNMap
 from fedcomposite.algorithms.base import Empty
 from fedcomposite.analysis.newton import End, Fit, FitPlan, feasible, fit_any
 from fedcomposite.analysis.scaling import rescale, worthwhile
-from fedcomposite.analysis.settling import settle
+from fedcomposite.analysis.settling import settle, without_end
 from fedcomposite.choice import HESSIANS, Choice, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
@@ -162,6 +162,9 @@ class _Newton:
             return self._run(None, tolerance)
         try:
             [made] = Driver(self.parties).run([fit_any(counted, start, plan)])
+            if made.converged and bool(start.any()):  # what begins far out may have nothing left to gain
+                grown, _ = without_end(self.problem, made.x, self.parties, plan)
+                made = dataclasses.replace(made, end="endless", grown=grown) if grown else made
         except KeyboardInterrupt:
             if not self.history:
                 raise

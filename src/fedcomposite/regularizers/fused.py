@@ -12,7 +12,9 @@ multiple of log2 d levels.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, cast
 
 import numpy as np
@@ -26,6 +28,8 @@ from fedcomposite.regularizers.separable import soft
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+_SHORT = 1 << 15  # numbers of all vectors together, times those of one: steps that a string takes at most, twice
 
 
 def _clamped_sums(c: Floats, first: Flags, bound: Floats) -> Floats:
@@ -102,9 +106,56 @@ def total_variation(v: Floats, lam: Floats, first: Flags) -> Floats:
         v, lam, first, place, left, right = (t[keep] for t in (v, lam, first, place, left, right))
 
 
+def short_total_variation(v: Floats, lam: Floats, first: Flags) -> Floats:
+    """The same for few numbers, which arrays would take longer to lay out than to work through: one after another.
+
+    The taut string (Davies & Kovac 2001): cumulated sums of the result are the shortest way through a tube of radius
+    lam around those of v. The way so far is known up to its last knot; from there it may go between the steepest and
+    the flattest line that the tube still allows, and has a knot where these cross.
+    """
+    result = np.empty_like(v)
+    starts = [*np.flatnonzero(first).tolist(), len(v)]
+    for begin, end in pairwise(starts):
+        knots = _taut(v[begin:end].tolist(), float(lam[begin]))
+        at = np.array([place for place, _ in knots])
+        sides = np.array([side for _, side in knots])  # of the tube: +1 above, -1 below, 0 in its middle
+        level = (np.add.reduceat(v[begin:end], at[:-1]) + lam[begin] * np.diff(sides)) / np.diff(at)
+        result[begin:end] = np.repeat(level, np.diff(at))
+    return result
+
+
+def _taut(v: list[float], lam: float) -> list[tuple[int, int]]:
+    """The knots of the taut string, (place, side), from the first to the last."""
+    knots, n, at, side = [(0, 0)], len(v), 0, 0
+    while at < n:
+        below = above = side * lam  # of the lower and upper side of the tube, beside the last knot
+        least, most, low, high = math.inf, -math.inf, at, at
+        total, found = 0.0, None
+        for k in range(at, n):
+            total += v[k]
+            width = lam if k < n - 1 else 0.0
+            size = k - at + 1
+            up, down = (total + width - above) / size, (total - width - below) / size
+            if down > least:  # above every line that the upper side allows: the string bends up there
+                found = low, 1
+                break
+            if up < most:
+                found = high, -1
+                break
+            if up <= least:
+                least, low = up, k + 1
+            if down >= most:
+                most, high = down, k + 1
+        at, side = found or (n, 0)
+        knots.append((at, side))
+    return knots
+
+
 def _solve(v: Tensor, lam: Step, first: Tensor | None = None) -> Tensor:
     """Total variation prox of each vector; a compiler that traces the formula leaves it out, since it is in NumPy."""
-    # Not a decorator: that imports the compiler, half of the time that this package takes to start.
+    if "torch._dynamo" not in sys.modules:  # nobody compiles
+        return _solved(v, lam, first)
+    # Not a decorator, and not without need: that imports the compiler, half of the time this package takes to start.
     return cast(Tensor, torch.compiler.disable(_solved)(v, lam, first))  # type: ignore[no-untyped-call]
 
 
@@ -119,13 +170,22 @@ def _solved(v: Tensor, lam: Step, first: Tensor | None) -> Tensor:
     v = torch.where(sound, v, 0.0)
     flags = torch.zeros(v.shape, dtype=torch.bool) if first is None else first.cpu().clone()
     flags[..., 0] = True
-    weights = torch.as_tensor(lam, dtype=torch.float64).cpu().broadcast_to(v.shape)
-    flat = v.detach().cpu().double().reshape(-1)
-    solved = total_variation(flat.numpy().copy(), weights.reshape(-1).numpy().copy(), flags.reshape(-1).numpy())
-    made = torch.from_numpy(solved).reshape(v.shape).to(v)
+    weights = torch.as_tensor(lam, dtype=torch.float64).cpu()
+    given = v.detach().cpu().double()
+    if first is None and v.dim() == 2 and weights.numel() == 1 and bool((given == given[:1]).all()):
+        made = _laid_out(given[:1], weights, flags[:1]).expand_as(v).to(v)  # rows that are alike, of a Jacobian
+    else:
+        made = _laid_out(given, weights, flags).to(v)
     if v.requires_grad and torch.is_grad_enabled():
         made = made + _followed(v, made, flags.to(v.device))
     return torch.where(sound, made, torch.nan)
+
+
+def _laid_out(v: Tensor, weights: Tensor, flags: Tensor) -> Tensor:
+    """All vectors as one sequence of chains."""
+    way = total_variation if v.numel() * v.shape[-1] > _SHORT else short_total_variation
+    laid = [t.broadcast_to(v.shape).reshape(-1).numpy().copy() for t in (v, weights, flags)]
+    return torch.from_numpy(way(*laid)).view(v.shape)
 
 
 def _followed(v: Tensor, made: Tensor, first: Tensor) -> Tensor:
