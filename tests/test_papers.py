@@ -41,7 +41,7 @@ from fedcomposite.papers.verdicts import (
 )
 
 TINY = {  # a fraction of the reduced form
-    "fedcanon-fig1": ["data.name=breast_cancer", "run.rounds=2", "settings.rounds=2"],
+    "fedcanon-fig1": ["data.name=breast_cancer", "run.rounds=2", "settings.rounds=2", "settings.betas=[0.01, 0.02]"],
     "fedcanon-fig2": ["run.rounds=1", "run.evaluate_every=1", "model.evaluation_samples=200"],
     "fedcanon-fig3": ["algorithms.0.local_steps=2", "algorithms.1.local_steps=2", "algorithms.2.local_steps=2"],
     "fedcanon-table1": ["settings.sizes={MLP=1000, CNN=2000}"],
@@ -53,16 +53,10 @@ TINY = {  # a fraction of the reduced form
     "fednmap-fig4": ["settings.rounds=2", "settings.every=1", "model.evaluation_samples=100"],
     "fednmap-fig5": ["settings.rounds=2", "settings.every=1", "model.evaluation_samples=100"],
     "fedprox-rates": ["settings.rounds=[2, 4, 6]", "settings.clients=[1, 2]"],
-    "shootout": [
-        "settings.data=[{name='synthetic', clients=4, features=5, samples=10}]",
-        "settings.regularizers=[{name='L1', lam=0.001}]",
-        "algorithms.0.constants.L={tune=[0.25, 1.0]}",
-        "run.rounds=5",
-        "trials.rounds=2",
-    ],
+    "shootout": ["settings.data=[{name='synthetic', clients=4, features=5, samples=10}]", "settings.rounds=5"],
     "zhang-fig4": ["run.rounds=1", "run.evaluate_every=1", "model.evaluation_samples=100", "partition.clients=2"],
-    "zhang-fig2": ["run.rounds=4", "run.evaluate_every=2"],
-    "zhang-fig3": ["run.rounds=4", "run.evaluate_every=2", "data.samples=30", "settings.near.rounds=4"],
+    "zhang-fig2": ["settings.rounds=[4, 2]", "settings.every=2"],
+    "zhang-fig3": ["settings.rounds=4", "settings.near.rounds=4", "settings.every=2", "data.samples=30"],
 }
 HOME = Path(papers.__file__).parent
 LONG = (  # networks, in their smallest form still seconds each; fednmap-fig4 is one that is always run
@@ -131,20 +125,20 @@ def test_an_interrupted_reproduction_goes_on_and_a_finished_one_is_not_repeated(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        papers.reproduce("zhang-fig2", tmp_path, **{**options, "say": stop})
-    assert read_state(tmp_path / "zhang-fig2")["complete"] is False
-    there = papers.reproduce("zhang-fig2", tmp_path, **options, partial=True)
+        papers.reproduce("fedcanon-table3", tmp_path, **{**options, "say": stop})
+    assert read_state(tmp_path / "fedcanon-table3")["complete"] is False
+    there = papers.reproduce("fedcanon-table3", tmp_path, **options, partial=True)
     assert pd.read_csv(there.folder / "data.csv")["run"].nunique() == 3
     del said[:]
-    first = papers.reproduce("zhang-fig2", tmp_path, **options)
-    assert len(said) == 6  # of nine
+    first = papers.reproduce("fedcanon-table3", tmp_path, **options)
+    assert len(said) == 11  # of fourteen
     del said[:]
     data = (first.folder / "data.csv").read_bytes()
-    again = papers.reproduce("zhang-fig2", tmp_path, **options)
+    again = papers.reproduce("fedcanon-table3", tmp_path, **options)
     assert said == []
     assert again.claims == first.claims
     assert (first.folder / "data.csv").read_bytes() == data
-    other = papers.reproduce("zhang-fig2", tmp_path / "copy", **options)
+    other = papers.reproduce("fedcanon-table3", tmp_path / "copy", **options)
     assert (
         pd.read_csv(other.folder / "data.csv")
         .drop(columns="seconds")
@@ -155,12 +149,12 @@ def test_an_interrupted_reproduction_goes_on_and_a_finished_one_is_not_repeated(
 def test_partial_data_without_their_runs_are_kept(tmp_path):
     """As those of docs/reproductions, where the runs themselves are not."""
     options = {"quick": True, "overrides": ["run.rounds=2"], "say": lambda _: None, "partial": True}
-    folder = papers.reproduce("zhang-fig2", tmp_path, **{**options, "partial": False}).folder
+    folder = papers.reproduce("fedcanon-table3", tmp_path, **{**options, "partial": False}).folder
     whole = (folder / "data.csv").read_bytes()
     state = folder / "state.json"
     state.write_text(state.read_text().replace('"complete": true', '"complete": false'))
     shutil.rmtree(folder / "runs")
-    done = papers.reproduce("zhang-fig2", tmp_path, **options)
+    done = papers.reproduce("fedcanon-table3", tmp_path, **options)
     assert (folder / "data.csv").read_bytes() == whole
     assert len(done.claims) > 1
     assert done.state["complete"] is False
@@ -169,7 +163,7 @@ def test_partial_data_without_their_runs_are_kept(tmp_path):
 def test_finished_runs_of_another_device_are_taken_as_they_are(tmp_path):
     said = []
     options = {"quick": True, "overrides": ["run.rounds=2"], "say": said.append}
-    folder = papers.reproduce("zhang-fig2", tmp_path, **options).folder
+    folder = papers.reproduce("fedcanon-table3", tmp_path, **options).folder
     runs = sorted(folder.glob("runs/**/seed-*/config.toml"))
     for config in runs:
         text = config.read_text()
@@ -179,9 +173,9 @@ def test_finished_runs_of_another_device_are_taken_as_they_are(tmp_path):
     (folder / "state.json").unlink()
     del said[:]
     with pytest.raises(UserError, match=r"was run with run\.device = 'cuda', not 'cpu'"):
-        papers.reproduce("zhang-fig2", tmp_path, **options)
+        papers.reproduce("fedcanon-table3", tmp_path, **options)
     shutil.rmtree(runs[0].parent)
-    papers.reproduce("zhang-fig2", tmp_path, **options)
+    papers.reproduce("fedcanon-table3", tmp_path, **options)
     assert len(said) == 1  # the others were not repeated
 
 
@@ -189,8 +183,8 @@ def test_commands(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     listed = cli("list", "papers", check=0).out
     assert all(name in listed for name in papers.names())
-    assert "did you mean 'zhang-fig2'" in cli("reproduce", "zhang-fig22", check=2).err
-    done = cli("reproduce", "zhang-fig2", "--quick", "--set", "run.rounds=2", check=0)
+    assert "did you mean 'fedcanon-table3'" in cli("reproduce", "fedcanon-table32", check=2).err
+    done = cli("reproduce", "fedcanon-table3", "--quick", "--set", "run.rounds=2", check=0)
     assert "verdict" in done.out
     assert (tmp_path / "reproductions-quick" / "README.md").is_file()
 

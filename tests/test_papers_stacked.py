@@ -8,7 +8,7 @@ import torch
 import fedcomposite as fc
 from fedcomposite.algorithms import build
 from fedcomposite.papers import fedmls_fig1, stacked
-from fedcomposite.papers.tuning import Search, inside, tuned
+from fedcomposite.papers.tuning import Wanted, tuned
 from fedcomposite.regularizers import Zero
 
 EXPERIMENT = {
@@ -147,11 +147,11 @@ def _bowl(cell):
 
 def test_a_grid_grows_until_its_best_point_lies_inside():
     study = _Measured()
-    searches = {
-        "one": Search({"kind": 1}, {"a": [0.5, 1.0, 2.0], "b": [0.25, 0.5, 1.0]}),
-        "bounded": Search({"kind": 2}, {"a": [1.0, 2.0, 4.0], "b": [0.5, 1.0]}, {"a": (0.0, 8.0)}),
+    wanted = {
+        "one": Wanted({"kind": 1}, {"a": [0.5, 1.0, 2.0], "b": [0.25, 0.5, 1.0]}),
+        "short": Wanted({"kind": 2}, {"a": [0.0625, 0.125], "b": [0.5, 1.0]}),
     }
-    chosen, trials = tuned(study, _bowl, searches, lambda rows: float(rows["score"].iloc[0]))
-    assert chosen == {"one": {"a": 8.0, "b": 0.5}, "bounded": {"a": 4.0, "b": 0.5}}
-    assert inside(trials).to_dict() == {"one": True, "bounded": False}
-    assert trials.groupby("search")["chosen"].sum().to_dict() == {"one": 1, "bounded": 1}
+    chosen, trials = tuned(study, _bowl, wanted, lambda rows: float(rows["score"].iloc[0]), extensions=3)
+    assert chosen["one"] == {"a": 8.0, "b": 0.5}
+    assert trials.groupby("search")["inside"].first().to_dict() == {"one": True, "short": False}
+    assert trials.groupby("search")["chosen"].sum().to_dict() == {"one": 1, "short": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from fedcomposite.papers.base import classes, histories, last, only, skewed
@@ -72,6 +73,9 @@ def _against(name: str, values: pd.Series, base: pd.Series, least: float) -> Row
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
-    """Test accuracy against rounds, a panel for each partition."""
-    panels = [Panel(histories(rows), y="test_accuracy", title=title, zoom=True) for title, _, rows in _panels(data)]
-    draw_panels([p for p in panels if p.histories], path, methods=classes(data))
+    """Test accuracy against rounds, a panel for each partition; a run that diverged is a line of its own."""
+    lost = data["status"] == "diverged"
+    names = data["method"] + np.where(lost, " (diverged, seed " + data["seed"].astype(str) + ")", "")
+    data = data.assign(curve=names)
+    panels = [Panel(histories(rows, "curve"), y="test_accuracy", title=t, zoom=True) for t, _, rows in _panels(data)]
+    draw_panels([p for p in panels if p.histories], path, methods=classes(data, "curve"))

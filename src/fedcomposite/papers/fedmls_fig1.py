@@ -23,7 +23,7 @@ from fedcomposite.data.sparse import dense
 from fedcomposite.experiments import ConfigError
 from fedcomposite.papers.base import classes, histories, last, only, slope
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Search, tuned
+from fedcomposite.papers.tuning import Wanted, tuned
 from fedcomposite.papers.verdicts import Claim, against, ahead
 from fedcomposite.plots import Panel, draw_panels
 
@@ -118,7 +118,7 @@ def measure(study: Study) -> pd.DataFrame:
     """Choose the first steps on splits of their own and at the full horizon, then run all seeds."""
     wanted, rounds = study.settings, study.settings["rounds"]
     searches = {
-        m: Search({"method": m, "rounds": rounds, "seeds": wanted["tuning_seeds"]}, {"first": list(wanted[_kind(m)])})
+        m: Wanted({"method": m, "rounds": rounds, "seeds": wanted["tuning_seeds"]}, {"first": list(wanted[_kind(m)])})
         for m in CLASSES
     }
     chosen, trials = tuned(study, trial, searches, lambda rows: float(np.log(rows["gap"]).mean()))

@@ -12,7 +12,7 @@ import pandas as pd
 from fedcomposite.papers import stacked
 from fedcomposite.papers.base import histories, only, split
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Search, tuned
+from fedcomposite.papers.tuning import Wanted, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, lead, row
 from fedcomposite.plots import Panel, draw_panels
 
@@ -72,7 +72,7 @@ def measure(study: Study) -> pd.DataFrame:
     wanted = study.settings
     panels = [(n, tau) for n in wanted["clients"] for tau in wanted["taus"]]
     searches = {
-        f"{m}, n = {n}, tau = {tau}": Search(
+        f"{m}, n = {n}, tau = {tau}": Wanted(
             {**common(study, n, wanted["tuning_seeds"]), "method": {"name": m, "local_steps": tau},
              "numbers": sorted(wanted["grids"][m])},
             {k: list(v) for k, v in wanted["grids"][m].items()},
@@ -98,6 +98,8 @@ def measure(study: Study) -> pd.DataFrame:
 
 def one_gamma(trials: pd.DataFrame) -> pd.DataFrame:
     """The trials with FedNMap's choice for one gamma in all panels: the lowest sum of the panels' best scores."""
+    if not len(trials):
+        return trials
     ours = trials["search"].str.startswith("FedNMap")
     best = trials[ours].groupby(["gamma", "search"])["score"].min().unstack()
     gamma = best.sum(axis=1, skipna=False).idxmin()

@@ -1,102 +1,192 @@
-"""Every composite method on six problems: the sweeps, the ranking, the picture."""
+"""Every composite method on six problems: tuning, runs, the ranking, the picture."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedcomposite.algorithms import build
 from fedcomposite.experiments import grids
-from fedcomposite.papers.base import classes, first_at, histories, last, relative
+from fedcomposite.papers import stacked
+from fedcomposite.papers.base import classes, first_at, histories
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, open_claim, row
+from fedcomposite.papers.tuning import Wanted, tuned
+from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, ahead, open_claim, row
 from fedcomposite.plots import Panel, draw_panels
+from fedcomposite.runtime import simulate
 
-METHODS = [
-    "Zhang", "FedNMap", "FedCanon", "FedCanonII", "FedMid", "FedDA", "FastFedDA", "FedDR", "FedADMM", "ProxScaffnew",
-    "EControlDA", "ProximalGradient",
-]  # fmt: skip
-COSTS = {"round": "rounds", "bytes": "MB", "prox_evaluations": "proxes", "seconds": "seconds"}
+COSTS = {"round": "rounds", "bytes": "MB", "gradient_evaluations": "gradients", "prox_evaluations": "proxes"}
 TARGET = 1e-4
-NOBODY = "nobody"
-NO_CLAIM = "a ranking of ours: no paper claims it"
+ALONE = ("EControlDA", "ProxNewton")
+"""Methods whose seeds are not stacked: what they send has another size in the first round, or they have tasks."""
+NO_CLAIM = "a table of ours, which no paper claims anything about"
+
+
+def numbers(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a cell's method: its grid's numbers, from units of 1/L."""
+    name, L, K = cell["method"], cell["L"], cell["local_steps"]
+    given = {k: cell[k] for k in ("step", "server_step", "gamma", "alpha", "prox_step", "mu", "ratio") if k in cell}
+    if name == "ProxNewton":
+        return {"name": name}
+    if name == "FastFedDA":
+        given["gamma"] *= L  # the inverse of a step
+    else:
+        given |= {k: given[k] / L for k in ("step", "gamma", "prox_step") if k in given}
+    if name.startswith("FedCanon"):
+        given["server_step"] /= L
+    if name in ("FedDR", "FedADMM"):
+        safe = 1 / (L + 1 / given["prox_step"])
+        given["step"] = safe * (cell["step"] if name == "FedADMM" else 1.0)
+    local = {} if name in ("ProximalGradient", "EControlDA") else {"local_steps": K}
+    return {"name": name, **local, **given}
+
+
+def run(cell: dict[str, Any]) -> pd.DataFrame:
+    """The records of all seeds of a cell; a single one of nan where the numbers are refused."""
+    stack = stacked.stack_of(cell["experiment"], cell["seeds"])
+    options: dict[str, Any] = {"rounds": cell["rounds"], "every": cell["every"]}
+    alone: dict[str, Any] = {
+        "rounds": cell["rounds"],
+        "evaluate_every": cell["every"],
+        "tolerance": 1e-12,
+        "progress": False,
+    }
+    try:
+        given = numbers(cell)
+        if given["name"] in ALONE:
+            method, records = build(given.pop("name"), **given), []
+            for place, problem in enumerate(stack.problems):
+                made = simulate(problem, method, **alone)
+                records += [{"place": place, **r} for r in made.history]
+        else:
+            records = stacked.follow(stack, build(given.pop("name"), **given), **options)
+    except ValueError:
+        records = [{"place": i, "round": 0, "stationarity": np.nan} for i in range(len(stack.problems))]
+    table = pd.DataFrame(records)
+    kept = ["round", "stationarity", "objective", "nonzeros", "bytes_up", "bytes_down", *list(COSTS)[2:]]
+    table["seed"] = table["place"].map(dict(enumerate(cell["seeds"])))
+    return table[["seed", *(k for k in kept if k in table)]]
 
 
 def measure(study: Study) -> pd.DataFrame:
-    """A sweep for each problem, with the methods that its regularizer allows."""
-    wanted, found = study.settings, []
-    (pattern,) = study.content["algorithms"]
+    """Tune every method on every problem, then run all seeds."""
+    wanted = study.settings
+    options = {k: wanted[k] for k in ("rounds", "every", "local_steps")}
+    searches = {}
+    for part, name, experiment, L in _problems(wanted):
+        fixed = {"method": name, "experiment": experiment, "L": L, "seeds": [wanted["tuning_seed"]], **options}
+        searches[f"{part}: {name}"] = Wanted(fixed, wanted["grids"][name])
+    chosen, trials = tuned(study, run, searches, score, extensions=wanted["extensions"])
+    study.note("tuning", trials)
+    inside = trials.groupby("search")["inside"].first()
+    found = []
+    for label, point in chosen.items():
+        cell = {**searches[label].fixed, "seeds": wanted["seeds"], **point}
+        found.append((label, cell, bool(inside[label])))
+    newton = {label.split(": ")[0]: cell for label, cell, _ in found}
+    found += [
+        (f"{part}: ProxNewton", {k: v for k, v in cell.items() if k not in COLUMNS} | {"method": "ProxNewton"}, True)
+        for part, cell in newton.items()
+    ]
+    made = study.measured(run, [cell for _, cell, _ in found])
+    rows = [
+        made[study.key(run, cell)].assign(
+            part=label.split(": ")[0], method=cell["method"], inside=sure, **{k: cell.get(k, np.nan) for k in COLUMNS}
+        )
+        for label, cell, sure in found
+    ]
+    return _brief(pd.concat(rows, ignore_index=True)) if rows else pd.DataFrame()
+
+
+COLUMNS = ("step", "server_step", "gamma", "alpha", "prox_step", "mu", "ratio")
+
+
+def _problems(wanted: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any], float]]:
+    """Part, method, experiment and L of every search."""
+    found = []
     for data in wanted["data"]:
         for h in wanted["regularizers"]:
-            names = [m for m in METHODS if h["name"] == "L1" or m not in wanted["convex_only"]]
-            specs: list[dict[str, Any]] = [_spec(pattern, name) for name in names]
+            experiment = {"data": data, "problem": {"loss": "logistic"}, "regularizer": h}
+            L = stacked.stack_of(experiment, [wanted["tuning_seed"]]).problems[0].smoothness()
             part = f"{data['name']}, {grids.shown(h)}"
-            rows = study.sweep(part, data=data, regularizer=h, algorithms=[*specs, {"name": "ProxNewton"}])
-            found.append(rows.assign(data=data["name"], h=h["name"]))
-    whole = pd.concat(found, ignore_index=True)
-    return _brief(whole) if len(whole) else whole
-
-
-def _brief(data: pd.DataFrame) -> pd.DataFrame:
-    """A few points of every curve, and at its last one what it cost to reach the target; inf if it was not."""
-    data = data.assign(relative=relative(data), bytes=(data["bytes_up"] + data["bytes_down"]) / 1e6)
-    costs = {name: first_at(data, data["relative"], TARGET, key).fillna(np.inf) for key, name in COSTS.items()}
-    kept = ["round", "stationarity", "status", "method", "class", "seed", "run", "part", "data", "h"]
-    rows = []
-    for run, part in data.groupby("run", sort=False):
-        few = part.iloc[np.unique(np.linspace(0, len(part) - 1, 10).round().astype(int))][kept]
-        empty = [np.nan] * (len(few) - 1)
-        rows.append(few.assign(**{name: [*empty, float(series.loc[str(run)])] for name, series in costs.items()}))
-    return pd.concat(rows, ignore_index=True)
-
-
-def _spec(pattern: dict[str, Any], name: str) -> dict[str, Any]:
-    """The common table for one method, without local steps if it has none."""
-    plain = {k: v for k, v in pattern.items() if k not in ("name", "local_steps")}
-    local = {} if name in ("ProximalGradient", "EControlDA") else {"local_steps": pattern["local_steps"]}
-    return {"name": name, **plain, **local}
-
-
-def ranking(data: pd.DataFrame) -> pd.DataFrame:
-    """For each problem and method the median over seeds of every cost of reaching the target; inf if it is not."""
-    ends = last(data.assign(relative=relative(data)))
-    ends = ends.fillna({cost: np.inf for cost in COSTS.values()})
-    return ends.groupby(["part", "method"], sort=False)[[*COSTS.values(), "relative"]].median().reset_index()
-
-
-def claims(data: pd.DataFrame) -> list[Claim]:
-    """Who is first, problem by problem, and how often a method gets there."""
-    table, found = ranking(data), []
-    first_order = table[table["method"] != "ProxNewton"]
-    for part, rows in first_order.groupby("part", sort=False):
-        best = {name: _best(rows, name) for name in COSTS.values()}
-        if best["rounds"] == NOBODY:
-            low = rows.sort_values("relative").head(3)
-            names = ", ".join(f"{m} {v:.2g}" for m, v in zip(low["method"], low["relative"], strict=True))
-            best = {"nobody gets there; lowest at the end": names}
-        newton = table[(table["part"] == part) & (table["method"] == "ProxNewton")]["rounds"].iloc[0]
-        ranks = [row(cost, who) for cost, who in best.items()]
-        more = row("ProxNewton, rounds", float(newton), digits=3)
-        says = f"{part}: first to 1e-4 (first-order methods)"
-        found.append(open_claim(says, *ranks, more, note=NO_CLAIM, verdict=NOT_JUDGED))
-    reached = first_order.assign(there=np.isfinite(first_order["rounds"])).groupby("method")["there"]
-    score = (reached.sum().astype(int).astype(str) + " of " + reached.count().astype(str)).sort_values(ascending=False)
-    rows_ = [row(str(m), s) for m, s in score.items()]
-    found.append(open_claim("problems on which a method reaches the target", *rows_, note=NO_CLAIM, verdict=NOT_JUDGED))
+            found += [
+                (part, name, experiment, L)
+                for name in wanted["grids"]
+                if (not wanted["only"] or name in wanted["only"])
+                and (h["name"] == "L1" or name not in wanted["convex_only"])
+            ]
     return found
 
 
-def _best(rows: pd.DataFrame, cost: str, most: int = 3) -> str:
-    there = rows[np.isfinite(rows[cost])].sort_values(cost).head(most)
-    return ", ".join(f"{m} {v:.3g}" for m, v in zip(there["method"], there[cost], strict=True)) or NOBODY
+def score(rows: pd.DataFrame) -> float:
+    """Rounds to the target; beyond the horizon, and the further the higher, where it was not reached."""
+    relative = rows["stationarity"] / rows["stationarity"].iloc[0]
+    there = rows["round"][relative <= TARGET]
+    if len(there):
+        return float(there.iloc[0])
+    end = float(relative.iloc[-1])
+    return float(rows["round"].max() * (1 + np.log10(end / TARGET))) if np.isfinite(end) else np.nan
+
+
+def _brief(data: pd.DataFrame) -> pd.DataFrame:
+    """A few points of every curve, and what it cost to reach the target; nan if it was not reached."""
+    data = data.assign(run=data["part"] + ": " + data["method"] + ", seed " + data["seed"].astype(str))
+    data["class"] = data["method"]
+    data["bytes"] = (data["bytes_up"] + data["bytes_down"]) / 1e6
+    first = data.sort_values("round").groupby("run")["stationarity"].transform("first")
+    data["relative"] = data["stationarity"] / first.reindex(data.index)
+    for key, name in COSTS.items():
+        data[name] = data["run"].map(first_at(data, data["relative"], TARGET, key))
+    kept = data.groupby("run", sort=False).cumcount() % 5 == 0
+    ends = data.index.isin(data.groupby("run")["round"].idxmax())
+    return data[kept | ends].drop(columns=["bytes_up", "bytes_down", "objective"])
+
+
+def ends(data: pd.DataFrame) -> pd.DataFrame:
+    """The last record of every run, its rounds to the target with the horizon and a step where it was not reached."""
+    last = data.loc[data.groupby("run", sort=False)["round"].idxmax()]
+    horizon = float(data.loc[data["method"] != "ProxNewton", "round"].max())
+    return last.assign(capped=last["rounds"].fillna(horizon + 5))
+
+
+def claims(data: pd.DataFrame) -> list[Claim]:
+    """What two papers say of their methods, problem by problem; and a table of all of them."""
+    table, found = ends(data), []
+    rest = table[table["method"] != "ProxNewton"]
+    for part, rows in rest.groupby("part", sort=False):
+        each = {str(m): p.set_index("seed")["capped"] for m, p in rows.groupby("method", sort=False)}
+        for ours, others in (("FedCanon", list(each)), ("FedNMap", ["Zhang", "FedCanon"])):
+            if ours in each:
+                rivals = [m for m in others if m in each and m not in (ours, "FedCanonII")]
+                named = {ours: each[ours], **{m: each[m] for m in rivals}}
+                says = f"{part}: {ours} takes fewer rounds to 1e-4 than {_listed(others)}"
+                found.append(ahead(says, named, lower=True, ratio=True, least=0.05))
+    for part, rows in table.groupby("part", sort=False):
+        lines = []
+        for m, p in rows.groupby("method", sort=False):
+            costs = p[list(COSTS.values())].median(skipna=False)
+            told = ", ".join(f"{v:.3g} {k}" for k, v in costs.items()) if costs.notna().all() else _missed(p)
+            lines.append(row(str(m), told)._replace(seeds=len(p)))
+        found.append(open_claim(f"{part}: medians to 1e-4", *lines, note=NO_CLAIM, verdict=NOT_JUDGED))
+    return found
+
+
+def _missed(rows: pd.DataFrame) -> str:
+    return f"reached with {rows['rounds'].notna().sum()} of {len(rows)} seeds, ends at {rows['relative'].median():.2g}"
+
+
+def _listed(others: list[str]) -> str:
+    return "all others" if len(others) > 2 else " and ".join(others)
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
-    """Relative stationarity against rounds, a panel for each problem."""
+    """Relative stationarity against rounds, bytes and gradients, a row for each problem."""
     panels = [
-        Panel(histories(rows), title=f"{d}, {h}", name="relative stationarity")
-        for (d, h), rows in data.groupby(["data", "h"], sort=False)
+        Panel(histories(rows), title=str(part), name="relative stationarity")
+        for part, rows in data.groupby("part", sort=False)
     ]
     draw_panels(panels, path, columns=3, methods=classes(data))
