@@ -48,7 +48,7 @@ def stack_of(experiment: Mapping[str, Any], seeds: Sequence[int]) -> SeedStack:
     return _stack(json.dumps(sections, sort_keys=True), tuple(seeds))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)  # of ten seeds of images a stack takes gigabytes
 def _stack(sections: str, seeds: tuple[int, ...]) -> SeedStack:
     configs = [
         Config.model_validate({**json.loads(sections), "seed": s, "run": {"rounds": 0}})
