@@ -1,4 +1,4 @@
-"""Vectors with many zeros travel without them: nothing is lost, nothing false is put together, and bytes are counted."""
+"""Vectors with many zeros travel without them: nothing is lost, nothing false is put together, bytes are counted."""
 
 from __future__ import annotations
 

@@ -97,6 +97,11 @@ def only(data: pd.DataFrame, **where: Any) -> pd.DataFrame:
     return data
 
 
+def parts(data: pd.DataFrame, key: str) -> dict[int, pd.DataFrame]:
+    """The rows of each value of a key that counts something, in ascending order."""
+    return {int(value): data[data[key] == value] for value in sorted(data[key].unique())}
+
+
 def skewed(data: pd.DataFrame, alpha: float | None) -> pd.DataFrame:
     """The rows of the Dirichlet partition with this alpha, of the iid one for None."""
     return data[

@@ -72,7 +72,8 @@ def clients(seed: int) -> tuple[tuple[Floats, ...], float]:
 
 def objective(rows: Sequence[Floats], x: Floats) -> Floats:
     """The sum of hinge losses at each of the models ``(k, d)``."""
-    return np.maximum(1 - x @ np.concatenate(rows).T, 0).sum(1)
+    found: Floats = np.maximum(1 - x @ np.concatenate(rows).T, 0).sum(1)
+    return found
 
 
 def kept(rounds: int, count: int = 60) -> list[int]:
@@ -141,7 +142,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     most = int(ends["round"].max())
     steps = "first steps: " + ", ".join(f"{m} {first[m]:g}" for m in CLASSES if m in first)
     pair = {m: {"FedMLS": gap["FedMLS"], m: gap[m]} for m in CLASSES}
-    wording = {"lower": True, "ratio": True, "source": "authors' code"}
+    wording: dict[str, Any] = {"lower": True, "ratio": True, "source": "authors' code"}
     return [
         ahead(f"FedMLS ends closest to the optimum, after {most} rounds", gap, note=steps, **wording),
         against(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedcomposite.papers import stacked
-from fedcomposite.papers.base import histories, only, split
+from fedcomposite.papers.base import histories, only, parts, split
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.tuning import Wanted, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, lead, row
@@ -55,8 +55,10 @@ def brief(data: pd.DataFrame) -> pd.DataFrame:
     kept = ["class", "label", "clients", "local_steps", "step", "server_step", "gamma", "seed", "round", "loss",
             "objective", "stationarity", "nonzeros", "gradient_evaluations", "bytes_up", "bytes_down"]  # fmt: skip
     data = data[[c for c in kept if c in data]]
-    name = data[["label", "clients", "local_steps", "seed"]].astype(str).agg(" ".join, axis=1) if len(data) else []
-    return data.assign(method=data.get("label"), run=name)
+    if not len(data):
+        return data
+    name = data[["label", "clients", "local_steps", "seed"]].astype(str).agg(" ".join, axis=1)
+    return data.assign(method=data["label"], run=name)
 
 
 def trial(cell: dict[str, Any]) -> pd.DataFrame:
@@ -83,11 +85,11 @@ def measure(study: Study) -> pd.DataFrame:
     _, trials = tuned(study, trial, searches, lambda rows: float(np.log(rows["stationarity"]).mean()))
     trials = one_gamma(trials)
     study.note("tuning", trials)
-    chosen = trials[trials["chosen"]].set_index("search")
+    chosen = trials[trials["chosen"]].set_index("search").to_dict("index")
     cells = []
     for label, search in searches.items():
-        if label in chosen.index:
-            numbers = {k: float(chosen.loc[label, k]) for k in search.grid}
+        if label in chosen:
+            numbers = {k: float(chosen[label][k]) for k in search.grid}
             tau = search.fixed["method"]["local_steps"]
             numbers["step"] /= tau
             n = search.fixed["experiment"]["partition"]["clients"]
@@ -119,16 +121,18 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     """Who is lowest, and what more clients and more local steps do."""
     ends, found = final(data), []
     wording: dict[str, Any] = {"least": LEAST, "lower": True, "ratio": True}
-    steps = data.groupby(["class", "clients", "local_steps"])[["step", "server_step", "gamma"]].first()
+    steps = (
+        data.groupby(["class", "clients", "local_steps"])[["step", "server_step", "gamma"]].first().T.to_dict("series")
+    )
     taus, sizes = sorted(ends["local_steps"].unique()), sorted(ends["clients"].unique())
     for tau in taus:
         for n in sizes:
             rows = only(ends, local_steps=tau, clients=n).set_index("seed")
             each = {m: rows[rows["class"] == m]["stationarity"] for m in METHODS}
             tuned_to = "; ".join(
-                f"{m} " + ", ".join(f"{k} {v:.3g}" for k, v in steps.loc[(m, n, tau)].dropna().items())
+                f"{m} " + ", ".join(f"{k} {v:.3g}" for k, v in steps[m, n, tau].dropna().items())
                 for m in METHODS
-                if (m, n, tau) in steps.index
+                if (m, n, tau) in steps
             )
             says = f"n = {n}, tau = {tau}: FedNMap's stationarity is the lowest"
             found.append(ahead(says, each, note=f"tuned to: {tuned_to}", **wording))
@@ -145,8 +149,8 @@ def claims(data: pd.DataFrame) -> list[Claim]:
 def grows(says: str, ends: pd.DataFrame, key: str, fixed: str, what: str) -> Claim:
     """The claim that the largest value of a key beats the smallest, for every value of another."""
     rows = []
-    for value, part in ends.groupby(fixed):
-        by = {k: p.set_index("seed")["stationarity"] for k, p in part.groupby(key)}
+    for value, part in parts(ends, fixed).items():
+        by = {k: p.set_index("seed")["stationarity"] for k, p in parts(part, key).items()}
         name = {"clients": "n", "local_steps": "tau"}[fixed]
         rows += [row(f"{name} = {value}, {what} = {k}", series, digits=3) for k, series in list(by.items())[:-1]]
         first, (most, last) = next(iter(by.values())), list(by.items())[-1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedcomposite.papers.base import first_at, histories
+from fedcomposite.papers.base import first_at, histories, parts
 from fedcomposite.papers.fednmap_fig2 import final
 from fedcomposite.papers.fednmap_fig2 import given as measure
 from fedcomposite.papers.verdicts import Claim, lead, row
@@ -23,7 +23,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     ends, found = final(data), []
     for rule in RULES:
         rows = ends[ends["label"] == rule]
-        by = {t: p.set_index("seed")["stationarity"] for t, p in rows.groupby("local_steps")}
+        by = {t: p.set_index("seed")["stationarity"] for t, p in parts(rows, "local_steps").items()}
         if rule == "1/tau":
             found.append(_pairs("step 1/tau: larger tau yields a smaller stationarity, value by value", by))
             continue
@@ -53,7 +53,7 @@ def _speeds(curves: pd.DataFrame) -> dict[int, pd.Series]:
     target = 0.5 * float(curves[curves["round"] == 0]["stationarity"].mean())
     return {
         t: pd.Series({s: first_at(p, p["stationarity"], target).iloc[0] for s, p in rows.groupby("seed")}, dtype=float)
-        for t, rows in curves.groupby("local_steps")
+        for t, rows in parts(curves, "local_steps").items()
     }
 
 

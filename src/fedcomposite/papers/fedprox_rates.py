@@ -17,7 +17,7 @@ from fedcomposite.data import load
 from fedcomposite.data.sparse import dense
 from fedcomposite.papers.base import only, slope
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, against, ahead, open_claim
+from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, Row, against, ahead, open_claim
 from fedcomposite.plots import Scatter, draw_scatter
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import NonSmoothWarning, simulate
@@ -107,7 +107,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         if not parts:
             found.append(open_claim(says, note="not run", verdict=NOT_JUDGED))
             continue
-        rows = []
+        rows: list[Row] = []
         for (i, b), part in parts:
             what = f"slope of log squared gradient, I = {i:g}" + (f", b = {b:g}" if b else "")
             rows += against(says, what, rates(part), -0.5, above=False, paper="-1/2 or steeper", source="paper").rows
@@ -118,7 +118,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     for t, key in (("1", "I"), ("3", "b")):
         rows_ = only(data, theorem=t, T=most)
         each = rows_.pivot(index="seed", columns=key, values="squared")
-        few, many = min(each), max(each)
+        few, many = int(min(rows_[key])), int(max(rows_[key]))
         others = 1 if t == "1" else int(rows_["I"].iloc[0])
         promised = bound_at(most, few * others) / bound_at(most, many * others)
         found.append(

@@ -55,7 +55,7 @@ def _stack(sections: str, seeds: tuple[int, ...]) -> SeedStack:
         for s in seeds
     ]  # fmt: skip
     problems = tuple(c.make_problem() for c in configs)
-    pairs = [p.silos[i] for p in problems for i in range(len(p.silos))]
+    pairs: Any = [p.silos[i] for p in problems for i in range(len(p.silos))]
     return SeedStack(problems, configs[0].make_problem(Silos.from_arrays(pairs)))
 
 

@@ -136,7 +136,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         rows = only(data, method=method, tau=tau)
         return pd.Series({s: first_at(p, p["relative"], target).iloc[0] for s, p in rows.groupby("seed")}, dtype=float)
 
-    level, ours = "relative stationarity at the end", {"source": "ours, tuned"}
+    level, ours = "relative stationarity at the end", dict[str, Any](source="ours, tuned")
     same = {m: rounds(m, 1, 1e-3) for m in ("FedDA", VARIANTS[0])}
     worst = {m: end(m, 1) for m in ("FedMid", *(m for m in METHODS if m != "FedMid"))}
     one, ten = rounds("Zhang", 1, 1e-3), rounds("Zhang", 10, 1e-3)
@@ -186,14 +186,18 @@ def told_steps(steps: pd.DataFrame, method: str, tau: int) -> str:
     """A method's tuned steps, the local one in units of 1 / tau."""
     if (method, tau) not in steps.index:
         return "–"
-    step, server = steps.loc[(method, tau)]
-    return f"eta = {step:g} / tau, eta_g = {server:g}"
+    found = steps.loc[[(method, tau)]].iloc[0]
+    return f"eta = {found['step']:g} / tau, eta_g = {found['server_step']:g}"
 
 
 def _variants(end: Any) -> list[Claim]:
     """The growing prox against a fixed one and the naive form, and the steps that the paper gives."""
     growing, fixed, naive = (end(m, 10) for m in ("Zhang", VARIANTS[1], VARIANTS[2]))
-    wording = {"lower": True, "ratio": True, "note": "relative stationarity at the end, Zhang's tuned steps"}
+    wording: dict[str, Any] = {
+        "lower": True,
+        "ratio": True,
+        "note": "relative stationarity at the end, Zhang's tuned steps",
+    }
     printed = {t: end(VARIANTS[3], t) for t in (1, 10)}
     return [
         ahead(

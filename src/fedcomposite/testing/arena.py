@@ -48,7 +48,7 @@ def _silos(spread: float, copies: bool = False) -> data.Silos:
     if not copies:
         return made
     everything = made.features, made.targets
-    return data.Silos.from_arrays([everything for _ in range(CLIENTS)])  # type: ignore[list-item, misc]
+    return data.Silos.from_arrays([everything for _ in range(CLIENTS)])  # type: ignore[misc]
 
 
 def _plain() -> Problem:

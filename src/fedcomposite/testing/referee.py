@@ -188,7 +188,8 @@ class Verdict(Result):
 
 
 def _markdown(table: pd.DataFrame) -> str:
-    rows = [" | ".join(str(v).replace("|", "\\|") for v in row) for row in [table.columns, *table.to_numpy().tolist()]]
+    cells: list[list[Any]] = [table.columns.tolist(), *table.to_numpy().tolist()]
+    rows = [" | ".join(str(v).replace("|", "\\|") for v in row) for row in cells]
     return "\n".join([f"| {rows[0]} |", "|" + " --- |" * len(table.columns), *(f"| {row} |" for row in rows[1:])])
 
 
@@ -362,7 +363,7 @@ def _levels(one: Entered, budget: int) -> dict[str, Level | None]:
 
 def _halved(one: Entered, problem: Problem) -> AnyAlgorithm | None:
     """The method with half of its step."""
-    made = one.method if isinstance(one.method, Algorithm) else one.method.auto(problem.smoothness())
+    made: Any = one.method if isinstance(one.method, Algorithm) else one.method.auto(problem.smoothness())
     step = getattr(made, "step", None)
     return dataclasses.replace(made, step=step / 2) if isinstance(step, float) else None
 
