@@ -8,7 +8,7 @@ import torch
 import fedcomposite as fc
 from fedcomposite.algorithms import build
 from fedcomposite.papers import fedmls_fig1, stacked
-from fedcomposite.papers.tuning import Wanted, tuned
+from fedcomposite.papers.tuning import Tunable, tuned
 from fedcomposite.regularizers import Zero
 
 EXPERIMENT = {
@@ -148,8 +148,8 @@ def _bowl(cell):
 def test_a_grid_grows_until_its_best_point_lies_inside():
     study = _Measured()
     wanted = {
-        "one": Wanted({"kind": 1}, {"a": [0.5, 1.0, 2.0], "b": [0.25, 0.5, 1.0]}),
-        "short": Wanted({"kind": 2}, {"a": [0.0625, 0.125], "b": [0.5, 1.0]}),
+        "one": Tunable({"kind": 1}, {"a": [0.5, 1.0, 2.0], "b": [0.25, 0.5, 1.0]}),
+        "short": Tunable({"kind": 2}, {"a": [0.0625, 0.125], "b": [0.5, 1.0]}),
     }
     chosen, trials = tuned(study, _bowl, wanted, lambda rows: float(rows["score"].iloc[0]), extensions=3)
     assert chosen["one"] == {"a": 8.0, "b": 0.5}

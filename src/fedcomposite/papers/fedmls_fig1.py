@@ -23,7 +23,7 @@ from fedcomposite.data.sparse import dense
 from fedcomposite.experiments import ConfigError
 from fedcomposite.papers.base import classes, histories, last, only, slope
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Wanted, tuned
+from fedcomposite.papers.tuning import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, against, ahead
 from fedcomposite.plots import Panel, draw_panels
 
@@ -119,7 +119,7 @@ def measure(study: Study) -> pd.DataFrame:
     """Choose the first steps on splits of their own and at the full horizon, then run all seeds."""
     wanted, rounds = study.settings, study.settings["rounds"]
     searches = {
-        m: Wanted({"method": m, "rounds": rounds, "seeds": wanted["tuning_seeds"]}, {"first": list(wanted[_kind(m)])})
+        m: Tunable({"method": m, "rounds": rounds, "seeds": wanted["tuning_seeds"]}, {"first": list(wanted[_kind(m)])})
         for m in CLASSES
     }
     chosen, trials = tuned(study, trial, searches, lambda rows: float(np.log(rows["gap"]).mean()))
@@ -127,6 +127,8 @@ def measure(study: Study) -> pd.DataFrame:
     every = range(wanted["seeds"])
     cells = [{"method": m, "seed": s, "rounds": rounds, **chosen[m]} for m in CLASSES if m in chosen for s in every]
     data = study.each(run, cells).drop(columns="rounds", errors="ignore")
+    if not len(data):
+        return data
     return data.assign(**{"class": data["method"].map(CLASSES), "run": data["method"] + data["seed"].astype(str)})
 
 

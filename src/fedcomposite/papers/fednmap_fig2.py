@@ -12,7 +12,7 @@ import pandas as pd
 from fedcomposite.papers import stacked
 from fedcomposite.papers.base import histories, only, parts, split
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Wanted, tuned
+from fedcomposite.papers.tuning import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, lead, row
 from fedcomposite.plots import Panel, draw_panels
 
@@ -74,7 +74,7 @@ def measure(study: Study) -> pd.DataFrame:
     wanted = study.settings
     panels = [(n, tau) for n in wanted["clients"] for tau in wanted["taus"]]
     searches = {
-        f"{m}, n = {n}, tau = {tau}": Wanted(
+        f"{m}, n = {n}, tau = {tau}": Tunable(
             {**common(study, n, wanted["tuning_seeds"]), "method": {"name": m, "local_steps": tau},
              "numbers": sorted(wanted["grids"][m])},
             {k: list(v) for k, v in wanted["grids"][m].items()},
@@ -85,7 +85,7 @@ def measure(study: Study) -> pd.DataFrame:
     _, trials = tuned(study, trial, searches, lambda rows: float(np.log(rows["stationarity"]).mean()))
     trials = one_gamma(trials)
     study.note("tuning", trials)
-    chosen = trials[trials["chosen"]].set_index("search").to_dict("index")
+    chosen = trials[trials["chosen"].astype(bool)].set_index("search").to_dict("index")
     cells = []
     for label, search in searches.items():
         if label in chosen:

@@ -14,7 +14,7 @@ from fedcomposite.experiments import grids
 from fedcomposite.papers import stacked
 from fedcomposite.papers.base import classes, first_at, histories
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Wanted, tuned
+from fedcomposite.papers.tuning import Tunable, tuned
 from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, ahead, open_claim, row
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
@@ -79,7 +79,7 @@ def measure(study: Study) -> pd.DataFrame:
     searches = {}
     for part, name, experiment, L in _problems(wanted):
         fixed = {"method": name, "experiment": experiment, "L": L, "seeds": [wanted["tuning_seed"]], **options}
-        searches[f"{part}: {name}"] = Wanted(fixed, wanted["grids"][name])
+        searches[f"{part}: {name}"] = Tunable(fixed, wanted["grids"][name])
     chosen, trials = tuned(study, run, searches, score, extensions=wanted["extensions"])
     study.note("tuning", trials)
     inside = trials.groupby("search")["inside"].first()

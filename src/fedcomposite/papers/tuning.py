@@ -15,7 +15,7 @@ from fedcomposite.experiments.tuning import Attempt, Chosen, Point, search, sett
 from fedcomposite.papers.measuring import Study
 
 
-class Wanted(NamedTuple):
+class Tunable(NamedTuple):
     """The numbers of one method on one problem that are to be chosen."""
 
     fixed: dict[str, Any]
@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 def tuned(
     study: Study,
     function: Callable[[dict[str, Any]], pd.DataFrame],
-    wanted: Mapping[str, Wanted],
+    wanted: Mapping[str, Tunable],
     score: Callable[[pd.DataFrame], float],
     *,
     extensions: int = 4,
@@ -43,7 +43,7 @@ def tuned(
         Measures the cells, and keeps them.
     function : function
         From a cell to its rows, as for :meth:`Study.each`.
-    wanted : mapping of str to Wanted
+    wanted : mapping of str to Tunable
         By a label.
     score : function
         From a trial's rows to its score.

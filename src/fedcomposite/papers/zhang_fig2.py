@@ -14,7 +14,7 @@ from fedcomposite.papers import stacked
 from fedcomposite.papers.base import first_at, histories, last, only, relative, split
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.naive import NaiveProx
-from fedcomposite.papers.tuning import Wanted, tuned
+from fedcomposite.papers.tuning import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, fact, row
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
@@ -77,7 +77,7 @@ def measure(study: Study) -> pd.DataFrame:
     options = {"experiment": experiment, "every": wanted["every"]}
     horizon = dict(zip(wanted["taus"], wanted["rounds"], strict=True))
     searches = {
-        f"{m}, tau = {tau}": Wanted(
+        f"{m}, tau = {tau}": Tunable(
             {"method": m, "tau": tau, "rounds": horizon[tau], "seeds": [wanted["tuning_seed"]], **options},
             wanted["grids"][m],
         )

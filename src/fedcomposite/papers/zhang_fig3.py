@@ -13,7 +13,7 @@ from fedcomposite.analysis import solve
 from fedcomposite.papers import stacked
 from fedcomposite.papers.base import classes, histories, only, split
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Wanted, tuned
+from fedcomposite.papers.tuning import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, fact, row
 from fedcomposite.papers.zhang_fig2 import NUMBERS
 from fedcomposite.plots import Panel, draw_panels
@@ -48,7 +48,7 @@ def measure(study: Study) -> pd.DataFrame:
     options = {"experiment": experiment, "local_steps": wanted["local_steps"]}
     far = {"rounds": wanted["rounds"], "every": wanted["every"], "start": "zero", **options}
     searches = {
-        f"{m}, b = {b}": Wanted(
+        f"{m}, b = {b}": Tunable(
             {"method": m, "batch_size": b, "seeds": [wanted["tuning_seed"]], **far}, wanted["grids"][m]
         )
         for m in METHODS
