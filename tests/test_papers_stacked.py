@@ -7,8 +7,8 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite.algorithms import build
-from fedcomposite.papers import fedmls_fig1, stacked
-from fedcomposite.papers.tuning import Tunable, tuned
+from fedcomposite.papers import fedmls_fig1, seed_stack
+from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.regularizers import Zero
 
 EXPERIMENT = {
@@ -36,10 +36,10 @@ METHODS = [
 @pytest.mark.parametrize("given", METHODS, ids=lambda m: m["name"])
 def test_seeds_that_run_together_are_those_that_run_alone(given):
     method = build(**given)
-    stack = stacked.stack_of(EXPERIMENT, (3, 4))
-    made = pd.DataFrame(stacked.follow(stack, method, rounds=6, every=3))
+    stack = seed_stack.stack_of(EXPERIMENT, (3, 4))
+    made = pd.DataFrame(seed_stack.follow(stack, method, rounds=6, every=3))
     for place, problem in enumerate(stack.problems):
-        x0 = stacked.start_at(method, problem.smooth().start(), problem.regularizer)
+        x0 = seed_stack.start_at(method, problem.smooth().start(), problem.regularizer)
         run = fc.simulate(problem, method, rounds=6, evaluate_every=3, x0=x0, progress=False)
         ours = made[made["place"] == place]
         for key in ("objective", "stationarity", "gradient_evaluations", "prox_evaluations", "bytes_up", "bytes_down"):
@@ -48,8 +48,8 @@ def test_seeds_that_run_together_are_those_that_run_alone(given):
 
 def test_minibatches_of_the_first_seed_are_those_of_a_run():
     method = build("FedNMap", local_steps=3, step=0.1, gamma=2.0)
-    stack = stacked.stack_of(EXPERIMENT, (3, 4))
-    made = pd.DataFrame(stacked.follow(stack, method, rounds=5, every=5, batch_size=2, seed=7))
+    stack = seed_stack.stack_of(EXPERIMENT, (3, 4))
+    made = pd.DataFrame(seed_stack.follow(stack, method, rounds=5, every=5, batch_size=2, seed=7))
     run = fc.simulate(stack.problems[0], method, rounds=5, batch_size=2, seed=7, evaluate_every=5, progress=False)
     assert made[made["place"] == 0]["objective"].iloc[-1] == pytest.approx(run.history[-1]["objective"], rel=1e-12)
 
@@ -59,7 +59,7 @@ def test_minibatches_of_the_first_seed_are_those_of_a_run():
 def test_all_methods_start_at_the_same_model(given, h):
     method, term = build(**given), getattr(fc.regularizers, h["name"])(**{k: v for k, v in h.items() if k != "name"})
     x = torch.tensor([0.0, 0.5, -2.0, 1e-3], dtype=torch.float64)
-    server, _ = method.init(stacked.start_at(method, x, term), term)
+    server, _ = method.init(seed_stack.start_at(method, x, term), term)
     torch.testing.assert_close(method.solution(server, term), x)
 
 

@@ -23,7 +23,7 @@ from fedcomposite.data.sparse import dense
 from fedcomposite.experiments import ConfigError
 from fedcomposite.papers.base import classes, histories, last, only, slope
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Tunable, tuned
+from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, against, ahead
 from fedcomposite.plots import Panel, draw_panels
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedcomposite.papers import stacked
+from fedcomposite.papers import seed_stack
 from fedcomposite.papers.base import histories, only, parts, split
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Tunable, tuned
+from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, lead, row
 from fedcomposite.plots import Panel, draw_panels
 
@@ -47,7 +47,7 @@ def run(cell: Mapping[str, Any]) -> pd.DataFrame:
     method = {k: v for k, v in cell["method"].items() if k != "label"}
     head = {"class": method["name"], "label": cell["method"].get("label", method["name"])}
     numbers = {k: method[k] for k in ("local_steps", "step", "server_step", "gamma") if k in method}
-    return stacked.run({**cell, "method": method}).assign(**head, **numbers)
+    return seed_stack.run({**cell, "method": method}).assign(**head, **numbers)
 
 
 def brief(data: pd.DataFrame) -> pd.DataFrame:
@@ -65,8 +65,8 @@ def trial(cell: dict[str, Any]) -> pd.DataFrame:
     """The final stationarity of each tuning seed; the local step is in units of 1 / tau."""
     numbers = {k: cell[k] for k in cell["numbers"]}
     numbers["step"] = numbers["step"] / cell["method"]["local_steps"]
-    rows = stacked.run({**cell, "method": {**cell["method"], **numbers}})
-    return stacked.late(rows).reset_index()
+    rows = seed_stack.run({**cell, "method": {**cell["method"], **numbers}})
+    return seed_stack.late(rows).reset_index()
 
 
 def measure(study: Study) -> pd.DataFrame:

@@ -11,10 +11,10 @@ import pandas as pd
 
 from fedcomposite.algorithms import build
 from fedcomposite.experiments import grids
-from fedcomposite.papers import stacked
+from fedcomposite.papers import seed_stack
 from fedcomposite.papers.base import classes, first_at, histories
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Tunable, tuned
+from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, ahead, open_claim, row
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
@@ -47,7 +47,7 @@ def numbers(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def run(cell: dict[str, Any]) -> pd.DataFrame:
     """The records of all seeds of a cell; a single one of nan where the numbers are refused."""
-    stack = stacked.stack_of(cell["experiment"], cell["seeds"])
+    stack = seed_stack.stack_of(cell["experiment"], cell["seeds"])
     options: dict[str, Any] = {"rounds": cell["rounds"], "every": cell["every"]}
     alone: dict[str, Any] = {
         "rounds": cell["rounds"],
@@ -63,7 +63,7 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
                 made = simulate(problem, method, **alone)
                 records += [{"place": place, **r} for r in made.history]
         else:
-            records = stacked.follow(stack, build(given.pop("name"), **given), **options)
+            records = seed_stack.follow(stack, build(given.pop("name"), **given), **options)
     except ValueError:
         records = [{"place": i, "round": 0, "stationarity": np.nan} for i in range(len(stack.problems))]
     table = pd.DataFrame(records)
@@ -111,7 +111,7 @@ def _problems(wanted: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any],
     for data in wanted["data"]:
         for h in wanted["regularizers"]:
             experiment = {"data": data, "problem": {"loss": "logistic"}, "regularizer": h}
-            L = stacked.stack_of(experiment, [wanted["tuning_seed"]]).problems[0].smoothness()
+            L = seed_stack.stack_of(experiment, [wanted["tuning_seed"]]).problems[0].smoothness()
             part = f"{data['name']}, {grids.shown(h)}"
             found += [
                 (part, name, experiment, L)

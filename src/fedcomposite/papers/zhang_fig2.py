@@ -10,11 +10,11 @@ import pandas as pd
 
 from fedcomposite.algorithms import AnyAlgorithm, build
 from fedcomposite.analysis import solve
-from fedcomposite.papers import stacked
+from fedcomposite.papers import seed_stack
 from fedcomposite.papers.base import first_at, histories, last, only, relative, split
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.naive import NaiveProx
-from fedcomposite.papers.tuning import Tunable, tuned
+from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, fact, row
 from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
@@ -41,8 +41,8 @@ def made(cell: dict[str, Any]) -> AnyAlgorithm:
 
 def run(cell: dict[str, Any]) -> pd.DataFrame:
     """The records of all seeds of a cell."""
-    stack, every = stacked.stack_of(cell["experiment"], cell["seeds"]), cell["every"]
-    records = stacked.follow(stack, made(cell), rounds=cell["rounds"], every=every)
+    stack, every = seed_stack.stack_of(cell["experiment"], cell["seeds"]), cell["every"]
+    records = seed_stack.follow(stack, made(cell), rounds=cell["rounds"], every=every)
     table = pd.DataFrame(records)
     table["seed"] = table["place"].map(dict(enumerate(cell["seeds"])))
     return table[["seed", "round", "stationarity", "objective", "nonzeros", "gradient_evaluations", "bytes_up"]]
@@ -50,7 +50,7 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
 
 def distances(cell: dict[str, Any]) -> pd.DataFrame:
     """Squared distances to the solution of a least-squares problem with l1, strongly convex: Remark 3.7."""
-    stack = stacked.stack_of(cell["experiment"], cell["seeds"])
+    stack = seed_stack.stack_of(cell["experiment"], cell["seeds"])
     problem, rows = stack.problems[0], []
     best = solve(problem, tolerance=1e-13).solution
     L = problem.smoothness()

@@ -10,10 +10,10 @@ import pandas as pd
 
 from fedcomposite.algorithms import build
 from fedcomposite.analysis import solve
-from fedcomposite.papers import stacked
+from fedcomposite.papers import seed_stack
 from fedcomposite.papers.base import classes, histories, only, split
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.tuning import Tunable, tuned
+from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, ahead, fact, row
 from fedcomposite.papers.zhang_fig2 import NUMBERS
 from fedcomposite.plots import Panel, draw_panels
@@ -23,7 +23,7 @@ METHODS, BATCHES = ["Zhang", "FedDA", "FastFedDA"], (1, 20)
 
 def run(cell: dict[str, Any]) -> pd.DataFrame:
     """The records of all seeds of a cell; from the solution where ``start`` says so."""
-    stack, name = stacked.stack_of(cell["experiment"], cell["seeds"]), cell["method"]
+    stack, name = seed_stack.stack_of(cell["experiment"], cell["seeds"]), cell["method"]
     given = {k: cell[k] for k in NUMBERS if k in cell}
     if "step" in given:
         given["step"] /= cell["local_steps"]
@@ -32,7 +32,7 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
         reach = given["server_step"] * given["step"] * cell["local_steps"]
         found = [solve(p, tolerance=1e-12).solution for p in stack.problems]
         starts = [x - reach * p.evaluate(x).gradient for x, p in zip(found, stack.problems, strict=True)]
-    records = stacked.follow(
+    records = seed_stack.follow(
         stack, method, rounds=cell["rounds"], every=cell["every"], batch_size=cell["batch_size"], starts=starts
     )
     table = pd.DataFrame(records)
