@@ -65,7 +65,7 @@ def trial(cell: dict[str, Any]) -> pd.DataFrame:
     """The final stationarity of each tuning seed; the local step is in units of 1 / tau."""
     numbers = {k: cell[k] for k in cell["numbers"]}
     numbers["step"] = numbers["step"] / cell["method"]["local_steps"]
-    rows = seed_stack.run({**cell, "method": {**cell["method"], **numbers}})
+    rows = seed_stack.run({**cell, "method": {**cell["method"], **numbers}, "since": 3 * cell["rounds"] // 4})
     return seed_stack.late(rows).reset_index()
 
 

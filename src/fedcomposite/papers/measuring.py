@@ -121,8 +121,8 @@ class Study:
 
     @staticmethod
     def key(function: Callable[[dict[str, Any]], pd.DataFrame], cell: Mapping[str, Any]) -> str:
-        """What a cell's rows are kept under."""
-        return digest_of({"cell": cell, "of": function.__qualname__})
+        """What a cell's rows are kept under, whatever the device that made them."""
+        return digest_of({"cell": {k: v for k, v in cell.items() if k != "device"}, "of": function.__qualname__})
 
     def note(self, name: str, table: pd.DataFrame) -> None:
         """Keep a table beside data.csv, such as the trials of a tuning."""

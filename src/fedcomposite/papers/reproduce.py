@@ -80,7 +80,7 @@ def reproduce(
         same = state.get("experiment") == digest and file.is_file()
         if not (same and (state.get("complete") or (partial and not (folder / "runs").is_dir()))):
             study = Study(paper, folder, content, device, jobs, partial, say)
-            state = _measure(study, state if state.get("experiment") == digest else {}, quick, digest)
+            state = _measure(study, state if partial or state.get("experiment") == digest else {}, quick, digest)
         data = pd.read_csv(file) if file.stat().st_size > 1 else pd.DataFrame()
         claims = judge(paper, data, quick=bool(state.get("quick")))
         if len(data):
@@ -122,7 +122,8 @@ def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> d
     began, spent = time.perf_counter(), float(state.get("seconds", 0.0))
     measure = getattr(study.paper.module, "measure", Study.sweep)
     state = {
-        "name": study.paper.name, "experiment": digest, "quick": quick, "complete": False, "device": _device(study),
+        "name": study.paper.name, "experiment": digest, "quick": quick, "complete": False,
+        "device": _device(study, str(state.get("device", ""))),
         "commit": commit(), "seeds": _seeds(study.content),
         "versions": {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }  # fmt: skip
@@ -196,7 +197,8 @@ def _seeds(content: Mapping[str, Any]) -> Any:
     return content.get("settings", {}).get("seeds", content.get("seeds", [0]))
 
 
-def _device(study: Study) -> str:
-    if study.device.startswith("cuda"):
-        return torch.cuda.get_device_name()
-    return f"{study.jobs} CPU core{'s' if study.jobs > 1 else ''}"
+def _device(study: Study, before: str) -> str:
+    """What it is measured on, and was before; a partial study does nothing itself."""
+    cores = f"{study.jobs} CPU core{'s' if study.jobs > 1 else ''}"
+    now = torch.cuda.get_device_name() if study.device.startswith("cuda") else cores
+    return before if before and (study.partial or now in before) else f"{before} and {now}" if before else now

@@ -5,6 +5,7 @@ The searches are those of :mod:`fedcomposite.experiments.tuning`; here they try 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,10 @@ import pandas as pd
 
 from fedcomposite.experiments.tuning import Attempt, Chosen, Point, search, settle
 from fedcomposite.papers.measuring import Study
+
+
+class _MissingError(Exception):
+    """A trial of a partial study was not made."""
 
 
 class Tunable(NamedTuple):
@@ -34,8 +39,8 @@ def tuned(
 ) -> tuple[dict[str, dict[str, float]], pd.DataFrame]:
     """The best numbers of every search, and a table of all trials with ``inside``: whether the best lies inside.
 
-    A trial's score is ``score`` of its rows, the lower the better; nan loses to everything. Nothing is chosen from a
-    partial study.
+    A trial's score is ``score`` of its rows, the lower the better; nan loses to everything. A partial study leaves out
+    the searches whose trials are not all there.
 
     Parameters
     ----------
@@ -51,16 +56,20 @@ def tuned(
         How often a grid may grow past an end.
     """
     names = sorted({name for one in wanted.values() for name in one.grid})
-    if study.partial:
-        return {}, pd.DataFrame(columns=["search", *names, "score", "chosen", "inside"])
 
     def attempt(asked: list[tuple[str, Point]]) -> list[Attempt]:
         cells = [{**wanted[label].fixed, **point} for label, point in asked]
         found = study.measured(function, cells)
+        if any(study.key(function, cell) not in found for cell in cells):
+            raise _MissingError
         scores = [float(score(found[study.key(function, cell)])) for cell in cells]
         return [Attempt(point, math.inf if math.isnan(s) else s) for (_, point), s in zip(asked, scores, strict=True)]
 
-    made: dict[str, Chosen] = settle({label: search(one.grid, extensions) for label, one in wanted.items()}, attempt)
+    made: dict[str, Chosen] = {}
+    labels = list(wanted)
+    for together in [[label] for label in labels] if study.partial else [labels]:
+        with contextlib.suppress(_MissingError):
+            made |= settle({label: search(wanted[label].grid, extensions) for label in together}, attempt)
     rows = [
         {"search": label, **a.point, "score": a.score, "chosen": a.point == one.point, "inside": not one.edges}
         for label, one in made.items()

@@ -27,6 +27,7 @@ from fedcomposite.regularizers import Regularizer
 from fedcomposite.runtime import messages
 from fedcomposite.runtime.counted import Counted
 
+OPTIONS = ("rounds", "every", "since", "batch_size", "stationarity_step", "device")
 SECTIONS = ("data", "partition", "problem", "model", "regularizer")
 
 
@@ -71,6 +72,7 @@ def follow(
     *,
     rounds: int,
     every: int,
+    since: int = 0,
     batch_size: int | None = None,
     stationarity_step: float | None = None,
     starts: Sequence[Tensor] | None = None,
@@ -78,8 +80,9 @@ def follow(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """The records of every seed (its place in the stack under ``place``), every so many rounds and at both ends.
+    """The records of every seed (its place in the stack under ``place``), every so many rounds and at the end.
 
+    Rounds before ``since`` have no records.
     ``starts`` are states before the first round, one for each seed; the models that :func:`start_at` leads to if left
     out. A seed that diverges goes on with nan, and the others do not notice.
     """
@@ -94,7 +97,7 @@ def follow(
     clients = _rows([c for _, c in pairs], n)
     records, expect = [], 1
     for number in range(rounds + 1):
-        if number % every == 0 or number == rounds:
+        if (number >= since and number % every == 0) or number == rounds:
             x = method.solution(server, plain)
             records += _records(stack, x, number, counter, stationarity_step)
         if number == rounds:
@@ -150,7 +153,7 @@ def run(cell: Mapping[str, Any]) -> pd.DataFrame:
     torch.set_num_threads(1)
     stack = stack_of(cell["experiment"], cell["seeds"])
     given = dict(cell["method"])
-    options = {k: cell[k] for k in ("rounds", "every", "batch_size", "stationarity_step", "device") if k in cell}
+    options = {k: cell[k] for k in OPTIONS if k in cell}
     records = follow(
         stack, build(given.pop("name"), **given), dtype=getattr(torch, cell.get("dtype", "float64")), **options
     )

@@ -18,7 +18,8 @@ from fedcomposite.problems.measures import CountRows, Counts, MeanLoss, Measures
 from fedcomposite.problems.network.flat import FlatModule
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
 
-_PASS = 512  # samples that one pass of an evaluation takes
+_PASS = 512  # samples that one pass of an evaluation takes,
+_NUMBERS = 2**22  # and more on a GPU, which waits for the next pass otherwise: so many numbers of samples
 
 
 def spread(size: int, count: int) -> npt.NDArray[np.int64]:
@@ -83,11 +84,12 @@ class Evaluator:
 
     def predict(self, x: Tensor, buffers: Tensor, features: Tensor | MappedRows) -> Tensor:
         """The module's outputs for some samples."""
+        size = self._pass
         with torch.no_grad():
             state = self.flat.state(x, buffers)
             parts = [
                 self.flat.forward(state, self.options.inputs(raw.to(self.flat.device), self.flat.dtype), train=False)
-                for raw in (in_memory(features[a : a + _PASS]) for a in range(0, len(features), _PASS))
+                for raw in (in_memory(features[a : a + size]) for a in range(0, len(features), size))
             ]
         return torch.cat(parts)
 
@@ -120,7 +122,13 @@ class Evaluator:
     def _passes(self, chosen: Selection) -> Iterator[Tensor]:
         """The evaluated rows; a mean loss must not mix clients."""
         for rows in [chosen.rows] if self.loss.per_sample else chosen.rows.split_with_sizes(chosen.of_clients):
-            yield from (rows[a : a + _PASS] for a in range(0, len(rows), _PASS))
+            yield from rows.split(self._pass)
+
+    @property
+    def _pass(self) -> int:
+        """Samples of one pass."""
+        width = self.X[:1].numel() if isinstance(self.X, Tensor) else _NUMBERS
+        return max(_PASS, _NUMBERS // max(1, width)) if self.flat.device.type == "cuda" else _PASS
 
     def _held_out(self, part: Part, outputs: Tensor, b: Tensor, rows: CountRows) -> Counts:
         counts = self.measures.count(part, single_output(outputs), b, rows)
