@@ -67,7 +67,7 @@ def measure(study: Study) -> pd.DataFrame:
     experiment, wanted = split(study.content)
     partitions = {grids.shown(p): p for p in wanted["partitions"]}
     options = {k: wanted[k] for k in ("rounds", "every", "batch_size")} | {"dtype": "float32", "device": study.device}
-    searches = {}
+    searches: dict[str, Tunable] = {}
     for data, model in wanted["models"]:
         one = {**experiment, "data": {"name": data}, "model": {**experiment["model"], "name": model}}
         one["partition"] = wanted["partitions"][wanted["tuned_on"]]
@@ -102,8 +102,8 @@ def highest(data: pd.DataFrame) -> dict[tuple[str, str], dict[str, pd.Series]]:
         for title, alpha in SKEWS:
             part = skewed(group, alpha)
             if len(part):
-                tops = part.groupby(["method", "seed"])["test_accuracy"].max()
-                found[str(what), title] = {m: tops[m] for m in METHODS if m in tops.index.levels[0]}
+                tops = part.groupby(["method", "seed"])["test_accuracy"].max().unstack("method")
+                found[str(what), title] = {m: tops[m].dropna() for m in METHODS if m in tops}
     return found
 
 
