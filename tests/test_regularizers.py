@@ -23,6 +23,7 @@ from fedcomposite.regularizers import (
     Affine,
     Blocks,
     Box,
+    ClusteredLasso,
     ElasticNet,
     FusedLasso,
     GroupLasso,
@@ -77,6 +78,10 @@ def triples(x):
     return sum(abs(math.prod(t)) for block in x.reshape(-1, 4) for t in itertools.combinations(block.tolist(), 3))
 
 
+def apart(x, size):
+    return sum(abs(a - b) for g in x.reshape(-1, size) for a, b in itertools.combinations(g.tolist(), 2))
+
+
 def norms(x, cuts):
     return [np.linalg.norm(g) for g in np.split(x, cuts)]
 
@@ -125,6 +130,8 @@ CASES = {
     "nuclear-conv": (NuclearNorm(0.8, (4, 3, 1, 1)), lambda x: 0.8 * np.linalg.norm(x.reshape(4, 3), "nuc")),
     "fused": (FusedLasso(0.6), lambda x: 0.6 * sum(abs(np.diff(x)))),
     "fused-l1": (FusedLasso(0.6, 0.3), lambda x: 0.6 * sum(abs(np.diff(x))) + 0.3 * sum(abs(x))),
+    "clustered": (ClusteredLasso(0.2, 4), lambda x: 0.2 * apart(x, 4)),
+    "clustered-l1": (ClusteredLasso(0.2, 6, l1=0.1), lambda x: 0.2 * apart(x, 6) + 0.1 * sum(abs(x))),
     "2:4": (Sparsity2to4(0.5), lambda x: 0.5 * triples(x)),
     "box": (Box(-0.5, 0.8), lambda x: inside(all(x >= -0.5) and all(x <= 0.8))),
     "nonnegative": (NonNegative(), lambda x: inside(all(x >= 0))),
@@ -164,6 +171,12 @@ def structured(h, seed=0):
 # ---------------------------------------------------------------------------------------------------------------------
 # Each prox against an independent solver.
 
+
+def pairs(u, size):
+    each = [c for i in range(0, D, size) for c in itertools.combinations(range(i, i + size), 2)]
+    return cp.norm1(u[[a for a, _ in each]] - u[[b for _, b in each]])
+
+
 GROUP_SIZES = list(zip(np.split(np.arange(D), CUTS), SIZES, strict=True))
 CONVEX = {
     "l1-weights": lambda u: (0.4 * cp.norm1(cp.multiply(np.array(W), u)), []),
@@ -183,6 +196,8 @@ CONVEX = {
     "nuclear-conv": lambda u: (0.8 * cp.normNuc(cp.reshape(u, (4, 3), order="C")), []),
     "fused": lambda u: (0.6 * cp.norm1(cp.diff(u)), []),
     "fused-l1": lambda u: (0.6 * cp.norm1(cp.diff(u)) + 0.3 * cp.norm1(u), []),
+    "clustered": lambda u: (0.2 * pairs(u, 4), []),
+    "clustered-l1": lambda u: (0.2 * pairs(u, 6) + 0.1 * cp.norm1(u), []),
     "box": lambda u: (0, [u >= -0.5, u <= 0.8]),
     "nonnegative": lambda u: (0, [u >= 0]),
     "l2-ball": lambda u: (0, [cp.norm2(u) <= 1.5]),

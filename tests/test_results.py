@@ -7,9 +7,9 @@ import torch
 
 import fedcomposite as fc
 from fedcomposite.analysis import Analysis, CrossValidation, Errors, Path, Quality, Report, Scored, Stability
-from fedcomposite.analysis.strengths import strength
 from fedcomposite.exporting import sparse_layers
 from fedcomposite.regularizers import L1, MCP, ElasticNet
+from fedcomposite.regularizers.factors import strength
 
 
 def problem(loss="logistic"):

@@ -121,6 +121,13 @@ CARDS = {
         {"lam": 1.5, "l1": 0.2},
         "signal",
     ),
+    "ClusteredLasso": Card(
+        r"h(x) = \sum_g w_g \left[ \lambda \sum_{i < k \in g} |x_i - x_k| + \lambda_1 \sum_{i \in g} |x_i| \right]",
+        r"p_g = S_{s \lambda_1 w_g}\left(\text{monotone regression of sorted } v_g \text{ with } s \lambda w_g\right)",
+        "Coefficients in no order that become equal to one another: sites or levels that fall into few classes.",
+        {"lam": 0.3, "groups": 2, "l1": 0.2},
+        "plane",
+    ),
     "Sparsity2to4": Card(
         r"h(x) = \lambda \sum_{\text{blocks}} |abc| + |abd| + |acd| + |bcd|",
         r"p = \text{the best of three candidates per block}",

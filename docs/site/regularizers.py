@@ -34,6 +34,7 @@ step of $1/\\rho$ or more is refused, since the prox would not be single-valued.
 | few coefficients, the large ones not shrunk | [SCAD](#scad), [MCP](#mcp) |
 | whole groups in or out | [GroupLasso](#grouplasso), [SparseGroupLasso](#sparsegrouplasso) |
 | stretches of equal coefficients | [FusedLasso](#fusedlasso) |
+| few different coefficients | [ClusteredLasso](#clusteredlasso) |
 | low rank | [NuclearNorm](#nuclearnorm) |
 | stable coefficients, no zeros | [L2Squared](#l2squared) |
 | a network for sparse tensor cores | [Sparsity2to4](#sparsity2to4) |

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         predict,
         refit,
         schoenfeld_test,
+        site_coefficients,
         wald_test,
     )
     from fedcomposite.analysis.quality import quality
@@ -139,6 +140,7 @@ __all__ = [
     "schedules",
     "schoenfeld_test",
     "simulate",
+    "site_coefficients",
     "solve",
     "stability",
     "table_one",
@@ -156,7 +158,7 @@ _ROOMS = {  # where a name lives; a name that is not here is a module of its own
         "MultinomialRegression", "PoissonRegression", "QuantileRegression", "analyse", "baseline_hazard", "bootstrap",
         "by_site", "combine_imputations", "confidence", "covariance", "cross_validate", "event_curves",
         "likelihood_ratio_test", "logrank_test", "meta_analysis", "path", "predict", "quality", "refit",
-        "schoenfeld_test", "solve", "stability", "table_one", "wald_test",
+        "schoenfeld_test", "site_coefficients", "solve", "stability", "table_one", "wald_test",
     ),
     "experiments.contests": ("compare", "tune"),
     "exporting": ("ExportError", "export", "prune"),

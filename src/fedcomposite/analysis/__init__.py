@@ -22,7 +22,7 @@ from fedcomposite.analysis.prediction import Scored, predict
 from fedcomposite.analysis.quality import Quality, Report, quality
 from fedcomposite.analysis.refitting import refit
 from fedcomposite.analysis.regression_quality import Errors
-from fedcomposite.analysis.site_effects import SiteEffects, by_site, meta_analysis
+from fedcomposite.analysis.site_effects import SiteEffects, by_site, meta_analysis, site_coefficients
 from fedcomposite.analysis.solve import solve
 from fedcomposite.analysis.stability import Stability, stability
 from fedcomposite.analysis.study import Analysis, analyse
@@ -101,6 +101,7 @@ __all__ = [
     "quality",
     "refit",
     "schoenfeld_test",
+    "site_coefficients",
     "solve",
     "stability",
     "table_one",

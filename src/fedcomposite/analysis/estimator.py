@@ -21,11 +21,11 @@ from fedcomposite.analysis.cross_validation import cross_validate
 from fedcomposite.analysis.newton import FitPlan, fit_any
 from fedcomposite.analysis.paths import Several
 from fedcomposite.analysis.solve import KINK_ROUNDS, NEWTON_ROUNDS, explained
-from fedcomposite.analysis.strengths import strength, varies
+from fedcomposite.analysis.strengths import varies
 from fedcomposite.data import Silos
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers import L1, L2Squared, Regularizer
-from fedcomposite.regularizers.factors import PenaltyFactor, varied
+from fedcomposite.regularizers.factors import PenaltyFactor, strength, varied
 from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 

@@ -159,7 +159,8 @@ def confidence(
         intercept, columns that others give up to rounding; in a federation, to within 3e-6 of their deviation) is NaN,
         with an :class:`UndeterminedWarning`, and so is what grows without end, with a :class:`SeparationWarning`. Per
         unit, terms of splines and of products are NaN (:attr:`fedcomposite.data.FittedRecipe.joint`): a unit of one
-        term is not a unit of the column.
+        term is not a unit of the column. Of features with coefficients for each site (``per_site``) a site's row is
+        about its whole coefficient, and the common one's about the mean of those over the sites.
     """
     check_given(confidence, locals())
     x, driver = as_vector(x).double(), driver_of(problem, driver)
@@ -217,10 +218,20 @@ def outputs_of(problem: Problem) -> int:
 def contrasts(problem: Problem) -> tuple[list[str], Tensor, Tensor]:
     """The coefficients that have estimates, as combinations of the coordinates: of several classes against the first.
 
-    Their names, the combinations, and the coordinate that each is about.
+    Of features that have coefficients for each site it is these, and their mean over the sites: what is common and what
+    they differ by is told apart by the regularizer alone. Their names, the combinations, and the coordinate that each
+    is about.
     """
     outputs, d = outputs_of(problem), problem.dimension
     rows = torch.eye(d, dtype=torch.float64)
+    if (recipe := problem.silos.recipe) is not None and (step := recipe.per_site) is not None:
+        place = {name: j for j, name in enumerate(recipe.features)}
+        for name in step.columns:
+            own = torch.tensor([place[term] for term in step.terms(name)])
+            for k in range(outputs):
+                common = place[name] * outputs + k
+                rows[common, own * outputs + k] = 1 / len(own)
+                rows[own * outputs + k, common] = 1.0
     if outputs == 1:
         return list(problem.coordinate_names), rows, torch.arange(d)
     first = torch.arange(d) // outputs * outputs

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.analysis.newton import Fit, FitPlan, fit, moved, null, on_support, strong_rule
-from fedcomposite.analysis.strengths import largest_factor, regularized, strength
+from fedcomposite.analysis.strengths import largest_factor, regularized
 from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import Cox, LeastSquares
 from fedcomposite.regularizers import Regularizer
-from fedcomposite.regularizers.factors import varied
+from fedcomposite.regularizers.factors import strength, varied
 from fedcomposite.results import Result, counted
 from fedcomposite.runtime.driver import NEVER, Deadline, Driver, driving
 from fedcomposite.runtime.fit import check_given

@@ -21,7 +21,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from fedcomposite._validation import Inside
+from fedcomposite._validation import Inside, as_vector
 from fedcomposite.analysis.inference import LIKELIHOODS, SeparationWarning, UndeterminedWarning, contrasts, estimated
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
@@ -242,6 +242,8 @@ def by_site(
     if not isinstance(problem.loss, LIKELIHOODS):
         kinds = "'least_squares', 'logistic', 'multinomial', 'poisson' and 'cox'"
         raise ValueError(f"{problem.loss}: models by site are of {kinds}")
+    if problem.silos.recipe is not None and problem.silos.recipe.per_site is not None:
+        raise ValueError("by_site: a site alone has its own coefficients as it is; prepare the silos without per_site")
     names, robust = contrasts(problem)[0], problem.silos.weights is not None
     tables, notes = [], {}
     with driving(by_site, locals()) as driver:
@@ -263,3 +265,32 @@ def by_site(
     combined = meta_analysis(y.to_numpy(), se.to_numpy(), method=method, hartung_knapp=hartung_knapp, level=level)
     combined.index = pd.Index(names, name="name")
     return SiteEffects(table, combined, notes, _RATIOS.get(type(problem.loss), ""))
+
+
+def site_coefficients(problem: Problem, x: Any, *, unit: bool = False) -> pd.DataFrame:
+    """The coefficients of every site in a model whose silos have ``per_site``: the common one and what the site adds.
+
+    A row per feature; ``common``, which is that of a site that took no part, and a column per site. Of several classes
+    a row per feature and class.
+
+    Parameters
+    ----------
+    problem : Problem
+        One of silos that a recipe with ``per_site`` prepared.
+    x : array, Run or Analysis
+        A model of it.
+    unit : bool
+        Whether they are per unit of the columns, rather than per standard deviation.
+    """
+    recipe = problem.silos.recipe
+    if recipe is None or (step := recipe.per_site) is None:
+        raise ValueError("site_coefficients: these silos have one coefficient per feature: the recipe has no per_site")
+    weights = as_vector(x)[: problem.layout[0].stop].double().numpy().reshape(problem.layout[0].shape)
+    weights = recipe.original(weights)[0] if unit else weights
+    names = recipe.features[: len(recipe.features) - len(step.sites) * len(step.columns)]
+    place = {name: j for j, name in enumerate(recipe.features)}
+    table = np.repeat(weights[: len(names), None], 1 + len(step.sites), axis=1)
+    for name in step.columns:
+        table[place[name], 1:] += weights[[place[term] for term in step.terms(name)]]
+    table = np.moveaxis(table, 1, -1).reshape(-1, table.shape[1])
+    return pd.DataFrame(table, index=list(problem.coordinate_names[: len(table)]), columns=["common", *step.sites])

@@ -27,10 +27,10 @@ from torch import Tensor
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore
 from fedcomposite.analysis.newton import Fit, FitPlan, fit
 from fedcomposite.analysis.paths import Several, Start, beginning, check_path, falling
-from fedcomposite.analysis.strengths import regularized, strength
+from fedcomposite.analysis.strengths import regularized
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import Regularizer
-from fedcomposite.regularizers.factors import varied
+from fedcomposite.regularizers.factors import strength, varied
 from fedcomposite.results import Result
 from fedcomposite.runtime.driver import Driver, driving
 from fedcomposite.runtime.protocol import Rows, Task

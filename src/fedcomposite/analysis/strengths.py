@@ -1,13 +1,12 @@
-"""How strong a regularizer is, and the same one with another strength: what a path varies."""
+"""What a path varies: the coordinates that a strength moves, and the least one at which they are zero."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedcomposite.regularizers import MCP, SCAD, Blocks, Box, ElasticNet, L2Squared, On, Regularizer
-from fedcomposite.regularizers.factors import varied
-from fedcomposite.regularizers.wrapped import settled
+from fedcomposite.regularizers import Blocks, Box, ElasticNet, L2Squared, On, Regularizer
+from fedcomposite.regularizers.factors import strength, varied
 
 _NO_TOP = 1e3  # a ridge has no strength at which all is zero: it starts at so many times the largest slope
 
@@ -16,23 +15,6 @@ def varies(h: Regularizer) -> bool:
     """Whether h has a strength: constraints have none, and no term at all."""
     inner = h.parts if isinstance(h, Blocks) else (h,)
     return any(bool((part.h if isinstance(part, On) else part).coefficients) for part in inner)
-
-
-def strength(h: Regularizer) -> float:
-    """The number that a path calls lambda: lam, l1 + l2 of an elastic net, the largest of several terms."""
-    settled(h)
-    match h:
-        case MCP() | SCAD():
-            return h.kappa * h.lam
-        case ElasticNet():
-            return h.l1 + h.l2
-        case On():
-            return strength(h.h)
-        case Blocks():
-            return max(strength(part) for part in h.parts) / h.unit
-    if not h.coefficients:
-        raise ValueError(f"{h} has no strength to vary; take one that has, for example L1(1.0)")
-    return float(max(getattr(h, name) for name in h.coefficients))
 
 
 def regularized(h: Regularizer, dimension: int) -> Tensor:

@@ -34,10 +34,9 @@ from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.paths import Path, Several, Share, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
 from fedcomposite.analysis.regression_quality import Errors
-from fedcomposite.analysis.site_effects import SiteEffects
+from fedcomposite.analysis.site_effects import SiteEffects, site_coefficients
 from fedcomposite.analysis.site_effects import by_site as fit_by_site
 from fedcomposite.analysis.solve import explained
-from fedcomposite.analysis.strengths import strength
 from fedcomposite.analysis.survival_curves import EventCurves, baseline_hazard, event_curves, schoenfeld_test
 from fedcomposite.analysis.survival_quality import SurvivalQuality
 from fedcomposite.analysis.table_one import TableOne
@@ -49,7 +48,7 @@ from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.base import Evaluation
 from fedcomposite.problems.losses import LOSSES, Cox, LeastSquares, Logistic
 from fedcomposite.regularizers import Blocks, On
-from fedcomposite.regularizers.factors import varied
+from fedcomposite.regularizers.factors import strength, varied
 from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate, certify
 from fedcomposite.runtime.driver import Driver, driving
@@ -184,6 +183,9 @@ class Analysis(Result):
             combined = self.by_site.combined.reset_index(names="name").to_dict("records")
             found["by_site"] = {"sites": self.by_site.sites.to_dict("records"), "combined": combined}
             found["by_site"] |= {"notes": self.by_site.notes, "ratio": self.by_site.ratio}
+        if (recipe := self.problem.silos.recipe) is not None and recipe.per_site is not None:
+            of_sites = site_coefficients(self.problem, self.x, unit=True)
+            found["site_coefficients"] = of_sites.reset_index(names="name").to_dict("records")
         if self.quality is not None:
             found["quality_on"] = "held-out folds" if self.cv is not None else "training samples"
         return found

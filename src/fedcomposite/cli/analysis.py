@@ -508,6 +508,9 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
         print_frame(_estimates(made.intervals), "estimates with 95 % confidence intervals", drop=("z",))
     else:
         _print_largest(table)
+    if each := made.content().get("site_coefficients"):
+        found["site_coefficients"] = each
+        print_frame(pd.DataFrame(each), "coefficients of every site, per unit of the columns", digits=6)
     where = "on held-out folds" if made.cv is not None else "on the samples of the fit"
     for key, report, caption in (("quality", made.quality, where), ("tested", made.tested, "on the test part")):
         if report is not None:

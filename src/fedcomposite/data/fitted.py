@@ -20,7 +20,18 @@ from fedcomposite.data.queries import enough
 from fedcomposite.data.sheets import Sheet, Source, Style, sheets_of
 from fedcomposite.data.silos import HeldOut, Silos
 from fedcomposite.data.spec import RecipeSpec
-from fedcomposite.data.steps import SITE, Absent, AnyStep, Chained, Complete, Interact, Spline, Standardize, prepared
+from fedcomposite.data.steps import (
+    SITE,
+    Absent,
+    AnyStep,
+    Chained,
+    Complete,
+    Interact,
+    PerSite,
+    Spline,
+    Standardize,
+    prepared,
+)
 from fedcomposite.files import write_atomic
 from fedcomposite.results import Result, counted
 
@@ -65,6 +76,9 @@ class FittedRecipe(Result, BaseModel):
         together = {
             name: dict.fromkeys(t for group in groups if name in group for t in group) for name in self.features
         }
+        if self.per_site is not None:
+            for name in self.per_site.columns:
+                together |= dict.fromkeys(self.per_site.terms(name), together[name])
         return {name: list(terms) for name, terms in together.items() if terms}
 
     def to_frame(self) -> pd.DataFrame:
@@ -72,6 +86,11 @@ class FittedRecipe(Result, BaseModel):
         mean, sd = self._scale()
         columns = {"source": list(self.sources.values()), "mean": mean, "sd": sd}
         return pd.DataFrame(columns, index=pd.Index(self.features, name="feature"))
+
+    @property
+    def per_site(self) -> PerSite | None:
+        """Which features have coefficients for each site, and whose these are."""
+        return next((step for step in self.steps if isinstance(step, PerSite)), None)
 
     def _line(self) -> str:
         return f"{counted(len(self.features), 'feature')} of {self.target!r} at {counted(len(self.sites), 'site')}"
@@ -122,6 +141,7 @@ class FittedRecipe(Result, BaseModel):
         if any(isinstance(step, Absent) for step in self.steps):
             return
         made = {f"{a}:{b}" for a, b in self.recipe.interactions} | ({SITE} if self.recipe.site else set())
+        made |= set() if self.per_site is None else {f"{name}@" for name in self.per_site.columns}
         lacking = [name for name in dict.fromkeys(self.sources.values()) if name not in {*sheet.columns, *made}]
         if not lacking:
             return
@@ -253,6 +273,8 @@ class FittedRecipe(Result, BaseModel):
         for step in self.steps:
             if isinstance(step, Standardize):
                 mean, sd = mean | step.mean, sd | step.sd
+            elif isinstance(step, PerSite):
+                sd |= {term: sd[name] for name in step.columns for term in step.terms(name)}
         return np.array([mean[name] for name in self.features]), np.array([sd[name] for name in self.features])
 
     # -- on disk ------------------------------------------------------------------------------------------------------

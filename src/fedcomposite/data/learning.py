@@ -28,6 +28,7 @@ from fedcomposite.data.steps import (
     Levels,
     Log,
     OneHot,
+    PerSite,
     SiteTerms,
     Spline,
     Standardize,
@@ -63,6 +64,7 @@ class Learner:
         self._splines()
         self._interactions()
         self._standardize()
+        self._per_site()
 
     @property
     def features(self) -> dict[str, str]:
@@ -347,6 +349,19 @@ class Learner:
         sd = np.where(sd == 0, 1.0, sd)
         made = dict(zip(chosen, mean.tolist(), strict=True)), dict(zip(chosen, sd.tolist(), strict=True))
         self.steps.append(Standardize(mean=made[0], sd=made[1], constant=constant))
+
+    def _per_site(self) -> None:
+        wish = self.spec.per_site
+        if not wish:
+            return
+        every = {term: source for term, source in self.features.items() if source != SITE}
+        if isinstance(wish, list):
+            known("per_site", wish, [*self.terms, *every])
+        step = PerSite(
+            sites=self.sites, columns=[t for t, s in every.items() if wish is True or t in wish or s in wish]
+        )
+        self.steps.append(step)
+        self.terms |= {f"{name}@": step.terms(name) for name in step.columns}
 
     def _moments(self, names: Sequence[str]) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
         """Mean and deviation over all sites, and whether all of them told theirs; 0 for a constant's deviation."""

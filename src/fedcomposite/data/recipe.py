@@ -74,6 +74,10 @@ class Recipe(RecipeSpec):
         named, or for every site ("all", for a penalty that draws them to a common one). New samples of a site are
         told by ``site=`` or the name of their file, and have the reference's if it is none of these. It can be in
         interactions; ``penalty_factor={"site": 0}`` leaves the intercepts unpenalised.
+    per_site : bool or list of str
+        Beside the common coefficients, for each site what its own differ by: features ``age@north``, after
+        standardizing, of all features (but those of ``site``) or of some columns. ``deviations`` of the problem says
+        how they are regularized. New samples of no such site have the common coefficients.
     log : list of str or dict
         Logarithms; a dict has what is added before.
     splines : dict

@@ -83,6 +83,7 @@ class RecipeSpec(BaseModel):
     one_hot: Names | dict[str, str] = []
     unknown: Literal["refuse", "reference"] = "refuse"
     site: bool | str = False
+    per_site: bool | Names = False
     log: Names | dict[str, FiniteFloat] = []
     splines: dict[str, int | list[FiniteFloat]] = {}
     interactions: list[tuple[str, str]] = []

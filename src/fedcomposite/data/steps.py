@@ -245,6 +245,32 @@ class SiteTerms(Step):
         return sheet.having({**sheet.columns, **made})
 
 
+class PerSite(Step):
+    """Beside features a column for each site, which is the feature there and 0 elsewhere: ``age@north``.
+
+    Their coefficients are what the site's own differ by from the common one. They are the last features, those of one
+    feature side by side. A table of no such site has zeros: the common coefficients.
+    """
+
+    kind: Literal["per_site"] = "per_site"
+    sites: list[str]
+    columns: list[str]
+
+    def terms(self, name: str) -> list[str]:
+        """The names of a feature's columns."""
+        return [f"{name}@{site}" for site in self.sites]
+
+    def apply(self, sheet: Sheet) -> Sheet:
+        """The sheet with these columns at its end."""
+        zeros = np.zeros(sheet.rows)
+        made = {
+            term: sheet.numbers(name) if site == sheet.name else zeros
+            for name in self.columns
+            for term, site in zip(self.terms(name), self.sites, strict=True)
+        }
+        return sheet.having({**sheet.columns, **made}, {t: [name] for name in self.columns for t in self.terms(name)})
+
+
 class Log(Step):
     """log(value + offset) in the place of a column."""
 
@@ -338,7 +364,7 @@ class Standardize(Step):
 
 
 AnyStep = Annotated[
-    Local | Complete | Absent | Impute | Chained | OneHot | SiteTerms | Log | Spline | Interact | Standardize,
+    Local | Complete | Absent | Impute | Chained | OneHot | SiteTerms | Log | Spline | Interact | Standardize | PerSite,
     Field(discriminator="kind"),
 ]
 

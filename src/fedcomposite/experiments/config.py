@@ -31,6 +31,7 @@ from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy, StudyBudget
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import get_loss
+from fedcomposite.regularizers.factors import Deviations
 from fedcomposite.regularizers.target import Structure
 from fedcomposite.runtime.callbacks import REGISTRY as CALLBACKS
 from fedcomposite.runtime.callbacks import Callback
@@ -58,6 +59,10 @@ class ProblemSection(Section):
     metrics: list[str] = []
     penalty_factor: dict[str, float] | list[float] | None = None
     """What the term of each feature is multiplied by: ``{age = 0.0}`` leaves that column alone."""
+    deviations: Deviations | None = None
+    """Where the recipe has ``per_site``: what holds the sites' coefficients near the common ones."""
+    deviation_ratio: float = Field(default=1.0, gt=0)
+    """Strength of that, as a share of the regularizer's."""
 
 
 class ModelSection(Section):

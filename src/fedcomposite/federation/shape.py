@@ -15,7 +15,7 @@ import tomli_w
 import torch
 
 from fedcomposite._validation import UserError, suggest
-from fedcomposite.data import Silos
+from fedcomposite.data import FittedRecipe, Silos
 from fedcomposite.data.sparse import columns
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.grids import FILLER
@@ -100,18 +100,18 @@ def write(config: Config, *, callbacks: bool = False) -> str:
     return tomli_w.dumps({k: v for k, v in content.items() if v != []})
 
 
-def blank(shape: Shape, times: bool = False) -> Silos:
+def blank(shape: Shape, times: bool = False, recipe: FittedRecipe | None = None) -> Silos:
     """One client with a sample of zeros for every class, or a time: all that a model must know of the data."""
     labels = shape.labels or [0.0]
     features = torch.zeros((len(labels), *shape.features), dtype=DTYPES[shape.dtype])
     targets = torch.tensor([[1.0, 0.0]] * len(labels) if times else labels, dtype=torch.float64)
-    return Silos(features, targets, (0, len(labels)), feature_names=tuple(shape.names))
+    return Silos(features, targets, (0, len(labels)), feature_names=tuple(shape.names), recipe=recipe)
 
 
-def skeleton(config: Config, shape: Shape) -> Problem:
+def skeleton(config: Config, shape: Shape, recipe: FittedRecipe | None = None) -> Problem:
     """The problem with zeros in place of the sites' samples: its model, layout, h and start are the real ones."""
     loss = LOSSES.canonical(config.problem.loss or "logistic") if config.model is None else ""
-    return config.make_problem(blank(shape, times=loss == "cox"))
+    return config.make_problem(blank(shape, times=loss == "cox", recipe=recipe))
 
 
 def local_problem(general: Problem, config: Config, shape: Shape, silos: Silos) -> Problem:

@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Literal, Self, cast, final
+from typing import Any, Literal, Self, cast, final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
 from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, SparsityTarget, Support, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
-from fedcomposite.regularizers.factors import PenaltyFactor, factored, factors_of
+from fedcomposite.regularizers.factors import Deviations, PenaltyFactor, factored, factors_of, sharing
 from fedcomposite.regularizers.target import Structure
 from fedcomposite.schedules import Schedule
 
@@ -69,6 +69,13 @@ class Problem:
         What the term of each feature is multiplied by, for terms that act on each coordinate by itself: a number per
         feature, or ``{"age": 0.0}`` for some by name (a column's name stands for all features that a recipe made of
         it) or place, 1 for the others. 0 leaves a feature alone. It is not rescaled, as glmnet does.
+    deviations : {"l1", "group", "fused"}, optional
+        Of silos whose recipe has ``per_site``: how what each site's own coefficients differ by is regularized, beside
+        ``regularizer`` on the common ones: each by itself, those of a feature as a group, or so that few of them
+        differ, from the common one and from each other (:func:`fedcomposite.regularizers.factors.sharing`).
+        ``regularizer`` acts on all alike if left out.
+    deviation_ratio : float
+        Strength of that, as a share of the regularizer's; a path varies both.
     class_weight : "balanced" or mapping, optional
         What samples of each class count, times what they counted before, as in scikit-learn: by label, 1 for labels
         that are not named; ``"balanced"`` is samples / (classes * samples of the class), over all clients. Measures
@@ -129,6 +136,8 @@ class Problem:
         bias: bool = False,
         weights: Weights = "uniform",
         penalty_factor: PenaltyFactor | None = None,
+        deviations: Deviations | None = None,
+        deviation_ratio: float = 1.0,
         class_weight: Literal["balanced"] | Mapping[float, float] | None = None,
         model: nn.Module | None = None,
         gradients: Literal["auto", "vmap", "loop", "streams"] = "auto",
@@ -157,7 +166,10 @@ class Problem:
         self._set_up(loss, loss_options, metrics)
         self.dimension = self.layout[-1].stop
         h = Zero() if regularizer is None else regularizer
-        self.regularizer = self._restricted(h if penalty_factor is None else self._factored(h, penalty_factor))
+        if deviations is not None:
+            self.regularizer = self._sharing(h, penalty_factor, deviations, deviation_ratio)
+        else:
+            self.regularizer = self._restricted(h if penalty_factor is None else self._factored(h, penalty_factor))
         if model is None:
             self.regularizer.value(torch.zeros(self.dimension))  # a term for another number of coordinates says so here
         whole = silos.ids == tuple(range(len(silos)))  # a part of a federation may have one class
@@ -235,15 +247,37 @@ class Problem:
             raise ValueError(f"{h} would act on parameters with two axes or more; this model has none: say h.on('*')")
         return Named(h, names).resolve(self.layout)
 
-    def _factored(self, h: Regularizer, given: PenaltyFactor) -> Regularizer:
+    def _factored(self, h: Regularizer, given: PenaltyFactor, core: int | None = None) -> Regularizer:
         """The term h with a factor for every coordinate; intercepts are left alone."""
         if self.model is not None:
             raise ValueError(
                 "penalty_factor is for linear models; give each layer a term: a.on('*.weight') + b.on(...)"
             )
         (features, *outputs), recipe = self.layout[0].shape, self.silos.recipe
-        each = factors_of(given, self.silos.feature_names, features, {} if recipe is None else recipe.sources)
+        features = features if core is None else core
+        names = self.silos.feature_names[:features]
+        each = factors_of(given, names, features, {} if recipe is None else recipe.sources)
         return factored(h, np.repeat(each, math.prod(outputs)), self.dimension)
+
+    def _sharing(self, h: Regularizer, given: PenaltyFactor | None, kind: Deviations, ratio: float) -> Regularizer:
+        """The term h on the common coefficients, and one of a kind on what those of the sites differ by."""
+        if kind not in get_args(Deviations):
+            raise ValueError(f"deviations = {kind!r}, must be one of {', '.join(map(repr, get_args(Deviations)))}")
+        if not (isinstance(ratio, int | float) and 0 < ratio < math.inf):
+            raise ValueError(f"deviation_ratio = {ratio!r}, must be a number > 0")
+        recipe = self.silos.recipe
+        if recipe is None or (step := recipe.per_site) is None:
+            raise ValueError(
+                "deviations: no feature has coefficients for each site; prepare silos with per_site = true"
+            )
+        (features, *outputs) = self.layout[0].shape
+        each, n = math.prod(outputs), len(step.sites)
+        if kind == "fused" and outputs:
+            raise ValueError("deviations = 'fused' is for models with one output; take 'group', or 'l1'")
+        core = features - n * len(step.columns)
+        own = h.for_shape((core, each)) if outputs else h
+        own = own if given is None else self._factored(own, given, core)
+        return sharing(own, core * each, n * each, features * each, kind, float(ratio))
 
     def on_support(self, kept: Tensor, x: Tensor, buffers: Tensor | None = None) -> Self:
         """The same problem without h, on the coordinates that ``kept`` marks: the others are zero and stay so.

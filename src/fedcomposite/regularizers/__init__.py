@@ -5,6 +5,7 @@ from typing import Any
 from fedcomposite.registry import Registry, of_class
 from fedcomposite.regularizers.algebra import Blocks, Named, On
 from fedcomposite.regularizers.base import Boxed, Layout, Regularizer, Separable
+from fedcomposite.regularizers.clustered import ClusteredLasso
 from fedcomposite.regularizers.fused import FusedLasso
 from fedcomposite.regularizers.group import Grouped, GroupLasso, SparseGroupLasso
 from fedcomposite.regularizers.indicators import Affine, Box, Indicator, L1Ball, L2Ball, NonNegative, Simplex, TopK
@@ -26,6 +27,7 @@ __all__ = [
     "Blocks",
     "Box",
     "Boxed",
+    "ClusteredLasso",
     "ElasticNet",
     "FusedLasso",
     "GroupLasso",
@@ -56,7 +58,7 @@ __all__ = [
 
 _SHIPPED: tuple[type[Regularizer], ...] = (
     *(Zero, L1, L2Squared, ElasticNet, PositivePart, MCP, SCAD, L0, TopK),
-    *(GroupLasso, SparseGroupLasso, LinfNorm, NuclearNorm, FusedLasso, Sparsity2to4),
+    *(GroupLasso, SparseGroupLasso, LinfNorm, NuclearNorm, FusedLasso, ClusteredLasso, Sparsity2to4),
     *(Box, NonNegative, L2Ball, L1Ball, Simplex, Affine),
 )
 

@@ -1,9 +1,10 @@
-"""A term h with its strength multiplied: as a whole, or by a factor of its own for every feature."""
+"""How strong a term h is, and the same with its strength multiplied: as a whole, or by a factor for every feature."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,31 @@ import torch
 from fedcomposite._validation import suggest
 from fedcomposite.regularizers.algebra import Blocks, Named, On
 from fedcomposite.regularizers.base import Regularizer
-from fedcomposite.regularizers.separable import L1, MCP, SCAD, Zero
-from fedcomposite.regularizers.wrapped import Ramped
+from fedcomposite.regularizers.clustered import ClusteredLasso
+from fedcomposite.regularizers.group import GroupLasso
+from fedcomposite.regularizers.separable import L1, MCP, SCAD, ElasticNet, Zero
+from fedcomposite.regularizers.wrapped import Ramped, settled
 
 Floats = npt.NDArray[np.float64]
 PenaltyFactor = Mapping[str, float] | Mapping[int, float] | Sequence[float] | Floats
 """What each feature's term is multiplied by: a number for each, or for some of them by name or place."""
+
+
+def strength(h: Regularizer) -> float:
+    """The number that a path calls lambda: lam, l1 + l2 of an elastic net, the largest of several terms."""
+    settled(h)
+    match h:
+        case MCP() | SCAD():
+            return h.kappa * h.lam
+        case ElasticNet():
+            return h.l1 + h.l2
+        case On():
+            return strength(h.h)
+        case Blocks():
+            return max(strength(part) for part in h.parts) / h.unit
+    if not h.coefficients:
+        raise ValueError(f"{h} has no strength to vary; take one that has, for example L1(1.0)")
+    return float(max(getattr(h, name) for name in h.coefficients))
 
 
 def varied(h: Regularizer, factor: float) -> Regularizer:
@@ -109,3 +129,30 @@ def factored(h: Regularizer, factors: Floats, dimension: int) -> Regularizer:
         raise ValueError(f"penalty_factor is for terms on each coordinate by itself; {h} couples them")
     parts = tuple(varied(h, float(f)).on((whole == f).tolist()) for f in levels)
     return Blocks(parts, float(levels[-1]))
+
+
+Deviations = Literal["l1", "group", "fused"]
+
+
+def sharing(h: Regularizer, core: int, block: int, dimension: int, kind: Deviations, ratio: float) -> Blocks:
+    """The term h on the ``core`` coordinates of a model that sites share, and one on what each site's own differ by.
+
+    These are the coordinates from ``core`` to ``dimension``, in blocks of ``block``: what the sites have beside one
+    coordinate of the core. With the strength lam of h,
+
+        l1      ratio lam sum_j sum_i |d_ij|                            single coefficients of single sites
+        group   ratio lam sqrt(block) sum_j ||d_j||                     sites differ in few features
+        fused   ratio lam / 2 sum_j [sum_i |d_ij| + sum_{i<k} |d_ij - d_kj| / block]    sites fall into few classes
+
+    so that one site that differs in one feature costs about as much in each. Along a path they vary together.
+    """
+    if isinstance(h, Ramped):
+        raise ValueError("deviations: a strength that changes with the rounds is for the whole of h; leave ramped out")
+    if not strength(h) > 0:
+        raise ValueError(f"deviations: {h} has no strength that theirs could be a share of; take for example L1(1.0)")
+    own, lam = h if isinstance(h, On | Blocks) else h.on(range(core)), ratio * strength(h)
+    terms: dict[str, Regularizer] = {
+        "l1": L1(lam), "group": GroupLasso(lam, block), "fused": ClusteredLasso(lam / (2 * block), block, l1=lam / 2),
+    }  # fmt: skip
+    parts = Blocks.of(own, terms[kind].on(range(core, dimension)))
+    return dataclasses.replace(parts, unit=strength(parts) / strength(h))

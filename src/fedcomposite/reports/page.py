@@ -21,6 +21,7 @@ _AFTER = {
     "Table 1": [],
     "Data": [],
     "Coefficients": ["Coefficients with 95 % confidence intervals"],
+    "Coefficients of the sites": [],
     "Quality": ["ROC curves", "Calibration", "Decision curve"],
     "Test": ["ROC curves on the test part", "Calibration on the test part", "Decision curve on the test part"],
     "Sites": ["Coefficients by site"],

@@ -97,6 +97,8 @@ def _tables(found: Found) -> dict[str, pd.DataFrame]:
         made["Data"] = _described(pd.DataFrame(rows))
     if found.coefficients is not None:
         made["Coefficients"] = _coefficients(found)
+    if each := found.analysis.get("site_coefficients"):
+        made["Coefficients of the sites"] = pd.DataFrame(each)
     for part, title in (("quality", "Quality"), ("test", "Test")):
         if measured := found.analysis.get(part):
             told = [{label: v[name] for name, label in _QUALITY.items() if name in v} for v in measured.values()]

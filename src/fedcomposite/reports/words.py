@@ -73,6 +73,8 @@ def notes(found: Found) -> dict[str, str]:
     """What each table shows, and what it does not."""
     made = {
         "Data": "Mean (standard deviation), or levels with counts, as the sites told them.",
+        "Coefficients of the sites": "Of the model, per unit of the column: what a patient of no site here would have "
+        "(common), and what those of each site have; shrunk by the regularizer.",
         "Survival": "Kaplan-Meier estimates with 95 % bands; all: as if the sites were one.",
         "Proportionality": "Test of proportional hazards by Schoenfeld residuals, of the estimates without the "
         "regularizer: whether an effect changes with time (rank of the event); (all): of all together.",

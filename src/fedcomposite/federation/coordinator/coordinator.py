@@ -109,7 +109,7 @@ class Coordinator:
             raise ConfigError("[privacy] level = 'study' is for analyses; for the rounds of a run take 'sample'")
         self._gather(checkpoint)
         self.shape: Shape = agree(self.introductions)
-        self.problem: Problem = self.config.make_problem(replace(blank(self.shape), recipe=self._recipe))
+        self.problem: Problem = self.config.make_problem(blank(self.shape, recipe=self._recipe))
         (spec,) = self.config.specs
         self.algorithm: AnyAlgorithm = self._method(spec)
         label = {"label": spec["label"]} if "label" in spec else {}

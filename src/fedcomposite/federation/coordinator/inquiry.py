@@ -188,13 +188,15 @@ class Inquiry:
         met = [Introduction.read(text) for text in told]
         self._shape, self.noised = agree(met), any(one.noised for one in met)
         self._heads = {one.site: one.head for one in met if one.head}
-        problem = skeleton(self.config, self._shape)
+        problem = skeleton(self.config, self._shape, self.recipe)
         if not isinstance(problem.loss, Loss):
             raise ConfigError(f"[problem] {problem.loss}: analyses over sites are for linear models")
-        silos = dataclasses.replace(problem.silos, recipe=self.recipe)
-        if any(one.weighted for one in met):  # intervals of weighted samples are other ones
-            silos = dataclasses.replace(silos, weights=torch.ones(len(silos.targets), dtype=torch.float64))
-        return self.config.make_problem(silos)
+        if not any(one.weighted for one in met):
+            return problem
+        ones = torch.ones(
+            len(problem.silos.targets), dtype=torch.float64
+        )  # intervals of weighted samples are other ones
+        return self.config.make_problem(dataclasses.replace(problem.silos, weights=ones))
 
     def _introductions(self) -> list[str]:
         """The sites' introductions; in secure sums without the numbers that only their sum tells."""

@@ -270,7 +270,7 @@ class Desk:
                 raise RefusalError("the experiment's columns are not this site's")
             own = dataclasses.replace(arrange(site.silos, shape.names), ids=(order.client,))
             try:
-                made, *rest = silos_of(local_problem(skeleton(config, shape), config, shape, own))
+                made, *rest = silos_of(local_problem(skeleton(config, shape, own.recipe), config, shape, own))
             except ValueError as error:
                 raise DataError(str(error)) from None
             by_samples = config.problem.weights == "samples"
@@ -313,7 +313,7 @@ class Desk:
             if new.offset is not None:
                 shifts["test"] = torch.from_numpy(new.offset[known])
             own = dataclasses.replace(own, test=(X, y), held_by={}, held_margin_offsets=shifts)
-            parts = silos_of(local_problem(skeleton(config, shape), config, shape, own))[-1].parts
+            parts = silos_of(local_problem(skeleton(config, shape, own.recipe), config, shape, own))[-1].parts
             told = parts["test"]
         made = dataclasses.replace(silo, parts={**silo.parts, NEW: told})
         if not all(minimum_counts.told_apart(site.limits, made.of_part(NEW), one.arrays["x"]) for one in asked_for):

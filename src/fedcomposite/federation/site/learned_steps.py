@@ -19,6 +19,7 @@ from fedcomposite.data.steps import (
     Interact,
     Log,
     OneHot,
+    PerSite,
     SiteTerms,
     Spline,
     Standardize,
@@ -27,7 +28,7 @@ from fedcomposite.data.steps import (
 )
 from fedcomposite.federation.site.policy import DataRefusalError, RefusalError
 
-_ORDER = ("absent", "complete", "impute", "one_hot", "site", "log", "spline", "interact", "standardize")
+_ORDER = ("absent", "complete", "impute", "one_hot", "site", "log", "spline", "interact", "standardize", "per_site")
 
 
 def check_steps(recipe: Recipe, steps: Sequence[Step], target: str | None = None) -> None:
@@ -69,6 +70,9 @@ def _of_recipe(recipe: Recipe, step: Step, target: str | None) -> bool:
             )
         case Standardize(mean=mean, sd=sd):
             return recipe.standardize is not False and mean.keys() == sd.keys()
+        case PerSite(columns=columns):
+            each = recipe.per_site
+            return each is True or all(any(_made(recipe, one, name) for name in each or ()) for one in columns)
     return False
 
 

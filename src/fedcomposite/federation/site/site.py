@@ -359,7 +359,7 @@ class Site:
     def _cost(self, order: Order, config: Config) -> float | None:
         if config.budget is not None:
             return self.account.study_cost(order, config)
-        return self.account.cost(order, config, skeleton(config, self._shape(config)))
+        return self.account.cost(order, config, skeleton(config, self._shape(config), self.silos.recipe))
 
     def _told(self, config: Config) -> list[float]:
         """The labels of a classifier, as this site tells them; refuses one for targets that are no declared classes."""
@@ -379,7 +379,9 @@ class Site:
 
     @staticmethod
     def _problem(config: Config, shape: Shape, silos: Silos) -> Problem:
-        general = skeleton(config, shape)  # what is wrong here is the experiment's fault, not that of the data
+        general = skeleton(
+            config, shape, silos.recipe
+        )  # what is wrong here is the experiment's fault, not that of the data
         try:
             return local_problem(general, config, shape, silos)
         except ValueError as error:

@@ -181,10 +181,10 @@ class TableSite(Site):
 
     def _check_reading(self, recipe: Recipe, order: Order) -> None:
         """Refuse an experiment that says how this site's file is written, or in a secure sum treats sites unlike."""
-        if order.secure is not None and recipe.site and not self.limits.left_out:
+        if order.secure is not None and (recipe.site or recipe.per_site) and not self.limits.left_out:
             raise RefusalError(
-                "site in the [recipe]: the sum over a site's own column is that site's answer; in secure sums it needs "
-                "left_out = true in the [limits] of all sites"
+                "site or per_site in the [recipe]: the sum over a site's own column is that site's answer; in secure "
+                "sums it needs left_out = true in the [limits] of all sites"
             )
         if self.limits.foreign_reading:
             return
