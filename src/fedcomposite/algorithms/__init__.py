@@ -13,6 +13,7 @@ import warnings
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from fedcomposite.algorithms.accsdane import AccSDANE
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm, Empty, Gradient, Info
 from fedcomposite.algorithms.chordnewton import ChordNewton
 from fedcomposite.algorithms.econtrolda import EControlDA
@@ -37,12 +38,14 @@ from fedcomposite.algorithms.gradskip import GradSkip
 from fedcomposite.algorithms.mime import Mime
 from fedcomposite.algorithms.mimelite import MimeLite
 from fedcomposite.algorithms.optimizers import Optimizer
+from fedcomposite.algorithms.proxcsl import ProxCSL
 from fedcomposite.algorithms.proximal_gradient import ProximalGradient
 from fedcomposite.algorithms.proxnewton import ProxNewton
 from fedcomposite.algorithms.proxscaffnew import ProxScaffnew
 from fedcomposite.algorithms.scaffnew import Scaffnew
 from fedcomposite.algorithms.scaffold import Scaffold
 from fedcomposite.algorithms.scaffoldm import ScaffoldM
+from fedcomposite.algorithms.sdane import SDANE
 from fedcomposite.algorithms.stem import STEM
 from fedcomposite.algorithms.tamuna import TAMUNA
 from fedcomposite.algorithms.zhang import Zhang
@@ -51,8 +54,10 @@ from fedcomposite.schedules import Schedule
 
 __all__ = [
     "REGISTRY",
+    "SDANE",
     "STEM",
     "TAMUNA",
+    "AccSDANE",
     "Algorithm",
     "AnyAlgorithm",
     "ChordNewton",
@@ -80,6 +85,7 @@ __all__ = [
     "Info",
     "Mime",
     "MimeLite",
+    "ProxCSL",
     "ProxNewton",
     "ProxScaffnew",
     "ProximalGradient",
