@@ -55,7 +55,7 @@ def test_auto_steps_are_safe(name, problem):
     for h in terms:
         made, L = made_of(problem, h)
         if cls.info.uniform_only and made.weighting == "samples":
-            with pytest.raises(ValueError, match=f"{name} averages masked replies"):
+            with pytest.raises(ValueError, match=f"{name} must weigh all clients alike"):
                 fc.simulate(made, cls.auto(1.0), rounds=1)
             continue
         method = cls.auto(L, made.regularizer.rho, local_steps=5)

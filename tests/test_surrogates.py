@@ -34,7 +34,9 @@ def problem_of(data, h=None):
 
 
 def play(data, method, rounds, h=None, **settings):
-    run = fc.simulate(problem_of(data, h), method, rounds=rounds, evaluate_every=rounds, keep_solutions=True, **settings)
+    run = fc.simulate(
+        problem_of(data, h), method, rounds=rounds, evaluate_every=rounds, keep_solutions=True, **settings
+    )
     return run.solutions.numpy()
 
 
@@ -142,13 +144,15 @@ def test_proxcsl_without_damping_fails_where_the_lead_differs(data):
 def test_proxcsl_takes_a_weakly_convex_h(data):
     h = MCP(0.3, 3.0)
     problem = problem_of(data, h)
-    run = fc.simulate(problem, ProxCSL.auto(problem.smoothness(), h.rho), rounds=4000, evaluate_every=50, tolerance=1e-9)
+    run = fc.simulate(
+        problem, ProxCSL.auto(problem.smoothness(), h.rho), rounds=4000, evaluate_every=50, tolerance=1e-9
+    )
     assert run.status == "converged"
 
 
 def test_what_an_exchange_does_not_use_is_not_sent(data):
     """A gradient, then the local model and the gradient there, or the lead's step."""
-    for method, numbers in ((SDANE(3, 0.1, 1.0), (D, 2 * D)), (ProxCSL(3, 0.1), (D, D))):
+    for method, numbers in ((SDANE(3, 0.1, 1.0), (D, 2 * D)), (ProxCSL(3, 0.1), (D, D + 1))):
         run = fc.simulate(problem_of(data), method, rounds=4)
         sent = np.diff([r["bytes_up"] for r in run.history]) / (8 * N)
         assert sent.tolist() == [*numbers, *numbers]

@@ -123,7 +123,7 @@ class AccSDANE(Algorithm[Server, Empty, Message, Reply]):
 
     def _weight(self, server: Server) -> float:
         """The positive root a of a^2 = prox_step (A + a) B."""
-        A, B = server.weights.tolist()
+        A, B = (float(weight) for weight in server.weights)
         half = self.prox_step * B / 2
         return half + math.sqrt(half * half + 2 * half * A)
 

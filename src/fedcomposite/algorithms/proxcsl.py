@@ -8,7 +8,7 @@ factor like 1/sqrt(m) of the lead's m samples; where the lead's Hessian is less 
 diverges, and alpha has to be about how much the Hessians differ.
 
 Symbols: alpha = ``alpha``; the lead is the first client. Assumptions: f smooth, h convex, or weakly convex with
-alpha + mu_1 > rho; all clients, who weigh the same. Deviations: the argmin is ``local_steps`` proximal gradient steps
+alpha + mu_1 > rho; all clients. Deviations: the argmin is ``local_steps`` proximal gradient steps
 from x of size ``step``, so that it holds for every model and prox, the paper's is proximal Newton with coordinate
 descent for l1; x0 is what the user says, not a mean of local solutions; the paper raises alpha tenfold after a test at
 the lead where more than 1,000 coefficients are nonzero, here it is given.
@@ -42,6 +42,7 @@ class Message(NamedTuple):
 class Reply(NamedTuple):
     gradient: Tensor  # at x
     dx: Tensor  # the lead's change of x
+    lead: Tensor  # 1 from the lead, 0 from the others
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,6 @@ class ProxCSL(Algorithm[Server, Empty, Message, Reply]):
         regularizer="weakly convex",
         participation="full",
         exact=True,
-        uniform_only=True,
         arxiv="2407.06346",
         doi="10.1145/3637528.3672038",
         bibtex="lu2024high",
@@ -96,19 +96,19 @@ class ProxCSL(Algorithm[Server, Empty, Message, Reply]):
         """The gradient at the model, or the lead's step; the others send zeros then."""
         x, gradient = message
         if not gradient.shape[-1]:
-            return Reply(grad.full(x), x[..., :0]), client
+            return Reply(grad.full(x), x[..., :0], x[..., :0]), client
         # Written from x, so that a step of nothing is exactly zero; the quadratic is part of the prox.
         weight, away, u = self.step * self.alpha, gradient - grad.full(x), x
         for k in range(self.local_steps):
             u = h.prox((u - self.step * (grad(u, k) + away) + weight * x) / (1 + weight), self.step / (1 + weight))
-        lead = (grad.position == 0).to(x.dtype) * grad.cohort
-        return Reply(x[..., :0], lead * (u - x)), client
+        lead = (grad.position == 0).to(x.dtype)
+        return Reply(x[..., :0], lead * (u - x), lead), client
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Take the mean gradient, or the lead's model."""
         if not bool(server.phase):
             return server._replace(gradient=reply.gradient, phase=1 - server.phase)
-        return Server(server.x + reply.dx, torch.zeros_like(server.x), 1 - server.phase)
+        return Server(server.x + reply.dx / reply.lead, torch.zeros_like(server.x), 1 - server.phase)
 
     def solution(self, server: Server, h: Regularizer) -> Tensor:
         return server.x

@@ -10,7 +10,8 @@ lets a rough argmin do, ||grad F_i(x_i)|| <= (lambda/2) ||x_i - v|| on average.
 
 Symbols: 1/lambda = ``prox_step``, mu = ``mu``. Assumptions: f convex and smooth, h = 0. Theory: lambda = 2 delta, where
 delta bounds how much the Hessians of the clients differ, and a rate in lambda/mu; with a sample of the clients there is
-an error of sampling. The argmin is ``local_steps`` proximal gradient steps from v, as in the authors' code,
+an error of sampling. Clients weigh the same. The argmin is ``local_steps`` proximal gradient steps from v, as in the
+authors' code,
 
     y+ = (y - step (g_i(y) + g - grad f_i(v)) + step lambda v) / (1 + step lambda)
 
@@ -69,6 +70,7 @@ class SDANE(Algorithm[Server, Empty, Message, Reply]):
         participation="any",
         exact=True,
         exact_partial=False,
+        uniform_only=True,
         arxiv="2407.07084",
         bibtex="jiang2024stabilized",
     )

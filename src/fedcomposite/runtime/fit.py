@@ -12,7 +12,7 @@ import torch
 from fedcomposite._validation import as_vector, wrong_arguments
 from fedcomposite.algorithms import REGISTRY, fields
 from fedcomposite.algorithms.base import Algorithm, AnyAlgorithm
-from fedcomposite.problems import Problem
+from fedcomposite.problems import Loss, Problem
 from fedcomposite.regularizers import Ramped, Regularizer, Zero
 from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.records import rehearse
@@ -128,7 +128,7 @@ def check_fit(
             f"methods that allow it: {able}{hint}"
         )
     if info.uniform_only and problem.weighting != "uniform":
-        raise ValueError(f"{name} averages masked replies, which only works with weights='uniform'")
+        raise ValueError(f"{name} must weigh all clients alike, which only works with weights='uniform'")
     check_rules(algorithm, problem.regularizer)
     if clip_norm is not None and info.second_order:
         raise ValueError(f"{name} solves with gradients and Hessians as they are; leave clip_norm out")
@@ -146,6 +146,10 @@ def check_fit(
             NonSmoothWarning,
             stacklevel=stacklevel + 1,
         )
+    if info.second_order and not isinstance(problem.loss, Loss):
+        raise TypeError(f"{name}: a network offers gradients only, no Hessians; use a first-order method, like FedNMap")
+    if info.second_order and isinstance(problem.loss, Loss) and not problem.loss.twice:
+        raise TypeError(f"{name}: {problem.loss} has no second derivative; use a first-order method, or fc.solve")
 
 
 def check_steps(algorithm: AnyAlgorithm, h: Regularizer, cohorts: Cohorts, dimension: int = 1) -> None:
