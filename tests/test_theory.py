@@ -109,6 +109,44 @@ def test_fedmls_conditions():
     assert (10 * n * D**2 + 8 * free) / (lam * K * (K + 1)) + G**2 * lam / 2 <= eps
 
 
+def test_printed_constants_that_their_proofs_do_not_give():
+    """The proofs' sums, term by term from their lemmas, beside what :meth:`Theorem.corrections` says."""
+    for number, printed, least in (("1", 50, 56), ("2", 25, 28)):
+        c = Constants(L=1.5, rho=0.3, mu=0.1, n=10)
+        method = build("FedCanon", **theory.steps("FedCanon", c, 5, theorem=number))
+        (found,) = theory.corrections(method, c, number)
+        a, b, K, L, var, batch = method.server_step, method.step, 5, c.L, 2.0, 3
+        delta = (1 - a * c.rho) ** -2
+        rounds = a * (6 + delta) * (1 + 3 * b**2 * K**3 * L**2) * var / (batch * K)  # the noise in (27) and (30)
+        times = 8 / a if number == "1" else 4 / (a * c.mu)  # (27) divided by alpha / 8, or summed geometrically
+        rest = var / (8 * batch) if number == "1" else var / (16 * c.mu * batch)
+        scale = 1 if number == "1" else 1 / c.mu
+        assert found.derivable * scale * var / (batch * K) + rest >= times * rounds * (1 - 1e-12)
+        assert found.derivable * scale * var / (batch * K) <= times * rounds  # and no less is proved
+        assert found.printed == printed < least <= found.derivable
+    for number, printed, scale in (("3.5", 20, 1 / 0.3), ("3.6", 18, 3.0)):
+        worst = 0.0
+        for n in (1, 10, 18, 200):
+            for more in (1.0, 3.0):
+                c = Constants(L=2.0, n=n, mu=0.1)
+                given = theory.steps("Zhang", c, 7, theorem=number)
+                given["server_step"] *= more
+                given["step"] /= more
+                method = build("Zhang", **given)
+                (found,) = theory.corrections(method, c, number)
+                eta, tau, L, whole = method.step, 7, c.L, method.round_step
+                drift = 8 * n * tau * eta**2 * tau * 1.25  # (A.8), of sigma^2 / b: printed with 10 for 1.15 * 8
+                server = whole * (whole / 2) * (2 * L**2 / (n * tau) * drift + 2 / (tau * n))  # (A.30), times eta~
+                clients = 4 * eta**2 * tau * L**2 * drift / n + 4 * eta**2 * n**2 * tau**2 / (n * tau) / n  # A.2
+                added = (server + clients) / (whole**2 / (n * tau))  # where (A.32) has 6
+                assert found.derivable == pytest.approx(scale * added)
+                worst = max(worst, added)
+                assert (added <= 6) == (found.derivable <= printed * (1 + 1e-9))
+        assert 35 < worst < 35.3
+    (found,) = theory.corrections(build("FedMLS", lambda0=1.0), Constants(L=None, n=4))
+    assert found.derivable == 216 > found.printed == pytest.approx(36 * math.sqrt(12))
+
+
 CHOSEN = {
     "Zhang": Constants(L=1.5, n=10),
     "FedCanon": Constants(L=1.5, rho=0.2, n=10),

@@ -4,6 +4,7 @@
     method = build("Zhang", **steps("Zhang", c))             # the largest steps its theorem allows
     outside(method, c)                                       # [] or a sentence per violated condition
     bound(run, method, c)                                    # the theorem's right-hand side, per record
+    corrections(method, c)                                   # constants that the paper prints otherwise than it proves
 
 The theorems of the five papers are read from them; those on SCAFFOLD, ProxSkip and FedDR are restated as generally
 published.
@@ -15,9 +16,9 @@ about equal weights, w_i = 1/n. Methods without an entry in :data:`THEOREMS` hav
 constants.
 """
 
-from fedcomposite.theory.base import Bounded, Floats, Theorem
+from fedcomposite.theory.base import Bounded, Correction, Floats, Theorem
 from fedcomposite.theory.beck import ProximalGradientDescent
-from fedcomposite.theory.choosing import THEOREMS, auto, bound, choose, find, outside, steps
+from fedcomposite.theory.choosing import THEOREMS, auto, bound, choose, corrections, find, outside, steps
 from fedcomposite.theory.fedcanon import FedCanon1, FedCanon2
 from fedcomposite.theory.feddr import DouglasRachford
 from fedcomposite.theory.fedmls import FedMLS32
@@ -31,6 +32,7 @@ __all__ = [
     "THEOREMS",
     "Bounded",
     "Constants",
+    "Correction",
     "DouglasRachford",
     "FedCanon1",
     "FedCanon2",
@@ -50,6 +52,7 @@ __all__ = [
     "bound",
     "choose",
     "constants",
+    "corrections",
     "find",
     "outside",
     "steps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,17 @@ from fedcomposite.theory.measured import Constants
 
 Floats = npt.NDArray[np.float64]
 Bounded = Literal["stationarity", "objective", "distance"]
+
+
+class Correction(NamedTuple):
+    """A constant of a theorem that its own proof does not give."""
+
+    what: str
+    """What the constant multiplies."""
+    printed: float
+    derivable: float
+    """What the proof gives, which :meth:`Theorem.bound` takes."""
+    note: str
 
 
 class Theorem(ABC):
@@ -32,8 +43,12 @@ class Theorem(ABC):
         """A sentence for every condition that does not hold."""
 
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
-        """The theorem's right-hand side after each number of rounds."""
+        """The theorem's right-hand side after each number of rounds, with constants that the proof gives."""
         raise ValueError(f"{self}: the bound is stated up to an unnamed constant factor, so it has no number")
+
+    def corrections(self, method: Any, c: Constants) -> list[Correction]:
+        """The constants that the paper prints otherwise than its proof gives them, for a method's own steps."""
+        return []
 
     def measured_at(self, method: Any) -> float | None:
         """The step s of the prox-gradient mapping that the theorem bounds."""

@@ -13,7 +13,7 @@ from fedcomposite._validation import check_fields, suggest
 from fedcomposite.algorithms import REGISTRY, AnyAlgorithm, lookup
 from fedcomposite.registry import make
 from fedcomposite.schedules import Schedule, read
-from fedcomposite.theory.base import Floats, Theorem
+from fedcomposite.theory.base import Correction, Floats, Theorem
 from fedcomposite.theory.beck import ProximalGradientDescent
 from fedcomposite.theory.fedcanon import FedCanon1, FedCanon2
 from fedcomposite.theory.feddr import DouglasRachford
@@ -187,6 +187,17 @@ def outside(algorithm: AnyAlgorithm, constants: Constants, theorem: str | None =
     if not constants.uniform:
         found = [*found, "the clients weigh by their samples, the theorem is about equal weights"]
     return found
+
+
+def corrections(algorithm: AnyAlgorithm, constants: Constants, theorem: str | None = None) -> list[Correction]:
+    """The constants of the method's theorem that its paper prints otherwise than the proof gives them.
+
+    >>> from fedcomposite.algorithms import build
+    >>> method = build("FedCanon", local_steps=5, step=0.01, server_step=0.1)
+    >>> [(one.what, one.printed, one.derivable) for one in corrections(method, Constants(L=1.0))]
+    [('sigma^2 / (b tau)', 50.0, 56.0)]
+    """
+    return find(type(algorithm).__name__, constants, theorem).corrections(algorithm, constants)
 
 
 def bound(run: Recorded, algorithm: AnyAlgorithm, constants: Constants, theorem: str | None = None) -> Floats:

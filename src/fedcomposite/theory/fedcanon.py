@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
-from fedcomposite.theory.base import Floats, Theorem, above, curved, everyone, positive_mu, smooth_only
+from fedcomposite.theory.base import Correction, Floats, Theorem, above, curved, everyone, positive_mu, smooth_only
 from fedcomposite.theory.measured import Constants
 
 
@@ -18,6 +18,9 @@ class _FedCanon(Theorem):
     """
 
     chooses = ("step", "server_step")
+
+    noise: ClassVar[tuple[float, float]]
+    """The printed factor of sigma^2 / (b tau), and what multiplies 6 + delta in the derivable one."""
 
     @abstractmethod
     def q(self, c: Constants) -> float:
@@ -33,6 +36,16 @@ class _FedCanon(Theorem):
         alpha = (math.hypot(c.rho + L, 4 * math.sqrt(self.q(c)) * L) - (c.rho + L)) / (8 * L**2)
         beta = math.sqrt(self.r(c, alpha) / (6 + (1 - alpha * c.rho) ** -2)) / (local_steps * L)
         return {"local_steps": local_steps, "step": beta, "server_step": alpha}
+
+    def corrections(self, method: Any, c: Constants) -> list[Correction]:
+        """The factor of the noise: Appendices D and E reach one with 6 + delta, delta >= 1, and print less."""
+        printed, each = self.noise
+        own = each * (6 + (1 - method.server_step * c.rho) ** -2)
+        note = (
+            f"the proof ends with {each:g} (6 + delta), delta = (1 - alpha rho)^-2 >= 1, so at least {7 * each:g}; "
+            f"{printed:g} would need delta <= {printed / each - 6:g}"
+        )
+        return [Correction("sigma^2 / (b tau)", printed, own, note)]
 
     def violations(self, method: Any, c: Constants) -> list[str]:
         """Both step conditions and full participation."""
@@ -51,14 +64,16 @@ class _FedCanon(Theorem):
 
 
 class FedCanon1(_FedCanon):
-    """mean ||G_alpha||^2 <= 8 (gap + alpha drift) / (alpha T) + 50 sigma^2 / (b tau) + sigma^2 / (8 b) + B^2.
+    """mean ||G_alpha||^2 <= 8 (gap + alpha drift) / (alpha T) + A sigma^2 / (b tau) + sigma^2 / (8 b) + B^2.
 
     Conditions: alpha (rho + L) + 4 alpha^2 L^2 <= 1/2 and 192 (6 + delta) beta^2 tau^2 L^2 <= 1. The mean is over T
-    models; the paper's B_h bounds the squared norm of subgradients, B_h = B^2.
+    models; the paper's B_h bounds the squared norm of subgradients, B_h = B^2. It prints A = 50; its proof gives
+    8 (6 + delta), 56 or more: see :meth:`corrections`.
     """
 
     paper = "Zhou et al. (2025), Theorem 1"
     bounds = "stationarity"
+    noise = (50.0, 8.0)
 
     def q(self, c: Constants) -> float:
         """1/2."""
@@ -75,20 +90,23 @@ class FedCanon1(_FedCanon):
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
         gap, drift, B = c.need("gap", "drift", "B")
         alpha = float(method.server_step)
-        rest = (50 / method.local_steps + 1 / 8) * c.noise + B**2
+        (own,) = self.corrections(method, c)
+        rest = (own.derivable / method.local_steps + 1 / 8) * c.noise + B**2
         values: Floats = 8 * (gap + alpha * drift) / (alpha * (rounds + 1)) + rest
         return values
 
 
 class FedCanon2(_FedCanon):
-    """F - min F <= (1 - alpha mu / 4)^T (gap + alpha drift) + (25 / tau + 1 / 16) sigma^2 / (mu b) + B^2 / (2 mu).
+    """F - min F <= (1 - alpha mu / 4)^T (gap + alpha drift) + (A / tau + 1 / 16) sigma^2 / (mu b) + B^2 / (2 mu).
 
     Conditions: ||G_alpha||^2 >= 2 mu (F - min F), (14); alpha (rho + L) + 4 alpha^2 L^2 <= min(1/2, (4 mu (rho + L) +
-    64 L^2) / mu^2) and 12 (6 + delta) beta^2 tau^2 L^2 <= min(1/16, 1 - alpha mu / 4).
+    64 L^2) / mu^2) and 12 (6 + delta) beta^2 tau^2 L^2 <= min(1/16, 1 - alpha mu / 4). The paper prints
+    A = 25; its proof gives 4 (6 + delta), 28 or more: see :meth:`corrections`.
     """
 
     paper = "Zhou et al. (2025), Theorem 2"
     bounds = "objective"
+    noise = (25.0, 4.0)
 
     def q(self, c: Constants) -> float:
         """min(1/2, (4 mu (rho + L) + 64 L^2) / mu^2)."""
@@ -106,6 +124,7 @@ class FedCanon2(_FedCanon):
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
         gap, drift, B = c.need("gap", "drift", "B")
         mu, alpha = positive_mu(self, c), float(method.server_step)
-        rest = ((25 / method.local_steps + 1 / 16) * c.noise + B**2 / 2) / mu
+        (own,) = self.corrections(method, c)
+        rest = ((own.derivable / method.local_steps + 1 / 16) * c.noise + B**2 / 2) / mu
         values: Floats = (1 - alpha * mu / 4) ** rounds * (gap + alpha * drift) + rest
         return values

@@ -6,7 +6,18 @@ import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from fedcomposite.theory.base import Floats, Theorem, above, below, convex, curved, everyone, positive_mu, smooth_only
+from fedcomposite.theory.base import (
+    Correction,
+    Floats,
+    Theorem,
+    above,
+    below,
+    convex,
+    curved,
+    everyone,
+    positive_mu,
+    smooth_only,
+)
 from fedcomposite.theory.measured import Constants
 
 
@@ -44,6 +55,24 @@ class _General(_Zhang):
     """Conditions (13) of Theorems 3.5 and 3.6: eta~ <= 1 / (10 L) and eta_g >= max(1.5, sqrt(n / 8))."""
 
     formula = "1 / (10 L)"
+    noise: ClassVar[tuple[float, float]]
+    """The printed factor of sigma^2 / (n tau b), and what multiplies what a round adds in the derivable one."""
+
+    def corrections(self, method: Any, c: Constants) -> list[Correction]:
+        """The factor of the noise, which is the printed one only where eta_g is about sqrt(n) or more.
+
+        A round adds eta~^2 sigma^2 / (n tau b) times 1, from (A.29); 4 n / eta_g^2, from Lemma A.2, where the clients'
+        noise is not averaged; and (10 + 40 / eta_g^2) n (eta~ L)^2 / eta_g^2, from the drift (A.8) in both. (A.32) has
+        6 for the sum, but (13) allows n / eta_g^2 = 8, where it is 35.
+        """
+        printed, times = self.noise
+        square, reach = method.server_step**2, method.round_step * c.need("L")[0]
+        own = 1 + 4 * c.n / square + (10 + 40 / square) * c.n * reach**2 / square
+        note = (
+            f"(A.32) has 6 for 1 + 4 n / eta_g^2 + (10 + 40 / eta_g^2) n (eta~ L)^2 / eta_g^2 = {own:.3g}: it needs "
+            "eta_g of about sqrt(n), (13) allows sqrt(n / 8)"
+        )
+        return [Correction("sigma^2 / (n tau b)", printed, times * own, note)]
 
     def limit(self, c: Constants) -> float:
         """1 / (10 L)."""
@@ -60,15 +89,17 @@ class _General(_Zhang):
 
 
 class Zhang35(_General):
-    """mean ||G||^2 <= Omega / (0.3 eta~ R) + 20 sigma^2 / (n tau b) + 187 L^2 eta~^2 B^2 / eta_g^2.
+    """mean ||G||^2 <= Omega / (0.3 eta~ R) + A sigma^2 / (n tau b) + 187 L^2 eta~^2 B^2 / eta_g^2.
 
     Conditions (13): eta~ = eta_g eta tau <= 1 / (10 L) and eta_g >= max(1.5, sqrt(n / 8)). G is taken at eta~, the mean
     over R models. Omega = F(x) - min F + ||Lambda - mean Lambda||^2 / (n eta~), (10); at the start the corrections are
-    zero, so the second term is eta~ drift / eta_g^2.
+    zero, so the second term is eta~ drift / eta_g^2. The paper has A = 20; its proof gives up to 117, as
+    :meth:`corrections` tells.
     """
 
     paper = "Zhang, Hu & Johansson (2025), Theorem 3.5"
     bounds = "stationarity"
+    noise = (20.0, 1 / 0.3)
 
     def measured_at(self, method: Any) -> float | None:
         """Eta~."""
@@ -77,20 +108,22 @@ class Zhang35(_General):
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
         L, B = c.need("L", "B")
         s = float(method.round_step)
-        rest = 20 * c.noise / (c.n * method.local_steps) + 187 * (L * s * B / method.server_step) ** 2
+        (own,) = self.corrections(method, c)
+        rest = own.derivable * c.noise / (c.n * method.local_steps) + 187 * (L * s * B / method.server_step) ** 2
         values: Floats = _omega(method, c) / (0.3 * s * (rounds + 1)) + rest
         return values
 
 
 class Zhang36(_General):
-    """F - min F <= (1 - mu eta~ / 3)^R Omega + 18 sigma^2 / (mu n tau b) + 168 L^2 eta~^2 B^2 / (mu eta_g^2).
+    """F - min F <= (1 - mu eta~ / 3)^R Omega + A sigma^2 / (mu n tau b) + 168 L^2 eta~^2 B^2 / (mu eta_g^2).
 
     The conditions of Theorem 3.5, and the proximal Polyak-Lojasiewicz inequality with mu, which strong convexity of f
-    implies.
+    implies. The paper has A = 18; its proof gives up to 106, as :meth:`corrections` tells.
     """
 
     paper = "Zhang, Hu & Johansson (2025), Theorem 3.6"
     bounds = "objective"
+    noise = (18.0, 3.0)
 
     def violations(self, method: Any, c: Constants) -> list[str]:
         """Those of Theorem 3.5, and mu > 0."""
@@ -99,7 +132,10 @@ class Zhang36(_General):
     def bound(self, method: Any, c: Constants, rounds: Floats) -> Floats:
         L, B = c.need("L", "B")
         mu, s = positive_mu(self, c), float(method.round_step)
-        rest = 18 * c.noise / (mu * c.n * method.local_steps) + 168 * (L * s * B / method.server_step) ** 2 / mu
+        (own,) = self.corrections(method, c)
+        rest = (
+            own.derivable * c.noise / (mu * c.n * method.local_steps) + 168 * (L * s * B / method.server_step) ** 2 / mu
+        )
         values: Floats = (1 - mu * s / 3) ** rounds * _omega(method, c) + rest
         return values
 
