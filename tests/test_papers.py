@@ -15,6 +15,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+import fedcomposite as fc
 from fedcomposite import UserError, papers
 from fedcomposite.experiments import Config, Sweep
 from fedcomposite.papers import fedcanon_table1, fedcanon_table6, fedmls_fig1, fednmap_fig3, fedprox_rates
@@ -53,6 +54,7 @@ TINY = {  # a fraction of the reduced form
     "fednmap-fig4": ["settings.rounds=2", "settings.every=1", "model.evaluation_samples=100"],
     "fednmap-fig5": ["settings.rounds=2", "settings.every=1", "model.evaluation_samples=100"],
     "fedprox-rates": ["settings.rounds=[2, 4, 6]", "settings.clients=[1, 2]"],
+    "remarks": ["settings.rounds=4"],
     "shootout": ["settings.data=[{name='synthetic', clients=4, features=5, samples=10}]", "settings.rounds=5"],
     "zhang-fig4": ["run.rounds=1", "run.evaluate_every=1", "model.evaluation_samples=100", "partition.clients=2"],
     "zhang-fig2": ["settings.rounds=[4, 2]", "settings.every=2"],
@@ -360,3 +362,27 @@ def test_verdicts_in_the_docs_are_those_of_their_data(folder):
     assert {claim.verdict for claim in claims} <= set(VERDICTS)
     for claim in claims:
         assert claim.rows or not state["complete"], claim.says
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_the_gradient_of_the_envelope_is_that_of_a_solver(weak):
+    """The prox of the mean hinge loss plus h by its dual, beside a grid of starts of a derivative-free solver."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(12, 2)), np.where(rng.random(12) < 0.5, -1.0, 1.0)
+    h = fedprox_rates.WEAK if weak else None
+    problem = fc.Problem(fc.Silos.from_arrays([(X[:6], y[:6]), (X[6:], y[6:])]), loss="hinge", regularizer=h)
+    w = torch.tensor([0.3, -0.05], dtype=torch.float64)
+    radius = 0.99 if weak else 1.0
+
+    def objective(x):
+        near = ((x - w.numpy()) ** 2).sum() / (2 * radius)
+        return np.maximum(1 - y * (X @ x), 0).mean() + near + float(problem.regularizer.value(torch.from_numpy(x)))
+
+    options = {"xatol": 1e-10, "fatol": 1e-14, "maxiter": 4000}
+    found = min(
+        (minimize(objective, start, method="Nelder-Mead", options=options) for start in rng.normal(size=(6, 2))),
+        key=lambda one: one.fun,
+    )
+    assert fedprox_rates.envelope(problem, w) == pytest.approx(np.linalg.norm(w.numpy() - found.x) / radius, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Theorems 1 to 4 of Yuan & Li, measured."""
+"""Theorems 1 to 4 of Yuan & Li and their remarks, measured."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
 from fedcomposite import theory
 from fedcomposite.algorithms import AnyAlgorithm, lookup
-from fedcomposite.data import load
+from fedcomposite.data import Silos, load
 from fedcomposite.data.sparse import dense
 from fedcomposite.papers.base import only, slope
 from fedcomposite.papers.measuring import Study
-from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, Row, against, ahead, open_claim
+from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, Row, against, ahead, open_claim, row
 from fedcomposite.plots import Scatter, draw_scatter
 from fedcomposite.problems import Problem
+from fedcomposite.regularizers import MCP
 from fedcomposite.runtime import NonSmoothWarning, simulate
 
 CLIENTS, RADIUS = 10, 1.0
@@ -29,16 +31,31 @@ THEOREMS = {
     "2": ("FedProx", "hinge", "T^-1/2"),
     "3": ("FedMSPP", "logistic", "max(T^-2/3, (TbI)^-1/2)"),
     "4": ("FedMSPP", "hinge", "T^-1/2"),
+    "1 all": ("FedProx", "logistic", "T^-2/3"),
+    "1 alike": ("FedProx", "logistic", "T^-1"),
+    "1 replaced": ("FedProx", "logistic", "max(T^-2/3, (TI)^-1/2)"),
+    "2 weak": ("FedProx", "hinge", "T^-1/2"),
 }
+REMARKS = {
+    "1 all": ("Remark 2: FedProx, logistic loss, all clients in every round", -2 / 3, "-2/3"),
+    "1 alike": ("Remark 2: FedProx, logistic loss, all clients, (B, 0)-LGD (all have the same samples)", -1.0, "-1"),
+    "2 weak": ("Theorem 2: FedProx, hinge loss and MCP, weakly convex and with kinks", -0.5, "-1/2"),
+}
+"""What is said of other settings, and the exponent of the bound."""
+WEAK = MCP(0.1, theta=2.0)
 
 
 def measure(study: Study) -> pd.DataFrame:
     """A run for each theorem, T, I or b, and seed."""
     s = study.settings
+    some = {t: [(i, 0) for i in s["clients"]] for t in "12"}
+    some |= {t: [(max(s["clients"]), b) for b in s["batches"]] for t in "34"}
+    some |= {"1 all": [(CLIENTS, 0)], "1 alike": [(CLIENTS, 0)]}
+    some |= {t: [(max(s["clients"]), 0)] for t in ("1 replaced", "2 weak")}
     cells = [
         {"theorem": t, "T": T, "I": i, "b": b, "seed": seed}
         for t in THEOREMS
-        for i, b in ([(i, 0) for i in s["clients"]] if t in "12" else [(max(s["clients"]), b) for b in s["batches"]])
+        for i, b in some[t]
         for T in s["rounds"]
         for seed in range(s["seeds"])
     ]
@@ -47,16 +64,22 @@ def measure(study: Study) -> pd.DataFrame:
 
 def run(cell: dict[str, Any]) -> pd.DataFrame:
     """The mean over a run of what the theorem bounds."""
-    name, loss, _ = THEOREMS[cell["theorem"]]
+    what = cell["theorem"]
+    name, loss, _ = THEOREMS[what]
     shape = {"clients": CLIENTS, "features": 5, "samples": 20, "alpha": 0.0, "beta": 0.0, "scale": False}
     silos = load("synthetic", seed=cell["seed"], **shape)
-    problem, batch = Problem(silos, loss=loss), cell["b"] or None
+    if what == "1 alike":
+        silos = Silos.from_arrays([(dense(silos.features), silos.targets)] * CLIENTS)
+    h = WEAK if what == "2 weak" else None
+    problem, batch = Problem(silos, loss=loss, regularizer=h), cell["b"] or None
     known = theory.constants(problem, batch=batch, rounds=cell["T"], participation=cell["I"] / CLIENTS)
-    method: AnyAlgorithm = theory.choose(
-        lookup(name), "theory", known, {} if loss == "logistic" else {"local_steps": 100}
-    )
+    fields: dict[str, Any] = {} if loss == "logistic" else {"local_steps": 100}
+    if what == "1 alike":  # nothing is to be averaged away, so eta need not shrink with T
+        fields["prox_step"] = 1 / (3 * problem.smoothness())
+    method: AnyAlgorithm = theory.choose(lookup(name), "theory", known, fields)
     options: dict[str, Any] = {"batch_size": batch, "participation": cell["I"] / CLIENTS, "seed": cell["seed"]}
     options |= {"evaluate_every": cell["T"], "keep_solutions": True, "progress": False}
+    options |= {"replace": True} if what == "1 replaced" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NonSmoothWarning)  # Theorem 2 is about that
         made = simulate(problem, method, rounds=cell["T"], **options)
@@ -67,21 +90,28 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
 
 def _size(problem: Problem, x: Tensor) -> float:
     """The norm of the gradient, of the Moreau envelope where the loss has kinks."""
-    return float(problem.gradient(x).norm()) if problem.loss.smooth else _envelope(problem, x)
+    return float(problem.gradient(x).norm()) if problem.loss.smooth else envelope(problem, x)
 
 
-def _envelope(problem: Problem, x: Tensor) -> float:
-    """The norm of the gradient of the RADIUS-Moreau envelope of the mean hinge loss, by its dual: a box QP."""
-    silos = problem.silos
-    A = (silos.targets[:, None] * dense(silos.features)).double().numpy()
-    m, margin = len(A), 1 - A @ x.numpy()
+def envelope(problem: Problem, w: Tensor) -> float:
+    """The norm of the gradient of the Moreau envelope of the mean hinge loss plus h, by the dual in a box.
+
+    Its radius is RADIUS, or what Theorem 2 allows where h is weakly convex: h + ||. - w||^2 / (2 r) is convex then.
+    """
+    silos, h = problem.silos, problem.regularizer
+    radius = min(RADIUS, 0.99 / (2 * h.rho)) if h.rho else RADIUS
+    A = (silos.targets[:, None] * dense(silos.features)).double()
+    m = len(A)
 
     def dual(a: Any) -> tuple[float, Any]:
-        s = A.T @ a
-        return float(RADIUS / 2 * s @ s - a @ margin), RADIUS * (A @ s) - margin
+        t = torch.from_numpy(a)
+        x = h.prox(w + radius * (t @ A), radius)
+        below = float(t.sum() - t @ (A @ x)) + float(h.value(x)) + float((x - w).square().sum()) / (2 * radius)
+        return -below, (A @ x - 1).numpy()
 
     found = minimize(dual, np.full(m, 0.5 / m), jac=True, method="L-BFGS-B", bounds=[(0, 1 / m)] * m)
-    return float(np.linalg.norm(A.T @ found.x))
+    x = h.prox(w + radius * (torch.from_numpy(found.x) @ A), radius)
+    return float((w - x).norm()) / radius
 
 
 def rates(part: pd.DataFrame) -> pd.Series:
@@ -99,7 +129,8 @@ def claims(data: pd.DataFrame) -> list[Claim]:
     not contradict.
     """
     data, found, most = data.assign(theorem=data["theorem"].astype(str)), [], int(data["T"].max())
-    for t, (name, loss, bound) in THEOREMS.items():
+    for t in "1234":
+        name, loss, bound = THEOREMS[t]
         says = (
             f"Theorem {t}: {name}, {loss} loss: the squared gradient falls at least like T to the power -1/2 ({bound})"
         )
@@ -111,10 +142,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         for (i, b), part in parts:
             what = f"slope of log squared gradient, I = {i:g}" + (f", b = {b:g}" if b else "")
             rows += against(says, what, rates(part), -0.5, above=False, paper="-1/2 or steeper", source="paper").rows
-        if all(r.lead is not None and r.lead.mean > 0 for r in rows):
-            found.append(Claim(says, tuple(rows)))
-        else:
-            found.append(open_claim(says, *(r._replace(lead=None) for r in rows), note=BOUND.format(most)))
+        found.append(_at_least(says, rows, most))
     for t, key in (("1", "I"), ("3", "b")):
         rows_ = only(data, theorem=t, T=most)
         each = rows_.pivot(index="seed", columns=key, values="squared")
@@ -128,6 +156,44 @@ def claims(data: pd.DataFrame) -> list[Claim]:
                 lower=True, ratio=True, source="paper", note=f"at T = {most}; the bound's ratio is {1 / promised:.2f}",
             )
         )  # fmt: skip
+    return [*found, *_remarks(data, most)]
+
+
+def _at_least(says: str, rows: list[Row], most: int) -> Claim:
+    """A claim about rates, which flatter slopes do not contradict."""
+    if all(r.lead is not None and r.lead.mean > 0 for r in rows):
+        return Claim(says, tuple(rows))
+    return open_claim(says, *(r._replace(lead=None) for r in rows), note=BOUND.format(most))
+
+
+def _remarks(data: pd.DataFrame, most: int) -> list[Claim]:
+    """Other settings than those of the theorems' own claims."""
+    found = []
+    for t, (says, exponent, told_) in REMARKS.items():
+        part = only(data, theorem=t)
+        if len(part):
+            printed = f"{told_} or steeper"
+            made = against(
+                says, "slope of log squared gradient", rates(part), exponent, above=False, paper=printed, source="paper"
+            )
+            says = f"{says}: the squared gradient falls at least like T to the power {told_}"
+            found.append(_at_least(says, list(made.rows), most))
+    ends = only(data, T=most)
+    rough = only(ends, theorem="2").pivot(index="seed", columns="I", values="squared")
+    if len(rough):
+        found.append(
+            open_claim(
+                "Remark 6: the bound of Theorem 2 does not depend on I",
+                *(row(f"squared gradient, I = {i}", rough[i], source="paper") for i in rough.columns),
+                note="an upper bound, which neither a difference nor none contradicts",
+            )
+        )
+    again = only(ends, theorem="1 replaced")
+    plain = only(ends, theorem="1", I=list(again["I"].unique()))
+    if len(plain) and len(again):
+        each = {"without": plain.set_index("seed")["squared"], "with": again.set_index("seed")["squared"]}
+        says = "Theorem 1 is about clients drawn with replacement: drawing without does better"
+        found.append(ahead(says, each, lower=True, ratio=True, least=0.02, source="paper"))
     return found
 
 
@@ -142,7 +208,7 @@ def draw(data: pd.DataFrame, path: Path) -> None:
             middle, factor = np.exp(seen["mean"]), np.exp(seen["std"])
             spread = [list(middle - middle / factor), list(middle * factor - middle)]
             points[f"I = {i}" + (f", b = {b}" if b else "")] = (list(seen.index), list(middle), spread)
-        panels.append(Scatter(points, "rounds T", "mean squared gradient", f"Theorem {t}: {name}, {loss}"))
+        panels.append(Scatter(points, "rounds T", "mean squared gradient", f"{t}: {name}, {loss}"))
     draw_scatter(
         panels,
         path,
