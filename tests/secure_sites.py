@@ -37,7 +37,7 @@ def secure_sites(silos, folder, limits=None, keys=None):
     return [make_site(silos, i, folder, keys, limits) for i in range(len(silos))]
 
 
-def secure_tables(files, folder, limits, keys=None):
+def secure_tables(files, folder, limits, keys=None, **roles):
     """Sites with tables; a second call with the same keys is the same sites after a restart."""
     keys = keys or make_keys(files)
     return [
@@ -45,7 +45,7 @@ def secure_tables(files, folder, limits, keys=None):
             name,
             StateStore(Path(folder) / name),
             limits,
-            source=TableFile(name, path),
+            source=TableFile(name, path, **roles),
             vault=MaskKeys(name, limits, keys[name], {k: v.public_key() for k, v in keys.items() if k != name}),
         )
         for name, path in files.items()

@@ -397,8 +397,6 @@ def test_what_a_small_site_cannot_tell_is_left_out_everywhere_and_said(tmp_path)
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [
-        ('weight = "n"', "recipes are learned from plain counts; prepare the file yourself and set recipe = false"),
-        ('offset = "n"', "recipes are learned from plain counts"),
         ('test = "b.csv"', "patients for `federation predict` are `new"),
     ],
 )

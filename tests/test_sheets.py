@@ -252,7 +252,7 @@ def test_the_swiss_zeros_are_missing():
         ({"recipe": {"inpute": "mean"}}, r"\[recipe\] inpute is not a known field; did you mean 'impute'"),
         (
             {"data": {"files": ["a.csv"], "target": "y", "offset": "a"}},
-            r"\[data\] offset does not go with a \[recipe\], which is learned from plain counts; prepare the files",
+            r"\[data\] offset is for files without a \[recipe\]; say it there: offset = 'a'",
         ),
         ({"data": {"files": ["a.csv"], "target": "y", "drop": ["a"]}}, r"\[data\] with a recipe has no option 'drop'"),
     ],

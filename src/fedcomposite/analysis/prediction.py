@@ -80,7 +80,7 @@ def predict(
         Probability from which on a sample is of class 1; of several classes the most probable one is taken.
     offset : str, optional
         The column that is added to each sample's margin, such as the logarithm of an exposure; if left out, the one
-        that the run's ``[data] offset`` names.
+        that the run's ``[data]`` or ``[recipe]`` names.
     """
     refuse(wrong_arguments(predict, locals()), DataError)
     folder = RunFolder(run)
@@ -97,11 +97,13 @@ def predict(
     bias = bool(section.get("bias", False))
     if (folder.path / "recipe.json").is_file():
         site = site or _named_after(folder.path / "recipe.json", Path(file))
-        sheet, X, y = _prepared(folder.path / "recipe.json", Path(file), site)
+        sheet, X, y, added = _prepared(folder.path / "recipe.json", Path(file), site, offset)
     else:
+        added = None
         sheet, X, y = _plain(coordinates[: len(coordinates) - bias], content, Path(file))
     model = _Model(loss, x if outputs == 1 else x.view(-1, outputs), bias)
-    added = _offsets(sheet, offset or _named(content, "offset"))
+    if added is None:
+        added = _offsets(sheet, offset or _named(content, "offset"))
     base = baseline_of(folder, site or Path(file).stem) if isinstance(loss, Cox) else None
     table = beside(sheet.columns, predicted(model.margins(X, added), loss, threshold, base and base[1]))
     known = np.zeros(len(X), bool) if y is None else ~np.isnan(y.reshape(len(y), -1)).any(1)
@@ -131,7 +133,8 @@ def _offsets(sheet: Sheet, name: str | None) -> Floats:
 
 def _named_after(recipe: Path, file: Path) -> str | None:
     learned = FittedRecipe.read(recipe)
-    return file.stem if file.stem in [*learned.recipe.sites, *(learned.sites if learned.recipe.site else ())] else None
+    own = learned.sites if learned.recipe.site or learned.per_site else ()
+    return file.stem if file.stem in [*learned.recipe.sites, *own] else None
 
 
 def _coordinates(folder: RunFolder) -> list[str]:
@@ -233,15 +236,18 @@ def baseline_of(folder: RunFolder, site: str | None = None) -> tuple[float, floa
     return float(told["horizon"]), float(early[-1]) if early else 0.0
 
 
-def _prepared(path: Path, file: Path, site: str | None) -> tuple[Sheet, Floats, Floats | None]:
-    """Features by the run's recipe; every row is scored, also one without a target."""
+def _prepared(
+    path: Path, file: Path, site: str | None, offset: str | None
+) -> tuple[Sheet, Floats, Floats | None, Floats | None]:
+    """Features by the run's recipe, and its offsets unless another column is named; every row is scored."""
     recipe = FittedRecipe.read(path)
     if site is not None and site not in recipe.sites and site not in recipe.recipe.sites:
         raise DataError(f"site = {site!r}: the run's sites are {', '.join(recipe.sites)}")
     part = recipe.recipe.sites.get(site or "")
     style = part.style if part else {}
     (sheet,) = read_sheets([file], text=recipe.recipe.texts([site or ""]), **style)  # type: ignore[arg-type]
-    return sheet, *recipe.all_rows(sheet, site or "")
+    added = recipe.margin_offsets(sheet, site or "") if offset is None else None
+    return sheet, *recipe.all_rows(sheet, site or ""), added
 
 
 def _plain(names: list[str], content: dict[str, Any], file: Path) -> tuple[Sheet, Floats, Floats | None]:

@@ -203,22 +203,46 @@ class FittedRecipe(Result, BaseModel):
             raise DataError(f"{sheet.name}: {count} target(s) are none of {levels}; add them to target = {{...}}")
         return np.array([np.nan if text is None else self.recipe.target[text] for text in texts])
 
+    def margin_offsets(self, sheet: Sheet, site: str | None = None) -> Floats | None:
+        """What is added to the margin of each row of a table, as it is; None where the recipe names no such column."""
+        if self.recipe.offset is None:
+            return None
+        found = self.recipe.local(site or sheet.name).apply(sheet).numbers(self.recipe.offset)
+        if gaps := int(np.isnan(found).sum()):
+            raise DataError(f"{sheet.name}: {gaps} row(s) without a number in {self.recipe.offset!r}, the offset")
+        return found
+
+    def _beside(self, sheets: Sequence[Sheet], name: str | None) -> list[Floats] | None:
+        """A column that is no feature, for the samples of each table; None where the recipe names none."""
+        return None if name is None else [self._made(sheet, None)[1].numbers(name) for sheet in sheets]
+
     def silos(self, sheets: Sequence[Sheet], test: Sheet | Sequence[Sheet] | None = None) -> Silos:
         """The sites' tables as silos, with this recipe in ``silos.recipe``; ``test`` is nobody's, or one of each."""
         if strange := [type(one).__name__ for one in sheets if not isinstance(one, Sheet)]:
             raise DataError(f"a {strange[0]} is no sheet; take recipe.prepare(tables, target=...)")
-        pairs = map(self._samples, sheets)
-        made = Silos.from_arrays(pairs, names=[sheet.name for sheet in sheets], feature_names=self.features)
+        pairs, names = map(self._samples, sheets), [sheet.name for sheet in sheets]
+        made = Silos.from_arrays(
+            pairs,
+            names=names,
+            feature_names=self.features,
+            weights=self._beside(sheets, self.recipe.weight),
+            margin_offsets=self._beside(sheets, self.recipe.offset),
+        )
         if self.copies > 1 and all(sheet.drawing is not None for sheet in sheets):
             each = [self._every_copy(sheet) for sheet in sheets]
             made = replace(made, copies=tuple(torch.from_numpy(np.concatenate(one)) for one in zip(*each, strict=True)))
         if test is None:
             return replace(made, recipe=self)
-        held = [self._labelled(sheet) for sheet in ([test] if isinstance(test, Sheet) else test)]
+        apart = [test] if isinstance(test, Sheet) else test
+        held = [self._labelled(sheet) for sheet in apart]
         X, y = (torch.from_numpy(np.concatenate(column)) for column in zip(*held, strict=True))
         owner = torch.arange(len(held)).repeat_interleave(torch.tensor([len(b) for _, b in held]))
         owners: dict[HeldOut, torch.Tensor] = {} if isinstance(test, Sheet) else {"test": owner}
-        return replace(made, recipe=self, test=(X, y), held_by=owners)
+        shifts = self._beside(apart, self.recipe.offset)
+        offsets: dict[HeldOut, torch.Tensor] = (
+            {} if shifts is None else {"test": torch.from_numpy(np.concatenate(shifts))}
+        )
+        return replace(made, recipe=self, test=(X, y), held_by=owners, held_margin_offsets=offsets)
 
     def _every_copy(self, sheet: Sheet) -> list[Floats]:
         own, made = self._own(sheet), self._copies(sheet, None)[1]

@@ -85,8 +85,9 @@ class Learner:
         answers = self._answers(query)
         total = query.combine(answers)
         self.kinds = dict(zip(total["columns"].tolist(), total["kinds"].tolist(), strict=True))
-        special = [self.target, *self.spec.times]
-        known("target", special, self.kinds)
+        special = [self.target, *self.spec.special]
+        known("target", [self.target], self.kinds)
+        known("recipe: time, entry, strata, weight or offset", self.spec.special, self.kinds)
         features = [name for name in self.kinds if name not in special]
         faults = [fault for part, names in self.spec.named.items() for fault in unknown(part, names, features)]
         for site, one in zip(self.sites, answers, strict=True):
@@ -102,10 +103,11 @@ class Learner:
         if self.kinds[self.target] in ("text", "date", "mixed") and not self.spec.target:
             remedy = "say which number each level is: target = {yes = 1, no = 0}"
             faults.append(Fault(f"target {self.target!r}", "is text", remedy, self.target))
-        for moment in (self.spec.time, self.spec.entry):
-            if moment is not None and self.kinds[moment] in ("text", "date", "mixed"):
-                remedy = "give times as numbers, of days or months"
-                faults.append(Fault(f"column {moment!r}", "is no number", remedy, moment))
+        remedies = {one: "give times as numbers, of days or months" for one in (self.spec.time, self.spec.entry)}
+        remedies |= dict.fromkeys((self.spec.weight, self.spec.offset), "give weights and offsets as numbers")
+        for given, remedy in remedies.items():
+            if given is not None and self.kinds[given] in ("text", "date", "mixed"):
+                faults.append(Fault(f"column {given!r}", "is no number", remedy, given))
         refuse(faults)
         if self.spec.absent == "missing" and any(set(self.kinds) - set(a["columns"].tolist()) for a in answers):
             self.steps.append(Absent(columns=features))
@@ -114,7 +116,8 @@ class Learner:
         gaps = self._total(Gaps(columns=special))
         for name, missing in zip(special, gaps["missing"].tolist(), strict=True):
             if missing:
-                lacking = f"{int(missing)} missing value(s) in the target {name!r}"
+                role = "the target" if name == self.target else "the column"
+                lacking = f"{int(missing)} missing value(s) in {role} {name!r}"
                 raise DataError(f"{lacking}; mend them, or set missing_target = 'drop'")
         self.rows = self.seen = int(gaps["n"][0])
         self.terms = {name: [name] for name in features}

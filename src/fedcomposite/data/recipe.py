@@ -55,6 +55,9 @@ class Recipe(RecipeSpec):
     time, entry, strata : str, optional
         Columns of times to an event, which the target then says (1, or 0 if it was censored; numbers of causes): when
         it was, when observation began if that was late, and groups with baselines of their own. They are no features.
+    weight, offset : str, optional
+        Columns of what each sample counts in the model, and of what is added to its margin, such as the logarithm of an
+        exposure. They are no features; means, levels and knots are those of the rows as they are, unweighted.
     impute : str, number or dict
         "mean", "median", "most_frequent", a number, or ``{"constant": value}``; for all columns, or per column with
         "default" for the others. Categories take "most_frequent" where "mean" or "median" is the default. "chained":

@@ -76,6 +76,8 @@ class RecipeSpec(BaseModel):
     time: str | None = None
     entry: str | None = None
     strata: str | None = None
+    weight: str | None = None
+    offset: str | None = None
     impute: Filling | dict[str, Filling] = {}
     copies: Annotated[int, Field(ge=2, le=100)] = 20
     iterations: Annotated[int, Field(ge=1, le=50)] = 10
@@ -141,6 +143,11 @@ class RecipeSpec(BaseModel):
     def times(self) -> list[str]:
         """The columns that make a target of times, beside the event."""
         return [name for name in (self.time, self.entry, self.strata) if name is not None]
+
+    @property
+    def special(self) -> list[str]:
+        """The columns that are no features, beside the target."""
+        return [*self.times, *(name for name in (self.weight, self.offset) if name is not None)]
 
     @property
     def named(self) -> dict[str, list[str]]:

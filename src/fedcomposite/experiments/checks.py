@@ -154,10 +154,7 @@ def _recipe(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
         found.append(f"[data] {', '.join(options)}: for files only; say it in the query")
     for role in ("weight", "offset"):
         if role in source:
-            found.append(
-                f"[data] {role} does not go with a [recipe], which is learned from plain counts; "
-                f"prepare the files yourself, or leave {role} out"
-            )
+            found.append(f"[data] {role} is for files without a [recipe]; say it there: {role} = {source[role]!r}")
     try:
         check_call("[data] with a recipe", read_sheets, options)
     except ValueError as error:

@@ -27,10 +27,9 @@ from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.federation.site_folders import SiteFolder
 
 _WRITING = ("separator", "decimal", "encoding", "thousands")
-_UNPREPARED = ("weight", "offset", "features", "test", "time", "entry", "strata")
+_UNPREPARED = ("features", "test", "time", "entry", "strata")
 """What is for samples, not for tables."""
-_PLAIN = ": recipes are learned from plain counts; prepare the file yourself and set recipe = false, or leave it out"
-_REMEDIES = {"weight": _PLAIN, "offset": _PLAIN, "test": '; patients for `federation predict` are `new = "FILE"`'}
+_REMEDIES = {"test": '; patients for `federation predict` are `new = "FILE"`'}
 
 
 def open_site(
@@ -128,7 +127,7 @@ def _source(folder: SiteFolder, path: Path | StoredTable, without: Sequence[str]
             raise FolderError(f"{where}: [data] {option} does not go with recipe = true{_REMEDIES.get(option, '')}")
     style = section.model_dump(include={*_WRITING}, exclude_none=True)
     local = Local(rename=section.columns, recode=section.recode, units=section.units, drop=section.drop)
-    return TableFile(folder.name, path, local, {**style, "missing": section.missing})
+    return TableFile(folder.name, path, local, {**style, "missing": section.missing}, section.weight, section.offset)
 
 
 def _in_units(silos: Silos, units: Mapping[str, Unit], where: str) -> Silos:

@@ -46,7 +46,8 @@ def _of_recipe(recipe: Recipe, step: Step, target: str | None) -> bool:
         case Absent():
             return True
         case Complete(columns=columns):
-            return recipe.missing_target == "drop" and len(columns) == 1 and target in (None, columns[0])
+            rest = columns[1:] == recipe.special and target in (None, columns[0])
+            return recipe.missing_target == "drop" and rest
         case Impute():
             return _filled(recipe, step)
         case OneHot(columns=columns, unknown=unknown):

@@ -183,9 +183,18 @@ def check_columns(limits: Limits, silo: Silo, names: Sequence[str]) -> None:
 
 
 def columns_of(silos: Silos) -> npt.NDArray[np.float64]:
-    """All that is multiplied with each other in the sums over some samples: features and targets."""
+    """All that is multiplied with each other in the sums over some samples: features and targets.
+
+    Offsets are among them, and everything as it counts, beside what it is: means of the recipe have no weights.
+    """
     X = tensors_only(silos.features, "a table").double().flatten(1)
-    return torch.cat([X, silos.targets.double().view(len(X), -1)], 1).numpy()
+    columns = [X, silos.targets.double().view(len(X), -1)]
+    if silos.margin_offsets is not None:
+        columns.append(silos.margin_offsets.double().unsqueeze(1))
+    if silos.weights is not None:
+        weighted = [torch.ones(len(X), 1, dtype=torch.float64), *columns]
+        columns += [silos.weights.double().unsqueeze(1) * one for one in weighted]
+    return torch.cat(columns, 1).numpy()
 
 
 def check_features(limits: Limits, silos: Silos, names: Sequence[str]) -> None:

@@ -41,6 +41,9 @@ class TableFile:
     local: Local = field(default_factory=Local)
     """Names, levels, units and dropped columns of site.toml."""
     style: Mapping[str, Any] | None = None
+    weight: str | None = None
+    offset: str | None = None
+    """Columns, by their common names, of what samples count and of what is added to their margins."""
 
     def sheet(self, recipe: Recipe) -> Sheet:
         """The table, read as the recipe's categories need it; refused if site.toml names columns that it has not."""

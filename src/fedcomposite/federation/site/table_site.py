@@ -186,6 +186,14 @@ class TableSite(Site):
                 "site or per_site in the [recipe]: the sum over a site's own column is that site's answer; in secure "
                 "sums it needs left_out = true in the [limits] of all sites"
             )
+        for role in ("weight", "offset"):
+            if getattr(recipe, role) != getattr(self._source, role):
+                named = getattr(self._source, role)
+                said = f"{role} = {named!r}, and this experiment's [recipe] has to" if named else f"no {role}"
+                raise RefusalError(
+                    f"{role} in the [recipe]: which samples count, and for how much, is the site's word; the [data] of "
+                    f"its site.toml says {said}"
+                )
         if self.limits.foreign_reading:
             return
         style, own = recipe.sites.get(self.name, SitePart()).style, self._source.style or {}
