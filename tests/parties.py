@@ -54,8 +54,8 @@ class Party:
             assert self.alive, f"{self.log.stem} ended:\n{self.said()}"
             time.sleep(0.05)
 
-    def ends(self, code):
-        assert self.process.wait(PATIENCE) == code, self.said()
+    def ends(self, code, patience=PATIENCE):
+        assert self.process.wait(patience) == code, self.said()
         return self.said()
 
     def kill(self):

@@ -262,6 +262,32 @@ def test_a_plan_is_part_of_a_job(tmp_path):
     assert "its plan is not the one" in refusal(asked(site, experiment(), {"schema": 9}, "schema", number=2))
 
 
+def test_another_experiment_under_an_approved_name(tmp_path):
+    """A title is no approval: in the approved job it is refused, in another it waits, and both are in the audit log."""
+
+    def text(**run):
+        content = {"name": "heart", "algorithm": {"name": "FedAvg", "local_steps": 2, "step": 0.1}}
+        return tomli_w.dumps({**content, "run": {"rounds": 3, **run}, "regularizer": L1})
+
+    key, approvals = make_keys(["a"])["a"], Approvals(tmp_path, Approval(required=True))
+    site = named_site(tmp_path)
+    site._approvals, site._audit = approvals, Audit(tmp_path, key)
+
+    def introduced(config, job="job"):
+        return refusal(site.answer(wire.content(order=Order(job=job, site="a", config=config).model_dump_json())))
+
+    waits = introduced(text())
+    approvals.decide(digest(parse(text())), "approved")
+    assert not introduced(text())
+    refused = [introduced(text(rounds=300)), introduced(text(rounds=2)), introduced(text(rounds=300), "other")]
+    assert all("waits for approval" in one for one in refused)
+    approvals.decide(digest(parse(text(rounds=300))), "approved")  # and then it is not that job's
+    refused += [introduced(text(rounds=300))]
+    assert "experiment" in refused[-1]
+    kept = [line.get("refused") for line in Audit(tmp_path, key).verify()]
+    assert kept == [waits, None, *refused]
+
+
 def test_a_yes_to_open_steps_is_one_to_steps(tmp_path):
     """Whatever else is filled in is another experiment."""
 

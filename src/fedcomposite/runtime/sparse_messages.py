@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,9 +30,9 @@ def sizes(tensor: Tensor, clients: bool = False) -> int:
     whole = tensor.nbytes // max(1, count)
     if not count or not _worth_a_look(tensor, tensor.numel() // count):
         return tensor.nbytes
-    there = _there(tensor).reshape(count, -1)
-    n, item = there.shape[1], tensor.element_size()
-    return sum(min(whole, k * item + min(_bits(n), _rows(n) + k)) for k in there.sum(1).tolist())
+    words = _words(tensor).reshape(count, -1)
+    n, item = words.shape[1], tensor.element_size()
+    return sum(min(whole, k * item + min(_bits(n), _rows(n) + k)) for k in _counts(words))
 
 
 def encode(vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -46,14 +47,15 @@ def _parts(tensor: Tensor) -> dict[str, Tensor]:
     """What stands for a vector, or itself where nothing is shorter."""
     if not _worth_a_look(tensor, tensor.numel()):
         return {"": tensor}
-    flat = tensor.detach().reshape(-1)
-    there = _there(flat)
-    n, k = flat.numel(), int(there.sum())
+    flat = tensor.detach().cpu().reshape(-1)
+    words, n = _words(flat), flat.numel()
+    (k,) = _counts(words[None])
     if tensor.nbytes <= k * flat.element_size() + min(_bits(n), _rows(n) + k):
         return {"": tensor}
+    there = words != 0
     parts = {SHAPE: torch.tensor(tensor.shape), VALUES: flat[there]}
     if _bits(n) <= _rows(n) + k:
-        return parts | {BITS: _packed(there)}
+        return parts | {BITS: torch.from_numpy(np.packbits(there.numpy(), bitorder="little"))}
     at = there.nonzero().squeeze(1)
     counts = torch.bincount(at // ROW, minlength=_rows(n))
     return parts | {PLACES: (at % ROW).to(torch.uint8), COUNTS: counts.to(torch.uint8)}
@@ -75,28 +77,37 @@ def fits(parts: Mapping[str, tuple[tuple[int, ...], torch.dtype]], dtype: torch.
 def decode(parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
     """The vector of a shape that some parts stand for; ValueError if they do not fit each other."""
     values, n = parts[VALUES], math.prod(shape)
+    made = values.new_zeros(n)
     if (bits := parts.get(BITS)) is not None:
-        there = (bits[:, None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and(1).reshape(-1)
-        at = there.nonzero().squeeze(1)
-    else:
-        counts, places = parts[COUNTS].long(), parts[PLACES].long()
-        if int(counts.sum()) != len(places):
-            raise ValueError("counts and places of its numbers differ")
-        at = torch.repeat_interleave(torch.arange(len(counts)) * ROW, counts) + places
-        if bool((places >= ROW).any()) or bool((at[1:] <= at[:-1]).any()):
-            raise ValueError("the places of its numbers are out of order")
+        there = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little")).bool()
+        if int(torch.count_nonzero(there)) != len(values) or bool(there[n:].any()) or len(there) < n:
+            raise ValueError("its numbers and their places differ")
+        return made.masked_scatter_(there[:n], values).reshape(shape)
+    counts, places = parts[COUNTS].long(), parts[PLACES].long()
+    if int(counts.sum()) != len(places):
+        raise ValueError("counts and places of its numbers differ")
+    at = torch.repeat_interleave(torch.arange(len(counts)) * ROW, counts) + places
+    if bool((places >= ROW).any()) or bool((at[1:] <= at[:-1]).any()):
+        raise ValueError("the places of its numbers are out of order")
     if len(at) != len(values) or (len(at) and int(at[-1]) >= n):
         raise ValueError("its numbers and their places differ")
-    return values.new_zeros(n).index_copy_(0, at, values).reshape(shape)
+    return made.index_copy_(0, at, values).reshape(shape)
 
 
 def _worth_a_look(tensor: Tensor, entries: int) -> bool:
     return entries >= LEAST and tensor.is_floating_point() and tensor.element_size() in _WORDS
 
 
-def _there(tensor: Tensor) -> Tensor:
-    """Which entries have a bit that is not zero."""
-    return tensor.detach().view(_WORDS[tensor.element_size()]) != 0
+def _words(tensor: Tensor) -> Tensor:
+    """The entries' bits, as whole numbers."""
+    return tensor.detach().view(_WORDS[tensor.element_size()])
+
+
+def _counts(rows: Tensor) -> list[int]:
+    """How many entries of each row are not zero; a row at a time is eight times as fast in memory."""
+    if rows.device.type != "cpu":
+        return [int(k) for k in torch.count_nonzero(rows, dim=1).tolist()]
+    return [int(torch.count_nonzero(row)) for row in rows]
 
 
 def _bits(n: int) -> int:
@@ -105,10 +116,3 @@ def _bits(n: int) -> int:
 
 def _rows(n: int) -> int:
     return -(-n // ROW)
-
-
-def _packed(there: Tensor) -> Tensor:
-    """A bit for each entry, eight to a byte, the first the lowest."""
-    whole = torch.zeros(8 * _bits(len(there)), dtype=torch.uint8, device=there.device)
-    whole[: len(there)] = there
-    return (whole.reshape(-1, 8) << torch.arange(8, dtype=torch.uint8, device=there.device)).sum(1, dtype=torch.uint8)

@@ -137,7 +137,8 @@ def check_sums(name: str, sums: Vectors) -> None:
 
 def sizes(numbers: Mapping[str, float], vectors: Vectors) -> dict[str, float]:
     """How large a report's loss and vectors are: the largest entry of each."""
-    found = {k: float(v.abs().max()) for k, v in vectors.items() if _measured(k, v)}
+    ends = {k: v.aminmax() for k, v in vectors.items() if _measured(k, v)}
+    found = {k: max(-float(low), float(high)) for k, (low, high) in ends.items()}
     return found | ({"loss": abs(numbers["loss"])} if "loss" in numbers else {})
 
 

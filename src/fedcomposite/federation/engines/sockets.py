@@ -81,6 +81,7 @@ class Channel:
         if not is_mine(connection):
             connection.close()
             raise ConnectionError("the other end is another account's")
+        self._incoming = connection.makefile("rb")
 
     @classmethod
     def to(cls, path: Path, timeout: float = 5.0) -> Channel:
@@ -96,12 +97,13 @@ class Channel:
         made.settimeout(None)
         return cls(made)
 
-    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        """Send a frame."""
+    def send(self, head: dict[str, Any], *body: bytes) -> None:
+        """Send a frame, whose body may be in pieces."""
         front = json.dumps(head).encode()
         with self._sending:
-            self._connection.sendall(_SIZES.pack(len(front), len(body)) + front)
-            self._connection.sendall(body)
+            self._connection.sendall(_SIZES.pack(len(front), sum(map(len, body))) + front)
+            for piece in body:
+                self._connection.sendall(piece)
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """The next frame; waits for it."""
@@ -115,20 +117,20 @@ class Channel:
         return dict(head), self._read(body)
 
     def _read(self, size: int) -> bytes:
-        found = bytearray(size)
-        view = memoryview(found)
-        while view:
-            got = self._connection.recv_into(view)
-            if not got:
-                raise ConnectionError("the other end is gone")
-            view = view[got:]
-        return bytes(found)
+        try:
+            found = self._incoming.read(size)  # which lies where it was received
+        except ValueError:  # it was closed here
+            found = b""
+        if len(found) < size:
+            raise ConnectionError("the other end is gone")
+        return found
 
     def close(self) -> None:
         """End the connection, also for who waits for a frame of it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+        self._incoming.close()  # after who reads of it was told
 
 
 SITE_SOCKET = "site"
