@@ -94,6 +94,20 @@ def exchange(engine, contents):
 # -- seals ------------------------------------------------------------------------------------------------------------
 
 
+def sealed_order(*given):
+    return b"".join(sealing.seal_order(*given))
+
+
+def sealed_report(*given):
+    return b"".join(sealing.seal_report(*given))
+
+
+def answered(answers, sealed):
+    """The report of a site's process to an order, as it arrives."""
+    made = answers.answer(sealed)
+    return None if made is None else b"".join(made)
+
+
 @pytest.fixture(scope="module")
 def keys():
     return [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
@@ -102,16 +116,16 @@ def keys():
 def test_an_order_is_for_one_site_and_one_session_once(keys):
     coordinator, other = keys
     session = Session("north")
-    sealed = sealing.seal_order(coordinator, "1", "north", session.name, b"payload")
+    sealed = sealed_order(coordinator, "1", "north", session.name, b"payload")
     assert session.open_order(coordinator.public_key(), sealed) == ("1", b"payload")
     with pytest.raises(RepeatedError, match=r"^1$"):
         session.open_order(coordinator.public_key(), sealed)
     with pytest.raises(StaleError):
         Session("north").open_order(coordinator.public_key(), sealed)
     for wrong in (
-        sealing.seal_order(other, "2", "north", session.name, b"payload"),
-        sealing.seal_order(coordinator, "2", "south", session.name, b"payload"),
-        sealing.seal_report(coordinator, "2", "north", b"payload"),
+        sealed_order(other, "2", "north", session.name, b"payload"),
+        sealed_order(coordinator, "2", "south", session.name, b"payload"),
+        sealed_report(coordinator, "2", "north", b"payload"),
     ):
         with pytest.raises(SealError, match="signed"):
             session.open_order(coordinator.public_key(), wrong)
@@ -122,7 +136,7 @@ def test_a_session_that_has_taken_many_orders_is_another(keys, monkeypatch):
     session, name = Session("north"), ""
     for i in range(5):
         name = session.name
-        sealed = sealing.seal_order(keys[0], str(i), "north", name, b"")
+        sealed = sealed_order(keys[0], str(i), "north", name, b"")
         if i == 2:
             with pytest.raises(StaleError):
                 session.open_order(keys[0].public_key(), sealed)
@@ -134,7 +148,7 @@ def test_a_session_that_has_taken_many_orders_is_another(keys, monkeypatch):
 def test_nothing_of_a_seal_can_be_changed(keys):
     """Whichever byte of cover or payload is changed, nothing else comes out; other bytes are one kind of error."""
     site = keys[1]
-    sealed = sealing.seal_report(site, "1", "north", b"numbers")
+    sealed = sealed_report(site, "1", "north", b"numbers")
     assert sealing.open_report(site.public_key(), "1", "north", sealed) == b"numbers"
     for i in range(len(sealed)):
         changed = sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :]
@@ -157,20 +171,20 @@ def test_an_order_counts_only_with_the_coordinators_signature(fed):
     answers = answers_of(fed, "north", site, lines.append)
     key, public = pki.read_private(fed.order_key), pki.read_public(fed.public_key("north"))
     payload = wire.encode(wire.content(order="x"))
-    good = sealing.seal_order(key, "1", "north", answers.session.name, payload)
+    good = sealed_order(key, "1", "north", answers.session.name, payload)
     rogue = pki.read_private(fed.path / "sites" / "south" / "site.key")
-    forged = sealing.seal_order(rogue, "2", "north", answers.session.name, payload)
-    assert wire.decode(sealing.open_report(public, "1", "north", answers.answer(good))) == wire.content(order="x")
+    forged = sealed_order(rogue, "2", "north", answers.session.name, payload)
+    assert wire.decode(sealing.open_report(public, "1", "north", answered(answers, good))) == wire.content(order="x")
     for wrong, said in ((forged, "not signed by the coordinator"), (b"", "not signed")):
-        refusal = wire.decode(sealing.open_report(public, "", "north", answers.answer(wrong)))
+        refusal = wire.decode(sealing.open_report(public, "", "north", answered(answers, wrong)))
         assert said in wire.text(refusal, "refusal")
         assert said in lines[-1]
     assert len(site.asked) == 1
-    torn = sealing.seal_order(key, "3", "north", answers.session.name, b"torn")
-    refusal = wire.decode(sealing.open_report(public, "3", "north", answers.answer(torn)))
+    torn = sealed_order(key, "3", "north", answers.session.name, b"torn")
+    refusal = wire.decode(sealing.open_report(public, "3", "north", answered(answers, torn)))
     assert wire.text(refusal, "refusal") == "the order cannot be read"
-    stale = sealing.seal_order(key, "4", "north", "an older session", payload)
-    assert answers.answer(stale) is None
+    stale = sealed_order(key, "4", "north", "an older session", payload)
+    assert answered(answers, stale) is None
 
 
 def test_an_order_that_comes_again_is_carried_out_once(fed, monkeypatch):
@@ -178,13 +192,13 @@ def test_an_order_that_comes_again_is_carried_out_once(fed, monkeypatch):
     site = Echo("north")
     answers, key = answers_of(fed, "north", site), pki.read_private(fed.order_key)
     payloads = {order: wire.encode(wire.content(order=order * 100)) for order in "123"}
-    sealed = {o: sealing.seal_order(key, o, "north", answers.session.name, p) for o, p in payloads.items()}
-    first = {order: answers.answer(body) for order, body in sealed.items()}
-    assert {order: answers.answer(body) for order, body in sealed.items()} == first
+    sealed = {o: sealed_order(key, o, "north", answers.session.name, p) for o, p in payloads.items()}
+    first = {order: answered(answers, body) for order, body in sealed.items()}
+    assert {order: answered(answers, body) for order, body in sealed.items()} == first
     monkeypatch.setattr("fedcomposite.federation.engines.answering._KEPT", len(first["1"]))
-    again = sealing.seal_order(key, "4", "north", answers.session.name, payloads["1"])
-    last = answers.answer(again)
-    assert [answers.answer(body) for body in (*sealed.values(), again)] == [None, None, None, last]
+    again = sealed_order(key, "4", "north", answers.session.name, payloads["1"])
+    last = answered(answers, again)
+    assert [answered(answers, body) for body in (*sealed.values(), again)] == [None, None, None, last]
     assert len(site.asked) == 4
     assert not site.noted
 
@@ -201,14 +215,14 @@ def test_the_key_for_orders_is_rotated(fed):
     def asked(order):
         payload = wire.encode(wire.content(order="x"))
         key = pki.read_private(fed.order_key)
-        return answers.answer(sealing.seal_order(key, order, "south", answers.session.name, payload))
+        return answered(answers, sealed_order(key, order, "south", answers.session.name, payload))
 
     assert "not signed" in wire.text(wire.decode(sealing.open_report(public, "", "south", asked("1"))), "refusal")
     (fed.path / "sites" / "south" / "coordinator.pub").write_bytes(fresh)
     assert wire.decode(sealing.open_report(public, "2", "south", asked("2"))) == wire.content(order="x")
-    stolen = sealing.seal_order(before, "3", "south", answers.session.name, wire.encode(wire.content(order="x")))
+    stolen = sealed_order(before, "3", "south", answers.session.name, wire.encode(wire.content(order="x")))
     assert "not signed" in wire.text(
-        wire.decode(sealing.open_report(public, "", "south", answers.answer(stolen))), "refusal"
+        wire.decode(sealing.open_report(public, "", "south", answered(answers, stolen))), "refusal"
     )
     assert stat.S_IMODE(fed.order_key.stat().st_mode) == 0o600
 
@@ -281,7 +295,7 @@ def test_what_is_refused_unread_is_in_the_audit_log_once_in_a_minute(fed, tmp_pa
     answers = answers_of(fed, "north", site)
     for _ in range(3):
         answers.judge(b"", "someone")
-        answers.answer(b"forged")
+        answered(answers, b"forged")
     noted = [(line["what"], line["refused"]) for line in site._audit.verify()]
     assert noted == [
         ("a job of the engine, by someone", "it cannot be read"),
@@ -424,7 +438,7 @@ class Job:
         self.thread.start()
 
     def ask(self, site, order):
-        made = sockets.ask_site(self.ways[site], order)
+        made = sockets.ask_site(self.ways[site], *([] if order is None else [order]))
         return made.session, made.report
 
     def end(self):
@@ -538,7 +552,7 @@ def test_a_relay_that_lies_costs_nothing_but_time(fed, open_site):
         head, body = channel.receive()
         assert head == {"site": "north", "order": order}
         assert b"payload" in body
-        own = sealing.seal_report(ec.generate_private_key(ec.SECP256R1()), order, "north", b"numbers")
+        own = sealed_report(ec.generate_private_key(ec.SECP256R1()), order, "north", b"numbers")
         channel.send({"what": "report", "order": order}, own)
         (reply,) = until(lambda: engine.pull([order]))
         assert reply.report is None

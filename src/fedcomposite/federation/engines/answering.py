@@ -20,7 +20,7 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.engines import pki, sockets
 from fedcomposite.federation.engines.local import Answering
 from fedcomposite.federation.engines.nvflare_job_files import foreign
-from fedcomposite.federation.engines.sealing import RepeatedError, SealError, Session, StaleError, seal_report
+from fedcomposite.federation.engines.sealing import RepeatedError, Sealed, SealError, Session, StaleError, seal_report
 from fedcomposite.federation.engines.sockets import Channel
 
 _KEPT = 16 << 20  # bytes of reports that are kept for orders that come again, beside the last one
@@ -33,9 +33,9 @@ class Answers:
         self._site, self._log, self._coordinator = site, log, coordinator
         self._key, self._trusted = pki.read_private(key), pki.read_public(coordinator)
         self.session, self._one = Session(site.name), threading.Lock()
-        self._told: dict[str, bytes] = {}  # reports to the latest orders
+        self._told: dict[str, Sealed] = {}  # reports to the latest orders
 
-    def answer(self, sealed: bytes) -> bytes | None:
+    def answer(self, sealed: bytes) -> Sealed | None:
         """The signed report to a signed order; none where the order has to be signed again for this session.
 
         An order that comes again, since an engine lost it or its report on the way, is not carried out again.
@@ -56,10 +56,10 @@ class Answers:
                 return self._refusal(order, "the order cannot be read")
             return self._kept(order, self._sealed(order, self._site.answer(content)))
 
-    def _kept(self, order: str, report: bytes) -> bytes:
+    def _kept(self, order: str, report: Sealed) -> Sealed:
         """Keep a report for an order that comes again, and of the older ones what is not large."""
         self._told[order] = report
-        while len(self._told) > 1 and sum(map(len, self._told.values())) > _KEPT:
+        while len(self._told) > 1 and sum(len(one) for told in self._told.values() for one in told) > _KEPT:
             del self._told[next(iter(self._told))]
         return report
 
@@ -77,12 +77,12 @@ class Answers:
             self._site.note_refusal(what, reason)
         return reason
 
-    def _refusal(self, order: str, reason: str, hint: str = "") -> bytes:
+    def _refusal(self, order: str, reason: str, hint: str = "") -> Sealed:
         self._log(f"refused: {reason}{hint}")
         self._site.note_refusal("an order that is not the coordinator's" if not order else "an order", reason)
         return self._sealed(order, wire.content(refusal=f"{reason}{hint}"))
 
-    def _sealed(self, order: str, content: wire.Content) -> bytes:
+    def _sealed(self, order: str, content: wire.Content) -> Sealed:
         return seal_report(self._key, order, self._site.name, wire.encode(content))
 
 
@@ -110,7 +110,7 @@ class AnswerSocket:
                 made = self._answers.answer(body) if head.get("what") == "order" else None
                 session = self._answers.session
                 told = {"site": session.site, "session": session.name, "answered": made is not None}
-                channel.send(told, made or b"")
+                channel.send(told, *(made or []))
 
     def close(self) -> None:
         """Answer no more."""

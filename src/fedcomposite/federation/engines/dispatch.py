@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from fedcomposite.federation.engines import pki
 from fedcomposite.federation.engines.engine import Reply
-from fedcomposite.federation.engines.sealing import SealError, open_report, seal_order
+from fedcomposite.federation.engines.sealing import Sealed, SealError, open_report, seal_order
 from fedcomposite.federation.folders import FederationFolder
 
-Way = Callable[[str, str, bytes], None]
+Way = Callable[[str, str, Sealed], None]
 """Sends an order, by its site, its name and its bytes; an ``OSError`` if the way is gone."""
 
 

@@ -34,7 +34,7 @@ def train(message: Message, context: Context) -> Message:
     """Ask the site's own process, in a process of Flower's."""
     order = message.content[_RECORD].get("order")
     path = sockets.place(Path(os.environ[SITE]) / "state" / "socket", sockets.SITE_SOCKET)
-    made = sockets.ask_site(path, order if isinstance(order, bytes) else None)
+    made = sockets.ask_site(path, *([order] if isinstance(order, bytes) else []))
     told: dict[str, Any] = {"site": made.site, "session": made.session}
     told |= {} if made.report is None else {"report": made.report}
     return Message(RecordDict({_RECORD: ConfigRecord(told)}), reply_to=message)

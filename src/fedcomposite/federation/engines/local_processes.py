@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedcomposite.federation.engines import sockets
 from fedcomposite.federation.engines.dispatch import Dispatch
+from fedcomposite.federation.engines.sealing import Sealed
 from fedcomposite.federation.folders import FederationFolder
 
 _LOOK = 0.5  # seconds between two looks for a site that is not there
@@ -31,26 +32,26 @@ class LocalEngine(Dispatch):
         return self._looked.issuperset(self._federation.sites)
 
     def _watch(self, site: str, path: Path) -> None:
-        orders: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        orders: queue.SimpleQueue[tuple[str, Sealed]] = queue.SimpleQueue()
 
-        def way(to: str, order: str, sealed: bytes) -> None:
+        def way(to: str, order: str, sealed: Sealed) -> None:
             orders.put((order, sealed))
 
         threading.Thread(target=self._carry, args=(orders, path), daemon=True).start()
         while not self._over.wait(_LOOK if site in self.present() else _LOOK / 10):
             try:
-                session = sockets.ask_site(path, None).session
+                session = sockets.ask_site(path).session
             except OSError:
                 self.left(site, "the site's process is gone", way)
             else:
                 self.came(site, session, way)
             self._looked.add(site)
 
-    def _carry(self, orders: queue.SimpleQueue[tuple[str, bytes]], path: Path) -> None:
+    def _carry(self, orders: queue.SimpleQueue[tuple[str, Sealed]], path: Path) -> None:
         while not self._over.is_set():
             order, sealed = orders.get()
             try:
-                report = sockets.ask_site(path, sealed).report
+                report = sockets.ask_site(path, *sealed).report
             except OSError:
                 self.arrived(order, None, "the site's process is gone")
                 continue
@@ -62,7 +63,7 @@ def seen(federation: FederationFolder) -> dict[str, str]:
     found = {}
     for site in federation.sites:
         try:
-            sockets.ask_site(place(federation, site), None)
+            sockets.ask_site(place(federation, site))
         except OSError:
             continue
         found[site] = ""

@@ -102,7 +102,7 @@ class SiteRelay(Executor):  # type: ignore[misc]
 
     def _handle(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         try:
-            made = sockets.ask_site(site_socket(), request.get("order"))
+            made = sockets.ask_site(site_socket(), *([request["order"]] if "order" in request else []))
         except OSError:
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         return Shareable({"session": made.session, "report": made.report})

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedcomposite.federation.engines.dispatch import Dispatch, Way
 from fedcomposite.federation.engines.relaying import start
+from fedcomposite.federation.engines.sealing import Sealed
 from fedcomposite.federation.engines.sockets import Channel, listen, stop_listening
 from fedcomposite.federation.folders import FederationFolder
 
@@ -48,8 +49,8 @@ class RelayedDispatch(Dispatch):
         except OSError:
             return
 
-        def way(site: str, order: str, sealed: bytes) -> None:
-            channel.send({"site": site, "order": order}, sealed)
+        def way(site: str, order: str, sealed: Sealed) -> None:
+            channel.send({"site": site, "order": order}, *sealed)
 
         sites = set[str]()
         try:

@@ -32,10 +32,14 @@ class RepeatedError(SealError):
     """An order that was taken before, by its name: it is not carried out again."""
 
 
-def _sealed(key: ec.EllipticCurvePrivateKey, kind: str, words: dict[str, str], payload: bytes) -> bytes:
+Sealed = list[bytes]
+"""A cover and what it covers, which are sent one after the other."""
+
+
+def _sealed(key: ec.EllipticCurvePrivateKey, kind: str, words: dict[str, str], payload: bytes) -> Sealed:
     words = {**words, "digest": signing.digest(payload)}
     cover = json.dumps({**words, "signature": signing.sign(key, kind, *words.values())}).encode()
-    return b"".join([len(cover).to_bytes(2, "big"), cover, payload])
+    return [len(cover).to_bytes(2, "big") + cover, payload]
 
 
 def _opened(sealed: bytes, names: list[str]) -> tuple[dict[str, str], memoryview]:
@@ -58,12 +62,12 @@ _ORDER = ["order", "site", "session"]
 _REPORT = ["order", "site"]
 
 
-def seal_order(key: ec.EllipticCurvePrivateKey, order: str, site: str, session: str, payload: bytes) -> bytes:
+def seal_order(key: ec.EllipticCurvePrivateKey, order: str, site: str, session: str, payload: bytes) -> Sealed:
     """An order, signed by the coordinator."""
     return _sealed(key, "order", dict(zip(_ORDER, (order, site, session), strict=True)), payload)
 
 
-def seal_report(key: ec.EllipticCurvePrivateKey, order: str, site: str, payload: bytes) -> bytes:
+def seal_report(key: ec.EllipticCurvePrivateKey, order: str, site: str, payload: bytes) -> Sealed:
     """A report, signed by its site."""
     return _sealed(key, "report", dict(zip(_REPORT, (order, site), strict=True)), payload)
 

@@ -146,9 +146,9 @@ class SiteAnswer(NamedTuple):
     """Its signed report to an order, if it took one."""
 
 
-def ask_site(path: Path, order: bytes | None) -> SiteAnswer:
-    """A relay's question at a site's socket: who it is, and its report to an order if there is one."""
-    head, body = _asked(path, {"what": "session" if order is None else "order"}, order or b"")
+def ask_site(path: Path, *order: bytes) -> SiteAnswer:
+    """A relay's question at a site's socket: who it is, and its report to an order (in pieces) if there is one."""
+    head, body = _asked(path, {"what": "order" if order else "session"}, *order)
     try:
         return SiteAnswer(str(head["site"]), str(head["session"]), body if head["answered"] else None)
     except (KeyError, TypeError):
@@ -163,10 +163,10 @@ def show_job(path: Path, job: bytes, submitter: str) -> str:
     return str(head["refused"])
 
 
-def _asked(path: Path, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def _asked(path: Path, head: dict[str, Any], *body: bytes) -> tuple[dict[str, Any], bytes]:
     channel = Channel.to(path)
     try:
-        channel.send(head, body)
+        channel.send(head, *body)
         return channel.receive()
     finally:
         channel.close()
