@@ -28,7 +28,7 @@ from fedcomposite.federation.engines.engine import EngineError
 from fedcomposite.federation.engines.local_processes import LocalEngine, place, seen
 from fedcomposite.federation.engines.nvflare_job_files import write_job
 from fedcomposite.federation.engines.relayed_dispatch import RelayedDispatch
-from fedcomposite.federation.engines.relaying import Relay
+from fedcomposite.federation.engines.relaying import MISSES, Relay
 from fedcomposite.federation.engines.sealing import RepeatedError, SealError, Session, StaleError
 from fedcomposite.federation.engines.sockets import Channel
 from fedcomposite.federation.folders import FederationFolder
@@ -531,6 +531,38 @@ def test_what_a_network_loses_without_a_word_is_given_again(fed, open_site, monk
         engine.close()
     assert site.asked == [wire.content(order="x")]
     assert not lost
+
+
+def test_a_site_behind_a_slow_line_is_not_lost(fed, open_site, monkeypatch):
+    """Looks wait behind a large order and time out; one that fails at once means that nobody is there."""
+    module = "fedcomposite.federation.engines.relaying."
+    monkeypatch.setattr(f"{module}_QUICK", 0.01)
+    open_site("north", Echo("north"))
+    path, looks, wait = sockets.place(fed.state / "relays", "job"), [], [0.02]
+    carried, gone = threading.Event(), threading.Event()
+
+    class Slow(Job):
+        def ask(self, site, order):
+            if order is not None:
+                carried.set()
+                until(lambda: len(looks) > MISSES + 1 or gone.is_set())
+            elif carried.is_set():
+                looks.append(site)
+                time.sleep(wait[0])
+                return None
+            return super().ask(site, order)
+
+    engine = RelayedDispatch(fed, path)
+    try:
+        Slow(path, {"north": place(fed, "north")})
+        contents = {"north": wire.content(order="x" * 4_000_000)}  # at most 20 s on the slowest line
+        assert exchange(engine, contents) == (contents, [])
+        looks.clear()
+        wait[0] = 0.0
+        gone.set()
+        until(lambda: not engine.present())
+    finally:
+        engine.close()
 
 
 def test_a_relay_of_a_run_that_is_gone_ends(fed):

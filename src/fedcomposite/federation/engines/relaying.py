@@ -21,6 +21,7 @@ Ask = Callable[[str, bytes | None], tuple[str, bytes | None] | None]
 MISSES = 3
 """Looks in a row that a site may miss before it counts as gone."""
 _PATIENCE, _SLOW = 10.0, 2e5  # seconds, and bytes per second, after which an order is given again
+_QUICK = 2.0  # seconds within which an engine says that it has no way to a site; later it has, and nothing came back
 
 
 def start(work: Callable[..., None], *given: Any) -> None:
@@ -34,6 +35,7 @@ class Relay:
     def __init__(self, path: Path, sites: Sequence[str], ask: Ask, name: str = "") -> None:
         self._sites, self._ask, self._over = list(sites), ask, threading.Event()
         self._heard: dict[str, float] = {}  # when sites last answered anything
+        self._carried: dict[str, tuple[str, int]] = {}  # orders on their way: to which site, and their bytes
         self._channel = Channel.to(path)
         self._channel.send({"what": "relay", "name": name})
 
@@ -68,19 +70,27 @@ class Relay:
             while session and (rest := self._heard.get(site, 0.0) + every - time.monotonic()) > 0:
                 if self._over.wait(rest):
                     return
+            began = time.monotonic()
             found = self._asked(site, None)
             missed = 0 if found is not None else missed + 1
             if found is not None and found[0] != session:
                 session = found[0]
                 self._say({"what": "came", "site": site, "session": session})
-            elif missed == MISSES and session:
+            elif missed >= MISSES and session and not self._busy(site, time.monotonic() - began):
                 session = ""
                 self._say({"what": "left", "site": site})
             if (missed or not session) and self._over.wait(0.3):
                 return
 
+    def _busy(self, site: str, took: float) -> bool:
+        """Whether a look may have waited behind an order, or its report, on a slow line."""
+        silent = time.monotonic() - self._heard.get(site, 0.0)
+        return took > _QUICK and silent < sum(n for to, n in list(self._carried.values()) if to == site) / _SLOW
+
     def _carry(self, site: str, order: str, body: bytes) -> None:
+        self._carried[order] = site, len(body)
         found = self._insisted(site, body) if site in self._sites else None
+        del self._carried[order]
         if found is None or found[1] is None:
             why = "the site does not answer" if found is None else "the site was started anew"
             self._say({"what": "lost", "order": order, "why": why})
