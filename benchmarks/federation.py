@@ -13,8 +13,9 @@ Every round is evaluated. The time of a round is the median difference between t
 is the part that the slowest site spent computing, by its own log, and the rest is overhead. ``first`` are the seconds
 from the start of ``run`` to its first record. ``cpu`` is the processor time per round of ``serve`` and what it started,
 ``idle`` their share of a core while nothing happens, ``service_mb`` the largest memory of any of them, and ``files_mb``
-what lies in its folder in the end. ``cpu_all`` is the processor time per round of all parties, and what
-follows are its parts, by what the processes are: they say the same on a busy machine as on a quiet one.
+what lies in its folder in the end. ``cpu_ready`` is the processor time of all parties until they wait for work,
+``cpu_first`` that from then to the first record, ``cpu_all`` that per round, and what follows are its parts, by what
+the processes are: they say the same on a busy machine as on a quiet one.
 
 Run ``python -m benchmarks.federation [--cases warm,many,large,state,newton,secure] [--sites 20] [--engine nvflare]``.
 With ``--light`` the sites of ``many`` are one process with a FLARE client each: fifty of them fit on one machine.
@@ -129,15 +130,17 @@ def by_role(parties: Sequence[int]) -> dict[str, float]:
     return found
 
 
-def watch_rounds(history: Path, parties: Sequence[int], rounds: int, alive: Callable[[], bool]) -> dict[str, float]:
-    """Processor seconds per round and role, between two records near the beginning and the end."""
+def watch_rounds(
+    history: Path, parties: Sequence[int], rounds: int, alive: Callable[[], bool]
+) -> tuple[float, dict[str, float]]:
+    """Processor seconds until the first record; per round and role, between two near the beginning and the end."""
     seen: list[tuple[int, dict[str, float]]] = []
-    for wanted in (min(4, rounds // 3 + 1), rounds - min(2, rounds // 6)):
+    for wanted in (1, min(4, rounds // 3 + 1), rounds - min(2, rounds // 6)):
         while alive() and (not history.exists() or history.read_bytes().count(b"\n") < wanted):
             time.sleep(0.01)
         seen.append((history.read_bytes().count(b"\n") if history.exists() else 0, by_role(parties)))
-    (before, then), (after, now) = seen
-    return {k: (now[k] - then[k]) / max(1, after - before) for k in now if now[k] > then[k]}
+    (_, first), (before, then), (after, now) = seen
+    return sum(first.values()), {k: (now[k] - then[k]) / max(1, after - before) for k in now if now[k] > then[k]}
 
 
 def most_memory(pid: int) -> float:
@@ -220,10 +223,12 @@ def measure(case: str, folder: Path, count: int, engine: EngineName, light: bool
         time.sleep(IDLE if case not in SECURE else 1.0)
         idle, before = (spent(server.pid) - before) / IDLE, spent(server.pid)
         command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run"), *SECURE.get(case, [])]
-        asked = time.time()
+        asked, until_ready = time.time(), sum(by_role([server.pid, *(one.pid for one in joined)]).values())
         with demo.party(folder / "run.log", *command) as run:
             parties = [server.pid, run.pid, *(one.pid for one in joined)]
-            each_role = watch_rounds(folder / "run" / "history.jsonl", parties, rounds, lambda: run.poll() is None)
+            until_first, each_role = watch_rounds(
+                folder / "run" / "history.jsonl", parties, rounds, lambda: run.poll() is None
+            )
             if run.wait(900) != 0:
                 raise RuntimeError((folder / "run.log").read_text())
         cpu, service = (spent(server.pid) - before) / rounds, most_memory(server.pid)
@@ -252,6 +257,8 @@ def measure(case: str, folder: Path, count: int, engine: EngineName, light: bool
         "service_mb": service,
         "files_mb": sum(p.stat().st_size for p in fed.state.rglob("*") if p.is_file()) / 1e6,
         "state_mb": max(states) / 2e6,  # two states are kept
+        "cpu_ready": until_ready,
+        "cpu_first": until_first - until_ready,
         "cpu_all": sum(each_role.values()),
         **{f"cpu, {role}": seconds for role, seconds in each_role.items()},
     }
