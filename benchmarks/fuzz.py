@@ -46,7 +46,7 @@ OTHERS = ("ok", "open", "none", "reference", "refused")
 TOLERANCE, SECONDS, LIMIT = 1e-6, 10.0, 30
 EVENTS = 5  # for each coefficient of a Cox model, from which on its intervals are Wald's by themselves
 REFUSALS = (  # Newton steps do not go with a prox that jumps, and nothing goes with that and a kink
-    "needs a convex or weakly convex h",
+    "is not weakly convex, which Newton steps need",
     "no method here takes both",
     "sets no coordinate to zero",  # total variation alone has no first strength
     "no strength to begin with",  # neither have targets that are all alike
@@ -328,7 +328,7 @@ def main(argv: list[str] | None = None) -> int:
         if v.failed or given.all or given.case is not None:
             line = f"{v.outcome:<10} gap {v.gap:8.1e} {v.seconds:5.1f} s  {v.words}"
             print(f"{line}  # python -m benchmarks.fuzz --seed {given.seed} --case {v.number}", flush=True)
-    if given.case is None:
+    if given.case is None and found:
         show(found)
     return int(any(v.failed for v in found))
 

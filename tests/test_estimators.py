@@ -332,3 +332,6 @@ def test_refusals():
         fc.LinearRegression(regularizer=h, penalty_factor=[1, 1, 1, 2, 2]).fit(X, y)
     with pytest.raises(ValueError, match="MultinomialRegression"):
         fc.LogisticRegression().fit(X, np.digitize(y, [0, 1]))
+    for given in (None, "cv"):
+        with pytest.raises(ValueError, match=r"^TopK\(k=2\).* is not weakly convex.*fc.solve"):
+            fc.LinearRegression(given, regularizer=reg.TopK(2)).fit(X, y)

@@ -265,6 +265,15 @@ def test_stability(over):
     assert list(found.table.index[:2]) in (["x3", "x7"], ["x7", "x3"])
 
 
+def test_halves_of_sites_are_of_those_that_are_there():
+    """Silos of a subset keep their numbers, of which halves of the first few would hold none."""
+    silos = fc.data.load("synthetic", clients=9, features=3, samples=60).subset([4, 5, 6, 7, 8])
+    problem = fc.Problem(silos, loss="least_squares", regularizer=reg.L1(1.0), bias=True)
+    alike = fc.Silos.from_arrays([(X.numpy(), y.numpy()) for X, y in map(silos.__getitem__, range(5))])
+    again = fc.Problem(alike, loss="least_squares", regularizer=reg.L1(1.0), bias=True)
+    np.testing.assert_array_equal(*(fc.stability(p, over="sites", draws=4, count=5).share for p in (problem, again)))
+
+
 def test_halves_come_in_pairs():
     strata = np.repeat([0, 1], [30, 21])
     one, other = (Rows("half", 4, held=held, seed=3).counts(2, strata) for held in (False, True))

@@ -112,6 +112,16 @@ def test_every_site_has_the_model_of_its_own_samples(loss, weights):
     assert not found.notes
 
 
+def test_sites_of_a_subset_are_asked_by_the_numbers_that_they_keep():
+    silos = fc.Silos.from_arrays(hospitals("logistic"), names=["a", "b", "c", "d"])
+    whole, part = (
+        fc.by_site(fc.Problem(one, loss="logistic", bias=True)).sites.set_index(["site", "name"])["estimate"]
+        for one in (silos, silos.subset(["d", "b"]))
+    )
+    for site in ("d", "b"):
+        np.testing.assert_allclose(part[site], whole[site], rtol=1e-6, atol=1e-8)
+
+
 def test_a_site_whose_classes_can_be_told_apart_has_no_estimates():
     silos = fc.Silos.from_arrays(hospitals("logistic", separated=True), names=["a", "b", "c", "d"])
     found = fc.by_site(fc.Problem(silos, loss="logistic", bias=True, weights="samples"))

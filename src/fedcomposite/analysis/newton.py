@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.inner import EffortError, minimise
 from fedcomposite.algorithms.proxnewton import Reply, Server, at_rest
-from fedcomposite.analysis.strengths import only, regularized
+from fedcomposite.analysis.strengths import check_modulus, only, regularized
 from fedcomposite.problems import Evaluation, Problem
 from fedcomposite.regularizers import Regularizer, Zero
 from fedcomposite.regularizers.base import Step
@@ -362,6 +362,7 @@ def strong_rule(h: Regularizer, at: Fit) -> tuple[int, ...]:
 
 def fit_any(problem: Problem, start: Tensor, plan: FitPlan) -> Task[Fit]:
     """The solution of a problem with a linear model, whether its loss is smooth or has a kink."""
+    check_modulus(problem.regularizer)
     if problem.loss.smooth:
         made = yield from fit(problem.regularizer, start, plan)
     else:

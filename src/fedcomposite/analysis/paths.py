@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Positive, ZeroOrMore
 from fedcomposite.analysis.newton import Fit, FitPlan, fit, moved, null, on_support, strong_rule
-from fedcomposite.analysis.strengths import largest_factor, regularized
+from fedcomposite.analysis.strengths import check_modulus, largest_factor, regularized
 from fedcomposite.privacy import StudyBudget
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import Cox, LeastSquares
@@ -275,6 +275,7 @@ def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, d
     if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
         raise ValueError(f"{problem.loss} has kinks, and a path takes Newton steps; take a smooth loss")
     h, d = problem.regularizer, problem.dimension
+    check_modulus(h)
     lam = strength(h)
     if not lam > 0:
         raise ValueError(f"{h} has strength 0, of which no path can be made: take for example L1(1.0)")

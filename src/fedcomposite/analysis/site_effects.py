@@ -184,7 +184,7 @@ class _OneSite:
 
     def __init__(self, driver: Driver, number: int) -> None:
         self._driver, self.transport = driver, driver.transport
-        self._rows = Rows("site", number, len(driver.names), held=True)
+        self._rows = Rows("site", driver.ids[number], len(driver.names), held=True)
 
     @property
     def centre(self) -> Tensor | None:

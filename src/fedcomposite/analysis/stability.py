@@ -11,6 +11,7 @@ Halves come in pairs that leave nothing out (Shah & Samworth 2013).
 
 from __future__ import annotations
 
+import copy
 import math
 import pathlib
 from collections.abc import Callable
@@ -110,6 +111,9 @@ def stability(
     """
     odd = isinstance(draws, int) and draws % 2 == 1
     check_path(stability, locals(), *([f"draws = {draws}, must be even: halves come in pairs"] if odd else []))
+    if over == "sites" and driver is None:  # halves are of the numbers 0, 1, ..., and a subset's silos keep their own
+        problem = copy.copy(problem)
+        problem.silos = replace(problem.silos, ids=tuple(range(len(problem.silos))))
     with driving(stability, locals()) as driver:
         n = len(driver.ids)
         if over == "sites" and not driver.by_site:

@@ -17,6 +17,15 @@ def varies(h: Regularizer) -> bool:
     return any(bool((part.h if isinstance(part, On) else part).coefficients) for part in inner)
 
 
+def check_modulus(h: Regularizer) -> None:
+    """Refuse an h that jumps, where Newton steps are all there is."""
+    if not h.weakly_convex:
+        raise ValueError(
+            f"{h} is not weakly convex, which Newton steps need: give the problem to fc.solve, which takes it with a "
+            "smooth loss, or take MCP or SCAD"
+        )
+
+
 def regularized(h: Regularizer, dimension: int) -> Tensor:
     """Mask of the coordinates that a very strong h moves."""
     strong = varied(h, 1e6)

@@ -50,6 +50,10 @@ class On(Regularizer):
             raise ValueError(f"{h}.on: the mask is false everywhere; use Zero() for no regularizer")
         return On(h, _runs(flags), len(entries))
 
+    def __str__(self) -> str:
+        where = "..." if len(self.runs) > 1 else "range({}, {})".format(*self.runs[0])
+        return f"{self.h}.on({where})"
+
     @property
     def rho(self) -> float:
         """That of h (the rest is flat)."""
