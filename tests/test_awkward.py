@@ -149,6 +149,14 @@ def test_models_without_a_solution_say_so():
     assert "the classes can be separated" in found.message
 
 
+def test_numbers_whose_squares_are_zero_are_refused():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 2)), rng.normal(size=30)
+    for made, where in ((([[1, 1e-200]] * X, y), "features, column 1"), ((X, 1e-200 * y), "targets")):
+        with pytest.raises(fc.errors.DataError, match=f"{where}.*square is zero"):
+            fc.LinearRegression(0.1, regularizer="l1").fit(*made)
+
+
 def test_separated_classes_have_a_squared_hinge():
     """Its least value, zero, is reached: nothing grows."""
     X, y, sites = separated()

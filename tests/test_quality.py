@@ -1,5 +1,7 @@
 """Quality from counts: scikit-learn's numbers where every sample is its own bin, within the stated error in bins."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -170,6 +172,9 @@ def test_a_constant_model_is_known_to_tell_nothing_apart(fitted):
     one = fc.quality(problem, only).overall
     assert (one.auroc, one.auroc_error) == (0.5, 0.0)
     assert one.auprc_error == 0.0
+    assert math.isnan(one.calibration_slope)  # a line through points above one another
+    assert math.isfinite(one.calibration_intercept)
+    assert "nan" not in str(one)
 
 
 def test_cross_validated_auc_is_that_of_the_samples(fitted):

@@ -26,7 +26,8 @@ def average_precision(zeros: Floats, ones: Floats) -> float:
 
 def recalibrated(z: Floats, n: Floats, ones: Floats, slope: bool = True) -> tuple[float, float]:
     """Intercept and slope of a logistic regression of the outcomes on margins; NaN where it has none."""
-    if not 0 < ones.sum() < n.sum() or (slope and len(z) < 2):
+    alike = slope and (len(z) < 2 or np.ptp(z) <= 1e-9 * max(1.0, float(np.abs(z).max())))
+    if not 0 < ones.sum() < n.sum() or alike:
         return math.nan, math.nan
     X = np.stack([np.ones_like(z), z], 1) if slope else np.ones((len(z), 1))
     offset = np.zeros_like(z) if slope else z

@@ -20,8 +20,8 @@ from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.runtime import process
 from fedcomposite.runtime.protocol import Request, Silo, Sums, answer, centre_of, of_copy, silos_of
 
-LARGEST = 1e75
-"""Of a sample's numbers: sums of fourth powers are finite."""
+LARGEST, SMALLEST = 1e75, 1e-150
+"""Of a sample's numbers: sums of fourth powers are finite, and squares are not zero."""
 
 
 def check_range(silos: Silos) -> None:
@@ -29,13 +29,21 @@ def check_range(silos: Silos) -> None:
     for what, values in (("features", silos.features), ("targets", silos.targets)):
         if not isinstance(values, Tensor) or values.dtype != torch.float64:
             continue
-        if max(abs(float(end)) for end in values.aminmax()) > LARGEST:
+        largest = torch.stack(values.aminmax(dim=0)).abs().amax(0).view(-1)  # of each column
+        if float(largest.max()) > LARGEST:
             row, *rest = torch.nonzero(values.abs() > LARGEST)[0].tolist()
             at = int(np.searchsorted(silos.offsets, row, side="right")) - 1
             place = f"row {row - silos.offsets[at]}" + (f", column {rest[0]}" if rest else "")
             raise DataError(
                 f"{silos.names[at]}, {what}: {place} has {float(values[row, *rest]):.3g}, whose powers are infinite; "
                 "mend it, or give the column in other units"
+            )
+        small = torch.nonzero((largest > 0) & (largest < SMALLEST)).view(-1).tolist()
+        if small and (values.ndim == 1 or what == "features"):  # times to an event are compared alone
+            place = f", column {small[0]}" if values.ndim > 1 else ""
+            raise DataError(
+                f"{what}{place}: no value is beyond {float(largest[small[0]]):.3g}, whose square is zero; give the "
+                "column in other units"
             )
 
 
