@@ -171,7 +171,8 @@ class Problem:
         else:
             self.regularizer = self._restricted(h if penalty_factor is None else self._factored(h, penalty_factor))
         if model is None:
-            self.regularizer.value(torch.zeros(self.dimension, dtype=torch.float64))  # a term for another number of coordinates says so here
+            # a term for another number of coordinates says so here
+            self.regularizer.value(torch.zeros(self.dimension, dtype=torch.float64))
         whole = silos.ids == tuple(range(len(silos)))  # a part of a federation may have one class
         labels = silos.targets.flatten()
         if whole and self.loss.classifier and bool((labels == labels[0]).all()):
