@@ -16,7 +16,7 @@ from fedcomposite.papers.base import skewed, split
 from fedcomposite.papers.fedcanon_fig3 import LEAST, SKEWS
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.searches import Tunable, tuned
-from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, ahead, fact, open_claim, row
+from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, ahead, open_claim, row
 from fedcomposite.plots import canvas
 from fedcomposite.plots.charts import dress
 from fedcomposite.plots.looks import looks
@@ -25,6 +25,8 @@ from fedcomposite.runtime import simulate
 METHODS = ["FedCanon", "FedDR", "FedADMM"]
 OWN = {"FedCanon": "server_step", "FedDR": "alpha", "FedADMM": "prox_step"}
 """Each method's own number, which is tuned."""
+LOST = 0.2
+"""The highest accuracy of a run that learned nothing: ten classes have 0.1."""
 PAPER = {  # accuracies of FedCanon, FedDR, FedADMM: iid, Dir(1), Dir(0.2)
     "mnist linear": ((0.9039, 0.8752, 0.8751), (0.9028, 0.8744, 0.8743), (0.9018, 0.8691, 0.8691)),
     "mnist mlp": ((0.9229, 0.8478, 0.8479), (0.9221, 0.8395, 0.8427), (0.9218, 0.8197, 0.8198)),
@@ -130,13 +132,21 @@ def claims(data: pd.DataFrame) -> list[Claim]:
             found.append(ahead(says, each, least=LEAST, paper=printed, digits=4))
     table = best(data).dropna()
     theirs = pd.DataFrame([_theirs(*key) for key in table.index], columns=METHODS)
-    lead, paper = (100 * (t["FedCanon"] - t[METHODS[1:]].max(axis=1)).mean() for t in (table, theirs))
+    lead, paper = (100 * (t["FedCanon"] - t[METHODS[1:]].max(axis=1)).median() for t in (table, theirs))
+    lost = [
+        f"{m} {what}, {title} ({n})"
+        for (what, title), each in there.items()
+        for m, v in each.items()
+        if (n := int((v < LOST).sum()))
+    ]
     won = int((table["FedCanon"] > table[METHODS[1:]].max(axis=1) + LEAST).sum())
     rows = [
         row("rows in which it is ahead by more than 0.3 points", f"{won} of {len(table)}", f"all {len(theirs)}"),
-        row("mean lead over the second, in points", float(lead), f"{paper:.1f}"),
+        row("median lead over the second, in points", float(lead), f"{paper:.1f}"),
     ]
-    return [*found, fact("FedCanon is ahead in most rows that were run", won > len(table) / 2, *rows)]
+    note = "a count of means, of three seeds each; the rows themselves are judged above"
+    note += f". Runs that learned nothing: {'; '.join(lost)}" if lost else ""
+    return [*found, open_claim("FedCanon is ahead in all rows", *rows, note=note)]
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:

@@ -121,12 +121,12 @@ def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> d
     """Make data.csv; the time of every call is added up."""
     began, spent = time.perf_counter(), float(state.get("seconds", 0.0))
     measure = getattr(study.paper.module, "measure", Study.sweep)
-    state = {
-        "name": study.paper.name, "experiment": digest, "quick": quick, "complete": False,
-        "device": _device(study, str(state.get("device", ""))),
-        "commit": commit(), "seeds": _seeds(study.content),
-        "versions": {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }  # fmt: skip
+    versions = {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    made = {"device": _device(study, str(state.get("device", ""))), "commit": commit(), "versions": versions}
+    if study.partial:  # which does nothing itself
+        made |= {k: state[k] for k in made if k in state}
+    head = {"name": study.paper.name, "experiment": digest, "quick": quick, "complete": False}
+    state = {**head, **made, "seeds": _seeds(study.content)}
     try:
         data: pd.DataFrame = measure(study)
         text = io.StringIO()
@@ -198,7 +198,7 @@ def _seeds(content: Mapping[str, Any]) -> Any:
 
 
 def _device(study: Study, before: str) -> str:
-    """What it is measured on, and was before; a partial study does nothing itself."""
+    """What it is measured on, and was before."""
     cores = f"{study.jobs} CPU core{'s' if study.jobs > 1 else ''}"
     now = torch.cuda.get_device_name() if study.device.startswith("cuda") else cores
-    return before if before and (study.partial or now in before) else f"{before} and {now}" if before else now
+    return before if now in before else f"{before} and {now}" if before else now
