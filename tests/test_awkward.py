@@ -97,7 +97,7 @@ def test_equal_columns_of_opposite_signs_find_together(seed):
     H = torch.from_numpy(np.c_[A, A].T @ np.c_[A, A] / 60)
     x = torch.from_numpy(np.r_[np.ones(4), -np.ones(4)])
     h = reg.L1(1e-4)
-    u, solved = minimise(QuadraticModel(x, H @ x, H, h.prox, h.value, True, 0.0), 1e-14)
+    u, solved = minimise(QuadraticModel(x, H @ x, H, h, True), 1e-14)
     assert solved
     assert float(h.optimality(u, H @ x + H @ (u - x))) <= 1e-10
     assert bool((u[:4] * u[4:] >= 0).all())

@@ -283,7 +283,7 @@ def test_inner_solver_on_hard_quadratics(seed):
     H = Q @ torch.diag(torch.logspace(-4, 2, k, dtype=torch.float64)) @ Q.T
     x, b = torch.randn(k, generator=g).double(), torch.randn(k, generator=g).double()
     h = reg.L1(0.3)
-    u, solved = minimise(QuadraticModel(x, b, H, h.prox, h.value, True, 0.0), 1e-12)
+    u, solved = minimise(QuadraticModel(x, b, H, h, True), 1e-12)
     assert solved
     assert float(h.optimality(u, b + H @ (u - x))) <= 1e-9
 

@@ -114,7 +114,7 @@ class ChordNewton(Algorithm[Server, Empty, Message, Reply]):
         else:
             H[i, j] = H[j, i] = server.hessian
         separable = torch.unique(h.coupling(d)).numel() == d
-        model = QuadraticModel(x, reply.gradient, H / self.step, h.prox, h.value, separable, h.rho)
+        model = QuadraticModel(x, reply.gradient, H / self.step, h, separable)
         residual = float(h.optimality(x, reply.gradient))
         found, _ = minimise(model, 1e-13 * residual)
         return Server(found, H[i, j], torch.zeros_like(server.wanted))

@@ -34,6 +34,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedcomposite.regularizers.base import Regularizer
+from fedcomposite.regularizers.wrapped import restricted
+
 _MOST, _FEW = 500, 60  # proximal gradient steps, of a separable h and of others
 _NEWTONS, _INNER = 100, 100  # semismooth Newton steps in a row, of an augmented Lagrangian
 _PARTS = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)  # lengths of such a step that are tried
@@ -42,6 +45,7 @@ _SHORTER = 25  # shorter steps of the augmented Lagrangian
 _PROXES = 1500  # evaluations of the prox that an augmented Lagrangian may take
 _DENSE = 2000  # coordinates up to which the prox of a coupled h is differentiated
 _RIDGE = 1e-12  # of the diagonal of H, in Newton steps: where H has no curvature (equal columns) h alone leads
+_BLUR = 10.0  # times the rounding of margins: a gradient that is known
 _POINTS = 10  # proximal points of a coupled h that is not convex
 
 
@@ -52,19 +56,16 @@ class QuadraticModel:
     x: Tensor  # (k,)
     g: Tensor  # (k,), gradient of f at x
     H: Tensor  # (k, k)
-    prox: Callable[[Tensor, Tensor], Tensor]  # of h on the k coordinates, for (..., k) and (k,) or (1,) steps
-    value: Callable[[Tensor], Tensor]  # of h on the k coordinates
+    h: Regularizer  # on the k coordinates
     separable: bool
-    rho: float
     free: Tensor | None = None  # (k,), mask of the coordinates that h leaves alone
     damping: float = 0.0  # multiple of the diagonal, or of that of the Schur complement, that is added to H
-    slope: Callable[[Tensor, Tensor], Tensor | None] = lambda v, step: None  # of each coordinate's prox, if it is known
-    blur: float = math.inf  # rounding of g, in units of a unit diagonal of H
+    reach: float = math.inf  # the size of margins, in units of a unit diagonal of H
 
     def change(self, u: Tensor) -> float:
         """The model at u, up to a constant."""
         d = u - self.x
-        return float(self.g @ d + d @ (self.H @ d) / 2 + self.value(u))
+        return float(d @ (self.g + (self.H @ d) / 2) + self.h.value(u))
 
     def gradient(self, u: Tensor) -> Tensor:
         """The gradient of the quadratic at u."""
@@ -75,23 +76,37 @@ class QuadraticModel:
         """Whether g points along a free direction whose curvature H has lost: what is left is unknown."""
         if self.free is None or not bool(self.free.any()):
             return False
-        H, g = self.H[self.free][:, self.free], self.g[self.free]
-        return not torch.equal(solved_with(H, g), solved_with(H, g, self.blur))
+        at = self.free.nonzero().squeeze(1)
+        inverse, g = Inverse(self.H[at][:, at]), self.g[at]
+        return not inverse.exact and not torch.equal(inverse(g), inverse(g, self.blur))
+
+    @property
+    def blur(self) -> float:
+        """Rounding of g, in units of a unit diagonal of H."""
+        return _BLUR * torch.finfo(self.x.dtype).eps * self.reach
 
     def diagonal_norm(self, move: Tensor) -> float:
         """The square of a move in the norm of the diagonal that damping multiplies."""
         if self.free is None or not bool(self.free.any()):
             return float(self.H.diagonal() @ move.square())
-        f, r, H_f, K, S = self.parted
-        follows = move[f] + K @ move[r]
-        return float(H_f.diagonal() @ follows.square() + S.diagonal() @ move[r].square())
+        f, r, inverse, K, S = self.parted
+        follows, rest = move[f] + K @ move[r], move[r]
+        return float(inverse.H.diagonal() @ follows.square() + S.diagonal() @ rest.square())
 
     @cached_property
-    def parted(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Free coordinates and the others, and what :func:`schur` makes of H."""
+    def parted(self) -> tuple[Tensor, Tensor, Inverse, Tensor, Tensor]:
+        """Free coordinates f and the others r, H_ff^-1, K = H_ff^-1 H_fr, and the Schur complement on r."""
         assert self.free is not None
         f, r = self.free.nonzero().squeeze(1), (~self.free).nonzero().squeeze(1)
-        return f, r, *schur(self.H, f, r)
+        rows = self.H[f]
+        inverse, across = Inverse(rows[:, f]), rows[:, r]
+        K = inverse(across)
+        rest = self.H[r][:, r]
+        S = rest - across.T @ K
+        S = (S + S.T) / 2
+        # What rounding has left of a difference is noise; a negative curvature would have no minimiser.
+        S.diagonal().clamp_(min=0).add_(rest.diagonal(), alpha=8 * torch.finfo(S.dtype).eps)
+        return f, r, inverse, K, S
 
 
 class EffortError(Exception):
@@ -114,66 +129,56 @@ def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
         return u, False
 
 
-def solved_with(H: Tensor, b: Tensor, blur: float = math.inf) -> Tensor:
-    """H^-1 b for a positive semidefinite H; what H does not determine stays zero, in units of its diagonal.
+class Inverse:
+    """H^-1 for a positive semidefinite H; what H does not determine stays zero, in units of its diagonal.
 
-    What b knows all the same, beyond ``blur``, has a curvature that H has lost in rounding (columns of mean 1000 and
-    deviation 1e-4 without an intercept): it counts as the largest one that can be lost.
+    What a right side knows all the same, beyond ``blur``, has a curvature that H has lost in rounding (columns of mean
+    1000 and deviation 1e-4 without an intercept): it counts as the largest one that can be lost.
     """
-    scale = H.diagonal().clamp(min=torch.finfo(H.dtype).tiny).rsqrt()
-    C, eps = H * scale * scale.unsqueeze(1), torch.finfo(H.dtype).eps
-    right = scale.unsqueeze(1) * b.view(len(b), -1)
-    L, failed = torch.linalg.cholesky_ex(C)
-    if int(failed) == 0 and float(L.diagonal().min()) ** 2 > 16 * len(b) * eps:
-        made = torch.cholesky_solve(right, L)
-    else:
-        values, V = torch.linalg.eigh(C)
-        least, inside = 4 * len(b) * eps * values[-1], V.T @ right
-        known = (values > least).unsqueeze(1) | (inside.abs() > blur)
-        made = V @ torch.where(known, inside / values.clamp(min=least).unsqueeze(1), 0.0)
-    return (scale.unsqueeze(1) * made).view_as(b)
 
+    def __init__(self, H: Tensor) -> None:
+        self.H, tiny = H, torch.finfo(H.dtype).tiny
+        self._alone = len(H) == 1 and tiny <= float(H) < math.inf  # an intercept, most often
+        self.exact = self._alone
+        """Whether H determines everything."""
+        if self._alone:
+            return
+        self._scale = H.diagonal().clamp(min=tiny).rsqrt()
+        self._C = H * self._scale * self._scale.unsqueeze(1)
+        self._L, failed = torch.linalg.cholesky_ex(self._C)
+        least = 16 * len(H) * torch.finfo(H.dtype).eps
+        self.exact = int(failed) == 0 and float(self._L.diagonal().min()) ** 2 > least
 
-def schur(H: Tensor, f: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """H on the coordinates f, K = H_ff^-1 H_fr, and the Schur complement on the others."""
-    H_f, across = H[f][:, f], H[f][:, r]
-    K = solved_with(H_f, across)
-    S = H[r][:, r] - across.T @ K
-    S = (S + S.T) / 2
-    # What rounding has left of a difference is noise; a negative curvature would have no minimiser.
-    S.diagonal().clamp_(min=0).add_(8 * torch.finfo(S.dtype).eps * H.diagonal()[r])
-    return H_f, K, S
+    def __call__(self, b: Tensor, blur: float = math.inf) -> Tensor:
+        """H^-1 b, for one or more columns b."""
+        if self._alone:
+            return b / self.H.view(1)
+        right = self._scale.unsqueeze(1) * b.view(len(b), -1)
+        if self.exact:
+            made = torch.cholesky_solve(right, self._L)
+        else:
+            values, V = self._spectrum
+            least, inside = 4 * len(b) * torch.finfo(b.dtype).eps * values[-1], V.T @ right
+            known = (values > least).unsqueeze(1) | (inside.abs() > blur)
+            made = V @ torch.where(known, inside / values.clamp(min=least).unsqueeze(1), 0.0)
+        return (self._scale.unsqueeze(1) * made).view_as(b)
+
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        values, V = torch.linalg.eigh(self._C)
+        return values, V
 
 
 def _eliminated(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     """The solution by the Schur complement: free coordinates follow the others linearly."""
-    f, r, H_f, K, S = model.parted
-    alone = solved_with(H_f + torch.diag(model.damping * H_f.diagonal()), model.g[f], model.blur)
-
-    def embed(u: Tensor) -> Tensor:
-        return model.x.expand(*u.shape[:-1], -1).index_copy(-1, r, u)
-
-    def whole(step: Tensor) -> Tensor:
-        return step if len(step) == 1 else torch.full_like(model.x, float(step.min())).index_copy_(0, r, step)
-
-    def slope(v: Tensor, step: Tensor) -> Tensor | None:
-        found = model.slope(embed(v), whole(step))
-        return None if found is None else found[..., r]
-
-    inner = QuadraticModel(
-        model.x[r],
-        model.g[r] - K.T @ model.g[f],
-        S,
-        lambda v, step: model.prox(embed(v), whole(step))[..., r],
-        lambda u: model.value(embed(u)),
-        model.separable,
-        model.rho,
-        damping=model.damping,
-        slope=slope,
-    )
+    f, r, inverse, K, S = model.parted
+    g_f = model.g[f]
+    damped = inverse if model.damping == 0 else Inverse(inverse.H + torch.diag(model.damping * inverse.H.diagonal()))
+    h, x_r = restricted(model.h, model.x, r), model.x[r]
+    inner = QuadraticModel(x_r, model.g[r] - K.T @ g_f, S, h, model.separable, damping=model.damping)
     found, solved = minimise(inner, tolerance)
-    made = embed(found).clone()
-    made[f] = model.x[f] - alone - K @ (found - model.x[r])
+    made = model.x.index_copy(0, r, found)
+    made[f] -= damped(g_f, model.blur) + K @ (found - x_r)
     return made, solved
 
 
@@ -192,7 +197,7 @@ class _State(NamedTuple):
 def _descend(model: QuadraticModel, tolerance: float, most: int) -> tuple[Tensor, bool]:
     """Lower the model from x on; also whether the tolerance was reached, or nothing more can be."""
     steps = _steps(model)
-    best, lowest = model.x, model.change(model.x)
+    best, lowest = model.x, float(model.h.value(model.x))
     slack = 10 * torch.finfo(best.dtype).eps * abs(lowest)
     momentum, y, tries, due = 1.0, best, 0, 0
     for iteration in range(most):
@@ -205,7 +210,7 @@ def _descend(model: QuadraticModel, tolerance: float, most: int) -> tuple[Tensor
                 best, lowest, y, momentum = found.p, min(value, lowest), found.p, 1.0
                 if found.residual <= goal:
                     return best, True
-        u = model.prox(y - steps * model.gradient(y), steps)
+        u = model.h.prox(y - steps * model.gradient(y), steps)
         value = model.change(u)
         if value > lowest + slack or float((y - u) @ ((u - best) / steps)) > 0:
             if y is best:  # a plain step that does not lower the model: as far as rounding allows
@@ -234,7 +239,7 @@ def _steps(model: QuadraticModel) -> Tensor:
     root = diagonal.sqrt()
     largest = 1.02 * _largest(H / root / root.unsqueeze(-1))
     steps = 1 / (diagonal * max(largest, tiny))
-    return steps.clamp(max=0.5 / model.rho) if model.rho > 0 else steps
+    return steps.clamp(max=0.5 / model.h.rho) if model.h.rho > 0 else steps
 
 
 def _largest(H: Tensor) -> float:
@@ -250,7 +255,7 @@ def _largest(H: Tensor) -> float:
 
 def _look(model: QuadraticModel, u: Tensor, steps: Tensor) -> _State:
     v = u - steps * model.gradient(u)
-    p = model.prox(v, steps)
+    p = model.h.prox(v, steps)
     return _State(u, v, p, float(torch.linalg.vector_norm((u - p) / steps)))
 
 
@@ -263,11 +268,15 @@ def _polish(model: QuadraticModel, start: Tensor, steps: Tensor, tolerance: floa
         move = _newton(model, now, steps, exactly)
         if move is None or not bool(torch.isfinite(move).all()):
             break
-        lowest = model.change(now.p)
+        lowest: float | None = None
         for part in _PARTS:
             then = _look(model, now.u + part * move, steps)
-            if then.residual <= 0.5 * now.residual or (model.rho == 0 and model.change(then.p) < lowest):
+            if then.residual <= 0.5 * now.residual:
                 break
+            if model.h.rho == 0:
+                lowest = model.change(now.p) if lowest is None else lowest
+                if model.change(then.p) < lowest:
+                    break
         else:
             break
         now = then if then.residual <= 0.5 * now.residual else _look(model, then.p, steps)
@@ -279,12 +288,12 @@ def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> 
     if not model.separable:
         if len(at.u) > _DENSE:
             return None
-        J = _jacobian(model.prox, at.v, steps)
+        J = _jacobian(model.h.prox, at.v, steps)
         A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * model.H)
         solved, failed = torch.linalg.solve_ex(A, at.p - at.u)
         return None if int(failed) else solved
-    known = model.slope(at.v, steps) if exactly else None
-    slope = known if known is not None else (_derivatives if exactly else _slopes)(model.prox, at.v, steps)
+    known = model.h.prox_slope(at.v, steps) if exactly else None
+    slope = known if known is not None else (_derivatives if exactly else _slopes)(model.h.prox, at.v, steps)
     active = slope > 1e-8
     move = at.p - at.u
     if not bool(active.any()):
@@ -315,13 +324,13 @@ def _slopes(prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Tensor) 
 def _resisting(model: QuadraticModel, start: Tensor, tolerance: float) -> tuple[Tensor, bool]:
     """The solution of a model that resists: one augmented Lagrangian, or some around proximal points if rho > 0."""
     best, solved = start, False
-    for _ in range(_POINTS if model.rho > 0 else 1):
+    for _ in range(_POINTS if model.h.rho > 0 else 1):
         near = replace(model, x=best, g=model.gradient(best))
-        found, solved = _augmented(near, tolerance, best if model.rho > 0 else None)
+        found, solved = _augmented(near, tolerance, best if model.h.rho > 0 else None)
         if not near.change(found) < near.change(best):
             break
         moved, best = float(torch.linalg.vector_norm(found - best)), found
-        if model.rho == 0 or (solved and model.rho * moved <= max(tolerance, _rounding(model, best))):
+        if model.h.rho == 0 or (solved and model.h.rho * moved <= max(tolerance, _rounding(model, best))):
             return best, solved
         solved = False
     return best, solved
@@ -343,7 +352,7 @@ def _augmented(model: QuadraticModel, tolerance: float, center: Tensor | None) -
     With a center it is that of the model plus (rho/2) ||u - center||^2.
     """
     diagonal = model.H.diagonal().clamp(min=torch.finfo(model.x.dtype).tiny)
-    prox = model.prox if center is None else _shifted(model, center)
+    prox = model.h.prox if center is None else _shifted(model, center)
     typical = diagonal if model.separable else diagonal.log().mean().exp().view(1)
     factor, last, evaluations = 1.0, math.inf, 0
     u, y = model.x, -model.g
@@ -371,8 +380,10 @@ def _shifted(model: QuadraticModel, center: Tensor) -> Callable[[Tensor, Tensor]
     """The prox of h + (rho/2) ||. - center||^2, which is convex."""
 
     def prox(v: Tensor, step: Tensor) -> Tensor:
-        more = 1 + model.rho * step
-        return model.prox((v + model.rho * step * center) / more, (step / more).clamp(max=(1 - 1e-14) / model.rho))
+        more = 1 + model.h.rho * step
+        return model.h.prox(
+            (v + model.h.rho * step * center) / more, (step / more).clamp(max=(1 - 1e-14) / model.h.rho)
+        )
 
     return prox
 
@@ -393,9 +404,9 @@ def _inner_newton(
         v = u + y / s
         p = prox(v, 1 / s)
         d, w = u - model.x, u - p
-        value = float(model.g @ d + d @ (model.H @ d) / 2 + model.value(p) + y @ w + (s * w) @ w / 2)
+        value = float(model.g @ d + d @ (model.H @ d) / 2 + model.h.value(p) + y @ w + (s * w) @ w / 2)
         if center is not None:
-            value += model.rho / 2 * float((p - center).square().sum())
+            value += model.h.rho / 2 * float((p - center).square().sum())
         return _Lagrangian(u, v, p, model.gradient(u) + s * (v - p), value)
 
     now, used = look(u), 1
@@ -409,7 +420,7 @@ def _inner_newton(
         else:
             J = _jacobian(prox, now.v, 1 / s)
             A = model.H + s * (torch.eye(len(u), dtype=u.dtype, device=u.device) - (J + J.T) / 2)
-        move = -solved_with(A + torch.diag(_RIDGE * model.H.diagonal()), now.gradient)
+        move = -Inverse(A + torch.diag(_RIDGE * model.H.diagonal()))(now.gradient)
         slope, part = float(now.gradient @ move), 1.0
         used += 1
         for _ in range(_SHORTER):

@@ -39,9 +39,9 @@ from fedcomposite._validation import Count, Positive
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
 from fedcomposite.algorithms.inner import EffortError, QuadraticModel, minimise
 from fedcomposite.regularizers.base import Regularizer
+from fedcomposite.regularizers.wrapped import restricted
 
 _COUPLED = 4000  # coordinates up to which an h that couples them all is taken
-_BLUR = 10.0  # times the rounding of margins: a gradient that is known
 _STEEP = 1e-10  # of the largest slope: one that is no rounding, in a coordinate without curvature
 _LARGEST = 10000  # coordinates of the largest working set: half of its square is sent by every client
 
@@ -146,11 +146,12 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         x = message.x
         H = grad.hessian(x, message.working)
         i, j = _upper(H.shape[-1], x.device)
-        return Reply(*(_bounded(t) for t in (grad.loss(x), grad.full(x), H[..., i, j]))), client
+        return Reply(*(bounded(t) for t in (grad.loss(x), grad.full(x), H[..., i, j]))), client
 
     def aggregate(self, server: Server, reply: Reply, share: float, h: Regularizer) -> Server:
         """Accept the model under test and look for the next one, or go back towards the accepted one."""
-        value = float(reply.loss + h.value(server.trial))
+        own = float(h.value(server.trial))
+        value = float(reply.loss) + own
         lowest, t, D = float(server.value), float(server.step), float(server.decrease)
         slack = float(server.slack)
         if t > 0 and not value <= lowest + 1e-4 * t * D + slack:
@@ -163,12 +164,12 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
             return server._replace(trial=server.x, step=torch.zeros_like(server.step))
         damping = float(server.damping) / (10 if t > 0 else 1)
         model = self._model(server.trial, reply, server.working, damping, h)
-        slack, noise = _rounding(server.trial, float(reply.loss), value, model)
+        slack, noise = _rounding(float(reply.loss), value, model)
         residual = float(h.optimality(server.trial, reply.gradient))
         found = server.trial.clone()
         found[server.working], solved = minimise(model, self.precision * residual)
         move = found - server.trial
-        decrease = float(reply.gradient @ move + h.value(found) - h.value(server.trial))
+        decrease = float(reply.gradient @ move) + (float(h.value(found)) - own)
         moved = decrease < slack and not torch.equal(found, server.trial)
         size = model.diagonal_norm(move[server.working]) if moved else 0.0
         promised = min(decrease, 0.0) if moved else 0.0
@@ -214,29 +215,11 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
             diagonal.clamp_(min=0).mul_(1 + 4 * torch.finfo(x.dtype).eps)  # of a covariance rounding may leave less
             diagonal.copy_(_with_some_curvature(diagonal, reply.gradient[at], float(reply.loss)))
 
-        def embed(u: Tensor) -> Tensor:
-            return u if k == len(x) else x.expand(*u.shape[:-1], -1).index_copy(-1, at, u)
-
-        def whole(step: Tensor) -> Tensor:
-            alike = k == len(x) or len(step) == 1
-            return step if alike else torch.ones_like(x).mul_(step.min()).index_copy_(0, at, step)
-
-        def prox(v: Tensor, step: Tensor) -> Tensor:
-            return h.prox(embed(v), whole(step))[..., at]
-
-        def slope(v: Tensor, step: Tensor) -> Tensor | None:
-            found = h.prox_slope(embed(v), whole(step))
-            return None if found is None else found[..., at]
-
-        separable = torch.unique(h.coupling(len(x))).numel() == len(x)
+        parts = h.coupling(len(x))
+        separable = torch.equal(parts, torch.arange(len(x), device=parts.device))
         free = ~h.acts_on(len(x)).to(x.device)[at]
-        g = reply.gradient[at]
-        blur = _BLUR * torch.finfo(x.dtype).eps * _reach(float(reply.loss), x[at], diagonal)
-
-        def value(u: Tensor) -> Tensor:
-            return h.value(embed(u))
-
-        return QuadraticModel(x[at], g, H, prox, value, separable, h.rho, free, damping, slope, blur)
+        reach = math.sqrt(2 * abs(float(reply.loss))) + float(x[at].abs() @ diagonal.sqrt())
+        return QuadraticModel(x[at], reply.gradient[at], H, restricted(h, x, at), separable, free, damping, reach=reach)
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
@@ -277,17 +260,11 @@ def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float, floo
     return stationary, stationary and left <= tolerance * abs(float(server.value)) + float(server.slack)
 
 
-def _rounding(x: Tensor, loss: float, value: float, model: QuadraticModel) -> tuple[float, float]:
+def _rounding(loss: float, value: float, model: QuadraticModel) -> tuple[float, float]:
     """What rounding does to F and to its gradient near x, from sizes of margins: sqrt(loss) and |x_j| sqrt(H_jj)."""
-    curvature = model.H.diagonal()
-    size, reach = math.sqrt(2 * abs(loss)), _reach(loss, model.x, curvature)
-    eps = torch.finfo(x.dtype).eps
-    return 20 * eps * (abs(value) + size * reach), eps * math.sqrt(float(curvature.sum())) * reach
-
-
-def _reach(loss: float, x: Tensor, curvature: Tensor) -> float:
-    """The size of margins near x, in units of the loss: sqrt(loss) and |x_j| sqrt(H_jj)."""
-    return math.sqrt(2 * abs(loss)) + float(x.abs() @ curvature.sqrt())
+    eps, size = torch.finfo(model.x.dtype).eps, math.sqrt(2 * abs(loss))
+    spread = math.sqrt(float(model.H.diagonal().sum()))
+    return 20 * eps * (abs(value) + size * model.reach), eps * spread * model.reach
 
 
 def _with_some_curvature(diagonal: Tensor, gradient: Tensor, loss: float) -> Tensor:
@@ -318,7 +295,8 @@ def _number(value: float, like: Tensor) -> Tensor:
     return like.new_full((1,), value)
 
 
-def _bounded(t: Tensor) -> Tensor:
+def bounded(t: Tensor) -> Tensor:
+    """Numbers that overflow become large ones."""
     big = torch.finfo(t.dtype).max ** 0.5
     return torch.nan_to_num(t, nan=big, posinf=big, neginf=-big).clamp(-big, big)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self, Unpack
 
 import numpy as np
-import scipy.special
+import scipy  # which loads what is used of it
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import d2_tweedie_score
 from sklearn.utils.multiclass import check_classification_targets

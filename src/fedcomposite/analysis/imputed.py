@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import scipy.special
+import scipy  # which loads what is used of it
 import torch
 from torch import Tensor
 

@@ -46,7 +46,7 @@ import annotated_types as at
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import scipy.special
+import scipy  # which loads what is used of it
 import torch
 from torch import Tensor
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.special
+import scipy  # which loads what is used of it
 import torch
 
 from fedcomposite.analysis.imputed import each_copy, joint_statistic

@@ -211,6 +211,7 @@ class _Called(Wrapped):
         self._effort, self._deadline = plan.effort, plan.deadline
         self._limit = _CALLS[torch.unique(self._parts).numel() < dimension]
         self.calls = self._vain = 0
+        self._asked: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def most(self) -> int:
@@ -228,10 +229,40 @@ class _Called(Wrapped):
     def acts_on(self, dimension: int) -> Tensor:
         return self._where
 
-    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+    def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
+        found = self.h.among(coordinates, dimension)
+        return None if found is None else _CalledPart(found, self)
+
+    def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """That of h; kept, since a step and the test whether it was the last one ask the same."""
+        if not (self._asked is not None and self._asked[0] is x and self._asked[1] is gradient):
+            self._asked = x, gradient, self.h.optimality(x, gradient)
+        return self._asked[2]
+
+    def count(self, v: Tensor) -> None:
+        """Count a call, or refuse it."""
         if self.calls >= self.most or self._deadline.passed:
             raise EffortError
         self.calls += 1 + v[..., 0].numel() // _AT_ONCE
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        self.count(v)
+        return self.h.prox(v, step, out)
+
+
+class _CalledPart(Wrapped):
+    """A term on some coordinates, whose calls are those of the whole."""
+
+    def __init__(self, h: Regularizer, whole: _Called) -> None:
+        super().__init__(h)
+        self._called = whole
+
+    def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
+        found = self.h.among(coordinates, dimension)
+        return None if found is None else _CalledPart(found, self._called)
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        self._called.count(v)
         return self.h.prox(v, step, out)
 
 

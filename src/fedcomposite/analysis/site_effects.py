@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import scipy.optimize
-import scipy.special
+import scipy  # which loads what is used of it
 import torch
 from torch import Tensor
 

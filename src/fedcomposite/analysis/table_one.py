@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import special
+import scipy  # which loads what is used of it
 
 from fedcomposite._validation import refuse, wrong_arguments
 from fedcomposite.data.census import NoisedTables
@@ -412,7 +412,7 @@ def _of_means(groups: Sequence[_Group]) -> dict[str, Any]:
     middle, inner = n @ means / n.sum(), (n - 1) @ sd**2
     degrees = len(some) - 1, n.sum() - len(some)
     ratio = (n @ (means - middle) ** 2 / degrees[0]) / (inner / degrees[1])
-    return made | _tested("ANOVA", ratio, special.fdtrc(*degrees, ratio))
+    return made | _tested("ANOVA", ratio, scipy.special.fdtrc(*degrees, ratio))
 
 
 def _mean_difference(a: _Group, b: _Group) -> float:
@@ -490,7 +490,7 @@ def _of_ranks(groups: Sequence[tuple[Any, Any, int]], alone: npt.NDArray[np.bool
     freedom = len(groups) - 1
     h = middle / (1 - ties[0])
     ends = bounds[0] / (1 - ties[0]), bounds[1] / (1 - ties[1]) if ties[1] < 1 else math.inf
-    p = [float(special.chdtrc(freedom, value)) for value in (h, *ends)]
+    p = [float(scipy.special.chdtrc(freedom, value)) for value in (h, *ends)]
     return {"test": "Kruskal-Wallis", "statistic": float(h), "p": p[0], "p_low": p[2], "p_high": p[1]}
 
 

@@ -125,10 +125,12 @@ class On(Regularizer):
 
     def optimality(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Root of the sum of the squared distances on the two sets of coordinates."""
-        own = self._take(gradient)
-        rest = self._put(gradient.clone(), torch.zeros_like(own)).norm(dim=-1)
-        total: Tensor = torch.linalg.vector_norm(torch.stack([self.h.optimality(self._take(x), own), rest]), dim=0)
-        return total
+        own = self.h.optimality(self._take(x), self._take(gradient))
+        gaps = [gradient[..., a:b] for a, b in self._gaps(gradient.shape[-1])]
+        if not gaps:
+            return own
+        rest: Tensor = torch.linalg.vector_norm(gaps[0] if len(gaps) == 1 else torch.cat(gaps, dim=-1), dim=-1)
+        return torch.hypot(own, rest)
 
     def prox_slope(self, v: Tensor, step: Step) -> Tensor | None:
         own = self.h.prox_slope(self._take(v), self._own(step, v))
@@ -137,6 +139,13 @@ class On(Regularizer):
     def scaled(self, kappa: float) -> On:
         """The same with kappa * h for h."""
         return replace(self, h=self.h.scaled(kappa))
+
+    def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
+        mask = self._mask(coordinates.new_empty(dimension))
+        if not bool(mask[coordinates].all()):
+            return None
+        inside = coordinates - self.runs[0][0] if len(self.runs) == 1 else (mask.cumsum(0) - 1)[coordinates]
+        return self.h.among(inside, int(mask.sum()))
 
     def coupling(self, dimension: int) -> Tensor:
         """The parts of h where it acts; the rest by itself."""

@@ -126,6 +126,14 @@ class Regularizer(ABC):
         """Mask of the coordinates that h depends on, ``(d,)``; all of them unless it was restricted to some."""
         return torch.ones(dimension, dtype=torch.bool)
 
+    def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
+        """The term as a function of some of ``dimension`` coordinates, up to a constant; None where it has no such form
+        of its own.
+
+        Every part of h has either all of its coordinates among these, or none.
+        """
+        return None
+
     @overload
     def on(self, where: str | tuple[str, ...]) -> Named: ...
     @overload
@@ -192,7 +200,8 @@ class Regularizer(ABC):
         if isinstance(step, Tensor):
             if step.numel() == 0 or (not bounded and step.device.type != "cpu"):
                 return  # nothing else to refuse, and reading a device's tensor would stall it
-            low, high = float(step.detach().min()), float(step.detach().max())
+            low = float(step.detach().min())
+            high = float(step.detach().max()) if bounded else low
         else:
             low = high = float(step)
         if not low >= 0:
@@ -273,3 +282,6 @@ class Separable(Boxed):
 
     def coupling(self, dimension: int) -> Tensor:
         return torch.arange(dimension)
+
+    def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
+        return self if self.grain == 1 else None  # one rule for all entries

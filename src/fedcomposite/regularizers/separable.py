@@ -113,6 +113,11 @@ class L1(Separable):
         """Each coordinate by itself; with weights they are not alike."""
         return 1 if self.weights is None else 0
 
+    def among(self, coordinates: Tensor, dimension: int) -> L1:
+        if self.weights is None:
+            return self
+        return L1(self.lam, tuple(self.weights[i] for i in coordinates.tolist()))
+
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """Soft-thresholding; a weight acts like a step of its own."""
         return soft(v, self.lam * (step if self.weights is None else step * self._weights(v)))

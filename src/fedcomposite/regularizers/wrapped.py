@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from fedcomposite.regularizers.base import Layout, Regularizer, Step
+from fedcomposite.regularizers.memory import give
 from fedcomposite.schedules import Schedule, read
 
 if TYPE_CHECKING:
@@ -53,6 +55,39 @@ class Wrapped(Regularizer):
     def scaled(self, kappa: float) -> Regularizer:
         """The regularizer kappa * h, no longer wrapped."""
         return self.h.scaled(kappa)
+
+
+def restricted(h: Regularizer, x: Tensor, at: Tensor) -> Regularizer:
+    """The term h as a function of the coordinates ``at``, the others being those of x; up to a constant."""
+    if len(at) == len(x):
+        return h
+    return h.among(at, len(x)) or _Restricted(h, x, at)
+
+
+class _Restricted(Wrapped):
+    """The same where h has no form of its own on these coordinates: the whole vector is put together for it."""
+
+    def __init__(self, h: Regularizer, x: Tensor, at: Tensor) -> None:
+        super().__init__(h)
+        self._x, self._at = x, at
+
+    def _whole(self, u: Tensor) -> Tensor:
+        return self._x.expand(*u.shape[:-1], -1).index_copy(-1, self._at, u)
+
+    def _steps(self, step: Step) -> Step:
+        if not isinstance(step, Tensor) or step.shape[-1] == 1:
+            return step
+        return torch.full_like(self._x, float(step.min())).index_copy_(0, self._at, step)
+
+    def prox(self, v: Tensor, step: Step, out: Tensor | None = None) -> Tensor:
+        return give(self.h.prox(self._whole(v), self._steps(step))[..., self._at], out)
+
+    def prox_slope(self, v: Tensor, step: Step) -> Tensor | None:
+        found = self.h.prox_slope(self._whole(v), self._steps(step))
+        return None if found is None else found[..., self._at]
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.h.value(self._whole(x))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from torch import Tensor
 from fedcomposite import rng
 from fedcomposite.algorithms import ProxNewton
 from fedcomposite.algorithms.base import Empty
-from fedcomposite.algorithms.proxnewton import Message
+from fedcomposite.algorithms.proxnewton import Message, bounded
 from fedcomposite.data.sparse import tensors_only
 from fedcomposite.problems import event_tables
 from fedcomposite.problems.linear import Linear, far_means
@@ -50,6 +50,7 @@ _LEVEL = ("newton", "losses", "information", "schoenfeld")
 _NEVER = 1e300  # a time that is behind all others
 _METHOD = ProxNewton()
 _FOLD, _HALF, _BOOTSTRAP, _HALF_OF_SITES = range(4)  # streams of random numbers
+_AT_ONCE = 1 << 20  # numbers of a silo's samples and models that are worked on side by side
 _MOST = 12  # a Poisson(1) number is larger with a probability below 1e-10
 
 
@@ -378,6 +379,30 @@ def _oracle(silo: Silo, weights: Tensor) -> _Oracle:
 
 def answer(silo: Silo, request: Request) -> Sums:
     """What a site says to a request."""
+    silo = _asked(silo, request)
+    return _ANSWERS[request.name](silo, silo.weights(request.rows), request)
+
+
+def answer_all(silo: Silo, requests: Sequence[Request]) -> list[Sums]:
+    """What a site says to some requests; Newton sums of small silos at many models are made side by side."""
+    made: dict[int, Sums] = {}
+    alike: dict[Any, list[int]] = {}
+    many = _AT_ONCE // max(1, silo.X.numel())
+    if len(requests) > 1 and many > 1 and silo.loss.by_sample and silo.loss.outputs == 1:
+        for k, one in enumerate(requests):
+            if one.name == "newton":
+                key = one.part, tuple(one.numbers.items()), one.arrays["working"].numpy().tobytes()
+                alike.setdefault(key, []).append(k)
+    for places in alike.values():
+        own = _asked(silo, requests[places[0]])
+        for at in range(0, len(places), many):
+            some = places[at : at + many]
+            made |= zip(some, _newtons(own, [requests[k] for k in some]), strict=True)
+    return [made[k] if k in made else answer(silo, one) for k, one in enumerate(requests)]
+
+
+def _asked(silo: Silo, request: Request) -> Silo:
+    """The silo with the samples and the loss that a request is about."""
     width = request.numbers.get("width", 0.0)
     if width > 0:
         silo = replace(silo, loss=Smoothed(silo.loss, width))
@@ -385,9 +410,7 @@ def answer(silo: Silo, request: Request) -> Sums:
         silo = replace(silo, X=silo.about)
     elif silo.level is not None and request.name in _LEVEL:
         silo = replace(silo, X=silo.level)
-    silo = silo.of_part(request.part)
-    weights = silo.weights(request.rows)
-    return _ANSWERS[request.name](silo, weights, request)
+    return silo.of_part(request.part)
 
 
 def newton(x: Tensor, working: Tensor, rows: Rows, width: float = 0.0, centred: bool = False) -> Request:
@@ -413,6 +436,29 @@ def _newton(silo: Silo, weights: Tensor, request: Request) -> Sums:
     reply, _ = _METHOD.local_round(message, Empty(), _oracle(silo, weights), Zero())  # type: ignore[arg-type]
     made = {k: share * v if share > 0 else torch.zeros_like(v) for k, v in reply._asdict().items()}
     return {"weight": _weight(share, total, counted), **made}
+
+
+def _newtons(silo: Silo, requests: Sequence[Request]) -> list[Sums]:
+    """The same at several models, on the same coordinates, for a loss of one margin per sample."""
+    W = torch.stack([silo.weights(one.rows) for one in requests])
+    totals, counts = W.sum(1), (W > 0).sum(1).tolist()
+    shares = [silo.share(total) for total in totals.tolist()]
+    o = torch.where(totals > 0, 1 / totals, 0.0).unsqueeze(1) * W
+    z, b = torch.stack([one.arrays["x"] for one in requests]) @ silo.X.T, silo.b.expand(len(W), -1)
+    if silo.offset is not None:
+        z = z + silo.offset
+    at = requests[0].arrays["working"].nonzero().squeeze(1)
+    k = len(at)
+    i, j = torch.triu_indices(k, k)
+    parts = {"loss": (o * silo.loss.value(z, b)).sum(1, keepdim=True)}
+    parts["gradient"] = (silo.loss.derivative(z, b) * o) @ silo.X
+    H = hessians(silo.X.expand(len(W), -1, -1), silo.loss.second(z, b), o, at, 1) if k else z.new_zeros(len(W), 0, 0)
+    parts["hessian"] = H[:, i, j]
+    counted = torch.tensor(shares, dtype=torch.float64)
+    made = {key: (bounded(value) * counted.unsqueeze(1)).unbind(0) for key, value in parts.items()}
+    weights = torch.stack([counted, totals, torch.tensor(counts, dtype=torch.float64)], dim=1).unbind(0)
+    keys = ("weight", *made)
+    return [dict(zip(keys, each, strict=True)) for each in zip(weights, *made.values(), strict=True)]
 
 
 def losses(

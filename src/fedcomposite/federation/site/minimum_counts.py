@@ -29,7 +29,7 @@ from fedcomposite.federation.site.noise import deviation
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.risk_sets import EVENT
-from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Rows, Silo, Sums, answer
+from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request, Rows, Silo, Sums, answer, answer_all
 
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger
@@ -264,7 +264,10 @@ def told(limits: Limits, silo: Silo, requests: Sequence[Request], guard: AnswerG
     ``guard`` says which of some sets of samples, those below the ends of groups, may be told beside what was told
     before, and has the noise of tallies.
     """
-    made = [dict(answer(event_times.coarse(limits, silo, one), one)) for one in requests]
+    if any(one.name in event_times.TIMED for one in requests):
+        made = [dict(answer(event_times.coarse(limits, silo, one), one)) for one in requests]
+    else:
+        made = [dict(sums) for sums in answer_all(silo, requests)]
     for places in _together(requests):
         asked, answers = [requests[i] for i in places], [made[i] for i in places]
         match asked[0].name:

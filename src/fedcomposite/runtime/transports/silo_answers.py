@@ -18,7 +18,7 @@ from fedcomposite.problems.losses import Cox
 from fedcomposite.problems.risk_sets import EVENT
 from fedcomposite.problems.smoothed import Smoothed
 from fedcomposite.runtime import process
-from fedcomposite.runtime.protocol import Request, Silo, Sums, answer, centre_of, of_copy, silos_of
+from fedcomposite.runtime.protocol import Request, Silo, Sums, answer_all, centre_of, of_copy, silos_of
 
 LARGEST, SMALLEST = 1e75, 1e-150
 """Of a sample's numbers: sums of fourth powers are finite, and squares are not zero."""
@@ -116,8 +116,12 @@ class SiloTransport:
     def ask(self, requests: Sequence[Request]) -> list[Any]:
         """The sums over silos, in their order; for a request by site the list of them."""
         with self.running():
-            copies = [self.silos, *self._copies]
-            made = [[answer(silo, one) for silo in copies[max(one.rows.copy_number - 1, 0)]] for one in requests]
+            made: list[list[Sums]] = [[] for _ in requests]
+            for number, silos in enumerate([self.silos, *self._copies]):
+                own = [k for k, one in enumerate(requests) if max(one.rows.copy_number - 1, 0) == number]
+                for silo in silos:
+                    for k, sums in zip(own, answer_all(silo, [requests[k] for k in own]), strict=True):
+                        made[k].append(sums)
         self.counter.bytes_down += len(self.silos) * sum(r.nbytes for r in requests)
         self.counter.bytes_up += sum(v.nbytes for each in made for sums in each for v in sums.values())
         return [each if request.by_site else added(each) for request, each in zip(requests, made, strict=True)]
