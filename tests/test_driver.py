@@ -9,7 +9,7 @@ from benchmarks.walks import passed
 
 import fedcomposite as fc
 from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import ALL, losses
+from fedcomposite.runtime.protocol import ALL, Rows, answer, answer_all, losses, newton, silos_of
 from fedcomposite.runtime.transports import SiloTransport
 
 HOME = Path(fc.__file__).parent
@@ -76,3 +76,21 @@ def test_tasks_share_their_exchanges_and_end_on_their_own(problem):
 
 def test_a_walk_counts_the_files_that_are_entered(problem):
     assert {"runtime/driver.py", "runtime/rounds.py"} <= set(passed(lambda: WAYS["simulate"](problem)))
+
+
+@pytest.mark.parametrize("loss", ["logistic", "least_squares", "huber", "squared_hinge"])
+def test_answers_side_by_side_are_those_of_one_request_each(loss):
+    """Whoever asks for many models at once learns what he would learn one by one, of all rows and of other questions."""
+    silos = fc.data.load("synthetic", clients=3, features=5, samples=30)
+    drawn = torch.Generator().manual_seed(0)
+    models = torch.randn(8, 6, generator=drawn, dtype=torch.float64)
+    every, some = torch.ones(6, dtype=torch.bool), torch.tensor([1, 0, 1, 0, 0, 1], dtype=torch.bool)
+    kinds = ["all", "fold", "site", "half", "bootstrap"]
+    asked = [newton(models[k], every if k < 6 else some, Rows(kinds[k % 5], k, 5)) for k in range(8)]
+    asked.insert(2, losses(models, ALL))
+    for silo in silos_of(fc.Problem(silos, loss=loss, bias=True)):
+        for one, request in zip(answer_all(silo, asked), asked, strict=True):
+            alone = answer(silo, request)
+            assert list(one) == list(alone)
+            for key, value in alone.items():
+                torch.testing.assert_close(one[key], value, rtol=1e-12, atol=1e-13)

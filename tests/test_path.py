@@ -325,7 +325,7 @@ def test_threads_of_an_analysis_fit_its_silos(two_threads, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(transport, "answer", watched("silo", transport.answer))
+    monkeypatch.setattr(transport, "answer_all", watched("silo", transport.answer_all))
     problem = posed()
 
     def task():
