@@ -80,7 +80,7 @@ def test_a_walk_counts_the_files_that_are_entered(problem):
 
 @pytest.mark.parametrize("loss", ["logistic", "least_squares", "huber", "squared_hinge"])
 def test_answers_side_by_side_are_those_of_one_request_each(loss):
-    """Whoever asks for many models at once learns what he would learn one by one, of all rows and of other questions."""
+    """Whoever asks for many models at once learns what he would learn one by one."""
     silos = fc.data.load("synthetic", clients=3, features=5, samples=30)
     drawn = torch.Generator().manual_seed(0)
     models = torch.randn(8, 6, generator=drawn, dtype=torch.float64)

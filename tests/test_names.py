@@ -1,6 +1,7 @@
 """One name for one thing: models in every form, arguments in one order, old names with a warning, results in a line."""
 
 import inspect
+import json
 import warnings
 from typing import get_type_hints
 
@@ -154,6 +155,17 @@ def test_one_word_each(problem):
         fitted = fc.LogisticRegression(0.02, regularizer="l1", pooled=pooled).fit(uneven)
         assert fitted.problem(uneven).weighting == weights
         assert fitted.problem(uneven).optimality(fitted) < 1e-6
+
+
+def test_one_word_on_the_command_line(cli, tmp_path):
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text('data = {name = "wisconsin"}\npartition = {name = "iid", clients = 2}\n'
+                          'problem = {bias = true}\nregularizer = {name = "L1", lam = 0.1}\n')  # fmt: skip
+    asked = ["cv", experiment, "--folds", "2", "--count", "3", "--json"]
+    made = json.loads(cli(*asked, "--scoring", "auc", "--out", tmp_path / "new", check=0).out)
+    old = cli(*asked, "--score", "auc", "--out", tmp_path / "old", check=0)
+    assert "--score is now --scoring" in old.err
+    assert json.loads(old.out)["cross_validation"] == made["cross_validation"]
 
 
 def test_renamed_arguments():

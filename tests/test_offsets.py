@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -372,13 +373,19 @@ def test_weights_of_classes_in_an_experiment():
     plain = Config.check(content).make_silos()
     for given, want in (
         ("balanced", plain.class_weighted()),
-        ({"-1": 2, "1": 3.5}, plain.class_weighted({-1: 2, 1: 3.5})),
+        ({"-1": 2.0, "1": 3.5}, plain.class_weighted({-1: 2, 1: 3.5})),
+        ({"1": 3.5}, plain.class_weighted({-1: 1, 1: 3.5})),
     ):
-        made = Config.check({**content, "data": {"name": "wisconsin", "class_weights": given}}).make_silos()
-        torch.testing.assert_close(made.weights, want.weights)
-    for wrong in ("even", {"1": 2}, {"a": 1.0}):
-        with pytest.raises(ConfigError, match=r"\[data\] class_weights"):
-            Config.check({**content, "data": {"name": "wisconsin", "class_weights": wrong}}).make_silos()
+        made = Config.check({**content, "problem": {"class_weight": given}})
+        torch.testing.assert_close(made.make_problem().silos.weights, want.weights)
+        assert Config.check(tomllib.loads(made.text)).problem == made.problem
+        with pytest.warns(DeprecationWarning, match="class_weight of .problem."):
+            old = Config.check({**content, "data": {"name": "wisconsin", "class_weights": given}})
+        assert old.problem == made.problem
+        assert old.data == made.data
+    for wrong in ("even", {"2": 2.0}, {"a": 1.0}, {"1": 0.0}, {"1": "3"}):
+        with pytest.raises(ConfigError, match="class_weight"):
+            Config.check({**content, "problem": {"class_weight": wrong}}).make_problem()
 
 
 @pytest.mark.parametrize("option", ["weight", "offset", "class_weights"])
@@ -389,4 +396,12 @@ def test_a_federation_leaves_weights_to_its_sites(option):
         f'[data]\nfiles = ["a.csv"]\ntarget = "y"\n{option} = "n"\n[algorithm]\nname = "ProxNewton"\n[run]\nrounds = 1'
     )
     with pytest.raises(ConfigError, match=rf"\[data\] {option}: the data of a federation are at its sites"):
+        parse(text)
+
+
+def test_a_federation_leaves_weights_of_classes_to_its_sites():
+    from fedcomposite.federation.shape import parse
+
+    text = '[problem]\nclass_weight = "balanced"\n[algorithm]\nname = "ProxNewton"\n[run]\nrounds = 1'
+    with pytest.raises(ConfigError, match=r"\[problem\] class_weight: .* its site"):
         parse(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import datetime
@@ -70,6 +71,7 @@ Gamma = Annotated[
 ]
 Folds = Annotated[str, typer.Option(help="How many folds, or 'sites': every site is left out once.")]
 Score = Annotated[Literal["deviance", "auc", "error"], typer.Option(help="What is compared.")]
+OldScore = Annotated[Literal["deviance", "auc", "error"] | None, typer.Option(hidden=True)]
 Seconds = Annotated[float | None, typer.Option(min=0.001, help="Most seconds; what is done by then is the result.")]
 Segments = Annotated[
     int | None,
@@ -149,7 +151,7 @@ def path(
 def cv(
     config: ConfigFile = None,
     folds: Folds = "10",
-    score: Score = "deviance",
+    scoring: Score = "deviance",
     count: Count = 100,
     ratio: Ratio = None,
     gamma: Gamma = None,
@@ -170,11 +172,15 @@ def cv(
     give_up: GiveUp = 86400.0,
     secure: Secure = False,
     as_json: AsJson = False,
+    score: OldScore = None,
 ) -> None:
     """Choose the strength of the regularizer by cross-validation, and measure the model on the folds held out."""
+    if score is not None:
+        warnings.warn("--score is now --scoring; the old name goes with the next version", FutureWarning, stacklevel=2)
+        scoring = score
     conduct(
         "cv",
-        {**locals(), "folds": folds_of(folds), "scoring": score, "times": times_of(times), "gamma": gamma_of(gamma)},
+        {**locals(), "folds": folds_of(folds), "scoring": scoring, "times": times_of(times), "gamma": gamma_of(gamma)},
     )
 
 

@@ -117,7 +117,7 @@ def _data(config: Config) -> None:
     if files is None:
         try:
             loader = data.DATASETS[name_in(section)]
-            if options := {k: v for k, v in section.items() if k not in ("name", "class_weights")}:
+            if options := {k: v for k, v in section.items() if k != "name"}:
                 check_call(section["name"], loader, options)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError.at("[data]", error) from None

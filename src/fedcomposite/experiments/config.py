@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
 from fedcomposite._validation import UserError
@@ -63,6 +63,24 @@ class ProblemSection(Section):
     """Where the recipe has ``per_site``: what holds the sites' coefficients near the common ones."""
     deviation_ratio: float = Field(default=1.0, gt=0)
     """Strength of that, as a share of the regularizer's."""
+    class_weight: Literal["balanced"] | dict[str, float] | None = None
+    """What samples count by their class: ``{"1" = 3.0}``, those that are not named 1."""
+
+    @field_validator("class_weight")
+    @classmethod
+    def _labels(cls, given: Any) -> Any:
+        """Refuse classes that are no numbers: a problem's are."""
+        if isinstance(given, dict) and (wrong := [label for label in given if not toml.is_number(label)]):
+            raise ValueError(f"{wrong[0]!r} is no number, and labels of a problem are")
+        return given
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of :class:`fedcomposite.Problem`."""
+        given = self.class_weight
+        return self.model_dump() | {
+            "class_weight": {float(k): w for k, w in given.items()} if isinstance(given, dict) else given
+        }
 
 
 class ModelSection(Section):
@@ -186,7 +204,7 @@ class Config(Section):
 
         A method's grids are written out as methods; any other grid makes several experiments, which is for `compare`.
         """
-        content, told = grids.single(toml.with_times(content))
+        content, told = grids.single(toml.with_times(toml.by_new_names(content)))
         large = list(toml.oversized(content))
         told, wrong = [*told, *(line for _, line in large)], {path[0] for path, _ in large}
         rest = {k: v for k, v in content.items() if k not in wrong}
@@ -338,7 +356,7 @@ class Config(Section):
 
     def make_silos(self) -> Silos:
         """Load ``[data]``, prepare it as ``[recipe]`` and deal it out as ``[partition]`` says."""
-        options = {k: v for k, v in self.data.items() if k not in (*_TABLES, "class_weights")}
+        options = {k: v for k, v in self.data.items() if k not in _TABLES}
         try:
             if self.recipe is not None:
                 tables = self.tables()
@@ -350,13 +368,6 @@ class Config(Section):
                 silos = data.load(self.data["name"], **self._seeded(options, data.DATASETS[self.data["name"]]))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[data] {error}") from None
-        try:
-            if (given := self.data.get("class_weights")) is not None:
-                silos = silos.class_weighted(
-                    {float(k): v for k, v in given.items()} if isinstance(given, dict) else given
-                )
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"[data] class_weights = {given!r}: {error}") from None
         if self.partition is None:
             return silos
         dealt = {k: v for k, v in self.partition.items() if k != "name"}
@@ -377,7 +388,7 @@ class Config(Section):
         silos = silos or self.make_silos()
         h, network = self.make_regularizer(), self._make_network(silos)
         try:
-            problem = Problem(silos, regularizer=h, **network, **self.problem.model_dump())
+            problem = Problem(silos, regularizer=h, **network, **self.problem.settings)
             share, run = self.run.sparsity, self.run
             return problem if share is None else problem.with_zeros(share, run.structure, rounds=run.rounds)
         except (TypeError, ValueError) as error:

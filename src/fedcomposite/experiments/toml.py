@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -124,6 +125,25 @@ def overridden(text: str, source: Path, overrides: Sequence[str]) -> str:
     for wish in overrides:
         override(content, wish)
     return tomli_w.dumps(content)
+
+
+def by_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment with what had another place in the last version where it is now, and a warning that says so."""
+    section, problem = content.get("data"), content.get("problem", {})
+    if not (isinstance(section, Mapping) and "class_weights" in section and isinstance(problem, Mapping)):
+        return dict(content)
+    warnings.warn("[data] class_weights is now class_weight of [problem]", DeprecationWarning, stacklevel=2)
+    kept = {key: value for key, value in section.items() if key != "class_weights"}
+    return {**content, "data": kept, "problem": {"class_weight": section["class_weights"], **problem}}
+
+
+def is_number(word: str) -> bool:
+    """Whether a key of a table is a number."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def with_times(content: Mapping[str, Any]) -> dict[str, Any]:

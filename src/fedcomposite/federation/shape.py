@@ -51,6 +51,11 @@ def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
         for option in ("weight", "offset", "class_weights")
         if option in section
     ]
+    if isinstance(problem := content.get("problem"), dict) and problem.get("class_weight") is not None:
+        found.append(
+            "[problem] class_weight: what a sample counts is for its site to say; name a column of weights in each "
+            "site.toml, and leave this out"
+        )
     found += _fillings(content.get("recipe"))
     content = {"run": FILLER["run"], **content} if recipe else content
     run = content.get("run")
