@@ -157,6 +157,7 @@ def test_one_word_each(problem):
         assert fitted.problem(uneven).optimality(fitted) < 1e-6
 
 
+@pytest.mark.filterwarnings("default:--score is now:FutureWarning")
 def test_one_word_on_the_command_line(cli, tmp_path):
     experiment = tmp_path / "experiment.toml"
     experiment.write_text('data = {name = "wisconsin"}\npartition = {name = "iid", clients = 2}\n'
