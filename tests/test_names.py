@@ -162,11 +162,13 @@ def test_one_word_on_the_command_line(cli, tmp_path):
     experiment = tmp_path / "experiment.toml"
     experiment.write_text('data = {name = "wisconsin"}\npartition = {name = "iid", clients = 2}\n'
                           'problem = {bias = true}\nregularizer = {name = "L1", lam = 0.1}\n')  # fmt: skip
-    asked = ["cv", experiment, "--folds", "2", "--count", "3", "--json"]
-    made = json.loads(cli(*asked, "--scoring", "auc", "--out", tmp_path / "new", check=0).out)
+    asked = ["cv", experiment, "--folds", "2", "--count", "3"]
+    cli(*asked, "--scoring", "auc", "--out", tmp_path / "new", check=0)
     old = cli(*asked, "--score", "auc", "--out", tmp_path / "old", check=0)
     assert "--score is now --scoring" in old.err
-    assert json.loads(old.out)["cross_validation"] == made["cross_validation"]
+    scores = [json.loads((tmp_path / name / "analysis.json").read_text())["cv"] for name in ("new", "old")]
+    assert scores[0] == scores[1]
+    assert scores[0]["score"] == "auc"
 
 
 def test_renamed_arguments():

@@ -77,7 +77,7 @@ class QuadraticModel:
         if self.free is None or not bool(self.free.any()):
             return False
         at = self.free.nonzero().squeeze(1)
-        inverse, g = Inverse(self.H[at][:, at]), self.g[at]
+        inverse, g = InverseOf(self.H[at][:, at]), self.g[at]
         return not inverse.exact and not torch.equal(inverse(g), inverse(g, self.blur))
 
     @property
@@ -94,12 +94,12 @@ class QuadraticModel:
         return float(inverse.H.diagonal() @ follows.square() + S.diagonal() @ rest.square())
 
     @cached_property
-    def parted(self) -> tuple[Tensor, Tensor, Inverse, Tensor, Tensor]:
+    def parted(self) -> tuple[Tensor, Tensor, InverseOf, Tensor, Tensor]:
         """Free coordinates f and the others r, H_ff^-1, K = H_ff^-1 H_fr, and the Schur complement on r."""
         assert self.free is not None
         f, r = self.free.nonzero().squeeze(1), (~self.free).nonzero().squeeze(1)
         rows = self.H[f]
-        inverse, across = Inverse(rows[:, f]), rows[:, r]
+        inverse, across = InverseOf(rows[:, f]), rows[:, r]
         K = inverse(across)
         rest = self.H[r][:, r]
         S = rest - across.T @ K
@@ -129,7 +129,7 @@ def minimise(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
         return u, False
 
 
-class Inverse:
+class InverseOf:
     """H^-1 for a positive semidefinite H; what H does not determine stays zero, in units of its diagonal.
 
     What a right side knows all the same, beyond ``blur``, has a curvature that H has lost in rounding (columns of mean
@@ -173,7 +173,7 @@ def _eliminated(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     """The solution by the Schur complement: free coordinates follow the others linearly."""
     f, r, inverse, K, S = model.parted
     g_f = model.g[f]
-    damped = inverse if model.damping == 0 else Inverse(inverse.H + torch.diag(model.damping * inverse.H.diagonal()))
+    damped = inverse if model.damping == 0 else InverseOf(inverse.H + torch.diag(model.damping * inverse.H.diagonal()))
     h, x_r = restricted(model.h, model.x, r), model.x[r]
     inner = QuadraticModel(x_r, model.g[r] - K.T @ g_f, S, h, model.separable, damping=model.damping)
     found, solved = minimise(inner, tolerance)
@@ -420,7 +420,7 @@ def _inner_newton(
         else:
             J = _jacobian(prox, now.v, 1 / s)
             A = model.H + s * (torch.eye(len(u), dtype=u.dtype, device=u.device) - (J + J.T) / 2)
-        move = -Inverse(A + torch.diag(_RIDGE * model.H.diagonal()))(now.gradient)
+        move = -InverseOf(A + torch.diag(_RIDGE * model.H.diagonal()))(now.gradient)
         slope, part = float(now.gradient @ move), 1.0
         used += 1
         for _ in range(_SHORTER):
