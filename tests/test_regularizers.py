@@ -1115,6 +1115,7 @@ def test_a_tensor_of_steps_has_the_dtype_of_the_vector_and_is_followed():
 def test_formulas_can_be_compiled(name):
     h = dataclasses.replace(CASES[name][0])  # another one, which has kept nothing from other tests
     v = draw(3, D, dtype=torch.float32)
+    torch.compiler.reset()  # one formula is compiled for a few regularizers at most
     compiled = compiled_formula(h, backend="eager", fullgraph=True)
     for step in (0.1, 0.2):
         torch.testing.assert_close(compiled(v, torch.full((1,), step)), h.prox(v, step), rtol=1e-5, atol=1e-6)

@@ -103,7 +103,8 @@ def build(name):
     return METHODS[name].auto(1.0, local_steps=3)
 
 
-FITTING = [n for n in METHODS if METHODS.origin(n) == "fedcomposite" and not METHODS[n].info.uniform_only]
+OURS = [n for n in METHODS if METHODS.origin(n) == "fedcomposite"]
+FITTING = [n for n in OURS if not METHODS[n].info.uniform_only and not METHODS[n].info.lead]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -211,6 +212,7 @@ def test_liars_spoil_the_mean_and_not_the_robust_means():
         (fc.algorithms.FedAvg(2, 0.1), {"aggregator": "median"}, "must be an aggregators.Aggregator"),
         (fc.algorithms.ProxNewton(), {"aggregator": CoordinateMedian()}, "does not keep Hessians positive"),
         (fc.algorithms.TAMUNA(step=0.1, p=0.5), {"aggregator": CoordinateMedian()}, "masked replies"),
+        (fc.algorithms.ProxCSL(2, 0.1), {"aggregator": GeometricMedian()}, "hold one client's reply alone"),
         (
             fc.algorithms.FedAvg(2, 0.1),
             {"aggregator": CoordinateMedian(), "privacy": fc.privacy.ClientLevel(clip=1.0, noise=1.0)},

@@ -56,7 +56,7 @@ def test_a_recipe_makes_targets_of_times():
     again = fc.Problem(plain, loss="cox")
     assert bool(torch.isinf(again.smooth().b[:, 2]).all())
     gaps = {k: t.assign(days=t["days"].where(t.index > 1)) for k, t in given.items()}
-    with pytest.raises(DataError, match="missing value\\(s\\) in the target 'days'"):
+    with pytest.raises(DataError, match="missing value\\(s\\) in the column 'days'"):
         recipe.prepare(gaps, target="dead")
     dropped = fc.Recipe(**{**recipe.model_dump(), "missing_target": "drop"}).prepare(gaps, target="dead")
     assert len(dropped.targets) == 76

@@ -75,6 +75,8 @@ class Info:
     """Whether the server's mean must weigh all clients alike."""
     second_order: bool = False
     """Whether it needs Hessians, which linear models with a smooth loss offer."""
+    lead: bool = False
+    """Whether some rounds hold the reply of a single client, the lead, and zeros from all others."""
     secondary: bool = False
     """Whether it was written from secondary sources, without the paper or its authors' code at hand."""
     doi: str = ""

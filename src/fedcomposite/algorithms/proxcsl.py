@@ -66,6 +66,7 @@ class ProxCSL(Algorithm[Server, Empty, Message, Reply]):
         regularizer="weakly convex",
         participation="full",
         exact=True,
+        lead=True,
         arxiv="2407.06346",
         doi="10.1145/3637528.3672038",
         bibtex="lu2024high",

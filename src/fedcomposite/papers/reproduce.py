@@ -165,14 +165,24 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     lines += [short, ""] if state.get("quick") else []
     lines += ["| | the paper's claim, in our words | measured | verdict |", "| --- | --- | --- | --- |"]
     lines += [f"| {i} | {cell(c.says)} | {cell(c.measured)} | **{cell(c.verdict)}** |" for i, c in enumerate(claims, 1)]
-    lines += ["", "![figure](figure.png)", "", "## What the verdicts rest on", "", *table(claims), ""]
+    again = f"`fedcomposite reproduce {paper.name}{' --quick' if state.get('quick') else ''}`"
+    lines += [
+        "",
+        "![figure](figure.png)",
+        "",
+        f"Drawn by {again}.",
+        "",
+        "## What the verdicts rest on",
+        "",
+        *table(claims),
+        "",
+    ]
     lines += [multiplicity(claims), ""]
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
         f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}.{partly} "
-        f"Again: `fedcomposite reproduce {paper.name}"
-        f"{' --quick' if state.get('quick') else ''}`; the numbers are in `data.csv`.",
+        f"Again: {again}; the numbers are in `data.csv`.",
         "",
     ]
     return "\n".join(lines)

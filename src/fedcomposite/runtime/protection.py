@@ -80,6 +80,8 @@ def check_aggregator(
         raise ValueError(f"{shown} takes all clients alike; use weights='uniform'")
     if algorithm.info.uniform_only:
         raise ValueError(f"{shown}: {name} sends masked replies, which only the mean puts together")
+    if algorithm.info.lead:
+        raise ValueError(f"{shown}: some rounds of {name} hold one client's reply alone, which no robust mean keeps")
     if algorithm.info.second_order and not aggregator.convex:
         raise ValueError(f"{shown} does not keep Hessians positive; with {name} use GeometricMedian")
 
