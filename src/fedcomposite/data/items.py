@@ -36,11 +36,11 @@ class Items(Protocol):
 
 
 class MapItems:
-    """Anything with a length whose items are pairs (x, y), or dictionaries of which two keys are taken."""
+    """Anything with a length whose items are pairs (x, y), or dictionaries of which some keys are taken."""
 
     columns: tuple[str, ...] = ()
 
-    def __init__(self, dataset: Any, features: str | None, target: str | None) -> None:
+    def __init__(self, dataset: Any, features: str | Sequence[str] | None, target: str | None) -> None:
         self._dataset, self._features, self._target = dataset, features, target
 
     def __len__(self) -> int:
@@ -56,18 +56,20 @@ class MapItems:
         if isinstance(item, Mapping):
             if self._features is None or self._target is None:
                 raise ValueError(f"a dictionary with {', '.join(map(str, item))}; say features= and target=")
-            absent = [key for key in (self._features, self._target) if key not in item]
-            if absent:
+            keys = [self._features] if isinstance(self._features, str) else list(self._features)
+            if absent := [key for key in (*keys, self._target) if key not in item]:
                 raise ValueError(f"no {absent[0]!r} among {', '.join(map(str, item))}")
-            return item[self._features], item[self._target]
+            return _joined([item[key] for key in keys]), item[self._target]
         if not isinstance(item, tuple | list) or len(item) != 2:
             many = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise ValueError(f"a {type(item).__name__}{many}, not a pair (x, y)")
+        if not (self._features is None or isinstance(self._features, str)):
+            raise ValueError(f"a pair, which has no {', '.join(self._features)}; leave features out")
         return item[0], item[1]
 
 
 class TableItems:
-    """Rows of a table of Hugging Face: one column of arrays or images, or several of numbers."""
+    """Rows of a table of Hugging Face: one column of images, or columns of numbers or arrays, one behind the other."""
 
     def __init__(self, dataset: Any, features: Sequence[str], target: str) -> None:
         self._size, self._features, self._target = len(dataset), list(features), target
@@ -99,9 +101,18 @@ class TableItems:
         values = [self._rows[c][at] for c in self._features]
         if self.columns:
             return np.asarray(values), self._rows[self._target][at]
-        if len(values) > 1:
-            raise ValueError(f"columns {', '.join(self._features)} are not all numbers; take one column of arrays")
-        return values[0], self._rows[self._target][at]
+        return _joined(values), self._rows[self._target][at]
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """One value as it is; several arrays one behind the other, flat."""
+    if len(values) == 1:
+        return values[0]
+    arrays = [as_array(v).reshape(-1) for v in values]
+    whole = {a.dtype.kind in "iu" for a in arrays}
+    if len(whole) > 1:
+        raise ValueError("integers beside other numbers; give all of them as one type")
+    return np.concatenate(arrays)
 
 
 def items(dataset: Any, who: str, features: str | Sequence[str] | None, target: str | None) -> Items:
@@ -117,8 +128,6 @@ def items(dataset: Any, who: str, features: str | Sequence[str] | None, target: 
         raise stop(who, f"a {kind} cannot be read by number", "give a map-style data set: __len__ and __getitem__")
     if hasattr(dataset, "column_names") and hasattr(dataset, "with_format"):
         return TableItems(dataset, *chosen_columns(list(dataset.column_names), who, features, target))
-    if not (features is None or isinstance(features, str)):
-        raise stop(who, f"features = {features!r} are columns, and this is no table", "leave features out")
     return MapItems(dataset, features, target)
 
 

@@ -94,6 +94,12 @@ class ModelSection(Section):
     """Of the first parameters; the experiment's if left out."""
     gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
     chunk: int | None = Field(default=None, ge=1)
+    microbatch: int | None = Field(default=None, ge=1)
+    """Samples of a client's batch in one pass; gradients add up."""
+    class_axis: Literal[1, -1] | None = None
+    """Where classes are among outputs for several labels per sample: second, or last."""
+    named_inputs: dict[str, list[int]] | None = None
+    """Names and shapes of a model's inputs, where it has several."""
     precision: Literal["full", "bf16"] = "full"
     evaluation_samples: int = Field(default=2000, ge=0)
     """Training samples used for loss, gradient and accuracy, and the most test samples; 0 takes all."""
@@ -409,6 +415,9 @@ class Config(Section):
             "model": module,
             "gradients": m.gradients,
             "chunk": m.chunk,
+            "microbatch": m.microbatch,
+            "class_axis": m.class_axis,
+            "named_inputs": None if m.named_inputs is None else {k: tuple(v) for k, v in m.named_inputs.items()},
             "precision": m.precision,
             "evaluation_samples": m.evaluation_samples or None,
             "normalization": data.normalization(name) if pixels else None,

@@ -29,7 +29,7 @@ from fedcomposite.data.sparse import dense as dense_rows
 from fedcomposite.exporting.errors import ExportError, rounding
 from fedcomposite.exporting.onnx import write_onnx
 from fedcomposite.exporting.pruning import Pruned, fit, prune
-from fedcomposite.problems import Problem
+from fedcomposite.problems import NetworkProblem, Problem
 from fedcomposite.results import Result
 from fedcomposite.runtime.fit import check_given
 
@@ -248,11 +248,9 @@ def _state(x: Tensor, problem: Problem, buffers: Tensor | None) -> State:
 
 def _read(state: State, x: Tensor, problem: Problem, samples: Tensor) -> Read:
     """The tensors of a file, and the outputs of the problem's model with them."""
-    if problem.model is not None:
+    if isinstance(problem, NetworkProblem):
         module = fit(problem.module(x), state)
-        with torch.no_grad():
-            outputs: Tensor = module(problem.options.inputs(samples, x.dtype))
-        return Read(outputs, state)
+        return Read(problem.outputs(module, samples), state)
     parts = [state["weight"].t().reshape(-1), *([state["bias"]] if "bias" in state else [])]
     return Read(problem.predict(torch.cat(parts), samples), state)
 
@@ -308,8 +306,9 @@ def original_scale(problem: Problem, x: Tensor) -> tuple[npt.NDArray[np.float64]
 
 
 def _onnx(state: State, x: Tensor, problem: Problem, path: Path, samples: Tensor) -> Read:
-    if problem.model is not None:
-        return Read(write_onnx(fit(problem.module(x), state), problem.options.inputs(samples, x.dtype), path), None)
+    if isinstance(problem, NetworkProblem):
+        graph = problem.plain(fit(problem.module(x), state))
+        return Read(write_onnx(graph, problem.options.inputs(samples, x.dtype), path), None)
     outputs, features = state["weight"].shape
     module = fit(torch.nn.Linear(features, outputs, bias="bias" in state), state)
     found = write_onnx(module, samples.to(x.dtype), path)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, final
 import torch
 from torch import Tensor
 
-from fedcomposite.problems.metrics import METRICS, Accuracy, Kind, Metric, per_client
+from fedcomposite.problems.metrics import ANY, METRICS, Accuracy, Kind, Metric, per_client
 
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
@@ -146,7 +146,7 @@ def _chosen(loss: ScoringLoss, asked: Sequence[str | Metric]) -> tuple[Metric, .
         metric = METRICS[one]() if isinstance(one, str) else one
         if not isinstance(metric, Metric):
             raise ValueError(f"unknown metric {one!r} (known: {', '.join(sorted(METRICS))})")
-        if not set(metric.fits) & set(loss.kinds):
+        if tuple(metric.fits) != ANY and not set(metric.fits) & set(loss.kinds):
             fitting, here = " and ".join(metric.fits), " or ".join(loss.kinds) or "other"
             raise ValueError(f"the metric {metric.name!r} is for {fitting} problems; with this loss it is {here}")
         if metric.needs_probabilities and not loss.probabilistic:

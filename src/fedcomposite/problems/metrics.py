@@ -12,6 +12,7 @@ problem      ``outputs``                                              ``targets`
 ===========  =======================================================  ======================================
 binary       margins ``(N,)``, or two outputs ``(N, 2)``              0 or 1
 multiclass   one output per class, ``(N, C)``                         the class's number, 0, ..., C - 1
+labels       one output per class, ``(N, ..., C)``                    class numbers ``(N, ...)``, < 0: none
 regression   predictions ``(N,)`` (exp of the margin for poisson)     numbers
 survival     margins ``(N,)``                                         time, event, entry, stratum, ``(N, 5)``
 ===========  =======================================================  ======================================
@@ -36,10 +37,11 @@ from fedcomposite._validation import Count, validate
 from fedcomposite.problems.concordance import pairs
 from fedcomposite.registry import Registry
 
-Kind = Literal["binary", "multiclass", "regression", "survival"]
+Kind = Literal["binary", "multiclass", "labels", "regression", "survival"]
 
 CLASSIFIERS: tuple[Kind, ...] = ("binary", "multiclass")
-ANY: tuple[Kind, ...] = ("binary", "multiclass", "regression", "survival")
+ANY: tuple[Kind, ...] = ("binary", "multiclass", "labels", "regression", "survival")
+"""What a metric fits unless it says otherwise; it is then measured with any loss, of a model's raw outputs, too."""
 
 
 class Metric(ABC):
@@ -133,7 +135,7 @@ class Accuracy(Metric):
     """The share of samples whose class is predicted; of samples with several labels each, the mean of their shares."""
 
     name = "accuracy"
-    fits = CLASSIFIERS
+    fits = (*CLASSIFIERS, "labels")
 
     def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
         hits = predicted(outputs) == targets
@@ -325,6 +327,85 @@ class Calibration(Metric):
         return pd.DataFrame({k: v.numpy() for k, v in columns.items()})
 
 
+# -- several labels per sample: pixels, tokens ------------------------------------------------------------------------
+
+
+def _overlaps(outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
+    """Of each class the labels that are hit, predicted and true, ``(n, 3 C)``; labels below 0 count for nothing."""
+    true, guessed = _a_row_each(targets), _a_row_each(predicted(outputs) if len(outputs) else targets)
+    parts: list[Tensor] = []
+    for c in range(outputs.shape[-1]):
+        a, b = (guessed == c) & (true >= 0), true == c
+        parts += [(a & b).sum(1), a.sum(1), b.sum(1)]
+    return per_client([p.double() for p in parts], owner, n)
+
+
+def _a_row_each(labels: Tensor) -> Tensor:
+    """The labels of each sample as a row."""
+    return labels.flatten(1) if labels.ndim > 1 else labels.unsqueeze(-1)
+
+
+@final
+@dataclass(frozen=True)
+class IoU(Metric):
+    """The mean over classes of the labels hit, as a share of those predicted or true; classes without any are left out.
+
+    Counted over all labels of all samples, as segmentation benchmarks do.
+    """
+
+    name = "iou"
+    fits = ("labels",)
+
+    def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
+        """Hits, predicted and true labels of each class."""
+        return _overlaps(outputs, targets, owner, n)
+
+    def value(self, counts: Tensor) -> Tensor:
+        hits, guessed, true = (counts[..., k::3] for k in range(3))
+        union = guessed + true - hits
+        return _mean_over(hits / union, union > 0)
+
+
+@final
+@dataclass(frozen=True)
+class Dice(Metric):
+    """The mean over classes of 2 hits / (predicted + true labels); classes without any are left out."""
+
+    name = "dice"
+    fits = ("labels",)
+
+    def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
+        """Hits, predicted and true labels of each class."""
+        return _overlaps(outputs, targets, owner, n)
+
+    def value(self, counts: Tensor) -> Tensor:
+        hits, guessed, true = (counts[..., k::3] for k in range(3))
+        return _mean_over(2 * hits / (guessed + true), guessed + true > 0)
+
+
+@final
+@dataclass(frozen=True)
+class Perplexity(Metric):
+    """exp of the mean negative log-likelihood of a label, over all labels of all samples."""
+
+    name = "perplexity"
+    fits = ("labels",)
+    needs_probabilities = True
+    larger_is_better = False
+
+    def counts(self, outputs: Tensor, targets: Tensor, owner: Tensor, n: int) -> Tensor:
+        """The labels' negative log-likelihoods, and their number."""
+        there = _a_row_each(targets >= 0)
+        if not len(outputs):
+            return per_client([there.sum(1)] * 2, owner, n)
+        said = log_softmax(outputs.double(), -1).flatten(1, -2)
+        lost = -said.gather(-1, _a_row_each(targets).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return per_client([torch.where(there, lost, 0.0).sum(1), there.sum(1).double()], owner, n)
+
+    def value(self, counts: Tensor) -> Tensor:
+        return (counts[..., 0] / counts[..., 1]).exp()
+
+
 # -- regression -------------------------------------------------------------------------------------------------------
 
 
@@ -407,7 +488,24 @@ def _accept(name: str, thing: Any) -> type[Metric]:
 
 METRICS: Registry[type[Metric]] = Registry(
     "metric",
-    {m.name: m for m in (Accuracy, BalancedAccuracy, F1, AUC, LogLoss, Brier, Calibration, R2, MAE, CIndex)},
+    {
+        m.name: m
+        for m in (
+            Accuracy,
+            BalancedAccuracy,
+            F1,
+            AUC,
+            LogLoss,
+            Brier,
+            Calibration,
+            IoU,
+            Dice,
+            Perplexity,
+            R2,
+            MAE,
+            CIndex,
+        )
+    },
     group="fedcomposite.metrics",
     accept=_accept,
 )

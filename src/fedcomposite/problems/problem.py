@@ -28,7 +28,16 @@ from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss, get_loss
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
-from fedcomposite.problems.network import LossFunction, ModelLoss, Network, NetworkOptions, layout, model_loss
+from fedcomposite.problems.network import (
+    IGNORED,
+    LossFunction,
+    ModelLoss,
+    Network,
+    NetworkOptions,
+    Plain,
+    layout,
+    model_loss,
+)
 from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, SparsityTarget, Support, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
 from fedcomposite.regularizers.factors import Deviations, PenaltyFactor, factored, factors_of, sharing
@@ -79,7 +88,8 @@ class Problem:
     class_weight : "balanced" or mapping, optional
         What samples of each class count, times what they counted before, as in scikit-learn: by label, 1 for labels
         that are not named; ``"balanced"`` is samples / (classes * samples of the class), over all clients. Measures
-        on training samples count them so, too.
+        on training samples count them so, too. Of a model it multiplies the cross-entropy of each label, wherever a
+        loss is measured.
     model : torch.nn.Module, optional
         A network instead of a linear model; x is its trainable parameters, flattened in their order (:attr:`layout`),
         and its own values are the start. It is copied, never modified.
@@ -88,6 +98,15 @@ class Problem:
         a rule on the module and the shapes (:mod:`fedcomposite.problems.network`).
     chunk : int, optional
         Clients that are vectorised together, to bound memory; chosen from the sizes if left out.
+    microbatch : int, optional
+        Samples of a client's batch that one pass of a model takes, to bound memory; gradients add up to the batch's. A
+        batch norm sees these samples alone.
+    named_inputs : mapping, optional
+        Names and shapes of a model's inputs, where it has several: it is called with the pieces of a flat sample by
+        name, ``{"input_ids": (16,), "attention_mask": (16,)}``.
+    class_axis : {1, -1}, optional
+        Where a model's classes are among its outputs, for targets of several labels: second as in torch, (batch,
+        classes, d1, ...), or last. Told from the shapes where they allow one of them only.
     normalization : (mean, std), optional
         Numbers, or one per channel, subtracted from and dividing the inputs, batch by batch. Samples stored as
         bytes (uint8) are first brought to [0, 1].
@@ -97,7 +116,7 @@ class Problem:
         Applied to a client's batches in training only: one of :mod:`fedcomposite.data.augmentation`, or a function
         that may draw from torch's generator, which is seeded by (seed, client, round, k).
     precision : {"full", "bf16"}
-        bfloat16 autocast of a model on a GPU; a CPU ignores it.
+        bfloat16 autocast of a model's passes on a GPU. Runs on a CPU refuse it; what is measured there is in full.
     evaluation_samples : int, optional
         Training samples, spread evenly over the clients (at least one each), on which a model's loss, gradient and
         accuracy are measured, and the most test samples; None takes all. A record says how many it used.
@@ -142,6 +161,9 @@ class Problem:
         model: nn.Module | None = None,
         gradients: Literal["auto", "vmap", "loop", "streams"] = "auto",
         chunk: int | None = None,
+        microbatch: int | None = None,
+        named_inputs: Mapping[str, tuple[int, ...]] | None = None,
+        class_axis: Literal[1, -1] | None = None,
         normalization: tuple[Any, Any] | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
         augment: Augmentation | Callable[[Tensor], Tensor] | None = None,
@@ -154,16 +176,18 @@ class Problem:
             from fedcomposite.problems.problem import LinearProblem, NetworkProblem
 
             self.__class__ = cast(type[Self], LinearProblem if model is None else NetworkProblem)
-        if class_weight is not None:
-            silos = _class_weighted(silos, class_weight)
+        each = None if class_weight is None else _class_weights(silos, class_weight)
+        if each is not None and model is None:
+            silos = silos.class_weighted(each)
         self.silos, self.bias, self.weighting = silos, bool(bias), weights
         self._placed: dict[tuple[torch.dtype, torch.device], Smooth] = {}
         self._smoothness: dict[str, float] = {}
         self.options = NetworkOptions(
-            gradients, chunk, normalization, transform, augment, precision, evaluation_samples
-        )
+            gradients, chunk, microbatch, named_inputs, class_axis, normalization, transform, augment, precision,
+            evaluation_samples,
+        )  # fmt: skip
         self.model = None if model is None else copy.deepcopy(model)
-        self._set_up(loss, loss_options, metrics)
+        self._set_up(loss, loss_options, metrics, None if model is None else each)
         self.dimension = self.layout[-1].stop
         h = Zero() if regularizer is None else regularizer
         if deviations is not None:
@@ -186,9 +210,13 @@ class Problem:
     # -- what the two kinds have of their own -------------------------------------------------------------------------
 
     def _set_up(
-        self, loss: str | Loss | LossFunction | None, options: Mapping[str, Any] | None, metrics: Sequence[str | Metric]
+        self,
+        loss: str | Loss | LossFunction | None,
+        options: Mapping[str, Any] | None,
+        metrics: Sequence[str | Metric],
+        of_classes: Mapping[float, float] | None,
     ) -> None:
-        """Set loss, measures and layout."""
+        """Set loss, measures and layout; weights of classes are for a model's loss: samples of others have them."""
         raise NotImplementedError
 
     def _place(self, dtype: torch.dtype, device: torch.device) -> Smooth:
@@ -457,11 +485,12 @@ class Problem:
         return measuring_step(self._curvature(), self.regularizer.rho)
 
 
-def _class_weighted(silos: Silos, given: object) -> Silos:
+def _class_weights(silos: Silos, given: object) -> dict[float, float]:
     """What samples count by their class, as in scikit-learn; labels that are not named count 1."""
-    if silos.classes is None:
+    targets = silos.targets[silos.targets != IGNORED]  # of several per sample each counts for itself
+    if silos.classes is None and not (silos.targets.ndim > 1 and not targets.is_floating_point()):
         raise ValueError(f"class_weight = {given!r:.60}: the targets are not classes")
-    labels, at = torch.unique(silos.targets, return_inverse=True)
+    labels, at = torch.unique(targets, return_inverse=True)
     each = torch.ones(len(labels), dtype=torch.float64)
     known = {float(label): i for i, label in enumerate(labels)}
     if given == "balanced":
@@ -475,7 +504,7 @@ def _class_weighted(silos: Silos, given: object) -> Silos:
     else:
         shown = ", ".join(f"{label:g}" for label in list(known)[:10])
         raise ValueError(f"class_weight = {given!r:.60}, must be 'balanced' or have numbers > 0 by label ({shown})")
-    return silos.class_weighted(dict(zip(known, each.tolist(), strict=True)))
+    return dict(zip(known, each.tolist(), strict=True))
 
 
 def _check_kinds(silos: Any, regularizer: Any, bias: Any, weights: Any, model: Any) -> None:
@@ -520,7 +549,11 @@ class LinearProblem(Problem):
     loss: Loss
 
     def _set_up(
-        self, loss: str | Loss | LossFunction | None, options: Mapping[str, Any] | None, metrics: Sequence[str | Metric]
+        self,
+        loss: str | Loss | LossFunction | None,
+        options: Mapping[str, Any] | None,
+        metrics: Sequence[str | Metric],
+        of_classes: Mapping[float, float] | None,
     ) -> None:
         if self.model is not None:
             raise ValueError("a LinearProblem takes no model; Problem(..., model=...) is a NetworkProblem")
@@ -598,7 +631,11 @@ class NetworkProblem(Problem):
     loss: ModelLoss
 
     def _set_up(
-        self, loss: str | Loss | LossFunction | None, options: Mapping[str, Any] | None, metrics: Sequence[str | Metric]
+        self,
+        loss: str | Loss | LossFunction | None,
+        options: Mapping[str, Any] | None,
+        metrics: Sequence[str | Metric],
+        of_classes: Mapping[float, float] | None,
     ) -> None:
         if self.bias or options:
             raise ValueError("bias and loss_options are for linear models; build them into the model and its loss")
@@ -610,6 +647,8 @@ class NetworkProblem(Problem):
             raise ValueError(f"{loss} is for linear models; with a model use 'cross_entropy', 'mse' or a function")
         self.layout = layout(self._module)
         self.loss = model_loss("cross_entropy" if loss is None else loss, self._module, self.silos, self.options)
+        if of_classes is not None:
+            self.loss = self.loss.weighted(of_classes)
         self.measures = Measures.of(self.loss, metrics, clients=True)
 
     @property
@@ -664,6 +703,17 @@ class NetworkProblem(Problem):
         point, network = self._network(x, buffers)
         return network.predict(point, torch.as_tensor(features))
 
+    def outputs(self, module: nn.Module, samples: Tensor) -> Tensor:
+        """What a module like the model gives for samples as they are stored."""
+        dtype = next(module.parameters()).dtype
+        with torch.no_grad():
+            made: Tensor = self.plain(module)(self.options.inputs(samples, dtype))
+        return made
+
+    def plain(self, module: nn.Module) -> nn.Module:
+        """A module like the model that takes one tensor of samples, as prepared, and gives one."""
+        return Plain(module, self.options)
+
     def dead(self, x: Tensor, buffers: Tensor) -> str:
         held = self.silos.features[:_LOOKED_AT]
         samples: Any = held if isinstance(held, Tensor) else held.read()  # type: ignore[union-attr]  # not sparse
@@ -682,13 +732,12 @@ class NetworkProblem(Problem):
 
     def _dead_in_training(self, x: Tensor, buffers: Tensor, samples: Tensor) -> bool:
         """Whether outputs are the same with a batch's own statistics, too: those of few rounds say little."""
-        _, network = self._network(x, buffers)
         module = self.module(x, buffers)
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         for norm in norms:
             norm.train()
         with torch.no_grad():
-            return not norms or _alike(module(network.options.inputs(samples.to(x.device), x.dtype)))
+            return not norms or _alike(self.outputs(module, samples.to(x.device)))
 
     def _network(self, x: Any, buffers: Tensor | None) -> tuple[Tensor, Network]:
         point, smooth = self._at(x, buffers)

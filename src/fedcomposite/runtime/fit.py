@@ -72,6 +72,13 @@ def device_fault(device: object) -> str:
     return f"device = '{made}', but there are {count} GPUs, from 'cuda:0' on" if (made.index or 0) >= count else ""
 
 
+def autocast_fault(problem: Problem, device: object) -> str:
+    """Why a problem's passes cannot run on a device as it asks for, if so."""
+    if problem.options.precision == "full" or torch.device(device).type == "cuda":  # type: ignore[call-overload]
+        return ""
+    return "precision = 'bf16' is autocast on a GPU; leave it out, or use device = 'cuda'"
+
+
 def precision_fault(dtype: torch.dtype, name: str) -> str:
     """Why a method that solves linear systems does not take a dtype, if so."""
     if dtype.itemsize > 2:

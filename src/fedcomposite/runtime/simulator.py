@@ -24,7 +24,7 @@ from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
 from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
-from fedcomposite.runtime.fit import check_fit, check_given, device_fault, model_fault
+from fedcomposite.runtime.fit import autocast_fault, check_fit, check_given, device_fault, model_fault
 from fedcomposite.runtime.history import DeadNetworkWarning, DivergenceWarning, GrowthWarning, Interrupted, Record, Run
 from fedcomposite.runtime.identity import Identity, identify
 from fedcomposite.runtime.program import Mode
@@ -72,7 +72,7 @@ class Simulator(Rounds):
     ) -> None:
         if backend not in ("stacked", "loop"):
             raise ValueError(f"backend = {backend!r}, must be 'stacked' or 'loop'")
-        if fault := device_fault(device):
+        if fault := device_fault(device) or autocast_fault(problem, device):
             raise ValueError(fault)
         self.problem, self.batches, self.backend = problem, batches, backend
         dtype = problem.dtype if dtype is None else dtype

@@ -52,6 +52,7 @@ from fedcomposite.problems.losses import Loss
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.client import Client
+from fedcomposite.runtime.fit import autocast_fault
 
 __all__ = ["Limits", "RefusalError", "Site"]
 
@@ -409,6 +410,8 @@ class Site:
         problem = self._problem(config, shape, silos)
         algorithm = config.make_algorithm(config.specs[0], None)
         where = self.device if config.privacy is None else "cpu"  # noise is drawn by the system, in memory
+        if fault := autocast_fault(problem, where):
+            raise RefusalError(fault)
         smooth = problem.smooth(config.dtype, where)
         if isinstance(smooth, Linear) and self.account.query(order, config) is None:
             minimum_counts.check_features(self.limits, silos, shape.names)

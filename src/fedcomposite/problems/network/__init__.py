@@ -29,7 +29,25 @@ backend; torch's own streams differ between a CPU and a GPU.
 from fedcomposite.problems.network.evaluation import spread
 from fedcomposite.problems.network.flat import layout
 from fedcomposite.problems.network.gradients import LoopWarning
-from fedcomposite.problems.network.options import LossFunction, ModelLoss, NetworkOptions, model_loss
+from fedcomposite.problems.network.options import (
+    IGNORED,
+    LossFunction,
+    ModelLoss,
+    NetworkOptions,
+    Plain,
+    model_loss,
+)
 from fedcomposite.problems.network.smooth import Network
 
-__all__ = ["LoopWarning", "LossFunction", "ModelLoss", "Network", "NetworkOptions", "layout", "model_loss", "spread"]
+__all__ = [
+    "IGNORED",
+    "LoopWarning",
+    "LossFunction",
+    "ModelLoss",
+    "Network",
+    "NetworkOptions",
+    "Plain",
+    "layout",
+    "model_loss",
+    "spread",
+]

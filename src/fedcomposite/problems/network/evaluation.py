@@ -27,11 +27,6 @@ def spread(size: int, count: int) -> npt.NDArray[np.int64]:
     return ((2 * np.arange(count) + 1) * size) // (2 * count)
 
 
-def single_output(outputs: Tensor) -> Tensor:
-    """Outputs as metrics see them: one per sample is a margin or a prediction, ``(N,)``."""
-    return outputs.reshape(-1) if outputs.numel() == len(outputs) else outputs
-
-
 @dataclass(frozen=True)
 class Selection:
     """The samples that an evaluation looks at."""
@@ -112,7 +107,7 @@ class Evaluator:
                 part = values @ weight if self.loss.per_sample else values * weight.sum()
                 gradient += torch.autograd.grad(part, leaf)[0]
             loss = loss + part.detach()
-            passed.append(single_output(outputs.detach()))
+            passed.append(self.loss.shown(outputs.detach()))
             at += len(rows)
         counts = self.measures.count("train", torch.cat(passed), self.b[chosen.rows.to(self.flat.device)], chosen.train)
         for name, (X, b, held) in chosen.held.items():
@@ -131,7 +126,7 @@ class Evaluator:
         return max(_PASS, _NUMBERS // max(1, width)) if self.flat.device.type == "cuda" else _PASS
 
     def _held_out(self, part: Part, outputs: Tensor, b: Tensor, rows: CountRows) -> Counts:
-        counts = self.measures.count(part, single_output(outputs), b, rows)
+        counts = self.measures.count(part, self.loss.shown(outputs), b, rows)
         if self.measures.loss:
             counts[f"{part}/loss"] = MeanLoss().counts(self.loss.of_rows(outputs, b), b, rows.owner, 1)
         return counts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from fedcomposite.problems.base import Slot
 from fedcomposite.problems.layers import fuse_convolutions, restore_layout, use_channels_last
+from fedcomposite.problems.network.options import NetworkOptions, single_tensor
 
 LARGE = 1 << 20
 """Parameters from which vectorised convolutions are slower on a CPU, whatever the batch and layout."""
@@ -79,7 +80,11 @@ class FlatModule:
     """
 
     def __init__(
-        self, module: nn.Module, precision: Literal["full", "bf16"], dtype: torch.dtype, device: torch.device
+        self,
+        module: nn.Module,
+        options: NetworkOptions,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.module = copy.deepcopy(module).to(device, dtype)
         for m in self.module.modules():
@@ -105,7 +110,7 @@ class FlatModule:
                 )
         self.counters = self.integers & _counters(self.module)
         """Those that only count passes: a batch norm works without."""
-        self._precision = precision
+        self._options = options
         kinds = list(self.module.modules())
         self.layers = sum(not list(m.children()) for m in kinds)
         self.convolves = any(isinstance(m, _CONVOLUTION) for m in kinds)
@@ -122,7 +127,7 @@ class FlatModule:
         self.batch_norm = any(isinstance(m, _BATCH_NORM) for m in kinds)
         attention = any(isinstance(m, nn.MultiheadAttention) and m.dropout > 0 for m in kinds)
         self.random = attention or any(isinstance(m, _RANDOM) and getattr(m, "p", 1) > 0 for m in kinds)
-        if precision == "bf16":
+        if options.precision == "bf16":
             for m in kinds:
                 if isinstance(m, _BATCH_NORM):
                     m.register_forward_pre_hook(partial(_alike, dtype))
@@ -141,7 +146,7 @@ class FlatModule:
         """The same with a module of its own, whose convolutions of single channels a compiler can fuse."""
         other = copy.copy(self)
         other.module = copy.deepcopy(self.module)
-        fuse_convolutions(other.module, convert=self._precision == "full")  # autocast does not look inside
+        fuse_convolutions(other.module, convert=self._options.precision == "full")  # autocast does not look inside
         return other
 
     # -- flat vectors -------------------------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ class FlatModule:
 
         def outputs(inputs: Tensor) -> Tensor:
             with self._autocast(), self.quiet():
-                made: Tensor = module(inputs)
+                made: Tensor = single_tensor(self._options.called(module, inputs))
             return made if made.dtype == self.dtype else made.to(self.dtype)
 
         named = {alias: state[name] for name, aliases in self._aliases.items() for alias in aliases}
@@ -258,7 +263,7 @@ class FlatModule:
         return found[0] if found else None
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self._precision == "bf16" and self.device.type == "cuda":
+        if self._options.precision == "bf16" and self.device.type == "cuda":
             return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)  # a cache does not survive recording
         return nullcontext()
 

@@ -171,14 +171,30 @@ class Gradients:
     # -- for a cohort -------------------------------------------------------------------------------------------------
 
     def minibatch(self, x: Tensor, rows: Tensor, local: RoundInputs) -> Tensor:
-        """Gradients of a cohort on the given rows, in training mode; updates the buffers of ``local``."""
+        """Gradients of a cohort on the given rows, in training mode; updates the buffers of ``local``.
+
+        A batch is passed in pieces of ``microbatch`` samples, whose gradients add up.
+        """
         rows = self.samples.batch(rows)
         weight = torch.full(rows.shape, 1 / rows.shape[1], dtype=self.flat.dtype, device=self.flat.device)
+        most = self.options.microbatch or rows.shape[1]
+        if most >= rows.shape[1]:
+            return self._on_piece(x, rows, weight, local)
+        total = torch.zeros_like(x)
+        for piece, first in enumerate(range(0, rows.shape[1], most)):
+            some, share = (v[:, first : first + most].contiguous() for v in (rows, weight))
+            total += self._on_piece(x, some, share, local, piece, first)
+        return total
+
+    def _on_piece(
+        self, x: Tensor, rows: Tensor, weight: Tensor, local: RoundInputs, piece: int = 0, before: int = 0
+    ) -> Tensor:
+        """Gradients of a cohort on some samples of each, before which the batch has others."""
         way = self.mode(*rows.shape)
         if way == "vmap" and (self.options.augment is None or self.counted):  # without the host: it can be recorded
             each = [(x[c], local.buffers[c], rows[c], weight[c]) for c in self._chunks(*rows.shape)]
             if self.counted:
-                inputs = self._inputs_of(rows, local, np.arange(len(rows)), 0)
+                inputs = self._inputs_of(rows, local, np.arange(len(rows)), piece, before)
                 cut = inputs.split_with_sizes([len(given[0]) for given in each])
                 parts = [self._stacked(*g[:2], i, *g[2:]) for g, i in zip(each, cut, strict=True)]
             else:
@@ -186,7 +202,7 @@ class Gradients:
             gradient, local.buffers = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
             return gradient
         if way == "streams" and self.determined:
-            inputs = self._inputs_of(rows, local, np.arange(len(rows)), 0)
+            inputs = self._inputs_of(rows, local, np.arange(len(rows)), piece, before)
             gradient, local.buffers = self._on_streams(x, local.buffers, inputs, rows, weight)
             return gradient
         if self.draws_nothing:
@@ -194,27 +210,27 @@ class Gradients:
             alone = [self._listed_if_repeated(self._single, *given) for given in clients]
             gradient, local.buffers = map(torch.stack, zip(*alone, strict=True))
             return gradient
-        return self.of_members(x, np.arange(len(rows)), rows, weight, local)
+        return self.of_members(x, np.arange(len(rows)), rows, weight, local, piece, before)
 
     def full(self, x: Tensor, sizes: npt.NDArray[np.int64], first: npt.NDArray[np.int64], local: RoundInputs) -> Tensor:
         """Gradients of a cohort on all samples: in pieces, and whole silos where there is batch norm."""
         total = torch.zeros_like(x)
-        for piece, members, rows, weight in self._pieces(sizes, first):
+        length = int(sizes.max()) if self.flat.batch_norm else _PIECE  # batch statistics: a silo is one batch
+        for piece, members, rows, weight in self._pieces(sizes, first, length):
             at = torch.from_numpy(members).to(self.flat.device)
-            total[at] += self.of_members(x[at], members, self.samples.at(rows), weight, local, piece)
+            rows = self.samples.at(rows)
+            total[at] += self.of_members(x[at], members, rows, weight, local, piece, piece * length)
         return total
 
     def _pieces(
-        self, sizes: npt.NDArray[np.int64], first: npt.NDArray[np.int64]
+        self, sizes: npt.NDArray[np.int64], first: npt.NDArray[np.int64], length: int
     ) -> Iterator[tuple[int, npt.NDArray[np.int64], Tensor, Tensor]]:
         """Number of the piece, members of the cohort, their rows and the samples' weights.
 
         A piece holds as many samples of each member, up to padding (weight zero) by a factor of sqrt(2) where
         neither batch statistics nor random layers nor a loss without per-sample values could notice it.
         """
-        whole = self.flat.batch_norm  # batch statistics: a silo is one batch
-        length = int(sizes.max()) if whole else _PIECE
-        padded = self.loss.per_sample and not whole and self.mode(len(sizes), length) == "vmap"
+        padded = self.loss.per_sample and not self.flat.batch_norm and self.mode(len(sizes), length) == "vmap"
         for a in range(0, int(sizes.max()), length):
             left = np.minimum(sizes - a, length)
             level = np.ceil(2 * np.log2(np.maximum(left, 1))) if padded else left
@@ -234,26 +250,27 @@ class Gradients:
         weight: Tensor,
         local: RoundInputs,
         piece: int = 0,
+        before: int = 0,
     ) -> Tensor:
-        """Gradients of some members of the cohort; updates their buffers."""
+        """Gradients of some members of the cohort on a piece of their samples, before which there are others."""
         at = torch.from_numpy(members).to(self.flat.device)
-        out, before = torch.empty_like(x), local.buffers[at]
-        after = torch.empty_like(before)
+        out, held = torch.empty_like(x), local.buffers[at]
+        after = torch.empty_like(held)
         way = self.mode(len(local.clients), rows.shape[1])
         with self._generator_kept():
             if way == "vmap":
                 for c in self._chunks(*rows.shape):
-                    inputs = self._inputs_of(rows[c], local, members[c], piece)
-                    out[c], after[c] = self._stacked(x[c], before[c], inputs, rows[c], weight[c])
+                    inputs = self._inputs_of(rows[c], local, members[c], piece, before)
+                    out[c], after[c] = self._stacked(x[c], held[c], inputs, rows[c], weight[c])
             elif way == "streams" and self.determined:
-                inputs = self._inputs_of(rows, local, members, piece)
-                out, after = self._on_streams(x, before, inputs, rows, weight)
+                inputs = self._inputs_of(rows, local, members, piece, before)
+                out, after = self._on_streams(x, held, inputs, rows, weight)
             else:
                 seeds = [0] * len(x) if self.draws_nothing else self._seeds(local, members, piece)
-                ready = self._inputs_of(rows, local, members, piece) if self.counted else None
+                ready = self._inputs_of(rows, local, members, piece, before) if self.counted else None
                 for i, seed in enumerate(seeds):
                     inputs = self._seeded(rows[i], seed, None if ready is None else ready[i])
-                    after[i] = self._pass(x[i], before[i], rows[i], weight[i], inputs, out[i])
+                    after[i] = self._pass(x[i], held[i], rows[i], weight[i], inputs, out[i])
         local.buffers = local.buffers.index_copy(0, at, after)
         return out
 
@@ -358,14 +375,16 @@ class Gradients:
         flat = self.options.inputs(self.samples.X[rows.flatten()], self.flat.dtype, self._constants)
         return flat.reshape(*rows.shape, *flat.shape[1:])
 
-    def _inputs_of(self, rows: Tensor, local: RoundInputs, members: npt.NDArray[np.int64], piece: int) -> Tensor:
+    def _inputs_of(
+        self, rows: Tensor, local: RoundInputs, members: npt.NDArray[np.int64], piece: int, before: int
+    ) -> Tensor:
         """Inputs of some members of the cohort, augmented."""
         augment, inputs = self.options.augment, self._prepared(rows)
         if augment is None:
             return inputs
         if isinstance(augment, Augmentation):
-            count = rows.shape[1] * augment.draws
-            drawn = local.words((piece + 1) * count, self.flat.device)[:, piece * count :]
+            words = local.words((before + rows.shape[1]) * augment.draws, self.flat.device)
+            drawn = words[:, before * augment.draws :]
             if len(members) < len(drawn):
                 drawn = drawn[torch.from_numpy(members).to(self.flat.device)]
             changed = augment(inputs.flatten(0, 1), drawn.reshape(-1, augment.draws))

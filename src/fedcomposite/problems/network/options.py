@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -29,6 +30,13 @@ MODEL_LOSSES = ("cross_entropy", "mse")
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+def single_tensor(made: Any) -> Any:
+    """What a module gives; of an object or a dictionary with logits, as those of Hugging Face give, these."""
+    if isinstance(made, Tensor):
+        return made
+    return made.get("logits", made) if isinstance(made, Mapping) else getattr(made, "logits", made)
+
+
 @dataclass(frozen=True)
 class ModelLoss:
     """A loss of a module's outputs and the targets: per-sample values, or their mean."""
@@ -38,8 +46,22 @@ class ModelLoss:
     classifier: bool
     per_sample: bool
     kinds: tuple[Kind, ...] = ()
+    classes_second: bool = False
+    """Whether the module's outputs are (batch, classes, ...), which metrics see with the classes last."""
     smooth: ClassVar[bool] = True
     probabilistic: ClassVar[bool] = True
+
+    def weighted(self, weights: Mapping[float, float]) -> Self:
+        """The same with each label's loss multiplied by a number, by label; the mean is over labels as before."""
+        if self.name != "cross_entropy":
+            raise ValueError(f"class_weight is for loss='cross_entropy'; let {self.name} weigh its classes")
+        known = sorted(weights)
+        if set(known) <= {-1.0, 1.0}:  # as ``prepare`` numbers them
+            known, weights = [0.0, 1.0], {0.0: weights.get(-1.0, 1.0), 1.0: weights.get(1.0, 1.0)}
+        each = torch.ones(int(known[-1]) + 1, dtype=torch.float64)
+        for label in known:
+            each[int(label)] = weights[label]
+        return replace(self, function=_CrossEntropy(each, self.classes_second))
 
     def prepare(self, targets: Tensor, outputs: int) -> Tensor:
         """Class labels as integers from 0, with -1 and +1 read as 0 and 1; other targets as they are."""
@@ -61,6 +83,11 @@ class ModelLoss:
         """The same for outputs of this type on this device, to which weights of classes in a module go along."""
         return replace(self, function=_placed(self.function, dtype, device))
 
+    def shown(self, outputs: Tensor) -> Tensor:
+        """Outputs as metrics see them: classes last; one per sample is a margin or a prediction, ``(N,)``."""
+        made = outputs.movedim(1, -1) if self.classes_second else outputs
+        return made.reshape(-1) if made.numel() == len(made) else made
+
     def of_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The samples' losses; a mean, where that is all there is, stands for each of them."""
         values = self.function(outputs, targets)
@@ -71,12 +98,28 @@ def _placed(function: LossFunction, dtype: torch.dtype, device: torch.device | s
     return copy.deepcopy(function).to(device, dtype) if isinstance(function, nn.Module) else function
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+class _CrossEntropy(nn.Module):
+    """Cross-entropy with a weight for each class (1 for those that are not named), or with the classes second."""
+
+    def __init__(self, weights: Tensor | None, second: bool) -> None:
+        super().__init__()
+        self.register_buffer("weights", weights)
+        self._second = second
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        shown = outputs.movedim(1, -1) if self._second else outputs
+        given: Tensor | None = self.weights  # type: ignore[assignment]
+        if given is not None and (more := shown.shape[-1] - len(given)) > 0:
+            given = torch.cat([given, given.new_ones(more)])
+        return _cross_entropy(shown, targets, given)
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
     """Of each sample; where it has several labels (tokens), the mean over those that count."""
     if targets.ndim == 1:
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return nn.functional.cross_entropy(outputs, targets, weight, reduction="none")
     each = nn.functional.cross_entropy(
-        outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
+        outputs.flatten(0, -2), targets.flatten(), weight, ignore_index=IGNORED, reduction="none"
     )
     there = (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
     return each.view(targets.shape).flatten(1).sum(1) / there
@@ -94,6 +137,9 @@ class NetworkOptions:
 
     gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
     chunk: Count | None = None
+    microbatch: Count | None = None
+    named_inputs: Mapping[str, tuple[int, ...]] | None = None
+    class_axis: Literal[1, -1] | None = None
     normalization: Any = None
     transform: Callable[[Tensor], Tensor] | None = None
     augment: Augmentation | Callable[[Tensor], Tensor] | None = None
@@ -109,6 +155,10 @@ class NetworkOptions:
                 mean = std = np.zeros(1)
             if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
                 raise ValueError(f"normalization = {self.normalization}, must be (mean, std) with std > 0")
+        if self.named_inputs is not None:
+            if not self.named_inputs or self.normalization is not None:
+                raise ValueError("named_inputs: name at least one input, and leave normalization to the module")
+            object.__setattr__(self, "named_inputs", {k: tuple(s) for k, s in self.named_inputs.items()})
 
     def constants(self, dtype: torch.dtype, device: torch.device | str) -> tuple[Tensor, ...]:
         """Mean and standard deviation on a device, if there are any: placed once, so that no batch waits for them."""
@@ -125,34 +175,51 @@ class NetworkOptions:
             x = (x - mean.reshape(-1, *tail)) / std.reshape(-1, *tail)
         return self.transform(x) if self.transform is not None else x
 
+    def called(self, module: Callable[..., Any], inputs: Tensor) -> Any:
+        """What the module makes of a batch: called with it, or with its pieces by name."""
+        if self.named_inputs is None:
+            return module(inputs)
+        flat = inputs.flatten(1)
+        pieces = flat.split_with_sizes([math.prod(shape) for shape in self.named_inputs.values()], 1)
+        named = zip(self.named_inputs.items(), pieces, strict=True)
+        return module(**{name: v.reshape(-1, *shape) for (name, shape), v in named})
+
     def __str__(self) -> str:
         shown = {k: getattr(v, "__qualname__", v) for k, v in vars(self).items()}
         return ", ".join(f"{k}={v}" for k, v in shown.items())
+
+
+class Plain(nn.Module):
+    """A module that is called with one tensor and gives one, whatever it takes and gives itself."""
+
+    def __init__(self, module: nn.Module, options: NetworkOptions) -> None:
+        super().__init__()
+        self.module, self._options = module, options
+
+    def forward(self, inputs: Tensor) -> Any:
+        return single_tensor(self._options.called(self.module, inputs))
 
 
 def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, options: NetworkOptions) -> ModelLoss:
     """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
     dtype = next(p.dtype for p in module.parameters())
     inputs = options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype)
-    outputs = _outputs(module, inputs)
+    outputs = _outputs(module, inputs, options)
     if options.augment is not None:
-        _outputs(module, _augmented(options.augment, inputs), ", augmented")
+        _outputs(module, _augmented(options.augment, inputs), options, ", augmented")
     for features in (silos.features, *(X for X, _ in silos.held_out.values())):
         if isinstance(features, Tensor) and not features.is_floating_point() and features.dtype != torch.uint8:
             each = features.flatten(1)  # the least and the largest: words that an embedding does not have
             ends = torch.stack([each.amin(1).argmin(), each.amax(1).argmax()])
-            _outputs(module, options.inputs(features[ends], dtype), f", {each.min()} to {each.max()}")
+            _outputs(module, options.inputs(features[ends], dtype), options, f", {each.min()} to {each.max()}")
     targets = silos.targets[:2]
     if loss == "cross_entropy":
-        if outputs.ndim < 2 or outputs.shape[:-1] != targets.shape:
-            wanted = "batch, classes" if targets.ndim == 1 else "batch, tokens, classes"
-            raise DataError(
-                f"cross_entropy needs outputs ({wanted}), the module gives {tuple(outputs.shape)} for 2 samples"
-            )
-        if outputs.shape[-1] < 2:
+        second = _classes_second(outputs, targets, options.class_axis)
+        if outputs.shape[1 if second else -1] < 2:
             raise DataError("cross_entropy needs an output per class, the module gives one; change its last layer")
-        kinds = () if targets.ndim > 1 else CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
-        return ModelLoss("cross_entropy", _cross_entropy, classifier=True, per_sample=True, kinds=kinds)
+        kinds = ("labels",) if targets.ndim > 1 else CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
+        function = _CrossEntropy(None, True) if second else _cross_entropy
+        return ModelLoss("cross_entropy", function, True, True, kinds, classes_second=second)
     if loss == "mse":
         if outputs.numel() != targets.numel():
             many = "one output" if targets.ndim == 1 else f"outputs {tuple(targets.shape[1:])}"
@@ -177,22 +244,48 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
     if classes:
         labels = torch.unique(torch.cat([silos.targets, *(b for _, b in silos.held_out.values())]))
         _tried(tried, outputs[:1].expand(len(labels), -1), labels)
-    name = getattr(loss, "__qualname__", repr(loss))
-    return ModelLoss(name, loss, classifier=classes, per_sample=values.ndim == 1, kinds=_kinds(outputs, silos, classes))
+    name, kinds, second = getattr(loss, "__qualname__", repr(loss)), _kinds(outputs, silos, classes), False
+    known = options.class_axis is not None or sum(_places(outputs, targets)) == 1  # otherwise it may be anything
+    if known and targets.ndim > 1 and not targets.is_floating_point():
+        second, kinds = _classes_second(outputs, targets, options.class_axis), ("labels",)
+    return ModelLoss(name, loss, classes, values.ndim == 1, kinds, classes_second=second)
 
 
-def _outputs(module: nn.Module, inputs: Tensor, values: str = "") -> Tensor:
+def _places(outputs: Tensor, targets: Tensor) -> tuple[bool, bool]:
+    """Whether the classes may be last among the outputs, and whether they may be second, as torch has them."""
+    last = outputs.ndim >= 2 and outputs.shape[:-1] == targets.shape
+    return last, outputs.ndim > 2 and (outputs.shape[0], *outputs.shape[2:]) == tuple(targets.shape)
+
+
+def _classes_second(outputs: Tensor, targets: Tensor, axis: int | None) -> bool:
+    """Whether outputs are (batch, classes, d1, ...) for targets (batch, d1, ...)."""
+    last, second = _places(outputs, targets)
+    given = f"the module gives {tuple(outputs.shape)} for targets {tuple(targets.shape)} of 2 samples"
+    if last and second and axis is None:
+        raise DataError(f"{given}: say class_axis=1 if classes come second, as in torch, or class_axis=-1 if last")
+    if not (second if axis == 1 else last if axis == -1 else last or second):
+        wanted = "batch, classes" if targets.ndim == 1 else "batch, ..., classes) or (batch, classes, ..."
+        raise DataError(f"class labels need outputs ({wanted}), {given}")
+    return second and axis != -1
+
+
+def _outputs(module: nn.Module, inputs: Tensor, options: NetworkOptions, values: str = "") -> Tensor:
     """What the module gives for some samples: one tensor, or a line about why there is none."""
+    if options.named_inputs is not None:
+        wanted, numbers = sum(map(math.prod, options.named_inputs.values())), inputs[0].numel()
+        if wanted != numbers:
+            raise DataError(f"named_inputs have {wanted} numbers in all, a sample has {numbers}")
     try:
         with torch.no_grad():
-            outputs = copy.deepcopy(module).cpu().eval()(inputs)
+            outputs = Plain(copy.deepcopy(module).cpu().eval(), options)(inputs)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shape = "x".join(map(str, inputs.shape[1:]))
         raise DataError(
             f"the module does not take these samples ({shape}, {inputs.dtype}{values}): {first_line(error)}"
         ) from error
     if not isinstance(outputs, Tensor):
-        raise DataError(f"the module gives a {type(outputs).__name__}; let it return one tensor, for example torch.cat")
+        kind = type(outputs).__name__
+        raise DataError(f"the module gives a {kind} without logits; let it return one tensor, for example torch.cat")
     return outputs
 
 

@@ -17,7 +17,7 @@ from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import Features, not_sparse
 from fedcomposite.problems.base import Evaluation, RoundInputs, Smooth, UnsuitableError
 from fedcomposite.problems.measures import Measures
-from fedcomposite.problems.network.evaluation import Evaluator, Selection, single_output
+from fedcomposite.problems.network.evaluation import Evaluator, Selection
 from fedcomposite.problems.network.flat import COMPILED_LAYERS, FlatModule
 from fedcomposite.problems.network.gradients import Gradients
 from fedcomposite.problems.network.options import ModelLoss, NetworkOptions
@@ -42,7 +42,7 @@ class Network(Smooth):
         loss = loss.placed(dtype, device)
         self.loss, self.options, self.dtype, self.device = loss, options, dtype, device
         self.measures = Measures.of(loss, clients=True) if measures is None else measures
-        self.flat = FlatModule(module, options.precision, dtype, device)
+        self.flat = FlatModule(module, options, dtype, device)
         self.layout, self.dimension = self.flat.layout, self.flat.dimension
         self._local: RoundInputs | None = None
         self._silos, self._weights = silos, weights
@@ -82,11 +82,12 @@ class Network(Smooth):
         inputs = self.options.inputs(first, self.dtype)
         with torch.no_grad(), self.flat.watched(lambda v: self._note(v.numel() // len(first))):
             try:
-                return int(self.flat.forward(state, inputs, train=False).shape[-1])
+                made = self.flat.forward(state, inputs, train=False)
             except RuntimeError:  # a view of what has channels last in memory, perhaps
                 if not self.flat.restore_layout():
                     raise
-                return int(self.flat.forward(state, inputs, train=False).shape[-1])
+                made = self.flat.forward(state, inputs, train=False)
+        return int(made.shape[1 if self.loss.classes_second else -1])
 
     def _note(self, width: int) -> None:
         """Remember the most numbers that a layer makes of a sample, or is given of it."""
@@ -189,7 +190,7 @@ class Network(Smooth):
 
     def seen(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The module's outputs, and class numbers or targets."""
-        return single_output(self.predict(x, self.X[rows])), self.b[rows]
+        return self.loss.shown(self.predict(x, self.X[rows])), self.b[rows]
 
     def _state_of(self, clients: rng.Ints) -> RoundInputs:
         """The round's state, or a fresh one outside rounds."""
@@ -222,8 +223,8 @@ class Network(Smooth):
     ) -> tuple[Tensor, Tensor]:
         """The module's outputs, and class numbers or targets."""
         outputs = self.predict(x, not_sparse(features, "a model"))
-        b = self.loss.prepare(targets, outputs.shape[-1])
-        return single_output(outputs), b.to(self.device, self.dtype if b.is_floating_point() else None)
+        b = self.loss.prepare(targets, outputs.shape[1 if self.loss.classes_second else -1])
+        return self.loss.shown(outputs), b.to(self.device, self.dtype if b.is_floating_point() else None)
 
     def smoothness(self, of: Literal["clients", "mean", "samples"] = "clients") -> NoReturn:
         """Refused: a network's smoothness constant is unknown."""
