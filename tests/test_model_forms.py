@@ -116,7 +116,7 @@ def test_where_shapes_allow_both_it_has_to_be_said():
         assert problem.loss.classes_second is classes_second
     with pytest.raises(fc.DataError, match="class_axis=1"):
         fc.Problem(silos, model=Segmenter(H))
-    with pytest.raises(fc.DataError, match=r"labels need outputs .* the module gives \(2, 3, 6, 6\)"):
+    with pytest.raises(fc.DataError, match=r"needs outputs .* the module gives \(2, 3, 6, 6\)"):
         fc.Problem(silos, model=Segmenter(), class_axis=-1)
 
 

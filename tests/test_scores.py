@@ -40,9 +40,10 @@ def samples(kind, seed, count=200):
     if kind == "binary":
         z = np.round(rng.standard_normal(count) * 2, seed % 3)
         return torch.tensor(z), torch.tensor((z + 2 * rng.standard_normal(count) > 0.5).astype(int))
-    z = rng.standard_normal((count, 5))
-    z[:, 3] -= 20 * (seed % 2)  # never predicted
-    y = np.where(rng.random(count) < 0.5, z.argmax(1), rng.integers(0, 4 + seed % 2, count))
+    each = (count, 3) if kind == "labels" else (count,)
+    z = rng.standard_normal((*each, 5))
+    z[..., 3] -= 20 * (seed % 2)  # never predicted
+    y = np.where(rng.random(each) < 0.5, z.argmax(-1), rng.integers(0, 4 + seed % 2, each))
     return torch.tensor(z), torch.tensor(y)
 
 
@@ -74,6 +75,9 @@ ORACLES = {
         sk.brier_score_loss(y, expit(z)) if z.ndim == 1 else np.mean(((softmax(z, axis=1) - np.eye(5)[y]) ** 2).sum(1))
     ),
     "calibration_error": expected_calibration_error,
+    "iou": lambda z, y: sk.jaccard_score(y, labels(z), average="macro"),
+    "dice": lambda z, y: sk.f1_score(y, labels(z), average="macro"),
+    "perplexity": lambda z, y: np.exp(sk.log_loss(y, probability(z), labels=np.arange(5))),
     "r2": lambda z, y: sk.r2_score(y, z),
     "mae": lambda z, y: sk.mean_absolute_error(y, z),
 }
@@ -89,7 +93,8 @@ def test_metrics_against_scikit_learn(name, kind, seed):
     outputs, targets = samples(kind, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # predicted classes that y_true does not have
-        expected = ORACLES[name](outputs.numpy(), targets.numpy())
+        flat = outputs.flatten(0, -2) if kind == "labels" else outputs
+        expected = ORACLES[name](flat.numpy(), targets.flatten().numpy())
     assert overall(M[name](), outputs, targets) == pytest.approx((expected, expected), rel=1e-10)
 
 
@@ -129,7 +134,7 @@ def test_one_class_and_empty_parts():
     assert overall(metrics.BalancedAccuracy(), z, y) == pytest.approx((2 / 3, 2 / 3))
     for cls in M.values():
         kind = cls.fits[0]
-        nothing = torch.zeros(0, dtype=torch.float64) if kind != "multiclass" else torch.zeros(0, 5)
+        nothing = torch.zeros(0, 5) if kind in ("multiclass", "labels") else torch.zeros(0, dtype=torch.float64)
         assert np.isnan(overall(cls(), nothing, torch.zeros(0, dtype=torch.long))).all(), cls
     assert np.isnan(metrics.exact_auc([], []))
     assert np.isnan(overall(metrics.R2(), torch.ones(1), torch.ones(1))).all()

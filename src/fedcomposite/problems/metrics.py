@@ -141,7 +141,7 @@ class Accuracy(Metric):
         hits = predicted(outputs) == targets
         if targets.ndim > 1:
             there = (targets >= 0).flatten(1)
-            hits = (hits.flatten(1) & there).sum(1) / there.sum(1).clamp(min=1)
+            hits = (hits.flatten(1) & there).sum(1).double() / there.sum(1).clamp(min=1)
         return per_client([hits, 1.0], owner, n)
 
     def value(self, counts: Tensor) -> Tensor:

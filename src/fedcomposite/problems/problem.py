@@ -176,9 +176,8 @@ class Problem:
             from fedcomposite.problems.problem import LinearProblem, NetworkProblem
 
             self.__class__ = cast(type[Self], LinearProblem if model is None else NetworkProblem)
-        each = None if class_weight is None else _class_weights(silos, class_weight)
-        if each is not None and model is None:
-            silos = silos.class_weighted(each)
+        of_classes = None if class_weight is None else _class_weights(silos, class_weight)
+        silos = silos.class_weighted(of_classes) if of_classes is not None and model is None else silos
         self.silos, self.bias, self.weighting = silos, bool(bias), weights
         self._placed: dict[tuple[torch.dtype, torch.device], Smooth] = {}
         self._smoothness: dict[str, float] = {}
@@ -187,7 +186,7 @@ class Problem:
             evaluation_samples,
         )  # fmt: skip
         self.model = None if model is None else copy.deepcopy(model)
-        self._set_up(loss, loss_options, metrics, None if model is None else each)
+        self._set_up(loss, loss_options, metrics, None if model is None else of_classes)
         self.dimension = self.layout[-1].stop
         h = Zero() if regularizer is None else regularizer
         if deviations is not None:

@@ -264,8 +264,8 @@ def _classes_second(outputs: Tensor, targets: Tensor, axis: int | None) -> bool:
     if last and second and axis is None:
         raise DataError(f"{given}: say class_axis=1 if classes come second, as in torch, or class_axis=-1 if last")
     if not (second if axis == 1 else last if axis == -1 else last or second):
-        wanted = "batch, classes" if targets.ndim == 1 else "batch, ..., classes) or (batch, classes, ..."
-        raise DataError(f"class labels need outputs ({wanted}), {given}")
+        wanted = "batch, classes" if targets.ndim == 1 else "batch, tokens, classes) or (batch, classes, tokens"
+        raise DataError(f"cross_entropy needs outputs ({wanted}), {given}")
     return second and axis != -1
 
 
