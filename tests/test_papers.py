@@ -262,6 +262,7 @@ def test_one_seed_settles_no_order_and_has_no_deviation():
     assert verdict_of(ahead("", {"a": series(5.0), "b": series(1.0)})) == [NOT_TESTABLE]
     assert "±" not in told(series(5.0))
     assert math.isnan(interval([1.0])[0])
+    assert interval([-40.0] * 3) == (-40.0, -40.0, 0.25)  # counted where records are: three signs decide nothing
 
 
 def test_quick_runs_and_missing_numbers_are_not_judged():

@@ -109,6 +109,25 @@ def test_fedmls_conditions():
     assert (10 * n * D**2 + 8 * free) / (lam * K * (K + 1)) + G**2 * lam / 2 <= eps
 
 
+def test_fedmls_on_the_product_space_needs_fewer_rounds_and_local_steps():
+    G, D, n, eps, var = 2.0, 3.0, 16, 0.5, 1.3
+    (found,) = theory.corrections(build("FedMLS", lambda0=1.0), Constants(L=None, n=n))
+    theorem, work = theory.find("FedMLS"), D * (4 * G**2 + var) / (G * eps)
+
+    def end(lam, T, K):  # Theorem 3.1 with the Lipschitz constant and the variance of the mean of the f_i(x_i)
+        d = (4 * G**2 + var) / n * lam**2 * K**3 / (2 * T)
+        return (10 * n * D**2 + 8 * d) / (lam * K * (K + 1)) + G**2 / n * lam / 2
+
+    K = math.ceil(6 * math.sqrt(n) * D * G / eps)
+    for T in (found.derivable * work, found.printed * work, 108 / math.sqrt(n) * work):
+        assert end(eps / G**2, math.ceil(T), K) <= eps
+    sooner, T = math.ceil(6 * D * G / eps), math.ceil(108 * work)
+    assert end(n * eps / G**2, T, sooner) <= eps
+    c = Constants(L=None, G=G, B=0.0, distance=D, n=n, sigma=math.sqrt(var), batch=1)
+    method = build("FedMLS", lambda0=n * eps / G**2, first_steps=T, schedule="constant")
+    assert theorem.bound(method, c, np.array([sooner]))[0] == pytest.approx(end(method.lambda0, T, sooner))
+
+
 def test_printed_constants_that_their_proofs_do_not_give():
     """The proofs' sums, term by term from their lemmas, beside what :meth:`Theorem.corrections` says."""
     for number, printed, least in (("1", 50, 56), ("2", 25, 28)):

@@ -16,7 +16,8 @@ def tables(folder, paper):
     for page in sorted(folder.glob(f"{paper}-*/verdict.md")):
         text = page.read_text(encoding="utf-8")
         title = text.splitlines()[0].removeprefix("# ")
-        rows = [line for line in text.splitlines() if line.startswith("|")]
+        claims = text.split("\n## ")[0]  # what the verdicts rest on comes after, and has other columns
+        rows = [line for line in claims.splitlines() if line.startswith("|")]
         name = page.parent.name
         picture = f"![{title}](../reproductions/{name}/figure.png)"
         again = (

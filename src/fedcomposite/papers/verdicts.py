@@ -108,12 +108,17 @@ def lead(ours: pd.Series, other: pd.Series, *, least: float = 0.0, lower: bool =
     if ratio:
         text = f"ratio {math.exp(sign * mean):.3g} ({math.exp(ends[0]):.3g} to {math.exp(ends[1]):.3g})"
     else:
-        text = f"difference {sign * mean:.2g} ({ends[0]:.2g} to {ends[1]:.2g})"
+        shown = (f"{value + 0.0:.2g}" for value in (sign * mean, *ends))  # no minus before a zero
+        text = "difference {} ({} to {})".format(*shown)
     return Lead(mean, low, high, p, least, text if len(differences) > 1 else "one seed: no interval")
 
 
 def interval(differences: Any) -> tuple[float, float, float]:
-    """The 95 % interval of a mean by Student's t, and the two-sided p-value of zero; nan for fewer than two."""
+    """The 95 % interval of a mean by Student's t, and the two-sided p-value of zero; nan for fewer than two.
+
+    Differences that are all alike have no deviation to judge by (rounds are counted where records are): the p-value is
+    that of all their signs, 2 / 2^n.
+    """
     from scipy import stats
 
     d = np.asarray(differences, float)
@@ -122,7 +127,7 @@ def interval(differences: Any) -> tuple[float, float, float]:
     error = float(d.std(ddof=1) / len(d) ** 0.5)
     mean = float(d.mean())
     if error == 0 or not math.isfinite(error):
-        return mean, mean, 1.0 if mean == 0 or not math.isfinite(mean) else 0.0
+        return mean, mean, 1.0 if mean == 0 or not math.isfinite(mean) else 2.0 ** (1 - len(d))
     half = float(stats.t.ppf(0.975, len(d) - 1)) * error
     return mean - half, mean + half, 2 * float(stats.t.sf(abs(mean) / error, len(d) - 1))
 
