@@ -64,6 +64,114 @@ def test_the_largest_entries_stay(share):
     torch.testing.assert_close(found, torch.stack([h.prox(row, 0.3) for row in v]), rtol=0, atol=0)
 
 
+def filters_by_hand(v, share, layout, floor):
+    """Whole rows of all weights but the last, by their root mean square: protected rows first, then the largest."""
+    weights = [(a, b, s) for _, a, b, s in layout if len(s) > 1][:-1]
+    n, d = sum(b - a for a, b, _ in weights), layout[-1][2]
+    keep = 1 - share * d / n
+    spread = [sum(s) / np.prod(s) for *_, s in weights]
+    scale = n / sum(e * (b - a) for e, (a, b, _) in zip(spread, weights, strict=True))
+    rows = []  # score, layer, coordinates
+    for i, (a, b, s) in enumerate(weights):
+        at = np.arange(a, b).reshape(s[0], -1)
+        rows += [(np.sqrt(np.mean(v[r] ** 2)), i, r) for r in at]
+    rows.sort(key=lambda r: -r[0])
+    left = [
+        int(np.ceil(np.float32(keep * floor * scale * e * s[0]))) for e, (*_, s) in zip(spread, weights, strict=True)
+    ]
+    left = [max(1, k) for k in left]
+    sure, rest = [], []
+    for _, i, r in rows:
+        (sure if left[i] > 0 else rest).append(r)
+        left[i] -= 1
+    kept, room = np.zeros(d, dtype=bool), np.float32(keep) * n
+    for r in sure + rest:
+        room -= len(r)
+        if room < 0 and not any(r is each for each in sure):
+            break
+        kept[r] = True
+    for a, b, _ in weights:
+        outside = np.zeros(d, dtype=bool)
+        outside[a:b] = True
+        v = np.where(outside & ~kept, 0.0, v)
+    return v
+
+
+FILTERS = [("a", 0, 108, (4, 3, 3, 3)), ("bias", 108, 112, (4,)), ("b", 112, 256, (18, 8)), ("out", 256, 310, (3, 18))]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
+def test_the_largest_filters_stay(share):
+    h = SparsityTarget(share, "filters").resolve(FILTERS)
+    v = torch.randn(20, 310, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = h.prox(v, 0.3)
+    wanted = [filters_by_hand(row.numpy(), share, FILTERS, module_of_target.PROTECTED) for row in v]
+    torch.testing.assert_close(found, torch.from_numpy(np.stack(wanted)), rtol=0, atol=0)
+    torch.testing.assert_close(found, torch.stack([h.prox(row, 0.3) for row in v]), rtol=0, atol=0)
+    assert bool((found[:, 256:] == v[:, 256:]).all())
+
+
+@pytest.mark.parametrize(("share", "pattern"), [(0.2, False), (0.475, True), (0.7, True)])
+def test_two_of_every_four_stay(share, pattern):
+    """The smaller two of a block go first, the smallest of them first; what is left of the share is single weights."""
+    layout = [("a", 0, 96, (4, 6, 4)), ("odd", 96, 106, (2, 5)), ("b", 106, 186, (10, 8))]
+    whole = SparsityTarget(max(share, 0.48), "2:4").resolve(layout)
+    h = dataclasses.replace(whole, share=share)  # as on the way there
+    v = torch.randn(20, 186, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    found = h.prox(v, 0.3)
+    weights = np.r_[0:96, 106:186]
+    for row, zeros in zip(v.numpy(), (found == 0).numpy(), strict=True):
+        blocks, gone = np.abs(row[weights]).reshape(-1, 4), zeros[weights].reshape(-1, 4)
+        smaller = np.argsort(np.argsort(blocks)) < 2
+        assert not zeros[96:106].any()
+        if pattern:
+            assert gone[smaller].all()
+        else:
+            assert (gone == (smaller & (blocks < np.sort(blocks[smaller])[gone.sum()]))).all()
+        assert gone.sum() == pytest.approx(share * 186, abs=1)
+    large = SparsityTarget(0.5, "2:4").resolve([("a", 0, 40_000, (200, 200)), ("bias", 40_000, 40_200, (200,))])
+    zeros = large.prox(torch.randn(40_200, generator=torch.Generator().manual_seed(3)), 0.1)[:40_000] == 0
+    assert bool((zeros.reshape(-1, 4).sum(-1) >= 2).all())
+    assert abs(float(zeros.sum()) / 40_200 - 0.5) < 0.005
+
+
+def test_structures_that_cannot_be():
+    with pytest.raises(ValueError, match="before the last"):
+        SparsityTarget(0.5, "filters").resolve([("a", 0, 12, (3, 4))])
+    with pytest.raises(ValueError, match="multiple of four"):
+        SparsityTarget(0.5, "2:4").resolve([("a", 0, 15, (3, 5))])
+    with pytest.raises(ValueError, match=r"0\.4445 or more"):
+        SparsityTarget(0.3, "2:4").resolve([("a", 0, 16, (4, 4)), ("bias", 16, 18, (2,))])
+
+
+@pytest.mark.parametrize(("structure", "share"), [("filters", 0.6), ("2:4", 0.55)])
+def test_runs_with_a_structure(structure, share, silos):
+    """Reached with some of the clients; whole filters are cut out without a change of what the network says."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    problem = fc.Problem(silos, model=model, loss="cross_entropy")
+    method = FedNMap(2, 0.1, gamma=1.0, partial_participation=True)
+    run = fc.simulate(
+        problem,
+        method,
+        rounds=20,
+        batch_size=8,
+        participation=0.5,
+        sparsity=share,
+        structure=structure,
+        dtype=torch.float64,
+    )
+    assert abs(run.history[-1].sparsity - share) < 0.02
+    if structure == "2:4":
+        zeros = run.solution[64 * 5 + 64 : 64 * 5 + 64 + 64 * 64].reshape(-1, 4) == 0
+        assert bool((zeros.sum(-1) >= 2).all())
+        return
+    trained, X = problem.module(run.solution).double(), torch.randn(7, 5, dtype=torch.float64)
+    cut = fc.prune(trained, X)
+    assert sum(p.numel() for p in cut.module.parameters()) < 0.5 * len(run.solution)
+    torch.testing.assert_close(cut.module(X), trained(X))
+
+
 def test_no_layer_dies_and_h_acts_as_well():
     h = SparsityTarget(0.8, h=L2Squared(2.0)).resolve(LAYOUT)
     v = torch.cat([torch.full((15,), 1e-6), torch.arange(1.0, 31)])

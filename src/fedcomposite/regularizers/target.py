@@ -7,6 +7,10 @@ every client, the server, a resumed run and a recorded one find the same zeros a
 
 All layers share one threshold, which makes most zeros where most small weights are; but no layer keeps less than a
 part of what the Erdos-Renyi rule would leave it (Mocanu et al. 2018; with kernels Evci et al. 2020), so that none dies.
+
+What is compared with the threshold is a score of each entry. It is the entry's size; of whole filters (rows of a
+weight) it is the root of the filter's mean square, the same for all its entries; in blocks of four it puts the larger
+two of each block before all smaller ones: the smaller ones go first, and at half of the entries the pattern is whole.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from fedcomposite.regularizers.base import Layout, Regularizer, Step
 from fedcomposite.regularizers.separable import Zero
 from fedcomposite.schedules import Ramp, Schedule, read
 
-Structure = Literal["weights"]
+Structure = Literal["weights", "filters", "2:4"]
 Share = Annotated[float, at.Gt(0), at.Lt(1)]
 
 SAMPLED = 1 << 14
@@ -36,6 +40,16 @@ PROTECTED = 0.5
 
 START, END = 0.05, 0.6
 """Between which shares of the rounds zeros grow."""
+
+_LARGER = float(1 << 31)
+"""Above all scores of the smaller two of a block of four, and at most those of the larger two."""
+
+
+_NEEDED = {
+    "weights": "parameters with two axes or more",
+    "filters": "parameters with two axes or more before the last one",
+    "2:4": "weights whose rows are a multiple of four long",
+}
 
 
 class _Layer(NamedTuple):
@@ -50,6 +64,11 @@ class _Layer(NamedTuple):
         """The Erdos-Renyi share of its entries, up to a factor for all layers: thin layers keep more."""
         return sum(self.shape) / math.prod(self.shape)
 
+    @property
+    def row(self) -> int:
+        """How many entries one index of the first axis has; of a vector, all."""
+        return math.prod(self.shape[1:] or self.shape)
+
 
 class _Tables(NamedTuple):
     """What a prox looks up, on one device; L layers with up to m sampled entries each."""
@@ -57,7 +76,8 @@ class _Tables(NamedTuple):
     places: Tensor  # (L, m): coordinates of sampled entries
     pad: Tensor  # (L, m): true where a layer has fewer
     weight: Tensor  # (L * m,): how many entries a sampled one stands for
-    sampled: Tensor  # (L,): how many entries are sampled
+    sampled: Tensor  # (L,): how many entries (or filters) are sampled
+    most: Tensor  # (L,): of how many of them at most the layer is sure
     floor: Tensor  # (L,): what is kept at least, in units of the share that is kept of all
     layer: Tensor  # (d,): the layer of each coordinate, L outside of all
 
@@ -68,6 +88,7 @@ class _Layers:
 
     layers: tuple[_Layer, ...]
     dimension: int
+    structure: Structure = "weights"
 
     @property
     def entries(self) -> int:
@@ -84,22 +105,54 @@ class _Layers:
 
     def _made(self) -> _Tables:
         sizes = [layer.stop - layer.start for layer in self.layers]
-        most = min(SAMPLED, max(sizes))
+        strides = [layer.row if self.structure == "filters" else 1 for layer in self.layers]
+        units = [size // stride for size, stride in zip(sizes, strides, strict=True)]
+        most = min(SAMPLED, max(units))
         places = torch.zeros(len(sizes), most, dtype=torch.int64)
         of = torch.full((self.dimension,), len(sizes), dtype=torch.int32)
-        for i, (layer, size) in enumerate(zip(self.layers, sizes, strict=True)):
-            drawn = torch.arange(size)
-            if size > most:  # the same for everybody
-                drawn = torch.from_numpy(rng.choose(i, 0, size, most))
-            places[i, : len(drawn)] = layer.start + drawn
+        for i, (layer, stride, count) in enumerate(zip(self.layers, strides, units, strict=True)):
+            drawn = self._drawn(i, count, most)
+            places[i, : len(drawn)] = layer.start + stride * drawn
             of[layer.start : layer.stop] = i
-        count = torch.tensor(sizes).clamp(max=most)
-        weight = torch.tensor(sizes) / count
-        pad = torch.arange(most) >= count[:, None]
+        sampled = torch.tensor(units).clamp(max=most)
+        weight = torch.tensor(sizes) / sampled
+        pad = torch.arange(most) >= sampled[:, None]
         spread = torch.tensor([layer.density for layer in self.layers])
         floor = PROTECTED * spread * self.entries / float((spread * torch.tensor(sizes)).sum())
         each = weight[:, None].expand_as(pad).masked_fill(pad, 0.0).flatten()
-        return _Tables(places, pad, each, count, floor, of)
+        sure = sampled // 2 if self.structure == "2:4" else sampled
+        return _Tables(places, pad, each, sampled, sure, floor, of)
+
+    def _drawn(self, i: int, count: int, most: int) -> Tensor:
+        """Which of the entries or filters of layer i thresholds are read off: the same for everybody, blocks whole."""
+        if count <= most:
+            return torch.arange(count)
+        if self.structure == "2:4":
+            blocks = torch.from_numpy(rng.choose(i, 0, count // 4, most // 4))
+            return (4 * blocks[:, None] + torch.arange(4)).flatten()
+        return torch.from_numpy(rng.choose(i, 0, count, most))
+
+    def scores(self, u: Tensor) -> Tensor:
+        """What is compared with thresholds, for each entry; see the module's text."""
+        if self.structure == "weights":
+            return u.abs()
+        each = _filters if self.structure == "filters" else _larger_first
+        found = torch.zeros_like(u, dtype=torch.float64 if self.structure == "2:4" else u.dtype)
+        for layer in self.layers:
+            found[..., layer.start : layer.stop] = each(u[..., layer.start : layer.stop], layer.row)
+        return found
+
+
+def _filters(u: Tensor, row: int) -> Tensor:
+    """The root of the mean square of each filter, for all of its entries."""
+    return u.reshape(*u.shape[:-1], -1, row).square().mean(-1).sqrt().repeat_interleave(row, dim=-1)
+
+
+def _larger_first(u: Tensor, row: int) -> Tensor:
+    """Numbers in the order of the entries' sizes in single precision, the larger two of each block after all others."""
+    bits = u.detach().abs().float().contiguous().view(torch.int32).double().reshape(*u.shape[:-1], -1, 4)
+    rank = bits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return (bits + _LARGER * (rank < 2)).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -109,6 +162,11 @@ class SparsityTarget(Regularizer):
     ``share`` counts all parameters of the model; zeros are made in weights alone, not in biases and the like. With a
     ``ramp``, a schedule of the rounds, the share grows: it is ramp(r) * share in round r. The share is met within the
     sampling of large layers, about a tenth of a point.
+
+    ``structure`` is what becomes zero: single ``"weights"``; whole ``"filters"``, rows of every weight but the last,
+    whose rows are the outputs (:func:`fedcomposite.prune` cuts them out); or ``"2:4"``, where at most two of every four
+    consecutive entries of a row stay, as accelerators want it, in layers whose rows are a multiple of four long. A
+    share beyond the half that the pattern makes is met by further single zeros.
 
     Not weakly convex, so rho is infinite: as with ``TopK``, methods can be run and their guarantees do not apply.
     """
@@ -128,17 +186,30 @@ class SparsityTarget(Regularizer):
     def resolve(self, layout: Layout) -> SparsityTarget:
         """The term on the parameters with two axes or more (of a linear model: on the weights)."""
         found = [_Layer(a, b, tuple(shape)) for _, a, b, shape in layout if len(shape) > 1]
-        found = found or [_Layer(a, b, tuple(shape)) for name, a, b, shape in layout if name == "weight"]
+        if self.structure == "filters":
+            found = found[:-1]
+        else:
+            found = found or [_Layer(a, b, tuple(shape)) for name, a, b, shape in layout if name == "weight"]
+        if self.structure == "2:4":
+            found = [layer for layer in found if layer.row % 4 == 0]
         if not found:
-            raise ValueError("a share of zeros needs parameters with two axes or more, and this model has none")
-        placed = _Layers(tuple(found), max(entry[2] for entry in layout))
-        largest = placed.entries / placed.dimension
+            raise ValueError(f"a share of zeros needs {_NEEDED[self.structure]}, and this model has none")
+        placed = _Layers(tuple(found), max(entry[2] for entry in layout), self.structure)
+        self._check_share(placed.entries / placed.dimension)
+        return replace(self, placed=placed)
+
+    def _check_share(self, largest: float) -> None:
+        """Whether the share can be had where so much of all parameters may become zero."""
         if self.share >= largest:
             raise ValueError(
                 f"sparsity = {self.share:g} of all parameters, but only {largest:.1%} of them are weights, in which "
                 "zeros are made; ask for less"
             )
-        return replace(self, placed=placed)
+        if self.structure == "2:4" and self.share < largest / 2 - 5e-5:
+            raise ValueError(
+                f"sparsity = {self.share:g}, but two zeros in every four weights make {largest / 2:.2%} of all "
+                f"parameters zero; ask for {math.ceil(largest / 2 * 1e4) / 1e4:g} or more"
+            )
 
     def growing(self, rounds: int) -> SparsityTarget:
         """The share grows over the middle of so many rounds, fast at first, unless a ramp was given."""
@@ -189,21 +260,25 @@ class SparsityTarget(Regularizer):
     def formula(self, v: Tensor, step: Step) -> Tensor:
         """The prox of h, and zeros for the entries below their layer's threshold; what is not a number stays."""
         u = self.h.formula(v, step)
-        bound = self._thresholds(u).index_select(-1, self._tables(u).layer)
-        return torch.where(u.abs() < bound, 0.0, u)
+        tables, scores = self._tables(u), self._layers.scores(u)
+        bound = self._thresholds(scores).index_select(-1, tables.layer)
+        return torch.where(scores < bound, 0.0, u)
 
-    def _thresholds(self, u: Tensor) -> Tensor:
-        """The size below which entries become zero, for every layer and once more, zero, for the rest."""
-        tables, keep = self._tables(u), self._number(u.device)
-        q = u[..., tables.places].abs().masked_fill(tables.pad, -1.0).sort(dim=-1, descending=True).values
-        least = (keep * tables.floor * tables.sampled).ceil().minimum(tables.sampled).long().clamp(min=1)
-        sure = torch.arange(q.shape[-1], device=u.device) < least[:, None]
+    def _thresholds(self, scores: Tensor) -> Tensor:
+        """The score below which entries become zero, for every layer and once more, zero, for the rest."""
+        tables, keep = self._tables(scores), self._number(scores.device)
+        q = scores[..., tables.places].masked_fill(tables.pad, -1.0).sort(dim=-1, descending=True).values
+        least = (keep * tables.floor * tables.sampled).ceil().minimum(tables.most).long().clamp(min=1)
+        sure = torch.arange(q.shape[-1], device=q.device) < least[:, None]
         ordered = q.masked_fill(sure, torch.inf).flatten(-2).sort(dim=-1, descending=True)
         covered = tables.weight[ordered.indices].cumsum(-1)
         last = (covered <= keep * self._layers.entries).sum(-1, keepdim=True).clamp(min=1) - 1
         shared = ordered.values.gather(-1, last)
         own = q.gather(-1, (least[:, None] - 1).expand(*q.shape[:-1], 1)).squeeze(-1)
-        return torch.cat([torch.minimum(own, shared), torch.zeros_like(shared)], dim=-1)
+        bounds = torch.minimum(own, shared)
+        if self.structure == "2:4":  # with half of the entries kept, the smaller two of each block are all gone
+            bounds = torch.where(keep <= 0.5001, bounds.clamp(min=_LARGER), bounds)
+        return torch.cat([bounds, torch.zeros_like(shared)], dim=-1)
 
     @property
     def _kept_share(self) -> float:

@@ -278,8 +278,8 @@ def simulate(
     sparsity : float, optional
         The share of all parameters that is to be zero at the end: strengths, layers and the way there are found by the
         run (:class:`fedcomposite.regularizers.SparsityTarget`).
-    structure : {"weights"}
-        What becomes zero.
+    structure : {"weights", "filters", "2:4"}
+        What becomes zero: single weights, whole filters, or two of every four weights along the inputs.
 
     Returns
     -------
