@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score, brier_score_loss, confusion
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.analysis.curves import average_precision, smoothed
-from fedcomposite.analysis.noised_scores import NoisedCells
+from fedcomposite.analysis.noised_scores import NoisedCells, pairs_off
 from fedcomposite.analysis.quality import Quality
 from fedcomposite.analysis.score_bins import Cells, shares_beyond
 from fedcomposite.runtime.protocol import answer, scores, silos_of
@@ -266,6 +266,23 @@ def test_bounds_of_areas_know_the_noise_of_counts(sizes):
     values, inside, half = np.array(found).T
     assert inside.all()
     assert 2.0 < half.mean() / values.std() < 9.0 or sizes[0] == 8  # wide, but not for nothing
+
+
+@pytest.mark.parametrize("beyond", [0.1, 0.01])
+@pytest.mark.parametrize("sizes", [(8, 115), (40, 40), (3000, 200), (0, 6)])
+@pytest.mark.parametrize("less", [1.0, 0.3])  # in class 1, of which some sites tell nothing
+def test_the_proved_bound_of_pairs_holds_as_often_as_it_says(sizes, beyond, less):
+    """Draws of the noise, at probabilities that draws can show, also where there is next to nothing to count."""
+    draw, root = np.random.default_rng(7), factor(57)
+    counts = np.stack([draw.multinomial(n, draw.dirichlet(np.full(57, 0.3))) for n in sizes]).astype(float)
+    order = np.tri(57, k=-1)
+    wrong = np.zeros(2)
+    for _ in range(1500):
+        zeros, ones = counts + 4.0 * np.array([[1.0], [less]]) * (root @ draw.normal(size=(56, 2))).T
+        off = ones @ order @ zeros - counts[1] @ order @ counts[0]
+        wrong += np.array([off, -off]) > pairs_off(order, zeros, ones, 16.0, beyond)
+    assert (wrong <= 1500 * beyond + 3 * np.sqrt(1500 * beyond)).all()
+    assert pairs_off(order, zeros, ones, 0.0) == 0.0
 
 
 def test_bounds_of_average_precision_hold_where_noise_leaves_nothing_of_its_slope():

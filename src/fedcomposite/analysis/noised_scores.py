@@ -3,7 +3,7 @@
 Sites count their samples of each class between a few dozen edges and put noise on these numbers. Its covariance is
 known, so that what follows from them has bounds that hold but in one of 15,000 cases: those of exact counts in such
 bins, and :data:`DEVIATIONS` standard deviations of the noise on either side (for average precision, of all counts below
-edges at once). The calibration's slope and intercept are found by Newton's method, from sums over all samples at each
+edges at once; for the area, whose deviation depends on the counts, what :func:`pairs_off` proves). The calibration's slope and intercept are found by Newton's method, from sums over all samples at each
 line that it tries, and are exact.
 """
 
@@ -27,6 +27,10 @@ from fedcomposite.runtime.tally_noise import factor
 
 DEVIATIONS = 4.0
 """Of the noise, between a number and its bounds."""
+BEYOND = NormalDist().cdf(-DEVIATIONS)
+"""The probability with which a number is beyond its bounds, on one side."""
+
+_OF_NORMAL = 0.8  # the share of it that is left to normal variables, where their variance has to be bounded as well
 
 _EDGES = 56
 _WITHIN = (np.arange(8) + 0.5) / 8  # places in a bin, from its lower end
@@ -85,21 +89,9 @@ class NoisedCells(Cells):
         tied = np.diag(self.points / 2)
         orders = np.tri(self.bins, k=-1) + tied, np.tri(self.bins) - tied  # which pairs surely are in order, and may be
         low, high = (float(self.raw[1] @ order @ self.raw[0]) for order in orders)
-        less, more = (DEVIATIONS * math.sqrt(self._spread(order)) for order in orders)
+        less, more = (pairs_off(order, *self.raw, self.variance) for order in orders)
         value = min(max((low + high) / 2, 0.0), pairs)
         return value / pairs, (max(min(low, value) - less, 0.0) / pairs, min(max(high, value) + more, pairs) / pairs)
-
-    def _spread(self, order: Floats) -> float:
-        """The variance of the number of pairs in an order, at least.
-
-        From weights with noise it is larger on average, by as much as the product of both classes' noise counts.
-        """
-        root = factor(self.bins)
-
-        def squares(zeros: Floats, ones: Floats) -> float:
-            return float(np.square(root.T @ order @ zeros).sum() + np.square(root.T @ order.T @ ones).sum())
-
-        return self.variance * max(squares(*self.raw), squares(*self.halves))
 
     @cached_property
     def auprc(self) -> tuple[float, Pair]:
@@ -126,7 +118,7 @@ class NoisedCells(Cells):
         classes, is given this probability divided by how many they are: so all hold at once but with the whole of it,
         whatever their covariance is (Bonferroni).
         """
-        beyond = NormalDist().cdf(-DEVIATIONS) / (2 * (self.bins - 1))
+        beyond = BEYOND / (2 * (self.bins - 1))
         off = -NormalDist().inv_cdf(beyond) * np.sqrt(self.variance * self._of_edges)
         below, total = self.raw[kind].cumsum()[:-1], float(self.totals[kind, 0])
         least, most = (np.clip(below + side, 0.0, total) for side in (-off, off))
@@ -149,6 +141,30 @@ class NoisedCells(Cells):
         largest = float(self._of_edges[beside.clip(0, len(self._of_edges) - 1)].max())
         off = DEVIATIONS * math.sqrt(self.variance * largest)
         return value, (max(low - off, 0.0), min(high + off, float(self.totals[kind, 0])))
+
+
+def pairs_off(order: Floats, zeros: Floats, ones: Floats, variance: float, beyond: float = BEYOND) -> float:
+    """Most that the number of pairs in an order is off on one side, but with a probability of ``beyond``.
+
+    Numbers of two classes in bins are told as m + s R g (:mod:`~fedcomposite.runtime.tally_noise`), with a standard
+    normal g for each class, so that y' O x is told for n' O m. It is off by s (w u + v z), where w = |R' O x|,
+    v = |R' O' n|, and u and z are standard normal: u, along R' O x in the noise of y, and z, along R' O' n in that of x,
+    are independent, whatever x is. Where w <= W, that is beyond k s hypot(W, v) only if W u + v z is, or v z alone and
+    u < 0: with a probability of at most 1.5 Phi(-k).
+
+    W and v are not known, but |R' O x| is a function of the noise of x with the Lipschitz constant L = s |R' O R|, so
+    that it is beyond its mean by t L on either side with a probability of exp(-t^2 / 2) (Tsirelson, Ibragimov and
+    Sudakov 1976), and its variance is at most L^2 (Poincare). So W = w + 2 t L, and v^2 = (|R' O' y| + t L)^2 + L^2, but
+    in three cases of that probability. A class of which a site tells nothing has less noise: all of this holds then, too.
+    """
+    if variance == 0:
+        return 0.0
+    root, s = factor(len(zeros)), math.sqrt(variance)
+    L = s * float(np.linalg.norm(root.T @ order @ root, 2))
+    k = -NormalDist().inv_cdf(_OF_NORMAL * beyond / 1.5)
+    t = math.sqrt(-2 * math.log((1 - _OF_NORMAL) * beyond / 3))
+    w, v = (float(np.linalg.norm(root.T @ o @ told)) for o, told in ((order, zeros), (order.T, ones)))
+    return k * s * math.hypot(w + 2 * t * L, v + t * L, L)
 
 
 def _likeliest(raw: Floats, total: float) -> Floats:
