@@ -7,9 +7,9 @@ Each split has 2 to 6 sites of 12 to 60 samples, a minimum count of 1 to 8, some
 margins that are far too large or have the wrong sign. The sites answer as those of a federation do. Exact values come
 from the pooled samples that the sites tell of: scikit-learn's areas, statsmodels' regressions of calibration, plain
 counts. Every logistic model is measured a second time at sites that put noise on counts, as they do by default; bounds
-hold but with the probability of four standard deviations. A class of which a site has fewer than its minimum count is not told, and left out
-of both. Per measure: numbers compared, how many were told, the largest difference and the median bound among these, and
-violations, which end the program with an error.
+hold but with the probability of four standard deviations. A class of which a site has fewer than its minimum count is
+not told, and left out of both. Per measure: numbers compared, how many were told, the largest difference and the median
+bound among these, and violations, which end the program with an error.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ from fedcomposite.federation.site.policy import Limits, RefusalError
 from fedcomposite.federation.site.site import Site
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
+from fedcomposite.privacy import Query, compose
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import ALL, Introduce, Rows, losses, newton, silos_of
@@ -1100,7 +1101,6 @@ def test_errors_and_areas_of_a_cross_validation_have_noise(tmp_path, silos):
     made = noise.noised(values, 2.5, draw)
     assert float(made.mean()) == pytest.approx(70.0, abs=0.3)
     assert float(made.std()) == pytest.approx(2.5 * 2**0.5, rel=0.1)
-    assert set(noise.rounded(values + 3, 10, draw).tolist()) == {70.0, 80.0}
     grid = LocalSites(make_sites(silos, tmp_path, opened(exact_counts=False, min_count=5)))
     asking = Inquiry(grid, list(silos.names), grid.permitted, parse(ANALYST, recipe=True), "job")
     problem = asking.meet()
@@ -1118,19 +1118,78 @@ def test_errors_and_areas_of_a_cross_validation_have_noise(tmp_path, silos):
         assert bool((sums["error"] <= sums["weight"][0]).all())
 
 
-def test_a_budgeted_site_does_not_say_how_many_samples_it_has(tmp_path):
-    def samples(folder, **limits):
-        site = make_lone(folder, epsilon=1.0, **limits)
-        config = experiment() + "\n[privacy]\nclip = 1.0\nnoise = 300.0\n"
-        order = Order(job="job", site="a", config=config.replace("rounds = 1000", "rounds = 3"))
-        return json.loads(wire.text(site.answer(wire.content(order=order.model_dump_json())), "introduction"))[
-            "samples"
-        ]
+NOISY = "\n[privacy]\nclip = 1.0\nnoise = 8.0\n"
 
-    assert samples(tmp_path / "a", exact_counts=True) == M
-    told = {samples(tmp_path / f"b{i}") for i in range(40)}
-    assert told == {40, 50}
-    assert samples(tmp_path / "b0") == samples(tmp_path / "b0")
+
+def budgeted(site, job="job", noisy=NOISY, rounds=3):
+    """What a site says of its samples before a round, and after one that is evaluated."""
+    config = experiment().replace("rounds = 1000", f"rounds = {rounds}") + noisy
+    first = site.answer(wire.content(order=Order(job=job, site="a", config=config).model_dump_json()))
+    said = json.loads(wire.text(first, "introduction"))["samples"]
+    shape = Shape(features=[D], dtype="float64", labels=[0.0, 1.0], clients=3)
+    order = Order(job=job, site="a", config=config, shape=shape, evaluate=True)
+    vectors = {"buffers": torch.zeros(0, dtype=torch.float64), "model": torch.zeros(D, dtype=torch.float64)}
+    answer = site.answer(wire.content(order=order.model_dump_json(), vectors=vectors))
+    assert wire.numbers(answer)["samples"] == said
+    told = wire.deserialise(answer["vectors"])
+    assert told["counts.train/samples"].tolist() == [[said, said]]
+    return said, told["gradient"]
+
+
+def test_a_budgeted_site_does_not_say_how_many_samples_it_has(tmp_path):
+    """Their number is a noised answer as any other, told once; what is divided by it says no more."""
+    exact = make_lone(tmp_path / "a", epsilon=20.0, exact_counts=True)
+    assert {budgeted(exact, f"j{i}")[0] for i in range(3)} == {M}
+    sites = [make_lone(tmp_path / f"b{i}", epsilon=20.0) for i in range(40)]
+    told = np.array([budgeted(site)[0] for site in sites])
+    assert abs(told.mean() - M) < 4 * 8 / np.sqrt(40)
+    assert 4 < told.std() < 13
+    site = sites[0]
+    spent = site.ledger.spent()
+    assert spent == pytest.approx(compose({Query(8.0): 2}, 1e-5))  # their number, and an evaluation
+    again = make_lone(tmp_path / "b0", epsilon=20.0)
+    assert {budgeted(again, f"j{i}")[0] for i in range(4)} == {told[0]}
+    assert again.ledger.spent() == pytest.approx(compose({Query(8.0): 6}, 1e-5))
+    other = budgeted(again, "other", NOISY.replace("8.0", "5.0"))[0]  # at another noise it is another answer
+    assert again.ledger.spent() == pytest.approx(compose({Query(8.0): 6, Query(5.0): 2}, 1e-5))
+    assert budgeted(again, "last", NOISY.replace("8.0", "5.0"))[0] == other
+
+
+def test_no_answer_under_a_budget_is_divided_by_the_number_of_samples(tmp_path):
+    """The same noise at two sites of which one has a sample more: answers differ by that sample, not in their scale."""
+    X, y = people()
+
+    class Silent:
+        """No noise; all samples take part."""
+
+        def chosen(self, clients, sizes, round, query, rate):
+            return [np.arange(int(m), dtype=np.uint64) for m in sizes]
+
+        def normal(self, clients, round, query, count):
+            return np.full((len(clients), count), 0.7)
+
+    made = []
+    for rows in (M, M - 1):
+        site = make_lone(tmp_path / str(rows), (X[:rows], y[:rows]), epsilon=20.0)
+        site.source = Silent()
+        site.ledger.once(Query(8.0), lambda: {"train": 50})  # what both have told
+        made.append(budgeted(site))
+    (said, one), (_, other) = made
+    assert said == 50
+    row = torch.from_numpy(X[-1] * (0.5 - y[-1]))
+    torch.testing.assert_close(50 * (one - other), row / max(1.0, float(row.norm())))
+
+
+def test_a_site_whose_budget_is_small_tells_not_even_how_many_samples_it_has(tmp_path):
+    """The whole experiment has to be affordable, with the number of samples."""
+    queries = 3 + 4  # three rounds, evaluations before and after each
+    per = experiment().replace("rounds = 1000", "rounds = 3") + NOISY
+    for extra, said in ((1, True), (0, False)):
+        enough = compose({Query(8.0): queries + extra}, 1e-5) * 1.0001
+        site = make_lone(tmp_path / str(extra), epsilon=enough)
+        answer = site.answer(wire.content(order=Order(job="job", site="a", config=per).model_dump_json()))
+        assert (wire.kind(answer) == "introduction") == said
+        assert site.ledger.spent() == pytest.approx(compose({Query(8.0): 1}, 1e-5) if said else 0.0)
 
 
 # -- 6. books ----------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 Sites count their samples of each class between a few dozen edges and put noise on these numbers. Its covariance is
 known, so that what follows from them has bounds that hold but in one of 15,000 cases: those of exact counts in such
 bins, and :data:`DEVIATIONS` standard deviations of the noise on either side (for average precision, of all counts below
-edges at once; for the area, whose deviation depends on the counts, what :func:`pairs_off` proves). The calibration's slope and intercept are found by Newton's method, from sums over all samples at each
-line that it tries, and are exact.
+edges at once; for the area, whose deviation depends on the counts, what :func:`pairs_off` proves). The calibration's
+slope and intercept are found by Newton's method, from sums over all samples at each line that it tries, and are exact.
 """
 
 from __future__ import annotations
@@ -148,14 +148,14 @@ def pairs_off(order: Floats, zeros: Floats, ones: Floats, variance: float, beyon
 
     Numbers of two classes in bins are told as m + s R g (:mod:`~fedcomposite.runtime.tally_noise`), with a standard
     normal g for each class, so that y' O x is told for n' O m. It is off by s (w u + v z), where w = |R' O x|,
-    v = |R' O' n|, and u and z are standard normal: u, along R' O x in the noise of y, and z, along R' O' n in that of x,
-    are independent, whatever x is. Where w <= W, that is beyond k s hypot(W, v) only if W u + v z is, or v z alone and
-    u < 0: with a probability of at most 1.5 Phi(-k).
+    v = |R' O' n|, and u and z are standard normal: u, along R' O x in the noise of y, and z, along R' O' n in that of
+    x, are independent, whatever x is. Where w <= W, that is beyond k s hypot(W, v) only if W u + v z is, or v z alone
+    and u < 0: with a probability of at most 1.5 Phi(-k).
 
     W and v are not known, but |R' O x| is a function of the noise of x with the Lipschitz constant L = s |R' O R|, so
     that it is beyond its mean by t L on either side with a probability of exp(-t^2 / 2) (Tsirelson, Ibragimov and
-    Sudakov 1976), and its variance is at most L^2 (Poincare). So W = w + 2 t L, and v^2 = (|R' O' y| + t L)^2 + L^2, but
-    in three cases of that probability. A class of which a site tells nothing has less noise: all of this holds then, too.
+    Sudakov 1976), and its variance is at most L^2 (Poincare). So W = w + 2 t L and v^2 = (|R' O' y| + t L)^2 + L^2, but
+    in three cases of that probability. A class of which some site tells nothing has less noise: all of it holds then.
     """
     if variance == 0:
         return 0.0

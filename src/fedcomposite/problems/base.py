@@ -159,6 +159,7 @@ class Smooth(ABC):
     sizes: rng.Ints  # samples per client
     ids: rng.Ints  # the clients' numbers in the whole federation
     offsets: rng.Ints  # first row of each client
+    said: npt.NDArray[np.float64] | None = None  # samples per client that are told, where these are not their number
 
     @abstractmethod
     def full(self, clients: rng.Ints) -> Callable[[Tensor], Tensor]:
@@ -196,8 +197,8 @@ class Smooth(ABC):
 
     @property
     def divisors(self) -> npt.NDArray[np.float64]:
-        """What each client's sum over samples is divided by in f_i: its samples, or 1; taken as no secret."""
-        return self.sizes.astype(np.float64)
+        """What each client's sum over samples is divided by in f_i: its samples as they are told, or 1."""
+        return self.sizes.astype(np.float64) if self.said is None else self.said
 
     def check_private(self) -> None:  # noqa: B027
         """Refuse what lets one sample change the gradients of others."""

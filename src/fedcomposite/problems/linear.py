@@ -251,8 +251,8 @@ class Linear(Smooth):
 
     @property
     def divisors(self) -> npt.NDArray[np.float64]:
-        """Their numbers of samples, or ones for a sum."""
-        return self._divisors
+        """Their numbers of samples as they are told, or ones for a sum."""
+        return self._divisors if self.loss.reduction == "sum" else super().divisors
 
     def check_private(self) -> None:
         """Refuse weights of samples, which are relative to those of all the others, and sparse features."""

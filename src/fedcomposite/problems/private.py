@@ -4,7 +4,7 @@ A method sees gradients, losses and Hessians through it alone, so whatever it co
 variates, models, messages) is made of noised answers and costs nothing more.
 
 Each call is a query of its own, with its own samples and its own noise, also at the same k. The divisor is the expected
-number of samples, rate * m: the number m of a client's samples is taken as known.
+number of samples, rate * m: the number m of a client's samples is taken as known, or was told with noise of its own.
 """
 
 from __future__ import annotations
@@ -140,14 +140,16 @@ def evaluate(
     held: Mapping[Any, tuple[Features, Tensor]],
     measures: Measures,
     least: float = -math.inf,
+    said: Mapping[str, int] | None = None,
     *,
     bounded: bool = True,
 ) -> Evaluation:
     """Gradient, loss and accuracy of one client at a model, as one query; held-out samples are asked beside it.
 
     A sample is either for training or held out, so the held-out counts cost nothing more. Counts are brought back
-    to what counts can be, and the loss to at least ``least``; unless ``bounded`` is false, where noise is shared:
-    bounds are not linear, so shares of noise behind them would not add up to the whole.
+    to what counts can be (``said`` are the samples of each part as they are told, where their numbers are a secret),
+    and the loss to at least ``least``; unless ``bounded`` is false, where noise is shared: bounds are not linear, so
+    shares of noise behind them would not add up to the whole.
     """
     client, scored = np.zeros(1, np.uint64), bool([m for m in measures.metrics if isinstance(m, Accuracy)])
 
@@ -160,7 +162,7 @@ def evaluate(
     ]
     mechanism = Mechanism(smooth, client, 0, privacy, source)
     found = mechanism.ask_jointly([*asked, *([(hits, 1.0)] if scored else [])])
-    sizes = {"train": int(smooth.sizes[0])} | {part: len(y) for part, (_, y) in held.items()}
+    sizes = said or {"train": int(smooth.sizes[0])} | {str(part): len(y) for part, (_, y) in held.items()}
     counts: Counts = {f"{part}/samples": torch.tensor([[m, m]], dtype=torch.float64) for part, m in sizes.items()}
     if scored:
         counts["train/accuracy"] = _counted(
@@ -172,7 +174,7 @@ def evaluate(
             # Not every client has such a part, so in a sum nobody can count on the others' shares.
             own = math.sqrt(privacy.share) if bounded else 1.0
             noise = privacy.noise * own * float(source.normal(client, 0, 0, 1)[0, 0])
-            counts[f"{part}/accuracy"] = _counted((right + noise) / (privacy.rate * len(y)), len(y), bounded)
+            counts[f"{part}/accuracy"] = _counted((right + noise) / (privacy.rate * sizes[part]), sizes[part], bounded)
     loss = found[1].squeeze()
     return Evaluation(loss.clamp(min=least) if bounded else loss, found[0][0], counts, measures)
 

@@ -51,12 +51,15 @@ class Computing(Protocol):
     def tell(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         """Answer queries about a table, or questions about samples."""
 
+    def said(self, config: Config) -> dict[str, int]:
+        """How many samples each part has, as they are told."""
+
 
 class Sums:
     """One site's part in secure sums."""
 
-    def __init__(self, vault: MaskKeys, ledger: Ledger, limits: Limits, samples: int) -> None:
-        self.vault, self._ledger, self._limits, self._samples = vault, ledger, limits, samples
+    def __init__(self, vault: MaskKeys, ledger: Ledger, limits: Limits) -> None:
+        self.vault, self._ledger, self._limits = vault, ledger, limits
 
     def answer(self, order: Order, secure: Secure, config: Config, request: Content, site: Computing) -> Content:
         """Do what one phase asks."""
@@ -82,18 +85,10 @@ class Sums:
             made = self._introduce(order, secure, config, site)
         else:
             made = self._work(
-                order, secure, self._weight(order, secure, config), site.work(order, order.shape, config, request)
+                order, secure, _weight(order, secure, config, site), site.work(order, order.shape, config, request)
             )
         self.vault.remember(secure, whole, made)
         return made
-
-    def _weight(self, order: Order, secure: Secure, config: Config) -> float:
-        """What this site's numbers are multiplied by."""
-        if config.problem.weights != "samples" or order.shape is None:
-            return 1.0
-        if secure.samples < self._samples:
-            raise RefusalError("there are said to be fewer samples in all than here")
-        return order.shape.clients * self._samples / secure.samples
 
     def _introduce(self, order: Order, secure: Secure, config: Config, site: Computing) -> Content:
         """The introduction, without the numbers that are only told as sums."""
@@ -137,6 +132,15 @@ class Sums:
                 self._ledger.hold(order.job, purpose, told)
             else:
                 self._ledger.admit(order.job, order.round, {f"sum-{purpose}": told})
+
+
+def _weight(order: Order, secure: Secure, config: Config, site: Computing) -> float:
+    """What a site's numbers are multiplied by."""
+    if config.problem.weights != "samples" or order.shape is None:
+        return 1.0
+    if secure.samples < (samples := site.said(config)["train"]):
+        raise RefusalError("there are said to be fewer samples in all than here")
+    return order.shape.clients * samples / secure.samples
 
 
 def asked_of(order: Order, secure: Secure, asked: Mapping[str, str], given: Vectors) -> dict[str, str]:

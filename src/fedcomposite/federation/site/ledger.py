@@ -66,9 +66,13 @@ class Ledger:
                 "number": int(found.get("number", 0)),
                 "files": dict(found.get("files", {})),
                 "refusals": [str(one) for one in found.get("refusals", [])],
+                "told": {
+                    str(k): {str(part): int(n) for part, n in v.items()} for k, v in found.get("told", {}).items()
+                },
             }
         except FileNotFoundError:
-            book = {"day": "", "today": {}, "jobs": {}, "privacy": [], "number": 0, "files": {}, "refusals": []}
+            book = {"day": "", "today": {}, "jobs": {}, "privacy": [], "number": 0, "files": {}, "refusals": [],
+                    "told": {}}  # fmt: skip
         except (ValueError, KeyError, TypeError, OSError):
             raise RefusalError("its ledger cannot be read; the site's people have to look at it") from None
         if book["number"] < self.number:
@@ -215,15 +219,34 @@ class Ledger:
         """Epsilon of all noised answers so far, whatever job they were for."""
         return self._cost(self._read()["privacy"])
 
-    def price(self, query: Query, count: int) -> float:
-        """Epsilon of so many answers, had there been none before."""
-        return self._cost([[*query, count]])
+    def price(self, query: Query, count: int, once: Query | None = None) -> float:
+        """Epsilon of so many answers, had there been none before, and of numbers that are told once."""
+        return self._cost([[*query, count], *([] if once is None else [[*once, 1]])])
 
-    def afford(self, job: str, query: Query, count: int) -> None:
-        """Refuse a job whose ``count`` queries, less those it has had, would exceed the budget."""
+    def afford(self, job: str, query: Query, count: int, once: Query | None = None) -> None:
+        """Refuse a job whose ``count`` queries, less those it has had, would exceed the budget.
+
+        ``once`` is the query of numbers that are told once, if this job will be told them.
+        """
         book = self._read()
         left = count - book["jobs"].get(job, {}).get("queries", 0)
-        self._within(book["privacy"], query, max(0, left), "this experiment needs")
+        past = book["privacy"]
+        if once is not None and self._once(once) not in book["told"]:
+            past = self._within(past, once, 1, "this experiment needs")
+        self._within(past, query, max(0, left), "this experiment needs")
+
+    def once(self, query: Query, make: Callable[[], dict[str, int]]) -> dict[str, int]:
+        """Noised numbers of this data set that are told once: one query, and the same ever after, in all jobs."""
+        book = self._open()
+        if (known := book["told"].get(self._once(query))) is not None:
+            return dict(known)
+        book["privacy"] = self._within(book["privacy"], query, 1, "this answer needs")
+        made = book["told"][self._once(query)] = make()
+        self._write(book)
+        return made
+
+    def _once(self, query: Query) -> str:
+        return f"{self._data[:32]} {query.noise!r} {query.rate!r}"
 
     def charge(self, job: str, query: Query, count: int = 1) -> None:
         """Take noised answers down, before they are computed; the budget has no day on which it begins anew."""
@@ -236,7 +259,7 @@ class Ledger:
 
     def _within(self, past: list[list[float]], query: Query, count: int, what: str) -> list[list[float]]:
         """The past with these queries, if the budget is large enough."""
-        counts = {(n, r): c for n, r, c in past}
+        counts: dict[tuple[float, ...], float] = {(n, r): c for n, r, c in past}
         counts[query] = counts.get(query, 0) + count
         after: list[list[float]] = [[n, r, c] for (n, r), c in counts.items()]
         budget = self._limits.epsilon

@@ -20,15 +20,6 @@ def generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed))
 
 
-def rounded(values: Tensor, base: int, draw: np.random.Generator) -> Tensor:
-    """Each value rounded to a multiple of ``base`` next to it, at random so that its mean is the value."""
-    if base <= 1:
-        return values
-    whole = torch.floor(values / base)
-    chance = torch.from_numpy(draw.random(tuple(values.shape))).to(values)
-    return base * (whole + (chance < values / base - whole).to(values))
-
-
 def slack(draw: np.random.Generator) -> float:
     """By what factor, at least 1, a margin may be larger than the largest one that is allowed."""
     return 1.0 + float(draw.gamma(_SHAPE, _SPREAD))

@@ -8,11 +8,15 @@ site's own word: ``honest_parties`` of its ``[limits]``. Without that word it ta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation.orders import Order, Secure
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import Limits, RefusalError
-from fedcomposite.privacy import Query, SampleLevel, StudyBudget
+from fedcomposite.privacy import Query, SampleLevel, Source, StudyBudget
 from fedcomposite.problems import Problem
 from fedcomposite.runtime.records import planned_queries
 
@@ -78,13 +82,44 @@ class PrivacyAccount:
     def cost(self, order: Order, config: Config, problem: Problem) -> float | None:
         """Epsilon of a whole experiment, at this site's delta; None where nothing is noised."""
         query = self.query(order, config)
-        return None if query is None else self._ledger.price(query, self.planned(order, config, problem))
+        if query is None:
+            return None
+        return self._ledger.price(query, self.planned(order, config, problem), self._of_samples(config))
 
     def afford(self, order: Order, config: Config, problem: Problem) -> None:
         """Refuse an experiment that this site's privacy budget would not last for."""
         query = self.query(order, config)
         if query is not None and self._limits.epsilon is not None:
-            self._ledger.afford(order.job, query, self.planned(order, config, problem))
+            self._ledger.afford(order.job, query, self.planned(order, config, problem), self._of_samples(config))
+
+    def samples(self, config: Config, sizes: Mapping[str, int], source: Source) -> dict[str, int]:
+        """How many samples each part has, as they are told: their numbers, or with noise where there is a budget.
+
+        That is one query of the experiment's noise and rate, told once and charged as any other: a sample is in one
+        part, and adds 1 to the number there. Sites that share noise in a sum add their whole noise to this number.
+        """
+        if (query := self._of_samples(config)) is None:
+            return dict(sizes)
+
+        def made() -> dict[str, int]:
+            normal = source.normal(np.zeros(1, np.uint64), 0, 0, len(sizes))[0]
+            told = {}
+            for (part, size), noise in zip(sizes.items(), normal.tolist(), strict=True):
+                (there,) = source.chosen(np.zeros(1, np.uint64), np.asarray([size], np.uint64), 0, 0, query.rate)
+                about = (len(there) + query.noise * noise) / query.rate
+                told[part] = int(min(max(round(about), self._limits.min_samples), 2**40))
+            return told
+
+        made_once = self._ledger.once(query, made)
+        self._charged = True
+        return made_once
+
+    def _of_samples(self, config: Config) -> Query | None:
+        """The query that numbers of samples are; None where they are told as they are."""
+        privacy = level(config)
+        if privacy is None or self._limits.epsilon is None or self._limits.exact_counts:
+            return None
+        return Query(privacy.noise, privacy.rate)
 
     def charge(self, job: str, query: Query, count: int = 1) -> None:
         """Take noised answers down, before they are computed."""

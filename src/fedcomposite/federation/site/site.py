@@ -38,7 +38,7 @@ from fedcomposite.federation.site.client_states import LostStateError, StateStor
 from fedcomposite.federation.site.data_versions import DataVersions
 from fedcomposite.federation.site.gate import Gate
 from fedcomposite.federation.site.ledger import Ledger
-from fedcomposite.federation.site.noise import NOISED_METRICS, metric_counts, rounded
+from fedcomposite.federation.site.noise import NOISED_METRICS, metric_counts
 from fedcomposite.federation.site.peer_heads import PeerHeads
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError, UnapprovedError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount, level
@@ -73,6 +73,7 @@ class _Job:
     message: NamedTuple  # a message, for its form
     privacy: SampleLevel | None
     query: Query | None  # as the accountant sees an answer
+    said: dict[str, int]  # samples of each part as they are told
     threads: int | None  # that fit a local step
 
 
@@ -147,25 +148,21 @@ class Site:
         self.account = PrivacyAccount(self.ledger, self.limits)
         self.source: Source = System()
         """Of noise: the operating system's."""
-        self._sums = Sums(vault or MaskKeys(name, self.limits), self.ledger, self.limits, self.samples)
+        self._sums = Sums(vault or MaskKeys(name, self.limits), self.ledger, self.limits)
         self._desk = Desk(self)
         self._parsed: tuple[str, Config] | None = None
         self._cache: tuple[tuple[object, ...], _Job] | None = None
         self._waiting = set[str]()  # orders that wait for approval, and may be given many times
         self._noticed = dict[str, float]()  # what was refused unread, and until when it is not taken down again
 
-    @property
-    def samples(self) -> int:
-        """How many training samples it says that it has: their number, or about it where there is a privacy budget."""
-        exact, base = self.sizes["train"], self.limits.min_samples
-        if self.limits.epsilon is None or self.limits.exact_counts:
-            return exact
-        about = rounded(torch.tensor(float(exact)), base, self.gate.draw("samples"))
-        return max(base, int(about))
+    def said(self, config: Config) -> dict[str, int]:
+        """How many samples each part has, as they are told: with noise under a privacy budget."""
+        return self.account.samples(config, self.sizes, self.source)
 
     def known_sizes(self, config: Config) -> dict[str, int]:
         """How many samples the parts have, for limits that depend on it; under a budget nothing may."""
-        return self.sizes if config.budget is None else dict.fromkeys(self.sizes, sys.maxsize)
+        budget = config.budget is not None or (self.limits.epsilon is not None and not self.limits.exact_counts)
+        return dict.fromkeys(self.sizes, sys.maxsize) if budget else self.sizes
 
     def _declared(self, classes: Sequence[float] | None) -> list[float] | None:
         """The labels that may be told: those of the site's own file, or a pair that everybody uses."""
@@ -324,13 +321,15 @@ class Site:
         problem = self._problem(config, shape, self.silos)
         noised_answers.check_samples(self.silos, config)
         smooth = problem.smooth()
+        if level(config) is not None:
+            smooth.check_private()
         self.account.afford(order, config, problem)
         scale = smooth.scale() if isinstance(smooth, Linear) and config.privacy is None else None
         curvature = problem.loss.curvature if isinstance(problem.loss, Loss) else math.inf
         return Introduction(
             site=self.name,
             version=__version__,
-            samples=self.samples if config.budget is None else self.limits.min_samples,
+            samples=self.said(config)["train"] if config.budget is None else self.limits.min_samples,
             weight=None if self.silos.weights is None else float(self.silos.weights.sum()),
             weighted=self.silos.weights is not None,
             noised=minimum_counts.blurs(self.limits),
@@ -376,6 +375,8 @@ class Site:
             if config.privacy is None and int(counts.min()) < self.limits.min_class:  # noise hides, a refusal would not
                 here = f"class {float(classes[counts.argmin()]):g} has {int(counts.min())} {part} samples"
                 raise DataRefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}", here)
+        if not self._labels and self.limits.epsilon is not None:  # that there is one class only would tell on samples
+            return [-1.0, 1.0] if float(self.silos.targets.min()) < 0 else [0.0, 1.0]
         return self._labels
 
     @staticmethod
@@ -405,7 +406,7 @@ class Site:
             raise RefusalError(f"the experiment's samples have shape {shape.features}, {shape.dtype}: not this site's")
         self._told(config)
         self.gate.let_out(np.ones(self.sizes["train"]), self.kept)
-        steps = policy.judge(self.limits, config, shape, self.sizes)
+        steps = policy.judge(self.limits, config, shape, self.known_sizes(config))
         silos = dataclasses.replace(arrange(self.silos, shape.names), ids=(order.client,))
         problem = self._problem(config, shape, silos)
         algorithm = config.make_algorithm(config.specs[0], None)
@@ -419,10 +420,12 @@ class Site:
         per = config.run.batch_size or int(silos.sizes[0])
         batches = self.gate.batches(config, self._seed(order, config), int(silos.sizes[0]), self.kept)
         look: Callable[[Tensor], None] = functools.partial(margins_within, smooth, self.limits, self.gate.most)
-        privacy, query = level(config), self.account.query(order, config)
+        privacy, query, said = level(config), self.account.query(order, config), self.sizes
         if query is not None:
             smooth.check_private()
             self.account.afford(order, config, problem)
+            said = self.said(config)
+            smooth.said = np.array([said["train"]], np.float64)
             look = functools.partial(self._charge, order.job, query)  # a refused margin would tell on a sample
         purse = BudgetedGradients(self.ledger, order.job, steps, look)
         client = Client(
@@ -433,7 +436,17 @@ class Site:
         server, state = rules.init(start, problem.regularizer.during(0))
         threads = process.fitting_threads(smooth.reach(per, 1), smooth.device)
         return _Job(
-            problem, client, purse, start, smooth.buffers(), state, rules.broadcast(server), privacy, query, threads
+            problem,
+            client,
+            purse,
+            start,
+            smooth.buffers(),
+            state,
+            rules.broadcast(server),
+            privacy,
+            query,
+            said,
+            threads,
         )
 
     def _charge(self, job: str, query: Query, x: Tensor) -> None:
@@ -464,7 +477,7 @@ class Site:
 
     def _work(self, order: Order, job: _Job, given: Vectors) -> tuple[dict[str, float], Vectors]:
         self._admit(order, job, given)
-        report: dict[str, float] = {"round": order.round, "samples": self.samples}
+        report: dict[str, float] = {"round": order.round, "samples": job.said["train"]}
         vectors: Vectors = {}
         try:
             if order.evaluate:
@@ -523,7 +536,7 @@ class Site:
             summed = order.secure is not None and job.privacy.share < 1
             seen = private.evaluate(
                 job.client.smooth, model, job.privacy, self.source, job.problem.silos.held_out, job.problem.measures,
-                claims.least_loss(job.problem.loss), bounded=not summed,
+                claims.least_loss(job.problem.loss), job.said, bounded=not summed,
             )  # fmt: skip
         gradient = seen.gradient
         report["loss"] = float(seen.loss)
@@ -539,7 +552,4 @@ class Site:
                 draw, scale = self.gate.count_at(part, counted)
                 mine = sorted(k for k in counts if k.startswith(f"{part}/"))
                 counts |= {k: metric_counts(k.partition("/")[2], counts[k], scale, draw) for k in mine}
-        elif job.query is not None and self.samples != self.sizes["train"]:
-            factor = self.samples / self.sizes["train"]
-            counts |= {k: v * factor for k, v in counts.items() if k in ("train/samples", "train/accuracy")}
         return {"gradient": gradient, **{f"counts.{k}": v for k, v in counts.items()}}

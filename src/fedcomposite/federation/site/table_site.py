@@ -80,7 +80,7 @@ class TableSite(Site):
         self._file = source.digest
         self.gate = Gate(self.ledger, self.limits, store.folder, self._file)
         self._versions = DataVersions(store.folder, self._file, self.limits.min_count, self.ledger, source.rows)
-        self._sums = Sums(self._vault, self.ledger, self.limits, 0)
+        self._sums = Sums(self._vault, self.ledger, self.limits)
         self.account = PrivacyAccount(self.ledger, self.limits)
         self.source: Source = System()
         self._read: tuple[str, Sheet] | None = None
