@@ -181,11 +181,19 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
-        f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}.{partly} "
+        f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}, with {_made_with(state)}.{partly} "
         f"Again: {again}; the numbers are in `data.csv`.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _made_with(state: Mapping[str, Any]) -> str:
+    """Seeds and versions in words."""
+    seeds = state.get("seeds", "unknown")
+    told = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if isinstance(seeds, list) else f"{seeds} seeds"
+    versions = state.get("versions", {})
+    return ", ".join([told, *(f"{k} {v}" for k, v in versions.items())])
 
 
 @functools.cache

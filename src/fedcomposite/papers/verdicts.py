@@ -4,7 +4,8 @@ A claim is decided in one of two ways. Either it is so or not (``right``): proxe
 level with every seed. Or it compares methods: then every comparison is a mean of paired differences over seeds with a
 95 % interval of Student's t, and the p-values of all comparisons of a page are corrected by Holm. The claim holds if
 every comparison is won by more than ``least`` and significantly, does not hold if one is lost so, and otherwise no
-difference was measured.
+difference was measured; or, where only a difference of more than :data:`BLUNT` standard deviations over seeds could
+have decided it, with so few seeds for so many comparisons, the claim was not testable.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ NOT_JUDGED = "not judged"
 """Of what the reduced form measured in too few rounds, of numbers that are missing, and of what was not run."""
 VERDICTS = (HOLDS, FAILS, EQUAL, NOT_TESTABLE, NOT_JUDGED)
 LEVEL = 0.05
+BLUNT = 3.0
+"""More standard deviations of the paired differences than this, and a comparison could not have told a difference."""
 NOT_RUN = "not run"
 
 
@@ -34,6 +37,8 @@ class Lead(NamedTuple):
     p: float
     least: float
     text: str
+    pairs: int = 0
+    """How many paired seeds it rests on; 0 for another test than Student's."""
 
 
 class Row(NamedTuple):
@@ -110,7 +115,7 @@ def lead(ours: pd.Series, other: pd.Series, *, least: float = 0.0, lower: bool =
     else:
         shown = (f"{value + 0.0:.2g}" for value in (sign * mean, *ends))  # no minus before a zero
         text = "difference {} ({} to {})".format(*shown)
-    return Lead(mean, low, high, p, least, text if len(differences) > 1 else "one seed: no interval")
+    return Lead(mean, low, high, p, least, text if len(differences) > 1 else "one seed: no interval", len(differences))
 
 
 def interval(differences: Any) -> tuple[float, float, float]:
@@ -176,6 +181,25 @@ def ahead(
     return Claim(says, tuple(rows), None, note)
 
 
+def over_rows(says: str, each: Mapping[str, pd.Series], *, least: float = 0.0, note: str = "") -> Claim:
+    """The claim that the first of ``each`` is ahead of all others over the rows of a table, one number for each row.
+
+    By Wilcoxon's signed ranks of the differences, which asks nothing of their sizes from row to row; it tells what the
+    rows together say where each has few seeds.
+    """
+    from scipy import stats
+
+    (name, ours), *others = each.items()
+    rows = [Row(name, f"{ours.median():.4g}, the median of the rows", seeds=0)]
+    for other, values in others:
+        d = (ours - values).dropna()
+        p = float(stats.wilcoxon(d).pvalue) if (d != 0).any() else math.nan
+        text = f"median difference {d.median():.2g}, ahead in {(d > 0).sum()} of {len(d)} rows"
+        compared = Lead(float(d.median()), math.nan, math.nan, p, least, f"{text} (signed ranks, p = {p:.1g})")
+        rows.append(Row(other, f"{values.median():.4g}, the median of the rows", seeds=0, lead=compared))
+    return Claim(says, tuple(rows), None, note)
+
+
 def against(
     says: str, quantity: str, values: pd.Series, level: float, *, above: bool, paper: str = "–", source: str = "ours"
 ) -> Claim:
@@ -198,10 +222,23 @@ def decide(claims: Sequence[Claim], *, quick: bool = False) -> list[Claim]:
     by_claim: dict[int, list[tuple[Lead, float]]] = {}
     for (i, found), p in zip(leads, corrected, strict=True):
         by_claim.setdefault(i, []).append((found, p))
-    return [c._replace(verdict=_verdict(c, by_claim.get(i, []), quick)) for i, c in enumerate(claims)]
+    count = sum(not math.isnan(p) for p in corrected)
+    return [c._replace(verdict=_verdict(c, by_claim.get(i, []), count, quick)) for i, c in enumerate(claims)]
 
 
-def _verdict(claim: Claim, leads: Sequence[tuple[Lead, float]], quick: bool) -> str:
+def tellable(pairs: int, comparisons: int) -> float:
+    """The smallest mean difference, in standard deviations of the paired differences, that is significant.
+
+    After Bonferroni, the first step of Holm's correction, for so many comparisons on a page.
+    """
+    from scipy import stats
+
+    if pairs < 2:
+        return math.inf
+    return float(stats.t.ppf(1 - LEVEL / (2 * comparisons), pairs - 1)) / math.sqrt(pairs)
+
+
+def _verdict(claim: Claim, leads: Sequence[tuple[Lead, float]], count: int, quick: bool) -> str:
     if quick or not claim.rows or any(_missing(r.ours) for r in claim.rows):
         return claim.verdict if claim.verdict == NOT_TESTABLE and not quick else NOT_JUDGED
     if claim.verdict:
@@ -212,7 +249,9 @@ def _verdict(claim: Claim, leads: Sequence[tuple[Lead, float]], quick: bool) -> 
         return NOT_TESTABLE
     if all(p < LEVEL and found.mean > found.least for found, p in leads):
         return HOLDS
-    return FAILS if any(p < LEVEL and found.mean < -found.least for found, p in leads) else EQUAL
+    if any(p < LEVEL and found.mean < -found.least for found, p in leads):
+        return FAILS
+    return NOT_TESTABLE if any(f.pairs and tellable(f.pairs, count) > BLUNT for f, _ in leads) else EQUAL
 
 
 def _missing(text: str) -> bool:
@@ -235,7 +274,7 @@ def table(claims: Sequence[Claim]) -> list[str]:
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
     for number, claim in enumerate(claims, 1):
         for r in claim.rows:
-            seeds = str(r.seeds)
+            seeds = str(r.seeds) if r.seeds else "–"
             cells = (str(number), r.quantity, r.paper, r.ours, r.source, seeds, r.lead.text if r.lead else "")
             lines.append(f"| {' | '.join(map(cell, cells))} |")
     return lines
@@ -243,12 +282,20 @@ def table(claims: Sequence[Claim]) -> list[str]:
 
 def multiplicity(claims: Sequence[Claim]) -> str:
     """How many comparisons a page makes, and what is done about it."""
-    count = sum(r.lead is not None and not math.isnan(r.lead.p) for c in claims for r in c.rows)
+    leads = [r.lead for c in claims for r in c.rows if r.lead is not None and not math.isnan(r.lead.p)]
+    count, pairs = len(leads), sorted({found.pairs for found in leads if found.pairs})
     if not count:
         return "No verdict here rests on a comparison of means over seeds."
-    return (
+    told_ = (
         f"{count} comparison{'s' if count > 1 else ''} of paired seeds {'are' if count > 1 else 'is'} behind these "
         f"verdicts; their p-values are corrected by Holm, at {100 * LEVEL:g} %."
+    )
+    if not pairs:
+        return told_
+    least = ", ".join(f"{tellable(n, count):.3g} with {n} seed{'s' if n > 1 else ''}" for n in pairs)
+    return (
+        f"{told_} The smallest difference that they can tell, in standard deviations of the paired differences: "
+        f"{least}; where it is more than {BLUNT:g}, a claim that nothing decided was not testable."
     )
 
 
