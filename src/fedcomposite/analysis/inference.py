@@ -21,6 +21,14 @@ error. Jeffreys' prior, det(n H)^(1/2), takes that off (Firth 1993): b then mini
 the power of the prior. The gradient of log det H is the sum over k of the second derivatives of the gradient of f along
 s_k, the columns of a root of H^-1, so that sites are asked for gradients near b, and for nothing else.
 
+With few events for each coordinate that of a Cox model is too large as well, and a prior takes hardly half of that off:
+who dies leaves the risk sets, so that the curvature depends on the gradient. To first order the bias is
+
+    (1/2) M grad [ tr(M J(b)) - tr(V H(b)) ],     V = M J M,     M, J and V those at the maximum,
+
+(Cox & Snell 1968, with sums over samples in place of expectations as in Kosmidis & Lunardon 2024). It is taken off the
+maximum. Sites are asked for what sandwich errors ask, at the ends of short steps along the columns of a root of M.
+
 A maximum of the likelihood need not exist: where a category has no event, its coefficient grows without end. Newton
 steps then go on by about one unit of the logarithm of the odds each, while they are worth less and less of a standard
 error. That is how it is told; what grows is NaN, and a warning names it.
@@ -51,23 +59,26 @@ import torch
 from torch import Tensor
 
 from fedcomposite._validation import Inside, Natural, ZeroOrMore, as_vector
+from fedcomposite.analysis.common_baseline import CommonBaseline
 from fedcomposite.analysis.imputed import Asker, combined_table, each_copy
 from fedcomposite.analysis.newton import FitPlan, fit, moved
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox, LeastSquares, Logistic, Multinomial, Poisson
 from fedcomposite.runtime.driver import Driver, driver_of, driving
 from fedcomposite.runtime.fit import check_given
-from fedcomposite.runtime.protocol import ALL, Rows, information, newton, share_of_events, totals
+from fedcomposite.runtime.protocol import ALL, Rows, Sums, information, newton, share_of_events, totals
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 Floats = npt.NDArray[np.float64]
 
 _SAMPLES_PER_COORDINATE = 5  # from which on the Hessian is inverted
+_EVENTS_PER_COORDINATE = 2  # of a Cox model whose bias is taken off
 _MANY_SAMPLES, _MOST_COORDINATES = (
     20,
     50,
 )  # per coordinate: the bias of a logistic model is small; of what it is taken off
 _HALF_OF_THE_BIAS = 0.5  # power of Jeffreys' prior
+_MOST_OF_COX = 100  # coordinates of which two looks each are asked for
 _ITERATIONS = 2000  # of nodewise regressions
 _ROUNDING = 1e-15  # of the eigenvalues of a Hessian with unit diagonal, for each of them
 _SURE = 1e-11  # an eigenvalue that is known to four digits
@@ -129,7 +140,7 @@ def confidence(
     inverse : {"auto", "exact", "nodewise"}
         ``"exact"``: the maximum of the likelihood, with the inverse of the Hessian there; ``"nodewise"``: two steps
         from x, with an approximate inverse. ``"auto"`` takes the first from five samples, of times to an event from
-        five events, per coordinate on.
+        two events, per coordinate on (with sums that are noised, or one baseline for all sites, from five).
     robust : bool, optional
         Variances from the samples' own gradients (sandwich) in place of the model's; always with ``"uniform"``
         weights of clients or weighted samples, where the model's do not apply.
@@ -140,7 +151,9 @@ def confidence(
         otherwise: 95 % intervals of the likelihood alone are right in 90 % of cases at five samples for each of 20
         coordinates, with 0.5 in 94 % (``benchmarks.coverage``). If it is given, estimates are finite also where classes
         can be told apart. Some ten exchanges more, of two gradients per coordinate.
-        Not for sandwich variances, which have no likelihood.
+        Not for sandwich variances, which have no likelihood. Left out, a Cox model with fewer than 20 events per
+        coordinate and at most 100 of these has the first order of its bias taken off, for two exchanges, of two
+        answers as of ``robust`` per coordinate; 0 is the maximum as it is.
     driver : Driver, optional
         Who answers; two exchanges for a linear model and for nodewise regressions, about six for others, and one more
         for sandwich errors at the maximum.
@@ -164,7 +177,8 @@ def confidence(
     """
     check_given(confidence, locals())
     x, driver = as_vector(x).double(), driver_of(problem, driver)
-    return estimated(problem, x, level, inverse, needs_sandwich(problem, robust, driver), jeffreys, driver)
+    sandwich, jeffreys = needs_sandwich(problem, robust, driver), _power(jeffreys, driver)
+    return estimated(problem, x, level, inverse, sandwich, jeffreys, driver)
 
 
 def covariance(
@@ -193,6 +207,7 @@ def covariance(
     check_given(covariance, locals())
     x, driver = as_vector(x).double(), driver_of(problem, driver)
     sandwich, (names, rows, own) = needs_sandwich(problem, robust, driver), contrasts(problem)
+    jeffreys = _power(jeffreys, driver)
     every = [found_of(problem, x, "auto", sandwich, jeffreys, one).combined(rows, own) for one in each_copy(driver)]
     made = np.mean([V for _, V, _ in every], axis=0)
     if len(every) > 1:  # Rubin's rules
@@ -207,6 +222,11 @@ def needs_sandwich(problem: Problem, robust: bool | None, driver: Driver) -> boo
         raise ValueError(f"confidence intervals are for {kinds}; for {problem.loss} take bootstrap(...)")
     weighted = problem.weighting == "uniform" or problem.silos.weights is not None
     return driver.budgeted or (weighted if robust is None else robust)  # a sandwich has room for noise
+
+
+def _power(jeffreys: float | None, driver: Driver) -> float | None:
+    """That of the prior; 0 where noise, or sums of one baseline for all sites, tell nothing about a bias."""
+    return 0.0 if jeffreys is None and (driver.budgeted or isinstance(driver.transport, CommonBaseline)) else jeffreys
 
 
 def outputs_of(problem: Problem) -> int:
@@ -262,35 +282,37 @@ def found_of(
             f"jeffreys={jeffreys:g}: {what} have no likelihood that a prior could go with; take jeffreys=0"
         )
     look = _look(moved(x, driver.centre, 1), driver)
-    exact = inverse == "exact" or (inverse == "auto" and _informed(problem, look, driver))
+    number, d = _number(problem, look, driver), len(x)
+    few = number < _MANY_SAMPLES * d
+    unbiased = isinstance(loss, Cox) and jeffreys is None and few and d <= _MOST_OF_COX
+    least = _EVENTS_PER_COORDINATE if unbiased else _SAMPLES_PER_COORDINATE
+    exact = inverse == "exact" or (inverse == "auto" and number >= least * d)
     if outputs_of(problem) > 1:
         if inverse == "nodewise" or not (exact or jeffreys):
             raise TooFewError(
-                f"{look.samples:g} samples for {len(x)} coefficients: intervals of several classes need "
+                f"{look.samples:g} samples for {d} coefficients: intervals of several classes need "
                 f"{_SAMPLES_PER_COORDINATE} for each, or inverse='exact'"
             )
         exact = True
     if exact or jeffreys:
         prior = 0.0 if isinstance(loss, LeastSquares) else jeffreys or 0.0
-        found = _maximum(problem, look, robust, prior, driver)
-        few = look.samples < _MANY_SAMPLES * len(x) and len(x) <= _MOST_COORDINATES
-        if jeffreys is None and few and isinstance(loss, Logistic) and not robust and found.endless is None:
+        found = _maximum(problem, look, robust, prior, driver, unbiased)
+        half = jeffreys is None and few and isinstance(loss, Logistic) and not robust and d <= _MOST_COORDINATES
+        if half and found.endless is None:
             found = _maximum(problem, look, robust, _HALF_OF_THE_BIAS, driver)
-    else:
+    if not (exact or jeffreys) or (
+        inverse == "auto" and number < _SAMPLES_PER_COORDINATE * d and found.endless is not None
+    ):
         found = _refined(problem, look, robust, driver)
     _warn(problem, found)
     return found
 
 
-def _informed(problem: Problem, look: _Look, driver: Asker) -> bool:
-    """Whether there are samples enough for the maximum of the likelihood; of times to an event, events enough.
-
-    Who is censored tells little: with three events for each coordinate the maximum is too far out by a third.
-    """
-    number = look.samples
-    if isinstance(problem.loss, Cox):
-        number *= share_of_events(driver.ask([totals(look.x, problem.loss.cause)])[0])
-    return number >= _SAMPLES_PER_COORDINATE * len(look.x)
+def _number(problem: Problem, look: _Look, driver: Asker) -> float:
+    """How many samples there are; of times to an event, how many events: who is censored tells little."""
+    if not isinstance(problem.loss, Cox):
+        return look.samples
+    return look.samples * share_of_events(driver.ask([totals(look.x, problem.loss.cause)])[0])
 
 
 def _warn(problem: Problem, found: Estimates) -> None:
@@ -341,17 +363,28 @@ class _Look(NamedTuple):
 
 
 def _look(x: Tensor, driver: Asker, outer: bool = False) -> _Look:
-    """Ask about a model, in one exchange.
+    """Ask about a model, in one exchange."""
+    return _looks([x], driver, outer)[0]
+
+
+def _looks(models: Sequence[Tensor], driver: Asker, outer: bool = False) -> list[_Look]:
+    """Ask about some models, in one exchange."""
+    centred = isinstance(driver.transport, SiloTransport) and driver.transport.moved
+    if outer:
+        asked = [information(x, centred=centred) for x in models]
+    else:
+        asked = [newton(x, torch.ones(len(x), dtype=torch.bool), ALL, centred=centred) for x in models]
+    return [_looked(x, sums, driver.centre) for x, sums in zip(models, driver.ask(asked), strict=True)]
+
+
+def _looked(x: Tensor, sums: Sums, about: Tensor | None) -> _Look:
+    """What the sites said about a model.
 
     A column whose deviation from its centre is rounding is constant, and taken for zero there.
     """
-    d, about = len(x), driver.centre
-    centred = isinstance(driver.transport, SiloTransport) and driver.transport.moved
-    if outer:
-        [sums] = driver.ask([information(x, centred=centred)])
-        H = sums["hessian"]
-    else:
-        [sums] = driver.ask([newton(x, torch.ones(d, dtype=torch.bool), ALL, centred=centred)])
+    d, outer = len(x), sums.get("outer")
+    H = sums["hessian"]
+    if outer is None:  # a triangle
         i, j = torch.triu_indices(d, d)
         H = x.new_empty(d, d)
         H[i, j] = H[j, i] = sums["hessian"]
@@ -363,7 +396,7 @@ def _look(x: Tensor, driver: Asker, outer: bool = False) -> _Look:
     ones = H.diagonal()[-outputs:].repeat(d // outputs)
     there = (centre == 0) | (H.diagonal() > ones * (_CONSTANT * centre).square())
     H, gradient = H / weight * there * there.unsqueeze(1), sums["gradient"] / weight * there
-    covariance = sums["outer"] / weight**2 * there * there.unsqueeze(1) if outer else None
+    covariance = None if outer is None else outer / weight**2 * there * there.unsqueeze(1)
     return _Look(x, float(sums["loss"]) / weight, gradient, H, covariance, count, centre)
 
 
@@ -489,12 +522,29 @@ def _inverse(H: Tensor) -> tuple[Tensor, list[_Lost]]:
     return S, [_Lost(null, V * (10 * _ROUNDING / values).clamp(min=_PART)), _Lost(math.sqrt(_SURE) * V / values, S)]
 
 
-def _maximum(problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker) -> Estimates:
-    """The maximum of the likelihood, or of its product with a power of Jeffreys' prior."""
+def _maximum(
+    problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker, unbiased: bool = False
+) -> Estimates:
+    """The maximum of the likelihood, or of its product with a power of Jeffreys' prior; or less its bias."""
     with contextlib.ExitStack() as until:
         look, turned = _turned(look, driver, until, outputs_of(problem))
         look = _with_prior(look, prior, driver, outputs_of(problem))
-        return _climbed(problem, look, robust, prior, driver)._replace(turned=turned)
+        found = _climbed(problem, look, robust, prior, driver)._replace(turned=turned)
+        if unbiased and found.endless is None:
+            found = found._replace(estimate=found.estimate - _bias(found.estimate, driver))
+        return found
+
+
+def _bias(x: Tensor, driver: Asker) -> Tensor:
+    """The first order of the bias of a maximum x; two exchanges."""
+    look = _look(x, driver, outer=True)
+    S, J = _inverse(look.hessian)[0], look.outer
+    M = S @ S.T
+    V = M @ J @ M
+    ends = _looks([x + e * s for s in S.T for e in (-_APART, _APART)], driver, outer=True)
+    traces = torch.stack([(M * one.outer).sum() - (V * one.hessian).sum() for one in ends])
+    made: Tensor = S @ (traces[1::2] - traces[::2]) / (4 * _APART)
+    return made
 
 
 def _with_prior(look: _Look, prior: float, driver: Asker, outputs: int) -> _Look:

@@ -30,13 +30,13 @@ def _in(part: str, plan: Plan, times: int = 1) -> Plan:
     return {f"{kind} ({part})": times * count for kind, count in plan.items()}
 
 
-_FIT = _together([_STUDY, _DESCRIBE, _RECIPE, {"newton": 4000, "losses": 400, "information": 8}, _QUALITY, _TIMES])
+_FIT = _together([_STUDY, _DESCRIBE, _RECIPE, {"newton": 4000, "losses": 400, "information": 404}, _QUALITY, _TIMES])
 _BY_SITE: Plan = {"newton": 4000, "information": 100}
 _TABLE_ONE: Plan = {"schema": 2, "gaps": 100, "levels": 200, "moments": 200, "below": 1500}
 _PATH = _together([_FIT, {"newton": 16_000, "losses": 4000}])
 _FOLDS: Plan = {"newton": 2000, "losses": 800, "risk_sums": 4, **_QUALITY}  # a baseline for the site that is left out
 _MORE: Plan = {kind: 100 * count for kind, count in _QUALITY.items()}
-_EVERYTHING: Plan = {"newton": 40_000, "losses": 20_000, "information": 400, **_MORE}
+_EVERYTHING: Plan = {"newton": 40_000, "losses": 20_000, "information": 4000, **_MORE}
 
 PLANS: dict[str, Plan] = {
     "describe": _together([_DESCRIBE, {"census": 2}]),
