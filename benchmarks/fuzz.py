@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 import fedcomposite as fc
-from benchmarks.fuzz_draw import KINDS, LOSSES, Case, draw
+from benchmarks.fuzz_draw import KINDS, LOSSES, TERMS, Case, draw
 from benchmarks.fuzz_oracle import Pooled, attained, convexified, minimised, polished, wald
 from benchmarks.fuzz_terms import CONSTRAINTS, Array
 from fedcomposite.analysis import UndeterminedWarning
@@ -315,13 +315,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--case", type=int, help="this one only")
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--loss", choices=(*LOSSES, "cox"))
+    parser.add_argument("--term", choices=sorted(set(TERMS)), help="the regularizer")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="print every case, not failures alone")
     given = parser.parse_args(argv)
     numbers = list(range(given.first, given.first + given.cases)) if given.case is None else [given.case]
-    if given.case is None and (given.kind is not None or given.loss is not None):
+    wanted = (given.kind, given.loss, given.term)
+    if given.case is None and any(wanted):
         cases = {k: draw(given.seed, k) for k in numbers}
-        numbers = [k for k in numbers if given.kind in (None, cases[k].kind) and given.loss in (None, cases[k].loss)]
+        own = {k: (c.kind, c.loss, c.term.name) for k, c in cases.items()}
+        numbers = [k for k in numbers if all(w in (None, o) for w, o in zip(wanted, own[k], strict=True))]
     found = []
     for v in verdicts(given.seed, numbers, given.jobs):
         found.append(v)

@@ -24,11 +24,11 @@ _OF_INTERVALS = ("least_squares", "logistic", "poisson")
 TERMS = (
     *("Zero", "L1", "L1", "L2Squared", "L2Squared", "ElasticNet", "PositivePart", "MCP", "SCAD", "L0", "TopK"),
     *("GroupLasso", "SparseGroupLasso", "LinfNorm", "NuclearNorm", "FusedLasso", "Sparsity2to4"),
-    *("Box", "NonNegative", "L2Ball", "L1Ball", "Simplex", "Affine", "Blocks"),
+    *("Box", "NonNegative", "L2Ball", "L1Ball", "Simplex", "Affine", "Blocks", "ClusteredLasso"),
 )
 _TERMS_OF_PATHS = (
     *("L1", "L1", "ElasticNet", "MCP", "SCAD", "L2Squared", "GroupLasso"),
-    *("SparseGroupLasso", "LinfNorm", "NuclearNorm", "FusedLasso"),
+    *("SparseGroupLasso", "LinfNorm", "NuclearNorm", "FusedLasso", "ClusteredLasso"),
 )
 STYLES = ("plain", "plain", "mean 1000", "spread", "offset 100", "tiny", "huge", "sites apart", "binary")
 FLAWS = ("none", "none", "none", "duplicate", "constant", "zero column", "collinear")
@@ -346,6 +346,9 @@ def _term(rng: np.random.Generator, name: str, p: Pooled, kind: str) -> Term:
             return Term(name, {"k": int(rng.integers(1, D + 1))})
         case "GroupLasso" | "SparseGroupLasso":
             return _grouped(rng, name, lam, second, p)
+        case "ClusteredLasso":
+            own = second if rng.random() < 0.5 or kind == "path" else 0.0  # a path needs something to vary
+            return _grouped(rng, name, lam, own, p)
         case "LinfNorm":
             return Term(name, {"lam": lam * (D if rng.random() < 0.3 else 1.0)})
         case "NuclearNorm":
@@ -375,9 +378,12 @@ def _term(rng: np.random.Generator, name: str, p: Pooled, kind: str) -> Term:
 
 def _grouped(rng: np.random.Generator, name: str, lam: float, second: float, p: Pooled) -> Term:
     D = p.d * p.classes
-    fields: dict[str, Any] = {"lam": lam} if name == "GroupLasso" else {"l1": second, "l2": lam}
+    fields: dict[str, Any] = {"GroupLasso": {"lam": lam}, "ClusteredLasso": {"lam": lam, "l1": second}}.get(
+        name, {"l1": second, "l2": lam}
+    )
     if p.classes > 1 and rng.random() < 0.6:
-        return Term(name, fields | {"groups": str(rng.choice(["rows", "columns"])), "shape": (p.d, p.classes)})
+        where = {"groups": str(rng.choice(["rows", "columns"])), "shape": (p.d, p.classes)}
+        return Term(name, fields | where | ({"weights": "equal"} if name == "ClusteredLasso" else {}))
     cuts = np.sort(rng.choice(np.arange(1, D), int(rng.integers(0, D)), replace=False)) if D > 1 else []
     sizes = tuple(int(s) for s in np.diff([0, *cuts, D]))
     weights: Any = rng.choice(["sqrt", "equal", "own"])

@@ -173,6 +173,9 @@ class Term:
             case "FusedLasso" if self.fields.get("l1", 0) == 0:
                 low[:], high[:] = -1, 1
                 rows = np.diff(np.eye(d), axis=0)
+            case "ClusteredLasso" if self["l1"] == 0:
+                low[:], high[:] = -1, 1
+                rows = np.vstack([np.diff(np.eye(d)[m], axis=0) for m, _ in _groups(self, d)])
         return low, high, rows
 
     def convexified(self, w: Array) -> Term:
@@ -237,6 +240,25 @@ def _norms_of(t: Term, w: Any) -> Any:
     return cp.sum(cp.hstack([v * cp.norm2(w[m]) for m, v in _groups(t, w.shape[0])]))
 
 
+def _apart(t: Term, w: Array) -> float:
+    """Every pair of a group on its own."""
+    found = w[0] * 0
+    for m, v in _groups(t, len(w)):
+        pairs = sum((abs(w[i] - w[k]) for n, i in enumerate(m) for k in m[:n]), w[0] * 0)
+        found = found + v * (t["lam"] * pairs + t["l1"] * abs(w[m]).sum())
+    return float(found)
+
+
+def _apart_of(t: Term, w: Any) -> tuple[Any, list[Any]]:
+    parts = []
+    for m, v in _groups(t, w.shape[0]):
+        parts.append(v * t["l1"] * cp.norm1(w[m]))
+        i, k = np.triu_indices(len(m), 1)
+        if len(i):
+            parts.append(v * t["lam"] * cp.norm1(w[m[i]] - w[m[k]]))
+    return cp.sum(cp.hstack(parts)), []
+
+
 def _mcp(t: Term, w: Array) -> float:
     u = np.minimum(abs(w), t["theta"] * t["lam"])
     return float(t.fields.get("kappa", 1.0) * (t["lam"] * u - u**2 / (2 * t["theta"])).sum())
@@ -294,6 +316,7 @@ _VALUES: dict[str, Any] = {
     "Sparsity2to4": _triples,
     "GroupLasso": lambda t, w: t["lam"] * _norms(t, w),
     "SparseGroupLasso": lambda t, w: t["l1"] * abs(w).sum() + t["l2"] * _norms(t, w),
+    "ClusteredLasso": _apart,
     "LinfNorm": lambda t, w: t["lam"] * abs(w).max(),
     "NuclearNorm": _matrix,
     "FusedLasso": lambda t, w: t["lam"] * abs(np.diff(w)).sum() + t.fields.get("l1", 0.0) * abs(w).sum(),
@@ -308,6 +331,7 @@ _EXPRESSIONS: dict[str, Any] = {
     "PositivePart": lambda t, w: (t["lam"] * cp.sum(cp.pos(w)), []),
     "GroupLasso": lambda t, w: (t["lam"] * _norms_of(t, w), []),
     "SparseGroupLasso": lambda t, w: (t["l1"] * cp.norm1(w) + t["l2"] * _norms_of(t, w), []),
+    "ClusteredLasso": _apart_of,
     "LinfNorm": lambda t, w: (t["lam"] * cp.norm_inf(w), []),
     "NuclearNorm": _matrix_of,
     "FusedLasso": lambda t, w: (
