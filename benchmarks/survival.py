@@ -115,7 +115,14 @@ def drawn(samples: int, features: int, used: int, seed: int) -> tuple[fc.Silos, 
     return fc.Silos.from_arrays(arrays), truth
 
 
-CASES = ((11, 6, 240), (11, 6, 600), (20, 8, 600), (40, 8, 240), (60, 8, 400), (40, 8, 200))  # features, those that matter, samples
+CASES = (  # features, those that matter, samples
+    (11, 6, 240),
+    (11, 6, 600),
+    (20, 8, 600),
+    (40, 8, 240),
+    (60, 8, 400),
+    (40, 8, 200),
+)
 
 
 def coverage(sets: int, first: int, rows: list[int]) -> None:

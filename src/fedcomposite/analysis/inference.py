@@ -539,10 +539,12 @@ def _bias(x: Tensor, driver: Asker) -> Tensor:
     """The first order of the bias of a maximum x; two exchanges."""
     look = _look(x, driver, outer=True)
     S, J = _inverse(look.hessian)[0], look.outer
+    assert J is not None
     M = S @ S.T
     V = M @ J @ M
     ends = _looks([x + e * s for s in S.T for e in (-_APART, _APART)], driver, outer=True)
-    traces = torch.stack([(M * one.outer).sum() - (V * one.hessian).sum() for one in ends])
+    sums = [(M * one.outer).sum() - (V * one.hessian).sum() for one in ends if one.outer is not None]
+    traces = torch.stack(sums)
     made: Tensor = S @ (traces[1::2] - traces[::2]) / (4 * _APART)
     return made
 
