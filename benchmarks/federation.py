@@ -132,15 +132,15 @@ def by_role(parties: Sequence[int]) -> dict[str, float]:
 
 def watch_rounds(
     history: Path, parties: Sequence[int], rounds: int, alive: Callable[[], bool]
-) -> tuple[float, dict[str, float]]:
-    """Processor seconds until the first record; per round and role, between two near the beginning and the end."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Processor seconds by role until the first record, and per round between two near the beginning and the end."""
     seen: list[tuple[int, dict[str, float]]] = []
     for wanted in (1, min(4, rounds // 3 + 1), rounds - min(2, rounds // 6)):
         while alive() and (not history.exists() or history.read_bytes().count(b"\n") < wanted):
             time.sleep(0.01)
         seen.append((history.read_bytes().count(b"\n") if history.exists() else 0, by_role(parties)))
     (_, first), (before, then), (after, now) = seen
-    return sum(first.values()), {k: (now[k] - then[k]) / max(1, after - before) for k in now if now[k] > then[k]}
+    return first, {k: (now[k] - then[k]) / max(1, after - before) for k in now if now[k] > then[k]}
 
 
 def most_memory(pid: int) -> float:
@@ -223,10 +223,10 @@ def measure(case: str, folder: Path, count: int, engine: EngineName, light: bool
         time.sleep(IDLE if case not in SECURE else 1.0)
         idle, before = (spent(server.pid) - before) / IDLE, spent(server.pid)
         command = ["run", str(fed.path), str(data / "config.toml"), "--out", str(folder / "run"), *SECURE.get(case, [])]
-        asked, until_ready = time.time(), sum(by_role([server.pid, *(one.pid for one in joined)]).values())
+        asked, at_ready = time.time(), by_role([server.pid, *(one.pid for one in joined)])
         with demo.party(folder / "run.log", *command) as run:
             parties = [server.pid, run.pid, *(one.pid for one in joined)]
-            until_first, each_role = watch_rounds(
+            at_first, each_role = watch_rounds(
                 folder / "run" / "history.jsonl", parties, rounds, lambda: run.poll() is None
             )
             if run.wait(900) != 0:
@@ -257,8 +257,10 @@ def measure(case: str, folder: Path, count: int, engine: EngineName, light: bool
         "service_mb": service,
         "files_mb": sum(p.stat().st_size for p in fed.state.rglob("*") if p.is_file()) / 1e6,
         "state_mb": max(states) / 2e6,  # two states are kept
-        "cpu_ready": until_ready,
-        "cpu_first": until_first - until_ready,
+        "cpu_ready": sum(at_ready.values()),
+        **{f"cpu_ready, {role}": seconds for role, seconds in at_ready.items() if seconds},
+        "cpu_first": sum(at_first.values()) - sum(at_ready.values()),
+        **{f"cpu_first, {k}": v - at_ready.get(k, 0.0) for k, v in at_first.items() if v > at_ready.get(k, 0.0)},
         "cpu_all": sum(each_role.values()),
         **{f"cpu, {role}": seconds for role, seconds in each_role.items()},
     }

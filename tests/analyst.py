@@ -36,18 +36,18 @@ def same(a, b, tolerance=1e-10):
     np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), rtol=tolerance, atol=tolerance)
 
 
-def compare(found, expected, where=""):
-    """Two trees of numbers are the same to ten digits."""
+def compare(found, expected, tolerance=1e-10, where=""):
+    """Two trees of numbers are the same, by default to ten digits."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         for key, value in expected.items():
-            compare(found[key], value, f"{where}.{key}")
+            compare(found[key], value, tolerance, f"{where}.{key}")
     elif isinstance(expected, list):
         assert len(found) == len(expected), where
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-            compare(a, b, f"{where}[{i}]")
+            compare(a, b, tolerance, f"{where}[{i}]")
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-10, abs=1e-10, nan_ok=True), where
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance, nan_ok=True), where
     else:
         assert found == expected, where
 

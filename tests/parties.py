@@ -160,6 +160,27 @@ class Parties:
             subprocess.run(["umount", str(self.disk)], check=True)
 
 
+@contextlib.contextmanager
+def served(folder, files, limits):
+    """A served federation of sites with a table each, which are waiting for work."""
+    fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, list(files))
+    parties = []
+    try:
+        parties.append(Party(folder / "serve.log", "serve", fed.path))
+        parties[0].wait_for("serving on")
+        for name, path in files.items():
+            place = fed.path / "sites" / name / "site.toml"
+            text = place.read_text().replace("[data]", f'[data]\nfile = "{path}"\nrecipe = true', 1)
+            place.write_text(text.replace("[limits]", f"[limits]\n{limits}", 1))
+            parties.append(Party(folder / f"{name}.log", "join", place.parent))
+        for party in parties[1:]:
+            party.wait_for("waiting for work")
+        yield fed
+    finally:
+        leave(parties[1:])
+        leave(parties[:1])
+
+
 def model(out):
     return load_file(out / "model.safetensors")["x"]
 

@@ -8,13 +8,12 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
 
-from parties import Party, leave
+from parties import served
 from typer.testing import CliRunner
 
 import fedcomposite as fc
 from fedcomposite.cli.federation import federation_app
 from fedcomposite.cli.main import app
-from fedcomposite.federation.folders import FederationFolder
 
 pytestmark = pytest.mark.slow
 
@@ -32,23 +31,8 @@ def hospitals(tmp_path_factory):
     """A served federation of four sites that take part in secure sums only; its folder, and the experiment."""
     folder = tmp_path_factory.mktemp("times")
     files = fc.data.survivor_files(folder / "hospitals", clients=4, samples=200)
-    fed = FederationFolder.create(folder / "fed", "127.0.0.1", 0, list(files))
-    parties = []
-    try:
-        parties.append(Party(folder / "serve.log", "serve", fed.path))
-        parties[0].wait_for("serving on")
-        for name, path in files.items():
-            place = fed.path / "sites" / name
-            text = (place / "site.toml").read_text()
-            text = text.replace("[data]", f'[data]\nfile = "{path}"\nrecipe = true', 1)
-            (place / "site.toml").write_text(text.replace("[limits]", f"[limits]\n{LIMITS}", 1))
-            parties.append(Party(folder / f"{name}.log", "join", place))
-        for party in parties[1:]:
-            party.wait_for("waiting for work")
+    with served(folder, files, LIMITS) as fed:
         yield folder, fed.path, folder / "hospitals" / "experiment.toml", list(files)
-    finally:
-        leave(parties[1:])
-        leave(parties[:1])
 
 
 def test_a_study_in_secure_sums_over_tls(hospitals):
