@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -654,6 +655,36 @@ def test_without_a_server(tmp_path, fed):
     assert "is `fedcomposite federation serve` running?" in command("status", flower.path, code=1)
     with socket.create_server(("127.0.0.1", flower.port)), pytest.raises(EngineError, match="another program has it"):
         selection.serve(flower, lambda: None, lambda line: None)
+
+
+ASKED = """
+import sys
+import time
+from pathlib import Path
+from fedcomposite.federation.engines.engine import EngineError
+from fedcomposite.federation.engines.nvflare import NvflareEngine, administration
+from fedcomposite.federation.folders import FederationFolder
+fed = FederationFolder(Path(sys.argv[1]))
+try:
+    with administration(fed, 1.0):
+        pass
+except EngineError as error:
+    print(error)
+engine = NvflareEngine(fed, "job", print)
+while not engine._lost:
+    time.sleep(0.1)
+engine.close()
+"""
+
+
+def test_a_program_that_has_asked_a_flare_that_is_gone_ends(tmp_path):
+    """Sessions that never began are ended: they would look for the server for ever, and keep the program with them."""
+    pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
+    made = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, ["a"])
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, str(made.path)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert re.search(r"does not answer .*\n.*asking again", done.stdout), done.stdout
 
 
 def test_a_kit_takes_flares_unsafe_defaults_back(tmp_path):

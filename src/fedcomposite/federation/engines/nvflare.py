@@ -37,15 +37,16 @@ def relay_socket(federation: FederationFolder, job: str) -> Path:
 @contextlib.contextmanager
 def administration(federation: FederationFolder, timeout: float = 5.0) -> Iterator[Any]:
     """A session with FLARE's server, as the coordinator."""
-    made = _connect(federation, timeout)
+    made = _session(federation)
     try:
+        _connect(made, federation, timeout)
         yield made
     finally:
-        with contextlib.suppress(Exception):
-            made.close()
+        _close(made)
 
 
-def _connect(federation: FederationFolder, timeout: float) -> Any:
+def _session(federation: FederationFolder) -> Any:
+    """A session that is not connected yet."""
     check_installed("nvflare")
     from nvflare.fuel.flare_api.flare_api import Session
 
@@ -53,13 +54,25 @@ def _connect(federation: FederationFolder, timeout: float) -> Any:
     try:
         kit = federation.path / "flare" / "admin"
         made = Session(pki.common_name(kit / "startup" / "client.crt"), str(kit))
-        made.api._print_hci = lambda line: None  # it speaks to a person at FLARE's console
-        made.try_connect(timeout)
-        return made
     except Exception as error:  # FLARE has many
+        raise EngineError(f"{kit}: no kit of FLARE's ({clean(error, 80) or type(error).__name__})") from None
+    made.api._print_hci = lambda line: None  # it speaks to a person at FLARE's console
+    return made
+
+
+def _connect(made: Any, federation: FederationFolder, timeout: float) -> None:
+    try:
+        made.try_connect(timeout)
+    except Exception as error:
         raise EngineError(
             f"FLARE's server at {federation.address} does not answer ({clean(error, 80) or type(error).__name__})"
         ) from None
+
+
+def _close(made: Any) -> None:
+    """End a session, also one that never began: else it looks for the server for ever, and its program does not end."""
+    with contextlib.suppress(Exception):
+        (made if made.api.server_sess_active else made.api).close()
 
 
 def seen(federation: FederationFolder) -> dict[str, str]:
@@ -80,6 +93,7 @@ class NvflareEngine(RelayedDispatch):
         self._served: set[str] = set()  # jobs that have, or had, a relay
         self._said: set[str] = set()  # of FLARE's words about jobs that sites do not take
         self._lost = self._settled = False
+        self._session: Any = None
         self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._keeper.start()
 
@@ -89,6 +103,8 @@ class NvflareEngine(RelayedDispatch):
         self._over.set()
         super().close()
         self._keeper.join(10.0)
+        if self._session is not None:  # FLARE hangs
+            _close(self._session)
 
     def settled(self) -> bool:
         """Whether every site that FLARE has is in a job, or cannot be."""
@@ -96,29 +112,30 @@ class NvflareEngine(RelayedDispatch):
 
     def _keep(self) -> None:
         """See to it that every site that FLARE has is in a job of this run."""
-        session = None
         while not self._over.is_set():
             try:
-                session = session or _connect(self._federation, 5.0)
+                if self._session is None:
+                    self._session = _session(self._federation)
+                    _connect(self._session, self._federation, 5.0)
                 if self._lost:
                     self._log("FLARE's server is back")
                     self._lost = False
-                self._look(session)
+                self._look(self._session)
             except Exception as error:  # whatever FLARE raises, it is asked again
                 if not self._lost:
                     self._log(f"FLARE does not answer ({clean(error, 120) or type(error).__name__}); asking again")
                 self._lost = True
-                if session is not None:
-                    with contextlib.suppress(Exception):
-                        session.close()
-                session = None
+                self._leave()
             self._over.wait(_LOOK)
-        if session is not None:
-            for name in self._begun.keys() - self._served:
-                with contextlib.suppress(Exception):
-                    session.abort_job(name)
+        for name in self._begun.keys() - self._served:
             with contextlib.suppress(Exception):
-                session.close()
+                self._session.abort_job(name)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            _close(self._session)
+        self._session = None
 
     def _look(self, session: Any) -> None:
         now, here = time.monotonic(), self.relayed()
