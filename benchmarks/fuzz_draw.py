@@ -18,17 +18,19 @@ REAL = ("least_squares", "huber", "quantile", "absolute")
 TWO = ("logistic", "squared_hinge", "hinge")
 LOSSES = (*REAL, *TWO, "poisson", "multinomial")
 _TIMES = 0.11  # share of problems that are of times to an event
+_CLUSTERS = 0.04  # share of problems whose term is ClusteredLasso
 _OF_ESTIMATORS = tuple(name for name in LOSSES if name != "absolute")
 _OF_PATHS = ("least_squares", "huber", "logistic", "squared_hinge", "poisson", "multinomial")
 _OF_INTERVALS = ("least_squares", "logistic", "poisson")
-TERMS = (
+_TERMS = (
     *("Zero", "L1", "L1", "L2Squared", "L2Squared", "ElasticNet", "PositivePart", "MCP", "SCAD", "L0", "TopK"),
     *("GroupLasso", "SparseGroupLasso", "LinfNorm", "NuclearNorm", "FusedLasso", "Sparsity2to4"),
-    *("Box", "NonNegative", "L2Ball", "L1Ball", "Simplex", "Affine", "Blocks", "ClusteredLasso"),
+    *("Box", "NonNegative", "L2Ball", "L1Ball", "Simplex", "Affine", "Blocks"),
 )
+TERMS = (*_TERMS, "ClusteredLasso")  # the last one by a stream of its own
 _TERMS_OF_PATHS = (
     *("L1", "L1", "ElasticNet", "MCP", "SCAD", "L2Squared", "GroupLasso"),
-    *("SparseGroupLasso", "LinfNorm", "NuclearNorm", "FusedLasso", "ClusteredLasso"),
+    *("SparseGroupLasso", "LinfNorm", "NuclearNorm", "FusedLasso"),
 )
 STYLES = ("plain", "plain", "mean 1000", "spread", "offset 100", "tiny", "huge", "sites apart", "binary")
 FLAWS = ("none", "none", "none", "duplicate", "constant", "zero column", "collinear")
@@ -113,7 +115,9 @@ def draw(seed: int, number: int) -> Case:
     if generator(seed, number, 1).random() < _TIMES:  # a stream of its own: other cases keep their numbers
         loss = "cox"
     classes = 3 if loss == "multinomial" else 1
-    name = str(rng.choice(_TERMS_OF_PATHS if kind == "path" else ["L1"] if kind == "confidence" else TERMS))
+    name = str(rng.choice(_TERMS_OF_PATHS if kind == "path" else ["L1"] if kind == "confidence" else _TERMS))
+    if kind != "confidence" and generator(seed, number, 2).random() < _CLUSTERS:
+        name = "ClusteredLasso"
     d = int(np.exp(rng.uniform(0, np.log(30.99 if classes == 1 else 12))))
     n = int(np.exp(rng.uniform(np.log(8), np.log(200.99))))
     if loss == "cox":
@@ -348,7 +352,7 @@ def _term(rng: np.random.Generator, name: str, p: Pooled, kind: str) -> Term:
             return _grouped(rng, name, lam, second, p)
         case "ClusteredLasso":
             own = second if rng.random() < 0.5 or kind == "path" else 0.0  # a path needs something to vary
-            return _grouped(rng, name, lam, own, p)
+            return _grouped(rng, name, lam / (D if rng.random() < 0.5 else 1.0), own, p)
         case "LinfNorm":
             return Term(name, {"lam": lam * (D if rng.random() < 0.3 else 1.0)})
         case "NuclearNorm":

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import cvxpy as cp
+import mpmath
 import numpy as np
 import scipy.linalg
 import scipy.optimize
@@ -324,7 +325,8 @@ def wald(p: Pooled, robust: bool) -> Wald:
     """Least squares or maximum likelihood in standard units, and its covariance there, taken back.
 
     Only samples with weight count. Everything is by singular values of the weighted design, so that directions are told
-    apart to 1e-12 of its size where a Hessian, which has their squares, would have lost them.
+    apart to 1e-12 of its size where a Hessian, which has their squares, would have lost them. Samples whose curvature
+    is far below that of others have it lost there, too, and get more digits.
     """
     keep = p.o > 0
     p = replace(p, X=p.X[keep], y=p.y[keep], o=p.o[keep], t=p.t[keep])
@@ -337,9 +339,34 @@ def wald(p: Pooled, robust: bool) -> Wald:
     back[: p.d, : p.d] = np.diag(1 / s)
     if p.bias:
         back[-1, : p.d], back[-1, -1] = -m / s, 1.0
-    theta = np.zeros(A.shape[1])
+    seen = p.likelihood.design(A, p.t) if p.loss == "cox" else A  # what differs between those at risk
+    _, sizes, Vt = scipy.linalg.svd(seen, full_matrices=len(seen) < A.shape[1])
+    told = np.append(sizes, np.zeros(len(Vt) - len(sizes))) >= _NULL * sizes[0]
+    unknown = np.linalg.norm(back @ Vt[~told].T, axis=1) > 1e-7 * np.linalg.norm(back, axis=1)
+    start = np.zeros(A.shape[1])
     if p.loss == "poisson" and p.bias:
-        theta[-1] = np.log((p.o * p.y).sum() / (p.o * np.exp(p.t)).sum())
+        start[-1] = np.log((p.o * p.y).sum() / (p.o * np.exp(p.t)).sum())
+    A, back, start = A @ Vt[told].T, back @ Vt[told].T, Vt[told] @ start
+    theta, root = _newton(p, A, start)
+    if p.loss in ("logistic", "poisson") and not (heavy := _heavy(p, A @ theta + p.t)).min() > _GRADED * heavy.max():
+        theta, root = _newton_exactly(p, A, start)
+    n, rank = len(A), root.shape[1]
+    z = A @ theta + p.t
+    if robust:
+        scores = p.likelihood.scores(A, z) if p.loss == "cox" else slopes(p, z[:, None]) * A
+        half = root @ (root.T @ scores.T)
+    else:
+        half = root * np.sqrt((((p.y - z) ** 2).sum() / (n - rank) if p.loss == "least_squares" else 1.0) / n)
+    estimate, se = back @ theta, np.linalg.norm(back @ half, axis=1)
+    return Wald(np.where(unknown, np.nan, estimate), np.where(unknown, np.nan, se))
+
+
+_NULL = 1e-12
+_GRADED = 1e-6  # between roots of samples' curvatures: beyond, steps take more digits
+
+
+def _newton(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
+    """The maximum of the likelihood, and its root."""
     for _ in range(200):
         root, g = _root(p, A, theta)
         move = root @ g
@@ -350,40 +377,52 @@ def wald(p: Pooled, robust: bool) -> Wald:
         theta = theta - step * move
         if abs(move).max() < 1e-13 * (1 + abs(theta).max()):
             break
-    root, _ = _root(p, A, theta)
-    n, rank = len(A), root.shape[1]
-    z = A @ theta + p.t
-    if robust:
-        scores = p.likelihood.scores(A, z) if p.loss == "cox" else slopes(p, z[:, None]) * A
-        half = root @ (root.T @ scores.T)
-    else:
-        half = root * np.sqrt((((p.y - z) ** 2).sum() / (n - rank) if p.loss == "least_squares" else 1.0) / n)
-    estimate, se = back @ theta, np.linalg.norm(back @ half, axis=1)
-    seen = p.likelihood.design(A, p.t) if p.loss == "cox" else A  # what differs between those at risk
-    _, sizes, Vt = scipy.linalg.svd(seen, full_matrices=len(seen) < A.shape[1])
-    null = Vt[(np.append(sizes, np.zeros(len(Vt) - len(sizes))) < _NULL * sizes[0])]
-    unknown = np.linalg.norm(back @ null.T, axis=1) > 1e-7 * np.linalg.norm(back, axis=1)
-    return Wald(np.where(unknown, np.nan, estimate), np.where(unknown, np.nan, se))
+    return theta, _root(p, A, theta)[0]
 
 
-_NULL = 1e-12
+def _newton_exactly(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
+    """The same in sixty digits, where few samples, or ones with little weight, are all that keeps margins finite."""
+    with mpmath.workdps(60):
+        A, x, o, y, t = (np.vectorize(mpmath.mpf, otypes=[object])(v) for v in (A, theta, p.o, p.y, p.t))
+        exp, log1p = np.frompyfunc(mpmath.exp, 1, 1), np.frompyfunc(mpmath.log1p, 1, 1)
+
+        def value(x: Array) -> Any:
+            z = A @ x + t
+            return (o * (log1p(exp(-y * z)) if p.loss == "logistic" else exp(z) - y * z)).sum()
+
+        for _ in range(500):
+            z = A @ x + t
+            q = 1 / (1 + exp(y * z)) if p.loss == "logistic" else exp(z)
+            slope, second = (-y * q, q * (1 - q)) if p.loss == "logistic" else (q - y, q)
+            H, g = mpmath.matrix((A.T @ ((o * second)[:, None] * A)).tolist()), A.T @ (o * slope)
+            move = np.array(list(mpmath.cholesky_solve(H, mpmath.matrix(g.tolist()))), object)
+            gain, now, step = g @ move, value(x), 1
+            while not value(x - step * move) <= now - step * gain / 10**4 and gain > mpmath.mpf("1e-50") * now:
+                step = step / mpmath.mpf(2)
+            x = x - step * move
+            if gain <= mpmath.mpf("1e-50") * now:
+                break
+        root = mpmath.cholesky(H) ** -1
+        return x.astype(float), np.array(root.T.tolist(), float)
+
+
+def _heavy(p: Pooled, z: Array) -> Array:
+    """The root of each sample's curvature."""
+    match p.loss:
+        case "least_squares":
+            second = np.ones(len(z))
+        case "poisson":
+            second = np.exp(z)
+        case _:
+            second = scipy.special.expit(z) * scipy.special.expit(-z)
+    return np.asarray(np.sqrt(p.o * second))
 
 
 def _root(p: Pooled, A: Array, theta: Array) -> tuple[Array, Array]:
     """S with S S' the inverse of the Hessian on what it determines, and S' times the gradient."""
     z = A @ theta + p.t
-    if p.loss == "cox":
-        B = p.likelihood.design(A, z)
-    else:
-        match p.loss:
-            case "least_squares":
-                second = np.ones(len(z))
-            case "poisson":
-                second = np.exp(z)
-            case _:
-                second = scipy.special.expit(z) * scipy.special.expit(-z)
-        heavy = np.sqrt(p.o * second)
-        B = heavy[:, None] * A
+    heavy = np.ones(len(z)) if p.loss == "cox" else _heavy(p, z)
+    B = p.likelihood.design(A, z) if p.loss == "cox" else heavy[:, None] * A
     scale = np.linalg.norm(B, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     U, sizes, Vt = scipy.linalg.svd(B / scale, full_matrices=False)

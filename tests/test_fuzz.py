@@ -179,6 +179,25 @@ def test_the_reference_counts_samples_with_weight_alone_and_sees_directions_that
     np.testing.assert_allclose(near.se[4], 1e8 * plain.se[4], rtol=1e-5)
 
 
+def test_the_reference_of_classes_that_one_sample_of_next_to_no_weight_keeps_apart():
+    """A table of two groups, whose log odds have a closed form; a column that is constant takes no digits away."""
+    o = np.array([0.25, 0.25, 0.5, 1e-26])
+    p = Pooled(
+        "logistic",
+        0.0,
+        np.array([[0, 3], [0, 3], [1, 3], [1, 3.0]]),
+        np.array([1, -1, 1, -1.0]),
+        o,
+        np.zeros(4),
+        Term("Zero"),
+        True,
+    )
+    found = wald(p, robust=False)
+    assert found.estimate[0] == pytest.approx(np.log(0.5 / 1e-26), rel=1e-12)
+    assert found.se[0] == pytest.approx(np.sqrt((1 / o).sum() / 4), rel=1e-9)
+    assert np.isnan(found.se[1:]).all()
+
+
 @pytest.mark.parametrize("number", [55, 925])
 def test_intervals_of_dependent_columns(number):
     """One constant but for samples without weight, and one that others give to within 1e-9, which has an interval."""
