@@ -198,6 +198,24 @@ def test_a_model_of_the_package_equals_the_simulator(tmp_path):
         close(a, b)
 
 
+@pytest.mark.parametrize("structure", ["weights", "filters"])
+def test_the_knob_of_sparsity_across_sites(structure, tmp_path):
+    """Sites find the same zeros as the simulator, and messages are counted with as many bytes."""
+    rng = np.random.default_rng(0)
+    silos = Silos.from_arrays([(rng.normal(size=(20, 4)), rng.integers(0, 3, 20)) for _ in range(3)], names=list("abc"))
+    spec = {"model": {"name": "mlp", "options": {"hidden": [30, 40]}}}
+    knob = {"sparsity": 0.6, "structure": structure, "batch_size": 4, "dtype": "float64", "rounds": 8}
+    text = tomli_w.dumps(spec) + write(method("FedMid"), **knob)
+    _, run = federate(LocalSites(make_sites(silos, tmp_path)), text)
+    settings = knob | {"stationarity_step": 0.1, "backend": "loop", "dtype": torch.float64}
+    want = simulate(
+        parse(tomli_w.dumps(spec) + write(method("FedMid"))).make_problem(silos), method("FedMid"), **settings
+    )
+    torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-12)
+    assert run.history[-1].sparsity == pytest.approx(0.6, abs=0.03)
+    assert [r.bytes_down for r in run.history] == [r.bytes_down for r in want.history]
+
+
 def test_a_site_without_one_of_the_classes(tmp_path):
     """The classes are those of all sites together: a site that lacks one still has its coefficients."""
     rng = np.random.default_rng(0)
