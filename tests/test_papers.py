@@ -19,6 +19,7 @@ import fedcomposite as fc
 from fedcomposite import UserError, papers
 from fedcomposite.experiments import Config, Sweep
 from fedcomposite.papers import (
+    fedcanon_fig1,
     fedcanon_table1,
     fedcanon_table6,
     fedcanon_table7,
@@ -391,6 +392,25 @@ def test_runs_of_table_vii_that_diverged_are_told_and_left_out():
     (row,) = [c for c in fedcanon_table7.claims(data) if c.says == "mnist mlp, iid: FedCanon is best"]
     assert [(r.quantity, r.seeds) for r in row.rows] == [("FedCanon", 3), ("FedDR", 2)]
     assert row.note == "FedADMM diverged with 3 seeds, FedDR diverged with 1 seed"
+
+
+def test_fedcanon_leaves_a_minimum_by_its_residual_and_a_saddle_for_good(real_data):
+    content = papers.load("fedcanon-fig1").experiment()
+    sections = {k: content[k] for k in ("data", "partition", "problem", "regularizer")}
+    rule = {"name": "FedCanon", "local_steps": 5, "step": 0.02, "server_step": 0.3}
+    problem = Config.check({**sections, "algorithm": rule, "run": {"rounds": 0}}).make_problem()
+    saddle, x = fc.solve(problem, tolerance=1e-12).solution, fedcanon_fig1.minimum(problem)
+    h = problem.regularizer
+    assert ((saddle != 0) & (saddle.abs() < h.theta * h.lam)).sum() == 1
+    assert problem.objective(x) < problem.objective(saddle)
+    method, options = fc.algorithms.FedCanon(5, 0.02, 0.3), {"rounds": 150, "evaluate_every": 150, "progress": False}
+    there, gone = (fc.simulate(problem, method, x0=start, **options) for start in (x, saddle))
+    assert (there.solution - x).norm() < 2e-3
+    assert (gone.solution - saddle).norm() > 0.02
+    slope_ = problem.gradient(x)
+    turned = (problem.gradient(x + 1e-6 * slope_) - slope_) / 1e-6
+    formula = 0.02 / 2 * 4 * float(turned[x != 0].norm())
+    assert there.history[-1]["stationarity"] == pytest.approx(formula, rel=0.03)
 
 
 def test_bounds_and_ratios_are_the_papers():
