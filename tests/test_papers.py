@@ -65,7 +65,7 @@ TINY = {  # a fraction of the reduced form
     "fednmap-fig4": ["settings.rounds=2", "settings.every=1", "model.evaluation_samples=100"],
     "fednmap-fig5": ["settings.rounds=2", "settings.every=1", "model.evaluation_samples=100"],
     "fedprox-rates": ["settings.rounds=[2, 4, 6]", "settings.clients=[1, 2]"],
-    "remarks": ["settings.rounds=4"],
+    "remarks": ["settings.rounds=4", "settings.longer=4"],
     "shootout": ["settings.data=[{name='synthetic', clients=4, features=5, samples=10}]", "settings.rounds=5"],
     "zhang-fig4": ["run.rounds=1", "run.evaluate_every=1", "model.evaluation_samples=100", "partition.clients=2"],
     "zhang-fig2": ["settings.rounds=[4, 2]", "settings.every=2"],

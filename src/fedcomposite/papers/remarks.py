@@ -33,13 +33,14 @@ RULES = ("growing", "constant")
 
 
 def canon(cell: dict[str, Any]) -> pd.DataFrame:
-    """What FedCanon leaves with this kappa, batch size and share of the step, for every seed."""
+    """What FedCanon leaves with this kappa, batch size and share of the step, from the solution on, for every seed."""
     stack = seed_stack.stack_of(cell["experiment"], cell["seeds"])
     alpha = cell["share"] / max(p.smoothness() for p in stack.problems)
     method = FedCanon(K, alpha / K, alpha)
     records = seed_stack.follow(
-        stack, method, rounds=cell["rounds"], every=max(1, cell["rounds"] // 40), batch_size=cell["batch"] or None
-    )
+        stack, method, rounds=cell["rounds"], every=max(1, cell["rounds"] // 40), batch_size=cell["batch"] or None,
+        starts=[solve(p, tolerance=1e-12).solution for p in stack.problems],
+    )  # fmt: skip
     return _seeded(records, cell)[["seed", "round", "stationarity"]]
 
 
@@ -66,7 +67,10 @@ def nmap(cell: dict[str, Any]) -> pd.DataFrame:
     """F - min F of FedNMap's models, over its first value, for every seed."""
     experiment = {**cell["experiment"], "partition": {**cell["experiment"]["partition"], "clients": cell["n"]}}
     stack = seed_stack.stack_of(experiment, cell["seeds"])
-    whole = 0.5 / max(p.smoothness() for p in stack.problems)
+    small = {**experiment, "partition": {**experiment["partition"], "clients": cell["most"]}}
+    whole = 0.5 / max(
+        p.smoothness() for p in seed_stack.stack_of(small, cell["seeds"]).problems
+    )  # the same for every n
     method = build("FedNMap", local_steps=cell["tau"], step=whole / cell["tau"], gamma=whole)
     records = seed_stack.follow(
         stack, method, rounds=cell["rounds"], every=max(1, cell["rounds"] // 100), batch_size=cell["batch"] or None
@@ -126,7 +130,15 @@ def measure(study: Study) -> pd.DataFrame:
     cells += [{**plain, "batch": min(s["batches"]), "share": 0.125, "kappa": kappa}]
     found = [study.each(canon, cells).assign(part="canon")]
     found.append(study.each(sums, [{"experiment": s["fedcanon"], "rounds": 20, **seeds}]).assign(part="sums"))
-    one = {"experiment": s["fednmap"], "rounds": s["rounds"], "n": 8, "tau": 4, "batch": 0, **seeds}
+    one = {
+        "experiment": s["fednmap"],
+        "rounds": s["longer"],
+        "most": max(s["clients"]),
+        "n": 8,
+        "tau": 4,
+        "batch": 0,
+        **seeds,
+    }
     cells = [
         one,
         *({**one, "batch": 4, "n": n} for n in s["clients"]),
@@ -148,7 +160,7 @@ def measure(study: Study) -> pd.DataFrame:
     if not len(data):
         return pd.DataFrame()
     names = ["part", "kappa", "batch", "share", "n", "tau", "rule", "seed"]
-    kept: pd.DataFrame = data.drop(columns=["rounds", "T"], errors="ignore")
+    kept: pd.DataFrame = data.drop(columns=["rounds", "T", "most"], errors="ignore")
     return kept.assign(run=data[names].map(str).agg(" ".join, axis=1))
 
 
