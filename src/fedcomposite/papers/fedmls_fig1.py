@@ -125,7 +125,7 @@ def measure(study: Study) -> pd.DataFrame:
     chosen, trials = tuned(study, trial, searches, lambda rows: float(np.log(rows["gap"]).mean()))
     study.note("tuning", trials)
     every = range(wanted["seeds"])
-    cells = [{"method": m, "seed": s, "rounds": rounds, **chosen[m]} for m in CLASSES if m in chosen for s in every]
+    cells = [{"method": m, "seed": s, "rounds": rounds, **chosen[m]} for s in every for m in CLASSES if m in chosen]
     data = study.each(run, cells).drop(columns="rounds", errors="ignore")
     if not len(data):
         return data
