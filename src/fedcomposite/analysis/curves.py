@@ -118,7 +118,7 @@ def calibration_line(slope: bool) -> Generator[tuple[float, float], dict[str, fl
     It yields lines (a, b), the first (0, 1), and is sent the sums there (``CALIBRATION`` of the protocol), or None if
     they are not known. Without ``slope`` b stays 1.
     """
-    at, best, move, step = np.array([0.0, 1.0]), math.inf, np.zeros(2), 1.0
+    at, best, move, step, before = np.array([0.0, 1.0]), math.inf, np.zeros(2), 1.0, 0.0
     nothing = math.nan, math.nan
     for _ in range(_STEPS):
         told = yield float(at[0]), float(at[1])
@@ -136,9 +136,13 @@ def calibration_line(slope: bool) -> Generator[tuple[float, float], dict[str, fl
             move = np.array([gradient[0] / told["v"], 0.0])
         else:
             return nothing
-        if np.abs(move).max() <= 1e-9 * max(1.0, float(np.abs(at).max())):
+        size, scale = float(np.abs(move).max()), max(1.0, float(np.abs(at).max()))
+        ahead = (
+            size**3 / before**2 if before > 0 else math.inf
+        )  # errors are squared: about what is left after this move
+        if size <= 1e-9 * scale or (step == 1.0 and size < before and ahead <= 1e-12 * scale):
             return float(at[0] + move[0]), float(at[1] + move[1])
-        best, step = told["loss"], 1.0
-        move = move * min(1.0, 2.0 / float(np.abs(move).max()))  # far lines make margins too large to be told
+        best, step, before = told["loss"], 1.0, size
+        move = move * min(1.0, 2.0 / size)  # far lines make margins too large to be told
         at = at + move
     return nothing

@@ -10,10 +10,11 @@ slope and intercept are found by Newton's method, from sums over all samples at 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from fedcomposite.analysis.curves import calibration_line
 from fedcomposite.analysis.score_bins import EDGE, NOTHING, Cells, Floats, Pair, sigmoid
 from fedcomposite.runtime.driver import Driver
-from fedcomposite.runtime.protocol import CALIBRATION, Rows, Sums, calibration
+from fedcomposite.runtime.protocol import CALIBRATION, Request, Rows, Sums, calibration
 from fedcomposite.runtime.tally_noise import factor
 
 DEVIATIONS = 4.0
@@ -196,21 +197,34 @@ def tally_edges(sums: Floats, threshold: float = 0.5) -> Tensor:
     return torch.from_numpy(np.union1d(spaced.numpy(), math.log(threshold / (1 - threshold))))
 
 
+class Calibrated(NamedTuple):
+    """By site and of all."""
+
+    first: dict[str, Floats]
+    """Sums at the line 0 + 1 z."""
+    lines: dict[str, Pair]
+    """The calibration's slope and intercept; NaN if there is none."""
+    beside: Mapping[str, Sequence[Sums]]
+    """Answers to what was asked beside it."""
+
+
 def calibrated_lines(
-    driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str
-) -> tuple[dict[str, Floats], dict[str, tuple[float, float]]]:
-    """By site and of all: sums at the line 0 + 1 z, and the calibration's slope and intercept (NaN if there is none).
+    driver: Driver,
+    pairs: Sequence[tuple[Tensor, Rows]],
+    part: str,
+    beside: Callable[[Mapping[str, Floats]], Sequence[Request]],
+) -> Calibrated:
+    """Calibrate by Newton's method; ``beside`` says, by the sums at the first line, what else is asked with the next.
 
     All take their steps in the same exchanges. A line at which a site does not tell its sums is not known.
     """
-    start = _at_lines(driver, pairs, part, [(0.0, 1.0)])
+    start, _ = _at_lines(driver, pairs, part, [(0.0, 1.0)])
     first = {name: sums[0] for name, sums in start.items() if sums[0, 0] > 0}
-    if not first:
-        return {}, {}
+    also, answers = beside(first), dict[str, Sequence[Sums]]()
     tasks = {(name, free): calibration_line(free) for name in first for free in (True, False)}
     tried = {key: next(task) for key, task in tasks.items()}
     sums, found = {key: first[key[0]] for key in tried}, dict[tuple[str, bool], Pair]()
-    while tried:
+    while tried or also:
         for key in list(tried):
             own, whole = sums[key], first[key[0]][0]
             known = abs(own[0] - whole) <= 1e-9 * whole
@@ -219,17 +233,25 @@ def calibrated_lines(
             except StopIteration as stop:
                 found[key] = stop.value
                 del tried[key]
-        if tried:
-            told = _at_lines(driver, pairs, part, list(tried.values()))
-            sums = {key: told[key[0]][k] for k, key in enumerate(tried)}
-    return first, {name: (found[name, True][1], found[name, False][0]) for name in first}
+        if tried or also:
+            told, more = _at_lines(driver, pairs, part, list(tried.values()), also)
+            sums, also, answers = {key: told[key[0]][k] for k, key in enumerate(tried)}, (), answers or more
+    return Calibrated(first, {name: (found[name, True][1], found[name, False][0]) for name in first}, answers)
 
 
 def _at_lines(
-    driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str, lines: Sequence[Pair]
-) -> Mapping[str, Floats]:
-    """Sums at some lines of each site, and of all."""
+    driver: Driver,
+    pairs: Sequence[tuple[Tensor, Rows]],
+    part: str,
+    lines: Sequence[Pair],
+    also: Sequence[Request] = (),
+) -> tuple[Mapping[str, Floats], dict[str, Sequence[Sums]]]:
+    """Sums at some lines of each site, and of all; and answers to what else is asked."""
     at = torch.tensor(lines, dtype=torch.float64)
-    told = driver.told([calibration(x, at, part, rows) for x, rows in pairs])
-    made = {name: torch.stack([one["sums"] for one in answers]).sum(0).numpy() for name, answers in told.items()}
-    return made if "all" in made and not driver.by_site else {**made, "all": np.sum(list(made.values()), axis=0)}
+    told = driver.told([*also, *(calibration(x, at, part, rows) for x, rows in (pairs if lines else ()))])
+    others = {name: answers[: len(also)] for name, answers in told.items()}
+    if not lines:
+        return {}, others
+    own = {name: torch.stack([one["sums"] for one in each[len(also) :]]).sum(0).numpy() for name, each in told.items()}
+    made = own if "all" in own and not driver.by_site else {**own, "all": np.sum(list(own.values()), axis=0)}
+    return made, others

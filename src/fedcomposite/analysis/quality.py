@@ -10,7 +10,7 @@ samples at hand every sample can be its own bin, and nothing is rounded: the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -432,15 +432,19 @@ def quality(
 def noised_quality(
     driver: Driver, pairs: Sequence[tuple[Tensor, Rows]], part: str, unit: bool, threshold: float = 0.5
 ) -> dict[str, Quality]:
-    """Of sites that put noise on counts, those that tell something and ``all``; from about eight exchanges.
+    """Of sites that put noise on counts, those that tell something and ``all``; from about six exchanges.
 
     ``threshold`` is a probability at which rates are known best; new samples of the files that stay at the sites are of
     class 1 from there on.
     """
-    first, lines = calibrated_lines(driver, pairs, part)
-    edges = tally_edges(first["all"], threshold) if first else torch.zeros(1, dtype=torch.float64)
-    asked = [replace(tallies(x, edges, part, rows), numbers={"threshold": threshold}) for x, rows in pairs]
-    told = driver.told(asked)
+    edges = torch.zeros(1, dtype=torch.float64)
+
+    def counts(sums: Mapping[str, Floats]) -> list[Request]:
+        nonlocal edges
+        edges = tally_edges(sums["all"], threshold) if sums else edges
+        return [replace(tallies(x, edges, part, rows), numbers={"threshold": threshold}) for x, rows in pairs]
+
+    first, lines, told = calibrated_lines(driver, pairs, part, counts)
     if not first:
         return {}
     cells = {name: NoisedCells.told_with_noise(one, edges, unit) for name, one in told.items() if name in first}

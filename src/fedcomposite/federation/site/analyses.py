@@ -297,9 +297,9 @@ class Desk:
         assert shape is not None
         new = site.newcomers.patients(site.silos.recipe, shape.names)
         where: Path | None = None
-        if asked_for[0].name != "calibration":
-            x, numbers = asked_for[0].arrays["x"], asked_for[-1].numbers
-            until = asked_for[-1].name == "horizon"  # the file stays here, and may be of the site's own times
+        if scored := [one for one in asked_for if one.name != "calibration"]:
+            x, numbers = scored[0].arrays["x"], scored[-1].numbers
+            until = scored[-1].name == "horizon"  # the file stays here, and may be of the site's own times
             hazard = own_hazard(silo, silo.weights(ALL), x, numbers["at"], numbers["hazard"]) if until else None
             where = site.newcomers.write(
                 order.job, new, x, config.problem.bias, silo.loss, numbers["threshold"], hazard

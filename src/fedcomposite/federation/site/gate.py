@@ -58,6 +58,7 @@ class Gate:
         self._ledger, self._limits, self._folder, self._data = ledger, limits, folder, data
         self.rows = RowSets(folder, data, limits.min_count, ledger)
         self.columns = ColumnSpans(folder, data, limits.min_count, ledger)
+        self._experiment = "", ""  # its text as it came, and its digest whatever method is chosen
 
     def draw(self, *asked: str | bytes) -> np.random.Generator:
         """Random numbers of this site for one question about its data, the same whenever it is asked."""
@@ -168,7 +169,9 @@ class Gate:
         """Hold what a job is about; refuse an order of the same job that is about something else."""
         if not order.tells:
             return
-        held = {"experiment": seal(write(config.only({"name": AUTO}, config.seed)))}
+        if self._experiment[0] != order.config:
+            self._experiment = order.config, seal(write(config.only({"name": AUTO}, config.seed)))
+        held = {"experiment": self._experiment[1]}
         if order.shape is not None:
             held["method"] = seal(order.config)
             held["shape"] = seal(order.shape.model_dump_json())

@@ -83,6 +83,8 @@ class TableSite(Site):
         self._sums = Sums(self._vault, self.ledger, self.limits)
         self.account = PrivacyAccount(self.ledger, self.limits)
         self.source: Source = System()
+        self._parsed: tuple[str, Config] | None = None
+        self._file_read: tuple[str, Sheet] | None = None
         self._read: tuple[str, Sheet] | None = None
         self._taken_down: str | None = None  # the recipe whose reading is in the book
         self._prepared: tuple[str, Site] | None = None
@@ -119,7 +121,9 @@ class TableSite(Site):
         order = Order.read(wire.text(request, "order"))
         if order.site != self.name:
             raise RefusalError(f"the order is for {order.site!r}")
-        config = parse(policy.short(order.config), recipe=True)
+        if self._parsed is None or self._parsed[0] != order.config:
+            self._parsed = order.config, parse(policy.short(order.config), recipe=True)
+        config = self._parsed[1]
         self._check_reading(Recipe(**(config.recipe or {})), order)
         keys = order.secure is not None and order.secure.phase in ("keys", "shares")
         if not keys and (order.analysis is None or not order.analysis.queries):
@@ -169,7 +173,9 @@ class TableSite(Site):
         """The file, which must be the one that the site was started with: books are of that."""
         if self._source.digest != self._file:
             raise RefusalError("its file has changed since the site was started; its people have to start it anew")
-        return self._source.sheet(recipe)
+        if self._file_read is None or self._file_read[0] != repr(recipe):
+            self._file_read = repr(recipe), self._source.sheet(recipe)
+        return self._file_read[1]
 
     def _own_table(self, config: Config) -> Sheet:
         """The same, for an answer: how it is read is taken down, since the difference of two readings says much."""
