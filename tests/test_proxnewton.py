@@ -12,7 +12,7 @@ from sklearn.linear_model import ElasticNet, LogisticRegression, PoissonRegresso
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
 from fedcomposite.algorithms import FedNMap, ProxNewton
-from fedcomposite.algorithms.inner import QuadraticModel, minimise
+from fedcomposite.algorithms.inner import QuadraticModel, _jacobian, minimise
 from fedcomposite.runtime import Simulator
 
 
@@ -286,6 +286,33 @@ def test_inner_solver_on_hard_quadratics(seed):
     u, solved = minimise(QuadraticModel(x, b, H, h, True), 1e-12)
     assert solved
     assert float(h.optimality(u, b + H @ (u - x))) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    "h",
+    [
+        reg.GroupLasso(0.3, groups=(2, 3, 1, 4)),
+        reg.ClusteredLasso(0.1, groups=5, l1=0.05),
+        reg.SparseGroupLasso(0.1, 0.2, groups="columns", shape=(5, 2)),
+        reg.L1(0.3).on(range(3)) + reg.GroupLasso(0.2, groups=3).on(range(3, 9)),
+        reg.FusedLasso(0.2, 0.1),
+    ],
+    ids=str,
+)
+def test_the_jacobian_of_a_prox_by_parts_is_that_of_differences(h):
+    v = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows, parts = [], h.coupling(10)
+
+    def prox(u, step):
+        rows.append(len(u))
+        return h.prox(u, step)
+
+    made = _jacobian(prox, v, torch.tensor([0.7], dtype=torch.float64), parts)
+    move = 1e-6 * torch.eye(10, dtype=torch.float64)
+    torch.testing.assert_close(made, (h.prox(v + move, 0.7) - h.prox(v - move, 0.7)).T / 2e-6, rtol=0, atol=1e-8)
+    assert rows == [
+        int(torch.unique(parts, return_counts=True)[1].max())
+    ]  # one for each coordinate of the largest part
 
 
 def test_working_sets_of_changing_size_cross_the_loop_backend():

@@ -61,6 +61,7 @@ class QuadraticModel:
     free: Tensor | None = None  # (k,), mask of the coordinates that h leaves alone
     damping: float = 0.0  # multiple of the diagonal, or of that of the Schur complement, that is added to H
     reach: float = math.inf  # the size of margins, in units of a unit diagonal of H
+    parts: Tensor | None = None  # (k,), the label of the part of h that each coordinate is in; one part if left out
 
     def change(self, u: Tensor) -> float:
         """The model at u, up to a constant."""
@@ -175,7 +176,8 @@ def _eliminated(model: QuadraticModel, tolerance: float) -> tuple[Tensor, bool]:
     g_f = model.g[f]
     damped = inverse if model.damping == 0 else InverseOf(inverse.H + torch.diag(model.damping * inverse.H.diagonal()))
     h, x_r = restricted(model.h, model.x, r), model.x[r]
-    inner = QuadraticModel(x_r, model.g[r] - K.T @ g_f, S, h, model.separable, damping=model.damping)
+    parts = None if model.parts is None else model.parts[r]
+    inner = QuadraticModel(x_r, model.g[r] - K.T @ g_f, S, h, model.separable, damping=model.damping, parts=parts)
     found, solved = minimise(inner, tolerance)
     made = model.x.index_copy(0, r, found)
     made[f] -= damped(g_f, model.blur) + K @ (found - x_r)
@@ -288,7 +290,7 @@ def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> 
     if not model.separable:
         if len(at.u) > _DENSE:
             return None
-        J = _jacobian(model.h.prox, at.v, steps)
+        J = _jacobian(model.h.prox, at.v, steps, model.parts)
         A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * model.H)
         solved, failed = torch.linalg.solve_ex(A, at.p - at.u)
         return None if int(failed) else solved
@@ -418,7 +420,7 @@ def _inner_newton(
         if model.separable:
             A = model.H + torch.diag(s * (1 - _derivatives(prox, now.v, 1 / s)))
         else:
-            J = _jacobian(prox, now.v, 1 / s)
+            J = _jacobian(prox, now.v, 1 / s, model.parts)
             A = model.H + s * (torch.eye(len(u), dtype=u.dtype, device=u.device) - (J + J.T) / 2)
         move = -InverseOf(A + torch.diag(_RIDGE * model.H.diagonal()))(now.gradient)
         slope, part = float(now.gradient @ move), 1.0
@@ -444,9 +446,17 @@ def _derivatives(prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Ten
     return made
 
 
-def _jacobian(prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Tensor) -> Tensor:
-    """The Jacobian of the prox: each entry of it is differentiated in a row of its own, all rows at once."""
-    rows = v.detach().repeat(len(v), 1).requires_grad_()
+def _jacobian(
+    prox: Callable[[Tensor, Tensor], Tensor], v: Tensor, steps: Tensor, parts: Tensor | None = None
+) -> Tensor:
+    """The Jacobian of the prox: as many rows as its largest part has coordinates, all of them at once.
+
+    Parts know nothing of each other, so that a row of its own for a coordinate of each is differentiated together.
+    """
+    parts = torch.zeros_like(v, dtype=torch.int64) if parts is None else parts
+    same = parts.unsqueeze(1) == parts
+    place = same.tril(-1).sum(1)  # of each coordinate in its part
+    rows = v.detach().repeat(int(place.max()) + 1, 1).requires_grad_()
     with torch.enable_grad():
-        [made] = torch.autograd.grad(prox(rows, steps).diagonal().sum(), rows)
-    return made
+        [made] = torch.autograd.grad(prox(rows, steps).gather(0, place.unsqueeze(0)).sum(), rows)
+    return torch.where(same, made[place], 0.0)

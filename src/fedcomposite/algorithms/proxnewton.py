@@ -219,7 +219,8 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         separable = torch.equal(parts, torch.arange(len(x), device=parts.device))
         free = ~h.acts_on(len(x)).to(x.device)[at]
         reach = math.sqrt(2 * abs(float(reply.loss))) + float(x[at].abs() @ diagonal.sqrt())
-        return QuadraticModel(x[at], reply.gradient[at], H, restricted(h, x, at), separable, free, damping, reach=reach)
+        h = restricted(h, x, at)
+        return QuadraticModel(x[at], reply.gradient[at], H, h, separable, free, damping, reach, parts.to(x.device)[at])
 
     def _grown(self, x: Tensor, gradient: Tensor, working: Tensor, h: Regularizer) -> Tensor:
         """W and the worst violators of optimality outside it."""
