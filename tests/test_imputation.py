@@ -1,41 +1,18 @@
-"""Multiple imputation by chained equations: by hand on pooled rows, statsmodels, Rubin's rules, complete cases."""
-
-from itertools import pairwise
+"""Multiple imputation by chained equations: by hand at every site, statsmodels, Rubin's rules, complete cases."""
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.optimize
+import scipy.special
 import scipy.stats
 import statsmodels.api as sm
 import torch
+from gaps import at_sites, patients
 
 import fedcomposite as fc
 from fedcomposite.data.chained import PRIOR
 from fedcomposite.regularizers import L1
-
-
-def patients(n=600, seed=0):
-    """Numbers, a category and a yes or no, with gaps that hang on what is seen."""
-    g = np.random.default_rng(seed)
-    age = g.normal(60, 10, n)
-    pressure = 130 + 0.8 * (age - 60) + g.normal(0, 8, n)
-    grade = np.array(["a", "b", "c"], object)[
-        (np.column_stack([0 * age, (age - 60) / 8, -(pressure - 130) / 12]) + g.gumbel(size=(n, 3))).argmax(1)
-    ]
-    smoker = (g.random(n) < 1 / (1 + np.exp((age - 60) / 10))).astype(float)
-    y = (g.random(n) < 1 / (1 + np.exp(-((age - 60) / 10 + 0.05 * (pressure - 130) - 0.5 * smoker)))).astype(float)
-    whole = pd.DataFrame({"age": age, "pressure": pressure, "smoker": smoker, "grade": grade, "y": y})
-    seen = whole.copy()
-    seen.loc[g.random(n) < 0.15 + 0.25 * y, "pressure"] = np.nan
-    seen.loc[g.random(n) < 0.2, "smoker"] = np.nan
-    seen.loc[g.random(n) < 0.1 + 0.1 * (age > 60), "grade"] = None
-    return whole, seen
-
-
-def at_sites(frame, cuts=(250, 400)):
-    ends = [0, *cuts, len(frame)]
-    return {f"s{i}": frame.iloc[a:b] for i, (a, b) in enumerate(pairwise(ends))}
-
 
 RECIPE = {"impute": "chained", "one_hot": ["grade"], "copies": 3, "iterations": 2, "min_count": 1}
 
@@ -45,46 +22,82 @@ def softmax(z):
     return p / p.sum(1, keepdims=True)
 
 
-def by_hand(frame, chain, seeds, sizes, copies):
-    """The same visits on the pooled rows with the parameters that were drawn; each site's rows have its own numbers."""
+def drawn_by_hand(X, values, B, normal, width, g):
+    """Parameters of every copy: least squares, or a likelihood that a general optimiser climbs, with the prior."""
+    H, best, squares = [], [], []
+    for Xm, vm in zip(X, values, strict=True):
+        if normal:
+            one = Xm.T @ Xm
+            best.append(np.linalg.solve(one + PRIOR * np.eye(width), Xm.T @ vm))
+            squares.append(((vm - Xm @ best[-1]) ** 2).sum())
+            H.append(one + PRIOR * np.eye(width))
+            continue
+        y = np.eye(vm.max() + 1 if vm.max() else 2)[vm]
+
+        def loss(b, Xm=Xm, y=y):
+            z = np.column_stack([np.zeros(len(Xm)), Xm @ b.reshape(-1, width).T])
+            return scipy.special.logsumexp(z, axis=1).sum() - (z * y).sum() + PRIOR / 2 * (b**2).sum()
+
+        def slope(b, Xm=Xm, y=y):
+            p = softmax(np.column_stack([np.zeros(len(Xm)), Xm @ b.reshape(-1, width).T]))
+            return ((p - y)[:, 1:].T @ Xm).ravel() + PRIOR * b
+
+        d = B.shape[1]
+        found = scipy.optimize.root(slope, scipy.optimize.minimize(loss, np.zeros(d), jac=slope).x, tol=1e-13).x
+        best.append(found)
+        step = 1e-6 * np.eye(d)
+        H.append(np.stack([(slope(found + e) - slope(found - e)) / 2e-6 for e in step]))
+    spread = np.ones(len(X))
+    if normal:
+        spread = np.sqrt(np.array(squares) / g.chisquare(X.shape[1] - width, size=len(X)))
+    roots = np.stack([np.linalg.cholesky(np.linalg.inv((h + h.T) / 2)) for h in H])
+    made = np.array(best) + spread[:, None] * np.einsum("mde,me->md", roots, g.normal(size=B.shape))
+    return made, spread
+
+
+def by_hand(frame, chain, seed):
+    """A site's completed copies by its own rows: visits in turn, each with random numbers of its own."""
+    n, m = len(frame), chain.copies
     age, y = ((frame[c].to_numpy(float) - chain.scale[c][0]) / chain.scale[c][1] for c in ("age", "y"))
-    scale = chain.scale["pressure"]
-    made = []
-    for m in range(copies):
-        pressure = ((frame.pressure.fillna(chain.start["pressure"]) - scale[0]) / scale[1]).to_numpy()
-        smoker = frame.smoker.fillna(float(chain.start["smoker"])).to_numpy().astype(int)
-        grade = frame.grade.fillna(chain.start["grade"]).map({"a": 0, "b": 1, "c": 2}).to_numpy()
-        for visit, drawn in enumerate(chain.draws):
-            name, one = chain.equations[visit % 3], np.array(drawn[m])
-            g = [np.random.default_rng([seed, visit]) for seed in seeds]
-            parts = {"age": [age], "pressure": [pressure], "smoker": [smoker], "grade": [grade == 1, grade == 2]}
-            X = np.column_stack([c for k, v in parts.items() if k != name for c in v] + [y, np.ones(len(y))])
-            if name == "pressure":
-                noise = np.concatenate([r.normal(size=(copies, n))[m] for r, n in zip(g, sizes, strict=True)])
-                new = X @ one[:-1] + one[-1] * noise
-                pressure = np.where(frame.pressure.isna(), new, pressure)
-                continue
-            u = np.concatenate([r.random((copies, n))[m] for r, n in zip(g, sizes, strict=True)])
-            z = np.column_stack([np.zeros(len(y)), X @ one.reshape(-1, X.shape[1]).T])
-            place = (u[:, None] > softmax(z).cumsum(1)[:, :-1]).sum(1)
-            if name == "smoker":
-                smoker = np.where(frame.smoker.isna(), place, smoker)
+    mean, sd = chain.scale["pressure"]
+    pressure = np.tile(((frame.pressure.fillna(chain.start["pressure"]) - mean) / sd).to_numpy(), (m, 1))
+    smoker = np.tile(frame.smoker.fillna(float(chain.start["smoker"])).to_numpy().astype(int), (m, 1))
+    grade = np.tile(frame.grade.fillna(chain.start["grade"]).map({"a": 0, "b": 1, "c": 2}).to_numpy(), (m, 1))
+    now = {"pressure": pressure, "smoker": smoker, "grade": grade}
+    for turn in range(chain.iterations):
+        for j, name in enumerate(chain.equations):
+            g = np.random.default_rng([seed, int(chain.digest[:16], 16), 1, turn, j])
+            parts = {"age": [np.tile(age, (m, 1))], "pressure": [pressure], "smoker": [smoker],
+                     "grade": [grade == 1, grade == 2]}  # fmt: skip
+            columns = [c for k, v in parts.items() if k != name for c in v]
+            X = np.stack([*columns, np.tile(y, (m, 1)), np.ones((m, n))], axis=-1).astype(float)
+            gone, width, outputs = frame[name].isna().to_numpy(), X.shape[2], 2 if name == "grade" else 1
+            start = np.zeros((m, outputs * width))
+            normal = name == "pressure"
+            b, spread = drawn_by_hand(X[:, ~gone], now[name][:, ~gone], start, normal, width, g)
+            if normal:
+                new = np.einsum("mrk,mk->mr", X, b) + spread[:, None] * g.normal(size=(m, n))
             else:
-                grade = np.where(frame.grade.isna(), place, grade)
-        made.append(np.column_stack([frame.age, pressure * scale[1] + scale[0], smoker, grade == 1, grade == 2]))
-    return made
+                z = np.einsum("mrk,mok->mro", X, b.reshape(m, outputs, width))
+                p = np.stack([softmax(np.column_stack([np.zeros(n), one])) for one in z]).cumsum(-1)
+                new = (g.random((m, n))[..., None] > p[..., :-1]).sum(-1)
+            now[name][:, gone] = new[:, gone]
+    columns = [np.tile(frame.age, (m, 1)), pressure * sd + mean, smoker, grade == 1, grade == 2]
+    return np.stack(columns, axis=-1)
 
 
-def test_copies_are_those_of_pooled_rows_with_the_same_numbers():
+def test_copies_are_those_of_visits_by_hand_at_every_site():
     _, seen = patients()
     sheets = fc.Recipe(**RECIPE, standardize=False)
     silos = sheets.prepare(at_sites(seen), target="y", seed=4)
     chain = next(step for step in silos.recipe.steps if step.kind == "chained").chain
     assert set(chain.equations) == {"pressure", "smoker", "grade"}
     assert chain.columns["smoker"] == ["0", "1"]
+    assert not chain.borrowed
     seeds = [int(np.random.SeedSequence([4, i]).generate_state(1, np.uint64)[0]) for i in range(3)]
-    for mine, theirs in zip(silos.copies, by_hand(seen, chain, seeds, [250, 150, 200], 3), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)
+    each = [by_hand(frame, chain, seed) for frame, seed in zip(at_sites(seen).values(), seeds, strict=True)]
+    for mine, theirs in zip(silos.copies, np.concatenate(each, axis=1), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
     assert silos.recipe.gaps == {c: int(seen[c].isna().sum()) for c in ("pressure", "smoker", "grade")}
     gone = seen.pressure.isna().to_numpy()
     first, second = (one[:, 1].numpy() for one in silos.copies[:2])
@@ -92,16 +105,17 @@ def test_copies_are_those_of_pooled_rows_with_the_same_numbers():
     assert (first[gone] != second[gone]).all()
 
 
-def test_parameters_are_drawn_from_their_posterior():
-    """Of a column with gaps alone, whose model does not change from visit to visit: many copies, statsmodels."""
+def test_a_site_that_lacks_a_column_borrows_parameters_from_the_posterior_of_the_others():
+    """Many copies, statsmodels on the pooled rows of the others; the site's values follow them."""
     whole, _ = patients()
-    g = np.random.default_rng(1)
     seen = whole.drop(columns="grade")
-    seen.loc[g.random(600) < 0.3, "pressure"] = np.nan
-    recipe = fc.Recipe(impute="chained", copies=100, iterations=1, min_count=1)
-    fitted = recipe.fit(at_sites(seen), target="y", seed=1)
-    chain = next(step for step in fitted.steps if step.kind == "chained").chain
-    there = seen.dropna()
+    frames = at_sites(seen)
+    frames["s1"] = frames["s1"].assign(pressure=np.nan)
+    recipe = fc.Recipe(impute="chained", copies=100, iterations=1, min_count=1, standardize=False)
+    silos = recipe.prepare(frames, target="y", seed=1)
+    chain = next(step for step in silos.recipe.steps if step.kind == "chained").chain
+    assert chain.borrowed == ["pressure"]
+    there = pd.concat([frames["s0"], frames["s2"]])
     scaled = {k: (there[k] - chain.scale[k][0]) / chain.scale[k][1] for k in there}
     X = np.column_stack([scaled["age"], scaled["smoker"], scaled["y"], np.ones(len(there))])
     oracle = sm.OLS(scaled["pressure"], X).fit()
@@ -110,6 +124,9 @@ def test_parameters_are_drawn_from_their_posterior():
     assert (np.abs(draws[:, :-1].mean(0) - oracle.params) < 4 * error + PRIOR / len(there)).all()
     np.testing.assert_allclose(draws[:, :-1].std(0), oracle.bse, rtol=0.35)
     np.testing.assert_allclose((draws[:, -1] ** 2).mean(), oracle.scale, rtol=0.05)
+    drawn = np.stack([one[250:400, 1].numpy() for one in silos.copies])
+    assert abs(drawn.mean() - whole.pressure[250:400].mean()) < 2
+    assert abs(drawn.std() / whole.pressure[250:400].std() - 1) < 0.15
 
 
 def test_rubins_rules():

@@ -21,6 +21,7 @@ from fedcomposite.data.sheets import sheet_of
 from fedcomposite.data.steps import Absent
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.plans import plan_of
+from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
@@ -154,7 +155,7 @@ def asked(folder, frames, wished, secure=False, job="job", **limits):
         sites = [TableSite(n, stores[n], kept, lambda line: None, source=TableFile(n, p)) for n, p in files.items()]
     text = PLAIN + tomli_w.dumps({"recipe": {}, "table_one": wished})
     options = {"settings": Settings(secure=True)} if secure else {}
-    asking, _ = inquiry(sites, text, plan=plan_of("table_one"), **options)
+    asking, _ = inquiry(sites, text, plan=plan_of("table_one", parse(text, recipe=True)), **options)
     asking.job = job
     driver = Driver(asking)
     wishes = Wishes.of(fc.Recipe(), None, **wished)

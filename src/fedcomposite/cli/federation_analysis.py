@@ -146,7 +146,7 @@ def inquiry(
             if not taking_part:
                 raise FederationError("no site is there")
         asking = engine, taking_part, federation.permitted, config, name, settings
-        yield Inquiry(*asking, plan=plan_of(plan, config.table_one is not None), log=log, stop=stop)
+        yield Inquiry(*asking, plan=plan_of(plan, config), log=log, stop=stop)
 
 
 class AtSites:
@@ -207,7 +207,7 @@ class AtSites:
     def followed(self, kind: Kind, folder: RunFolder, log: AnswerLog) -> Iterator[Callable[[Driver], None]]:
         """Write the job's files, and keep them up to date."""
         place, asking = folder.path.absolute(), self._asking
-        self._place, asking.plan = place, plan_of(kind, self.experiment.table_one is not None)
+        self._place, asking.plan = place, plan_of(kind, self.experiment)
         log.begin()
         for old in ("stop", "status.json"):
             (place / old).unlink(missing_ok=True)

@@ -1,47 +1,58 @@
 """Multiple imputation by chained equations: gaps are drawn, several times, from models of each column given all others.
 
 A column with gaps has a conditional model on all other columns and the target: normal (of numbers, of logarithms where
-the recipe takes them), logistic or multinomial (of categories). Its parameters are fitted to the rows that have the
-column, from sums over sites, and drawn from their posterior; the values are drawn with random numbers of each site's
-own (Rubin 1987; van Buuren 2018, sections 3 and 4). So far the sites' files are at hand: an asker who chose other
-parameters could make columns that single patients stand out in, so that sites of a federation refuse the query.
-
-Let a visit be one column's turn. Its rows X are the other columns, standardized, at their present values, and a 1. With
-the prior N(0, 100) of each coefficient, which makes all of them finite,
+the recipe takes them), logistic or multinomial (of categories). Its parameters are drawn from their posterior, and the
+values by them (Rubin 1987; van Buuren 2018, sections 3 and 4). A site completes its table by models of its own, fitted
+to its own rows, with random numbers of its own: sites may differ, and no asker has a word in it. A column of which a
+site has too few values for that, or none, follows after that, by parameters that are fitted to the sums of the sites
+that have it. Let a visit be one column's turn. Its rows X are the other columns, standardized, at their present values,
+and a 1. With the prior N(0, 2.5^2) of each coefficient, which makes all of them finite,
 
     b, H:  the maximum of the posterior, and the curvature there
     normal:  s^2 = RSS / chi2(n - k),  b* ~ N(b, s^2 H^-1),  value ~ N(x'b*, s^2)
     others:  b* ~ N(b, H^-1),  level ~ softmax(x'b*)
 
-All copies take their visits at the same time, in the same exchanges. A site that tells sums with minimum counts leaves
-rows out whose pattern of gaps few others share, and fills the gaps of a column that has few with values of its own, so
-that no asked model is about them.
+At a site that tells sums with minimum counts, no answer may be about fewer rows. A column that few of its rows have is
+drawn in all of them. One with few gaps is filled with values of its own, alike in all copies; so is a category where
+two copies would differ in few rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 if TYPE_CHECKING:
     from fedcomposite.data.sheets import Sheet
 
 Floats = npt.NDArray[np.float64]
-Marks = npt.NDArray[np.bool_]
-PRIOR = 0.01
-"""The precision of a coefficient's prior, on standardized columns."""
-_OWN = 1 << 20  # streams of random numbers from here on are a site's own fillings
+PRIOR = 0.16
+"""The precision of a coefficient's prior, on standardized columns: a deviation of 2.5."""
+_UNSEEN = 1e6  # that of a column that is constant where a model is fitted: it has no part in the model
+MARGIN = 4.0
+"""Where margins of levels are cut that follow others' parameters: no row's level is certain then."""
+_ROWS = 2  # for each number that a row has: with fewer a site takes the others' model
+_STEPS = 25  # of Newton's method for one visit
+_CLOSE = 1e-6  # deviations of the posterior: a step so short is the last
+_OWN, _LOCAL, _BORROWED = range(3)  # streams of a site's random numbers
 
 
-class Drawing(NamedTuple):
+@dataclass
+class Drawing:
     """What a site draws its values by: a secret number, and how many rows must share what sums are told of."""
 
     seed: int
     least: int = 1
+    kept: dict[str, dict[str, npt.NDArray[Any]]] = field(default_factory=dict, repr=False)
+    """The table that was completed last, by what it was made of."""
 
 
 class ConditionalModels(BaseModel):
@@ -63,8 +74,29 @@ class ConditionalModels(BaseModel):
     levels: dict[str, FiniteFloat] = {}
     """Numbers for the levels of a text target."""
     copies: int = Field(ge=1, le=200)
+    iterations: int = Field(ge=1, le=200)
+    """Visits of a site to each of its columns."""
+    borrowed: list[str] = []
+    """The columns that some sites lack, in the order of their visits."""
     draws: list[list[list[FiniteFloat]]] = []
-    """Of every visit so far, for each copy: coefficients, class by class, and of a normal model the deviation."""
+    """Of every visit to these so far, for each copy: coefficients, class by class, and of a normal model the deviation.
+    """
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if not {*self.equations, *self.borrowed} <= self.columns.keys() or not set(self.borrowed) <= {*self.equations}:
+            raise ValueError("an equation of no column")
+        for visit, each in enumerate(self.draws):
+            name = self.borrowed[visit % len(self.borrowed)] if self.borrowed else ""
+            width = self.outputs(name) * self.width(name) + (not self.columns[name]) if name else -1
+            if [len(one) for one in each] != [width] * self.copies:
+                raise ValueError(f"the draws of visit {visit + 1} must be {self.copies} lists of {width} numbers")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Of all that a site's own models hang on."""
+        return hashlib.sha256(self.model_dump_json(exclude={"borrowed", "draws"}).encode()).hexdigest()
 
     def width(self, name: str) -> int:
         """How many numbers an equation's rows have."""
@@ -91,20 +123,55 @@ class State:
 
     def __init__(self, chain: ConditionalModels, sheet: Sheet) -> None:
         self.chain, self.sheet = chain, sheet
-        self.gone = {name: sheet.missing(name) for name in chain.equations}
-        self.values: dict[str, npt.NDArray[Any]] = {}  # (copies, rows): scaled numbers, or places of levels
         drawing = sheet.drawing
-        self._least = 1 if drawing is None else drawing.least
-        self.few = {name: bool(0 < gone.sum() < self._least) for name, gone in self.gone.items()}
+        self.least = 1 if drawing is None else drawing.least
+        self.gone = {name: sheet.missing(name) for name in chain.equations}
+        seen = {name: int((~gone).sum()) for name, gone in self.gone.items()}
+        self.share = {name: count / max(sheet.rows, 1) for name, count in seen.items()}
+        self.lacking = [name for name, count in seen.items() if count < max(_ROWS * chain.width(name), self.least)]
+        self.few = [
+            name for name, gone in self.gone.items() if 0 < gone.sum() < self.least and name not in self.lacking
+        ]
+        if self.least > 1:  # sums of a column that few rows have, and of its filling, would be about these
+            self.gone |= {name: np.ones(sheet.rows, bool) for name in self.lacking}
         copies = chain.copies if drawing is not None else 1
+        self.values: dict[str, npt.NDArray[Any]] = {}  # (copies, rows): scaled numbers, or places of levels
         for name in chain.columns:
             self.values[name] = np.tile(self._own(name), (copies, 1))
         self.outcomes = [self._outcome(name) for name in chain.outcomes]
-        for visit, drawn in enumerate(chain.draws if drawing is not None else []):
-            name = chain.equations[visit % len(chain.equations)]
-            gone = self.gone[name]
-            if gone.any() and not self.few[name]:
-                self.values[name][:, gone] = self._drawn(name, np.array(drawn), visit)[:, gone]
+        if drawing is None:
+            return
+        keys = self._keys()
+        done = max((i for i, key in enumerate(keys) if key in drawing.kept), default=-1)
+        if done < 0:
+            self._complete()
+        else:
+            self.values = {name: values.copy() for name, values in drawing.kept[keys[done]].items()}
+        for visit, drawn in list(enumerate(chain.draws))[max(done, 0) :]:
+            name = chain.borrowed[visit % len(chain.borrowed)]
+            if name in self.lacking:
+                self._put(name, np.array(drawn), self._numbers(_BORROWED, visit), MARGIN)
+        if done < len(keys) - 1:
+            drawing.kept.clear()
+            drawing.kept[keys[-1]] = {name: values.copy() for name, values in self.values.items()}
+
+    def _keys(self) -> list[str]:
+        """What completed values hang on, before the visits to borrowed columns and after each."""
+        made = hashlib.sha256(self.chain.digest.encode())
+        for name in [*self.chain.columns, *self.chain.outcomes]:
+            if name in self.sheet.columns:
+                values = self.sheet.columns[name]
+                made.update(values.tobytes() if values.dtype == np.float64 else repr(values.tolist()).encode())
+        keys = [made.hexdigest()]
+        for drawn in self.chain.draws:
+            made.update(repr(drawn).encode())
+            keys.append(made.hexdigest())
+        return keys
+
+    def _numbers(self, stream: int, *place: int) -> np.random.Generator:
+        """The site's random numbers of one visit."""
+        assert self.sheet.drawing is not None
+        return np.random.default_rng([self.sheet.drawing.seed, int(self.chain.digest[:16], 16), stream, *place])
 
     def _own(self, name: str) -> npt.NDArray[Any]:
         """A column as the file has it, its gaps filled with their start; few of them with values of the site's own."""
@@ -123,10 +190,10 @@ class State:
                 numbers = np.log(numbers + chain.logs[name])
             mean, sd = chain.scale[name]
             values = (numbers - mean) / sd
-        if self.few.get(name) and self.sheet.drawing is not None and not self.gone[name].all():
-            generator = np.random.default_rng([self.sheet.drawing.seed, _OWN + chain.equations.index(name)])
-            picked = generator.integers(int((~self.gone[name]).sum()), size=self.sheet.rows)
-            values[self.gone[name]] = values[~self.gone[name]][picked[self.gone[name]]]
+        if name in self.few and self.sheet.drawing is not None:
+            gone = self.gone[name]
+            picked = self._numbers(_OWN, chain.equations.index(name)).integers(int((~gone).sum()), size=len(gone))
+            values[gone] = values[~gone][picked[gone]]
         return values
 
     def _outcome(self, name: str) -> Floats:
@@ -156,19 +223,50 @@ class State:
         shared = [np.broadcast_to(one, (copies, rows)) for one in self.outcomes]
         return np.stack([*parts, *shared, np.ones((copies, rows))], axis=-1).astype(np.float64)
 
-    def _drawn(self, name: str, drawn: Floats, visit: int) -> npt.NDArray[Any]:
-        """New values for all rows."""
-        assert self.sheet.drawing is not None
-        generator, X = np.random.default_rng([self.sheet.drawing.seed, visit]), self.design(name)
-        k, outputs = X.shape[2], self.chain.outputs(name)
+    def known(self) -> Floats:
+        """What the site's rows are known by in sums, but for columns that follow others' parameters."""
+        kept = [name for name in self.chain.columns if name not in self.lacking]
+        parts = [one for name in kept for one in self._coded(name)]
+        return np.stack([*parts, *self.outcomes, np.ones(self.sheet.rows)], axis=1).astype(np.float64)
+
+    def _coded(self, name: str) -> list[npt.NDArray[Any]]:
+        now, levels = self.values[name][0], self.chain.columns[name]
+        return [now == i + 1 for i in range(len(levels) - 1)] if levels else [now]
+
+    def _complete(self) -> None:
+        """Visits to all columns that the site has models of its own for."""
+        chain = self.chain
+        own = [name for name in chain.equations if self.gone[name].any() and name not in [*self.few, *self.lacking]]
+        last: dict[str, Floats] = {}
+        for turn in range(chain.iterations):
+            for name in own:
+                there, normal = ~self.gone[name], not chain.columns[name]
+                X, now = self.design(name)[:, there], self.values[name][:, there]
+                B = last.get(name, np.zeros((chain.copies, chain.outputs(name) * chain.width(name))))
+                found = maximum(partial(sums, X, now, normal), B, normal, X.shape[2])
+                last[name], generator = found.B, self._numbers(_LOCAL, turn, chain.equations.index(name))
+                self._put(name, parameters(found, normal, generator), generator)
+        for name in own:
+            if chain.columns[name] and self._nearly_alike(self.values[name]):
+                self.values[name][:] = self.values[name][0]
+
+    def _nearly_alike(self, now: npt.NDArray[Any]) -> bool:
+        """Whether two copies of a category differ in some, but few rows."""
+        differing = (int((a != b).sum()) for a, b in combinations(now, 2))
+        return self.least > 1 and any(0 < count < self.least for count in differing)
+
+    def _put(self, name: str, drawn: Floats, generator: np.random.Generator, most: float = np.inf) -> None:
+        """Put new values in the gaps of a column."""
+        X, gone, outputs = self.design(name), self.gone[name], self.chain.outputs(name)
+        k = X.shape[2]
         if not self.chain.columns[name]:
             noise = generator.normal(size=X.shape[:2])
-            numbers: npt.NDArray[Any] = np.einsum("mrk,mk->mr", X, drawn[:, :k]) + drawn[:, k:] * noise
-            return numbers
-        z = np.einsum("mrk,mok->mro", X, drawn.reshape(len(drawn), outputs, k))
-        p = shares(z).cumsum(-1)
-        place: npt.NDArray[Any] = (generator.random(X.shape[:2])[..., None] > p[..., :-1]).sum(-1)
-        return place
+            new: npt.NDArray[Any] = (X @ drawn[:, :k, None])[..., 0] + drawn[:, k:] * noise
+        else:
+            z = X @ drawn.reshape(len(drawn), outputs, k).transpose(0, 2, 1)
+            p = shares(z.clip(-most, most)).cumsum(-1)
+            new = (generator.random(X.shape[:2])[..., None] > p[..., :-1]).sum(-1)
+        self.values[name][:, gone] = new[:, gone]
 
     def filled(self, name: str, copy: int) -> npt.NDArray[Any]:
         """A column of a copy, as the file would have it."""
@@ -186,18 +284,6 @@ class State:
             values = np.exp(values) - self.chain.logs[name]
         return np.where(gone, values, self.sheet.numbers(name))
 
-    def fitted_rows(self, name: str) -> Marks:
-        """The rows that an equation is fitted to: those that have the column, in patterns that enough rows share."""
-        told = [self.gone[one] for one in self.chain.equations if not self.few[one]]
-        here = np.zeros(self.sheet.rows, bool) if self.few[name] else self.gone[name]
-        if self._least <= 1 or not told:
-            return ~here
-        _, pattern, sizes = np.unique(np.stack(told, 1), axis=0, return_inverse=True, return_counts=True)
-        pattern, out = pattern.ravel(), sizes < self._least
-        while 0 < sizes[out].sum() < self._least and not out.all():
-            out[np.flatnonzero(~out)[sizes[~out].argmin()]] = True
-        return ~here & ~out[pattern]
-
 
 def shares(z: Floats) -> Floats:
     """Probabilities of the levels, the reference first, from margins ``(..., levels - 1)``."""
@@ -207,35 +293,109 @@ def shares(z: Floats) -> Floats:
     return made
 
 
-def sums_of(state: State, name: str, points: Floats, least: int) -> dict[str, Floats] | None:
-    """Rows, and of each copy loss, gradient and Hessian of an equation at ``points``, ``(copies, outputs * width)``.
+class Terms(NamedTuple):
+    """Rows, and of each copy loss, gradient and Hessian of an equation at some coefficients."""
 
-    A column of X in which few rows are unlike the others is constant; None where the column itself is such, or where it
-    has few rows.
-    """
-    chain, mask = state.chain, state.fitted_rows(name)
-    X, now = state.design(name)[:, mask], state.values[name][0][mask]
-    for copy in X if least > 1 else []:
-        for j in range(copy.shape[1] - 1):
-            values, counts = np.unique(copy[:, j], return_counts=True)
-            if 0 < len(copy) - counts.max(initial=0) < least:
-                copy[:, j] = values[counts.argmax()]
-    _, counts = np.unique(now, return_counts=True)
-    rare = min(counts, default=0) if chain.columns[name] else len(now) - int(counts.max(initial=0))
-    if len(now) < least or (len(counts) > 1 and rare < least):
-        return None
-    k, outputs = X.shape[2], chain.outputs(name)
-    B = points.reshape(len(X), outputs, k)
-    z = np.einsum("mrk,mok->mro", X, B)
-    if not chain.columns[name]:
+    n: float
+    loss: Floats
+    gradient: Floats
+    hessian: Floats
+
+
+def sums(X: Floats, now: npt.NDArray[Any], normal: bool, points: Floats) -> Terms:
+    """Sums over rows ``X``, ``(copies, rows, width)``, of an equation of the values ``now``, ``(copies, rows)``."""
+    k = X.shape[2]
+    outputs = points.shape[1] // k
+    z = X @ points.reshape(len(X), outputs, k).transpose(0, 2, 1)
+    if normal:
         residual = z[..., 0] - now
-        loss, slope = 0.5 * (residual**2).sum(1), residual[..., None]
-        H = np.einsum("mrj,mrk->mjk", X, X)
-    else:
-        p, y = shares(z), np.eye(outputs + 1)[now]
-        loss = -np.log(np.maximum((p * y).sum(-1), 1e-300)).sum(1)
-        slope, q = (p - y)[..., 1:], p[..., 1:]
-        weight = np.einsum("mro,op->mrop", q, np.eye(outputs)) - np.einsum("mro,mrp->mrop", q, q)
-        H = np.einsum("mrop,mrj,mrk->mojpk", weight, X, X, optimize=True).reshape(len(X), outputs * k, outputs * k)
-    gradient = np.einsum("mro,mrk->mok", slope, X).reshape(len(X), -1)
-    return {"loss": loss, "gradient": gradient, "hessian": H, "n": np.array([float(len(now))])}
+        return Terms(X.shape[1], 0.5 * (residual**2).sum(1), _times(residual, X), X.transpose(0, 2, 1) @ X)
+    p, y = shares(z), np.eye(outputs + 1)[now]
+    loss = -np.log(np.maximum((p * y).sum(-1), 1e-300)).sum(1)
+    slope, q = (p - y)[..., 1:], p[..., 1:]
+    gradient = np.concatenate([_times(slope[..., o], X) for o in range(outputs)], 1)
+    H = np.zeros((len(X), outputs, k, outputs, k))
+    for o in range(outputs):
+        for r in range(o, outputs):
+            weight = q[..., o] * ((o == r) - q[..., r])
+            H[:, o, :, r] = H[:, r, :, o] = X.transpose(0, 2, 1) @ (weight[..., None] * X)
+    return Terms(X.shape[1], loss, gradient, H.reshape(len(X), outputs * k, outputs * k))
+
+
+def _times(weights: Floats, X: Floats) -> Floats:
+    made: Floats = (weights[:, None] @ X)[:, 0]
+    return made
+
+
+def told_sums(state: State, name: str, points: Floats, least: int) -> Terms | None:
+    """A site's sums over all of its rows for others that lack a column; None if it has too little to say.
+
+    Each row counts by the share of rows that have the column: drawn values say nothing new. A column of X in which few
+    rows are unlike the others is constant; None where the column itself is such.
+    """
+    normal = not state.chain.columns[name]
+    if name in state.lacking:
+        return None
+    X, now = state.design(name), state.values[name]
+    for X_k, values_k in zip(X if least > 1 else [], now, strict=False):
+        for j in range(X.shape[2] - 1):
+            values, counts = np.unique(X_k[:, j], return_counts=True)
+            if 0 < len(X_k) - counts.max(initial=0) < least:
+                X_k[:, j] = values[counts.argmax()]
+        _, counts = np.unique(values_k, return_counts=True)
+        rare = len(values_k) - int(counts.max(initial=0)) if normal else min(counts, default=0)
+        if len(values_k) < least or (len(counts) > 1 and rare < least):
+            return None
+    share, (n, loss, gradient, H) = state.share[name], sums(X, now, normal, points)
+    return Terms(share * n, share * loss, share * gradient, share * H)
+
+
+class Maximum(NamedTuple):
+    """The maximum of the posterior in every copy, the curvature there, squares of a normal model, and rows."""
+
+    B: Floats
+    H: Floats
+    squares: Floats
+    n: float
+
+
+def _precision(H: Floats, width: int) -> Floats:
+    """Of the prior of each coefficient; the last of ``width`` columns is the intercept's."""
+    blocks = [H[:, i : i + width, i : i + width] for i in range(0, H.shape[1], width)]
+    made = []
+    for one in blocks:
+        squares, level = np.einsum("mjj->mj", one), one[:, :, -1]
+        spread = squares - level**2 / np.maximum(level[:, -1:], 1e-300)
+        unseen = spread <= 1e-6 * squares
+        unseen[:, -1] = False
+        made.append(np.where(unseen, _UNSEEN, PRIOR))
+    return np.concatenate(made, axis=1)
+
+
+def maximum(ask: Callable[[Floats], Terms], B: Floats, normal: bool, width: int) -> Maximum:
+    """Newton's method from ``B``, ``(copies, coefficients)``; a normal model takes one step."""
+    d = B.shape[1]
+    for _ in range(_STEPS):
+        n, loss, gradient, H = ask(B)
+        precision = _precision(H, width)
+        whole = H + precision[:, None] * np.eye(d)
+        step = np.linalg.solve(whole, (gradient + precision * B)[..., None])[..., 0]
+        gain = np.einsum("md,mde,me->m", step, whole, step)
+        length = np.minimum(1.0, 3.0 / np.sqrt(np.maximum(gain, 1e-300)) * np.sqrt(d)) if not normal else 1.0
+        B = B - step * np.broadcast_to(length, (len(B),))[:, None]
+        if normal or float(gain.max()) < _CLOSE**2:
+            break
+    # a normal model's loss at the end of the step is that at its beginning less half of what it gained
+    gained = 2 * np.einsum("md,md->m", gradient, step) - np.einsum("md,mde,me->m", step, H, step)
+    return Maximum(B, whole, np.maximum(2 * loss - gained, 1e-12), n)
+
+
+def parameters(found: Maximum, normal: bool, generator: np.random.Generator) -> Floats:
+    """Draws from the posterior, ``(copies, coefficients)``, and beside them the deviation of a normal model."""
+    B, H, squares, n = found
+    spread = np.ones(len(B))
+    if normal:
+        spread = np.sqrt(squares / generator.chisquare(max(n - B.shape[1], 1.0), size=len(B)))
+    roots = np.linalg.cholesky(np.linalg.inv(H))
+    B = B + spread[:, None] * np.einsum("mde,me->md", roots, generator.normal(size=B.shape))
+    return np.column_stack([B, spread]) if normal else B

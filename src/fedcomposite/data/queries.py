@@ -12,7 +12,8 @@ below        per column and edge: how many values lie below it, as a lower and a
 levels       per column: the levels that enough rows have, with counts; the others together
 outside      per column: whether some value is none of the given levels
 census       per column: how many values are in each of its cells or levels; told with noise only
-conditional  loss, gradient and Hessian of an imputation's model of a column, over the rows that have it; at hand only
+lacking      per column with an equation of an imputation: 1 where the site has too few values for a model of its own
+conditional  loss, gradient and Hessian of an imputation's model of a column, over all rows of a site that has it
 ===========  ===========================================================================================================
 
 What a site does not tell, with m = ``min_count``: moments of a column with fewer than m values, or in which fewer than
@@ -47,7 +48,7 @@ from pydantic import (
 )
 
 from fedcomposite.data.cells import level
-from fedcomposite.data.chained import ConditionalModels, State, sums_of
+from fedcomposite.data.chained import ConditionalModels, State, told_sums
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.repeats import of_identifier, of_rows
 from fedcomposite.data.sheets import Sheet
@@ -495,8 +496,24 @@ def _number(text: str | None) -> float:
     return found if np.isfinite(found) else float("nan")
 
 
+class Lacking(Query):
+    """Which columns with gaps a site has too few values of for a conditional model of its own."""
+
+    name: Literal["lacking"] = "lacking"
+    chain: ConditionalModels
+
+    def ask(self, sheet: Sheet, rules: Rules) -> Answer:
+        """``lacking``: 1 for each such equation."""
+        state = State(self.chain, _drawing(sheet))
+        return {"lacking": np.array([int(name in state.lacking) for name in self.chain.equations])}
+
+    def sums(self) -> Answer:
+        """Zeros in the form of an answer."""
+        return {"lacking": np.zeros(len(self.chain.equations), np.int64)}
+
+
 class Conditional(Query):
-    """What the conditional model of an imputation takes: sums over the rows that have its column, for every copy."""
+    """What the model of a column that some sites lack takes: sums over a site that has it, for every copy."""
 
     name: Literal["conditional"] = "conditional"
     chain: ConditionalModels
@@ -506,15 +523,10 @@ class Conditional(Query):
     @model_validator(mode="after")
     def _fitting(self) -> Self:
         chain = self.chain
-        if self.equation not in chain.equations:
-            raise ValueError(f"no equation of {self.equation!r}")
+        if self.equation not in chain.borrowed:
+            raise ValueError(f"no site lacks {self.equation!r}")
         if [len(one) for one in self.points] != [self.width] * chain.copies:
             raise ValueError(f"points must be {chain.copies} lists of {self.width} numbers")
-        for visit, each in enumerate(chain.draws):
-            name = chain.equations[visit % len(chain.equations)]
-            width = chain.outputs(name) * chain.width(name) + (not chain.columns[name])
-            if [len(one) for one in each] != [width] * chain.copies:
-                raise ValueError(f"the draws of visit {visit + 1} must be {chain.copies} lists of {width} numbers")
         return self
 
     @property
@@ -524,17 +536,15 @@ class Conditional(Query):
 
     def ask(self, sheet: Sheet, rules: Rules) -> Answer:
         """``n`` rows; of each copy ``loss``, ``gradient``, the triangle of the ``hessian``; zeros if withheld."""
-        if sheet.drawing is None:
-            raise RefusedQueryError(f"{sheet.name}: nothing is drawn here, so that gaps cannot be imputed by equations")
-        state = State(self.chain, sheet)
-        made = sums_of(state, self.equation, np.array(self.points), rules.min_count)
+        state = State(self.chain, _drawing(sheet))
+        made = told_sums(state, self.equation, np.array(self.points), rules.min_count)
         if made is None:
             return self.sums()
         i, j = np.triu_indices(self.width)
-        flat = {**made, "hessian": made["hessian"][:, i, j]}
+        flat = {"n": np.array([made.n]), "loss": made.loss, "gradient": made.gradient, "hessian": made.hessian[:, i, j]}
         if not all(np.isfinite(one).all() for one in flat.values()):
             raise RefusedQueryError("sums of a conditional model left the finite range; rescale the columns")
-        return {key: flat[key].ravel() for key in self.sums()}
+        return {key: one.ravel() for key, one in flat.items()}
 
     def sums(self) -> Answer:
         """Zeros in the form of an answer."""
@@ -543,8 +553,14 @@ class Conditional(Query):
         return {key: np.zeros(size) for key, size in sizes.items()}
 
 
+def _drawing(sheet: Sheet) -> Sheet:
+    if sheet.drawing is None:
+        raise RefusedQueryError(f"{sheet.name}: nothing is drawn here, so that gaps cannot be imputed by equations")
+    return sheet
+
+
 AnyQuery = Annotated[
-    Schema | Gaps | Moments | Below | LevelCounts | Outside | Census | Conditional,
+    Schema | Gaps | Moments | Below | LevelCounts | Outside | Census | Lacking | Conditional,
     Field(discriminator="name"),
 ]
 QUERIES: dict[str, type[Query]] = {kind.model_fields["name"].default: kind for kind in get_args(get_args(AnyQuery)[0])}

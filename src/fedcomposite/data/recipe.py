@@ -161,7 +161,8 @@ class Recipe(RecipeSpec):
     def _drawing(self, sheets: Sequence[Sheet], seed: int) -> list[Sheet]:
         """The sheets with random numbers of each site's own, by which values for gaps are drawn."""
         words = [int(np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)[0]) for i in range(len(sheets))]
-        return [replace(s, drawing=Drawing(w, self.min_count)) for s, w in zip(sheets, words, strict=True)]
+        made = [s.drawing or Drawing(word, self.min_count) for s, word in zip(sheets, words, strict=True)]
+        return [replace(s, drawing=own) for s, own in zip(sheets, made, strict=True)]
 
     def _fit(
         self, sheets: Sequence[Sheet], target: str, rules: Rules | None, privacy: StudyBudget | None, seed: int

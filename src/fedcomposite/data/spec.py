@@ -140,6 +140,11 @@ class RecipeSpec(BaseModel):
         return self.impute
 
     @property
+    def draws(self) -> bool:
+        """Whether gaps of some columns are imputed by draws."""
+        return "chained" in (self.impute.values() if isinstance(self.impute, dict) else [self.impute])
+
+    @property
     def times(self) -> list[str]:
         """The columns that make a target of times, beside the event."""
         return [name for name in (self.time, self.entry, self.strata) if name is not None]

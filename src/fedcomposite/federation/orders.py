@@ -93,6 +93,8 @@ class Samples(_Data):
     of: int = Field(default=1, ge=1, le=10_000)
     held: bool = False
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    copy_number: int = Field(default=0, ge=0, le=200)
+    """Of which completed copy; 0 for the mean over all."""
 
 
 class Question(_Data):

@@ -56,7 +56,6 @@ def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
             "[problem] class_weight: what a sample counts is for its site to say; name a column of weights in each "
             "site.toml, and leave this out"
         )
-    found += _fillings(content.get("recipe"))
     content = {"run": FILLER["run"], **content} if recipe else content
     run = content.get("run")
     if isinstance(run, dict) and run.get("replace") is True:
@@ -78,18 +77,6 @@ def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
     if config.run.device != "cpu":
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
     return config
-
-
-def _fillings(recipe: Any) -> list[str]:
-    """What is wrong about gaps that are filled in a way that sites do not offer."""
-    impute = recipe.get("impute") if isinstance(recipe, dict) else None
-    ways = list(impute.values()) if isinstance(impute, dict) else [impute]
-    return [
-        f'[recipe] impute = "{way}": imputation across sites\' own files is not offered yet; take "mean", "median", '
-        '"most_frequent" or a number, or analyse the files where they are at hand'
-        for way in ("chained", "complete")
-        if way in ways
-    ]
 
 
 def write(config: Config, *, callbacks: bool = False) -> str:
@@ -213,6 +200,7 @@ def arrange(silos: Silos, names: Sequence[str]) -> Silos:
     return dataclasses.replace(
         silos,
         features=columns(silos.features, order),
+        copies=tuple(one[:, order] for one in silos.copies),
         feature_names=tuple(names),
         **held,
     )

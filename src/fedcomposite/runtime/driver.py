@@ -262,7 +262,11 @@ class CopiesDriver(Driver):
 
     def ask(self, requests: Sequence[Any]) -> list[Any]:
         """The mean answers, in one exchange."""
-        alone = [not isinstance(one, Request) or one.rows.copy_number > 0 or one.name == "tallies" for one in requests]
+        mean = getattr(self.transport, "means_copies", False)  # then parties tell means of their own
+        alone = [
+            mean or not isinstance(one, Request) or one.rows.copy_number > 0 or one.name == "tallies"
+            for one in requests
+        ]
         numbers = [(0,) if lone else range(1, self._several + 1) for lone in alone]
         every = [_of_copy(one, k) for one, each in zip(requests, numbers, strict=True) for k in each]
         self.inner.tasks = self.tasks

@@ -19,7 +19,7 @@ from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import claims, secure_transport
 from fedcomposite.federation.coordinator.delivery import Delivery, FederationError, Settings
-from fedcomposite.federation.coordinator.plans import PLANS
+from fedcomposite.federation.coordinator.plans import plan_of
 from fedcomposite.federation.coordinator.transport import check_refusal
 from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.orders import AnalysisOrder, Introduction, Order, Question, Samples, Shape
@@ -59,6 +59,7 @@ class Inquiry:
 
     centre = None
     noised = False
+    means_copies = True
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Inquiry:
         log: Callable[[str], None] = lambda line: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.plan = dict(PLANS["analysis"] if plan is None else plan)
+        self.plan = dict(plan_of("analysis", config) if plan is None else plan)
         self.names, self.config, self.job = list(sites), config.only(dict(config.specs[0]), config.seed), job
         self.post = Delivery(engine, permitted, settings or Settings(), log, stop)
         self.assembly = Assembly(self.post, job) if self.post.settings.secure else None
@@ -88,6 +89,11 @@ class Inquiry:
     def by_site(self) -> bool:
         """Whether single sites' answers may be asked for."""
         return self.assembly is None
+
+    @property
+    def copies(self) -> int:
+        """How many completed copies of their samples the sites have."""
+        return 1 if self.recipe is None else self.recipe.copies
 
     def _send(self, orders: Mapping[str, Order], vectors: bytes | None, check: Callable[[str, Content], T]) -> list[T]:
         """One exchange: what the sites answered, in their order."""
@@ -275,7 +281,6 @@ class Inquiry:
 def _question(request: Request) -> Question:
     arrays = request.arrays
     rows = dataclasses.asdict(request.rows)
-    del rows["copy_number"]  # sites have one copy of their tables
     count = next((len(arrays[key]) for key in ("models", "edges", "slopes", "lines") if key in arrays), 0)
     return Question(
         name=request.name,  # type: ignore[arg-type]
@@ -340,4 +345,4 @@ def learn(driver: Driver, config: Config, target: str, absent: Sequence[str] = (
         return None
     recipe = Recipe(**config.recipe)
     known("recipe: sites", recipe.sites, [*driver.names, *absent])
-    return recipe.learn(lambda query: list(driver.ask([query])[0]), driver.names, target)
+    return recipe.learn(lambda query: list(driver.ask([query])[0]), driver.names, target, config.seed)

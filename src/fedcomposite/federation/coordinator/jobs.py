@@ -25,7 +25,7 @@ from fedcomposite.experiments.store import Journal, RunFolder
 from fedcomposite.federation.coordinator.coordinator import Coordinator
 from fedcomposite.federation.coordinator.delivery import Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry, learn, target_of
-from fedcomposite.federation.coordinator.plans import PLANS
+from fedcomposite.federation.coordinator.plans import plan_of
 from fedcomposite.federation.engines.engine import Engine
 from fedcomposite.federation.folders import FederationFolder
 from fedcomposite.federation.shape import parse
@@ -181,7 +181,15 @@ def _recipe(
         return FittedRecipe.read(kept)
     name = f"{job.name}-{secrets.token_hex(4)}"
     asking = Inquiry(
-        engine, sites, federation.permitted, config, name, settings, plan=PLANS["recipe"], log=diary.log, stop=stop
+        engine,
+        sites,
+        federation.permitted,
+        config,
+        name,
+        settings,
+        plan=plan_of("recipe", config),
+        log=diary.log,
+        stop=stop,
     )
     driver = Driver(asking)
     made = learn(driver, asking.config, target_of(job.data, "[data]"))

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedcomposite.data import Recipe
+from fedcomposite.experiments.config import Config
+
 Plan = dict[str, int]
 
 _DESCRIBE: Plan = {"schema": 2, "gaps": 2, "levels": 4, "moments": 4, "below": 4}
@@ -16,6 +19,7 @@ _QUALITY = {"scores": 4, "tallies": 4, "calibration": 60, "residuals": 6, "rates
 _TIMES: Plan = {"timetable": 20, "logrank": 4, "schoenfeld": 4, "risk_sums": 4000}
 _STUDY: Plan = {"census": 2, "quadratic": 40, "quadratic (fold)": 200, "lasting": 4}
 _STUDY |= {f"{kind}{part}": 20 for kind in ("placed", "strayed") for part in ("", " (fold)", " (test)")}
+_OF_COPIES = ("newton", "information")  # tables of estimates ask about each copy
 _PARTS = ("fold", "site", "half", "sites", "bootstrap", "test", "validation", "new")
 
 
@@ -51,6 +55,12 @@ PLANS: dict[str, Plan] = {
 """By command; ``analysis`` is whatever an analysis may ask."""
 
 
-def plan_of(command: str, table_one: bool = False) -> Plan:
-    """What a command will ask, also for Table 1."""
-    return _together([PLANS[command], PLANS["table_one"]]) if table_one and command != "table_one" else PLANS[command]
+def plan_of(command: str, config: Config) -> Plan:
+    """What a command will ask, also for Table 1 and for gaps that are imputed by draws."""
+    table = config.table_one is not None and command != "table_one"
+    plan = _together([PLANS[command], PLANS["table_one"]]) if table else PLANS[command]
+    recipe = Recipe(**(config.recipe or {}))
+    if not recipe.draws or command in ("describe", "table_one"):
+        return plan
+    plan = {kind: count * (recipe.copies if kind.split(" ")[0] in _OF_COPIES else 1) for kind, count in plan.items()}
+    return _together([plan, {"lacking": 2, "conditional": 100 * recipe.iterations}])

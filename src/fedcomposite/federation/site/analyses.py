@@ -20,7 +20,18 @@ import numpy.typing as npt
 import torch
 
 from fedcomposite.data import DataError, Recipe, Silos
-from fedcomposite.data.queries import Answer, Query, RefusedQueryError, Rules, parse_query, rows_of, write_answer
+from fedcomposite.data.chained import State
+from fedcomposite.data.queries import (
+    Answer,
+    Conditional,
+    Lacking,
+    Query,
+    RefusedQueryError,
+    Rules,
+    parse_query,
+    rows_of,
+    write_answer,
+)
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.sparse import tensors_only
@@ -32,7 +43,7 @@ from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
 from fedcomposite.federation.site import event_times, minimum_counts, noised_answers, policy
-from fedcomposite.federation.site.learned_steps import bends, fillings
+from fedcomposite.federation.site.learned_steps import bends, fillings, ways_of
 from fedcomposite.federation.site.noise import noised
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.federation.site.row_sets import KeptRows
@@ -49,6 +60,7 @@ from fedcomposite.runtime.protocol import (
     Rows,
     Silo,
     Sums,
+    of_copy,
     own_hazard,
     ranges_of,
     silos_of,
@@ -171,8 +183,8 @@ class Desk:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._built: tuple[tuple[str, Shape, int, str], Silo] | None = None
-        self._looked_at: Silo | None = None  # no column of it is rare
+        self._built: tuple[tuple[str, Shape, int, str], list[Silo]] | None = None
+        self._looked_at: list[Silo] = []  # no column of these is rare
         self._folds = set[tuple[str, Rows]]()  # nor of these folds of it
 
     def answer(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Content:
@@ -199,16 +211,16 @@ class Desk:
     def _questions(self, order: Order, analysis: AnalysisOrder, config: Config, request: Content) -> Told:
         if order.shape is None:
             raise RefusalError("questions about samples need the agreed columns")
-        silo = self._silo(order, order.shape, config)
-        d = minimum_counts.width(silo)
+        silos = self._silos(order, order.shape, config)
+        d = minimum_counts.width(silos[0])
         expected: dict[str, Form] = {}
         for i, question in enumerate(analysis.questions):
             expected |= forms(question, i, d)
         given = wire.unpack(request, expected)
-        requests = [self._request(silo, config, q, i, given) for i, q in enumerate(analysis.questions)]
+        requests = [self._request(silos, config, q, i, given) for i, q in enumerate(analysis.questions)]
         content = asked_in(analysis, given)
         if (budget := config.budget) is not None:
-            own = noised_answers.told(self._site, order, config, budget, silo, requests, content, kinds(analysis))
+            own = noised_answers.told(self._site, order, config, budget, silos[0], requests, content, kinds(analysis))
             return Told(content, own)
         number = place(order) if order.secure else 0  # before anything is looked at: a refusal says something, too
         self._site.gate.admit(order, number, taken_down(order, content), kinds(analysis), **cost(requests))
@@ -216,29 +228,42 @@ class Desk:
             raise RefusalError(f"{noised[0].name!r} is told with noise only: [privacy] level = 'study' is needed")
         for one in requests if order.secure is not None else []:
             minimum_counts.check_summed(self._site.limits, one)
-        silo = self._newcomers(order, config, silo, requests)
-        if self._looked_at is not silo and any(one.part != NEW for one in requests):
-            minimum_counts.check_columns(self._site.limits, silo, order.shape.names)
-            self._looked_at = silo
+        silos = [self._newcomers(order, config, silos[0], requests), *silos[1:]]
+        answers: list[list[Sums]] = [[] for _ in requests]
+        for k, silo in enumerate(silos):
+            asked_of = [i for i, one in enumerate(requests) if k in copies_of(one, len(silos))]
+            told = self._told(order.secure is not None, order.shape.names, silo, [requests[i] for i in asked_of])
+            for i, sums in zip(asked_of, told, strict=True):
+                answers[i].append(sums)
+        vectors: Vectors = {}
+        for i, each in enumerate(answers):
+            means = each[0] if len(each) == 1 else {k: torch.stack([one[k] for one in each]).mean(0) for k in each[0]}
+            vectors |= {f"{i}.{key}": value.double() for key, value in means.items()}
+        if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
+            raise DataRefusalError("its numbers left the finite range")
+        return Told(content, vectors)
+
+    def _told(self, secure: bool, names: Sequence[str], silo: Silo, requests: list[Request]) -> list[Sums]:
+        """The answers of one copy of the samples, which are looked at before."""
+        if not any(silo is one for one in self._looked_at) and any(one.part != NEW for one in requests):
+            minimum_counts.check_columns(self._site.limits, silo, names)
+            self._looked_at.append(silo)
         for one in requests:
             minimum_counts.check_samples(self._site.limits, silo, one, self._site.gate.most, self._folds)
         self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
-        vectors: Vectors = {}
         gate, kept = self._site.gate, self._site.kept
         guard = minimum_counts.AnswerGuard(functools.partial(gate.apart, kept), gate.blur, gate.most)
         for one in requests:
             event_times.check_groups(silo, one, guard.apart)
-        for i, sums in enumerate(minimum_counts.told(self._site.limits, silo, requests, guard)):
-            if requests[i].name == "losses":
-                self._blur(silo, requests[i], sums)
-            elif requests[i].name == "concordance":
-                self._blur_pairs(silo, requests[i], sums)
-            if order.secure is not None and requests[i].name == "scores":
+        made = minimum_counts.told(self._site.limits, silo, requests, guard)
+        for one, sums in zip(requests, made, strict=True):
+            if one.name == "losses":
+                self._blur(silo, one, sums)
+            elif one.name == "concordance":
+                self._blur_pairs(silo, one, sums)
+            if secure and one.name == "scores":
                 sums["ranges"] = ranges_of(sums.pop("counts"))
-            vectors |= {f"{i}.{key}": value.double() for key, value in sums.items()}
-        if not all(bool(torch.isfinite(v).all()) for v in vectors.values()):
-            raise DataRefusalError("its numbers left the finite range")
-        return Told(content, vectors)
+        return made
 
     def _blur(self, silo: Silo, request: Request, sums: Sums) -> None:
         """Put noise on what is counted at models of the asker's choice: wrong predictions."""
@@ -260,7 +285,8 @@ class Desk:
         tied = noised(tied, scale, draw).minimum(every) if float(tied) > 0 else tied
         sums["pairs"] = torch.cat([noised(right, scale, draw).minimum(every - tied), tied, every])
 
-    def _silo(self, order: Order, shape: Shape, config: Config) -> Silo:
+    def _silos(self, order: Order, shape: Shape, config: Config) -> list[Silo]:
+        """The samples, or each completed copy of them."""
         key = order.config, shape, order.client, order.job
         if self._built is None or self._built[0] != key:
             site = self._site
@@ -269,13 +295,17 @@ class Desk:
             if set(shape.names) != set(site.silos.feature_names):
                 raise RefusalError("the experiment's columns are not this site's")
             own = dataclasses.replace(arrange(site.silos, shape.names), ids=(order.client,))
+            by_samples, every = config.problem.weights == "samples", list[Silo]()
             try:
-                made, *rest = silos_of(local_problem(skeleton(config, shape, own.recipe), config, shape, own))
+                problem = local_problem(skeleton(config, shape, own.recipe), config, shape, own)
+                for k in range(max(1, len(own.copies))):
+                    made, *rest = silos_of(problem if k == 0 else of_copy(problem, k))
+                    every.append(dataclasses.replace(made, parts=(rest or [made])[0].parts, by_samples=by_samples))
             except ValueError as error:
                 raise DataError(str(error)) from None
-            by_samples = config.problem.weights == "samples"
             self._folds.clear()
-            self._built = key, dataclasses.replace(made, parts=(rest or [made])[0].parts, by_samples=by_samples)
+            self._looked_at.clear()
+            self._built = key, every
         return self._built[1]
 
     def _newcomers(self, order: Order, config: Config, silo: Silo, requests: list[Request]) -> Silo:
@@ -324,17 +354,28 @@ class Desk:
             site._log(f"job {order.job}: {len(new.X)} patients scored in {where}, which stays here{few}")
         return made
 
-    def _request(self, silo: Silo, config: Config, q: Question, place: int, given: Vectors) -> Request:
+    def _request(self, silos: list[Silo], config: Config, q: Question, place: int, given: Vectors) -> Request:
         """A question as the function that answers it takes it; draws are nobody else's business."""
         rows = Rows(**q.rows.model_dump())
+        if rows.copy_number > len(silos):
+            raise RefusalError(f"copy {rows.copy_number} of its samples; there are {len(silos)}")
         if rows.kind in _DRAWN and rows.seed != config.seed:
             raise RefusalError(f"parts by the seed {rows.seed}; the experiment's seed is {config.seed}")
         if config.budget is None:
-            rows = self._site.gate.choose(silo, rows, self._site.kept)
+            for silo in silos[1:]:  # weights are put into each
+                self._site.gate.choose(silo, rows, self._site.kept)
+            rows = self._site.gate.choose(silos[0], rows, self._site.kept)
         arrays = {k.partition(".")[2]: v for k, v in given.items() if k.partition(".")[0] == str(place)}
         numbers = {"width": q.width, "bins": q.bins, "errors": int(q.errors), "threshold": q.threshold}
         numbers |= {"causes": q.causes, "at": q.at, "hazard": q.hazard}
         return Request(q.name, arrays, numbers, rows, q.part)
+
+
+def copies_of(request: Request, count: int) -> list[int]:
+    """Which completed copies of the samples are asked about: one, or the mean over all; of noised counts the first."""
+    if request.rows.copy_number > 0:
+        return [request.rows.copy_number - 1]
+    return [0] if request.part != "train" or request.name == "tallies" else list(range(count))
 
 
 _PLACE = "\0place"  # a column that no file has
@@ -367,15 +408,26 @@ def answered_queries(
     recipe = Recipe(**(config.recipe or {}))
     rules = Rules(min_count=site.limits.min_count)
     number, taken = (place(order), taken_down(order, asked_in(analysis, {}))) if order.secure else (0, {})
-    site.gate.admit(order, number, taken, kinds(analysis), evaluations=len(analysis.queries))
     try:
         asked_for = [parse_query(text) for text in analysis.queries]
+    except RefusedQueryError as error:
+        site.gate.admit(order, number, taken, kinds(analysis), evaluations=len(analysis.queries))
+        raise DataRefusalError(str(error)) from None
+    told = sum(q.chain.copies * (1 + q.width) for q in asked_for if isinstance(q, Conditional))  # a Hessian each
+    gradients = {"gradients": told} if told else {}
+    site.gate.admit(order, number, taken, kinds(analysis), evaluations=len(analysis.queries), **gradients)
+    try:
         if (budget := config.budget) is not None:
             return noised_answers.tables(site, sheet, order, config, budget, asked_for)
         for query in asked_for:
             minimum_counts.check_query(query, recipe, config.table_one)
             site.gate.rows.bend(bends(query.steps), sheet.rows)
             site.gate.rows.fill(fillings(sheet, query.steps, site.limits.min_count), sheet.rows)
+            if isinstance(query, Conditional | Lacking):
+                site.gate.rows.bend(ways_of(query.chain), sheet.rows)
+            if isinstance(query, Conditional):
+                before = prepared(sheet, query.steps)
+                site.gate.columns.tell(State(query.chain, before).known(), kept_rows(sheet, query.steps))
             if (factors := multiplied(sheet, query.steps)) is not None:
                 site.gate.columns.tell(factors, None)
             chosen = (

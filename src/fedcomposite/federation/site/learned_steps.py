@@ -6,14 +6,17 @@ out is the recipe's word, which the site's people can read; steps that say somet
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from fedcomposite.data import FittedRecipe, Recipe
+from fedcomposite.data.chained import ConditionalModels
 from fedcomposite.data.queries import LevelCounts, Rules
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.spec import ConstantFill
 from fedcomposite.data.steps import (
     Absent,
+    Chained,
     Complete,
     Impute,
     Interact,
@@ -28,7 +31,19 @@ from fedcomposite.data.steps import (
 )
 from fedcomposite.federation.site.policy import DataRefusalError, RefusalError
 
-_ORDER = ("absent", "complete", "impute", "one_hot", "site", "log", "spline", "interact", "standardize", "per_site")
+_ORDER = (
+    "absent",
+    "complete",
+    "impute",
+    "chained",
+    "one_hot",
+    "site",
+    "log",
+    "spline",
+    "interact",
+    "standardize",
+    "per_site",
+)
 
 
 def check_steps(recipe: Recipe, steps: Sequence[Step], target: str | None = None) -> None:
@@ -46,10 +61,11 @@ def _of_recipe(recipe: Recipe, step: Step, target: str | None) -> bool:
         case Absent():
             return True
         case Complete(columns=columns):
-            rest = columns[1:] == recipe.special and target in (None, columns[0])
-            return recipe.missing_target == "drop" and rest
+            return _left_out(recipe, columns, target)
         case Impute():
             return _filled(recipe, step)
+        case Chained(chain=chain, copy_number=number):
+            return number == 0 and drawn_as(recipe, chain, target)
         case OneHot(columns=columns, unknown=unknown):
             wanted = recipe.one_hot_columns
             alike = all(wanted[k] in ("", v.reference) for k, v in columns.items() if k in wanted)
@@ -58,7 +74,7 @@ def _of_recipe(recipe: Recipe, step: Step, target: str | None) -> bool:
             wish = recipe.site
             return reference is None if wish == "all" else wish is True or reference == wish
         case Log(offsets=offsets):
-            return offsets == recipe.log_offsets
+            return offsets in (recipe.log_offsets, recipe.log_offsets | ({recipe.time: 0.0} if recipe.time else {}))
         case Spline(knots=knots):
             at = {logarithm(k, recipe.log_offsets[k]) if k in recipe.log_offsets else k: v
                   for k, v in recipe.splines.items()}  # fmt: skip
@@ -75,6 +91,28 @@ def _of_recipe(recipe: Recipe, step: Step, target: str | None) -> bool:
             each = recipe.per_site
             return each is True or all(any(_made(recipe, one, name) for name in each or ()) for one in columns)
     return False
+
+
+def _left_out(recipe: Recipe, columns: Sequence[str], target: str | None) -> bool:
+    """Whether rows without a value in these columns are left out by the recipe."""
+    special = [columns[0], *recipe.special] if recipe.missing_target == "drop" and columns else []
+    rest = list(columns[len(special) :])
+    named = list(columns[: len(special)]) == special and (not special or target in (None, special[0]))
+    return named and len(set(columns)) == len(columns) and all(recipe.filling(name) == "complete" for name in rest)
+
+
+def drawn_as(recipe: Recipe, chain: ConditionalModels, target: str | None = None) -> bool:
+    """Whether conditional models are those of the recipe, but for what was learned: scales, levels, parameters."""
+    outcomes = [*([recipe.time] if recipe.time else [])]
+    logs = recipe.log_offsets | ({recipe.time: 0.0} if recipe.time else {})
+    return (
+        all(recipe.filling(name) == "chained" for name in chain.equations)
+        and (chain.copies, chain.iterations) == (recipe.copies, recipe.iterations)
+        and chain.logs == logs
+        and chain.levels == recipe.target
+        and chain.outcomes[1:] == outcomes
+        and (target is None or chain.outcomes[0] == target)
+    )
 
 
 def _filled(recipe: Recipe, step: Impute) -> bool:
@@ -106,7 +144,18 @@ def bends(steps: Sequence[Step]) -> dict[str, list[float]]:
             found |= {f"knots of {name!r}": list(knots) for name, knots in step.knots.items()}
         elif isinstance(step, Log):
             found |= {f"offsets of the logarithm of {name!r}": [offset] for name, offset in step.offsets.items()}
+        elif isinstance(step, Chained):
+            found |= ways_of(step.chain)
     return found
+
+
+def ways_of(chain: ConditionalModels) -> dict[str, list[float]]:
+    """Digests of what draws hang on that an asker may choose: how models are written, and parameters of each visit."""
+    ways = {"models by which gaps are drawn": chain.digest}
+    for visit, drawn in enumerate(chain.draws):
+        name = chain.borrowed[visit % len(chain.borrowed)]
+        ways[f"parameters of visit {visit + 1} to {name!r}"] = hashlib.sha256(repr(drawn).encode()).hexdigest()
+    return {name: [float(int(digest[:12], 16))] for name, digest in ways.items()}
 
 
 def fillings(sheet: Sheet, steps: Sequence[Step], least: int) -> dict[str, float | str]:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data import Recipe, Silos
-from fedcomposite.data.queries import Below, Conditional, Outside, Query, enough
+from fedcomposite.data.queries import Below, Conditional, Lacking, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows, tensors_only
 from fedcomposite.experiments.config import TableOneSection
 from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.site import event_times, policy
-from fedcomposite.federation.site.learned_steps import check_steps
+from fedcomposite.federation.site.learned_steps import check_steps, drawn_as
 from fedcomposite.federation.site.noise import deviation
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.losses import Cox, Loss
@@ -526,8 +526,8 @@ def check_query(query: Query, recipe: Recipe, table_one: TableOneSection | None 
     Quantiles are of columns as they are, since a shift would move the fixed edges, behind which the largest value
     hides; whether there are other levels is asked of the recipe's categories, before these are coded.
     """
-    if isinstance(query, Conditional):
-        raise RefusalError("imputation across sites' own files is not offered yet: no conditional model is told of")
+    if isinstance(query, Conditional | Lacking) and not drawn_as(recipe, query.chain):
+        raise RefusalError("the conditional models are not those of the experiment's recipe")
     kinds = [str(getattr(step, "kind", "")) for step in query.steps]
     if isinstance(query, Below) and not set(kinds).isdisjoint(_SHIFTED):
         raise RefusalError("a histogram is of columns before they are shifted, scaled or multiplied")

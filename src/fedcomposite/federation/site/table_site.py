@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedcomposite.data import DataError, FittedRecipe, Recipe, Silos
+from fedcomposite.data.chained import Drawing
 from fedcomposite.data.queries import Answer, Query, Rules, write_answer
 from fedcomposite.data.sheets import Sheet
 from fedcomposite.data.spec import SitePart
@@ -86,6 +88,7 @@ class TableSite(Site):
         self._parsed: tuple[str, Config] | None = None
         self._file_read: tuple[str, Sheet] | None = None
         self._read: tuple[str, Sheet] | None = None
+        self._drawing = Drawing(self.ledger.secret_seed("gaps", self._file), self.limits.min_count)
         self._taken_down: str | None = None  # the recipe whose reading is in the book
         self._prepared: tuple[str, Site] | None = None
 
@@ -174,7 +177,7 @@ class TableSite(Site):
         if self._source.digest != self._file:
             raise RefusalError("its file has changed since the site was started; its people have to start it anew")
         if self._file_read is None or self._file_read[0] != repr(recipe):
-            self._file_read = repr(recipe), self._source.sheet(recipe)
+            self._file_read = repr(recipe), replace(self._source.sheet(recipe), drawing=self._drawing)
         return self._file_read[1]
 
     def _own_table(self, config: Config) -> Sheet:
@@ -260,6 +263,6 @@ class TableSite(Site):
         if learned.recipe.model_dump() != recipe.model_dump():
             raise RefusalError("the learned recipe is not the one of the experiment")
         check_steps(recipe, learned.steps, learned.target)
-        sheet = noised_answers.readable(learned, self._sheet(recipe), budget)
+        sheet = replace(noised_answers.readable(learned, self._sheet(recipe), budget), drawing=None)
         few = self.limits.model_copy(update={"min_samples": 1, "min_evaluation": 1})
         return self._made(learned.silos([sheet]), None, few)
