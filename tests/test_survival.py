@@ -132,6 +132,47 @@ def test_real_sites_are_those_of_lifelines(name):
     assert np.abs(found["se"] - pooled.standard_errors_).max() < 1e-8
 
 
+@pytest.mark.parametrize("terms", [{"splines": {"age": 4}}, {"interactions": [("site", "age")]}, {"per_site": ["age"]}])
+def test_splines_and_site_terms_are_those_of_statsmodels(terms):
+    """Of the same columns, made by hand where that is short; what a baseline takes up has no estimate."""
+    from statsmodels.duration.hazard_regression import PHReg
+
+    tables = fc.data.frames("survival")
+    options = {
+        "one_hot": {"stage": "I"},
+        "drop": ["patient", "receptor", "treated", "nodes"],
+        "site": "interactions" in terms,
+    }
+    recipe = fc.Recipe(time="months", target={"yes": 1, "no": 0}, standardize="splines" in terms, **options, **terms)
+    silos = recipe.prepare(tables, target="died")
+    problem = fc.Problem(silos, loss="cox", loss_options={"ties": "efron"}, weights="samples")
+    run = fc.solve(problem, tolerance=1e-13)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fc.analysis.UndeterminedWarning)
+        found = fc.confidence(problem, run, jeffreys=0)
+    pooled = pd.DataFrame(silos.features.numpy(), columns=silos.feature_names)
+    if "per_site" in terms:  # whole slopes of each site
+        pooled = pooled.drop(columns="age")
+    pooled = pooled.drop(columns=[c for c in pooled if c.startswith("site=") and ":" not in c])
+    at = np.repeat(np.arange(len(silos)), silos.sizes)
+    if "site" in str(terms):
+        age = np.concatenate([t["age"].to_numpy(float) for t in tables.values()])
+        for k, name in enumerate(tables):
+            for column in (f"age@{name}", f"site={name}:age"):
+                if column in pooled:
+                    np.testing.assert_allclose(pooled[column], age * (at == k))
+    time, event = silos.targets.numpy().T
+    model = PHReg(time, pooled.to_numpy(), event, strata=at, ties="efron")  # from zero its steps lead away
+    fitted = model.fit(
+        start_params=found.loc[list(pooled), "estimate"].to_numpy() * 0.9, method="newton", disp=0, tol=1e-14
+    )
+    names = list(pooled)
+    np.testing.assert_allclose((found.loc[names, "estimate"] - fitted.params) / fitted.bse, 0, atol=1e-8)
+    np.testing.assert_allclose(found.loc[names, "se"], fitted.bse, rtol=1e-8)
+    bare = [c for c in silos.feature_names if c.startswith("site=") and ":" not in c]
+    assert found.loc[bare, "estimate"].isna().all()
+
+
 @pytest.mark.parametrize("ties", ["breslow", "efron"])
 def test_recurrent_events_are_those_of_statsmodels(ties):
     """Patients with several intervals (start, stop]; statsmodels counts who enters at a time as at risk then."""

@@ -114,6 +114,28 @@ def test_from_files_to_a_report(folder, tmp_path):
     assert "no target" in command("predict", run, tmp_path / "blind.csv", "--out", scored)
 
 
+def test_messy_files_have_the_same_patients(tmp_path):
+    """Days, centimetres, codes and German are what the plain files say, but for rounded days and gaps."""
+    clean, messy = (
+        fc.data.survivor_files(tmp_path / name, clients=4, samples=80, messy=name == "messy")
+        for name in ("clean", "messy")
+    )
+    assert clean.keys() == messy.keys()
+    made = []
+    for name in ("clean", "messy"):
+        text = (tmp_path / name / "experiment.toml").read_text()
+        (tmp_path / name / "experiment.toml").write_text(text.replace("standardize = true", "standardize = false"))
+        made.append(Config.read(tmp_path / name / "experiment.toml").make_problem().silos)
+    ours, theirs = made
+    assert ours.feature_names == theirs.feature_names
+    assert torch.equal(ours.targets[:, 1], theirs.targets[:, 1])
+    assert float((ours.targets[:, 0] - theirs.targets[:, 0]).abs().max()) < 0.5 * 12 / 365.25 + 1e-4
+    same = torch.isclose(ours.features, theirs.features, rtol=0, atol=1e-9)
+    assert float(same.double().mean()) > 0.98
+    filled = {name for j, name in enumerate(ours.feature_names) if not bool(same[:, j].all())}
+    assert filled == {"log(nodes + 1)", "size", "receptor=positive"}
+
+
 def test_the_commands_options(folder, tmp_path):
     run = tmp_path / "fit"
     command("fit", folder / "experiment.toml", "--times", "60:20", "--out", run)

@@ -170,11 +170,12 @@ def messy(
 def survivors(
     folder: Annotated[Path, typer.Argument(help="Folder to write.")],
     seed: Annotated[int, typer.Option(help="Chooses the patients.")] = 0,
+    messy: Annotated[bool, typer.Option("--messy", help="As people have them: names, units and gaps differ.")] = False,
 ) -> None:
     """Write four hospitals' files of made-up patients with times until death, and an experiment for them."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: already there; give a new folder")
-    for path in [*data.survivor_files(folder, seed=seed).values(), folder / "experiment.toml"]:
+    for path in [*data.survivor_files(folder, seed=seed, messy=messy).values(), folder / "experiment.toml"]:
         written(path)
 
 

@@ -35,12 +35,11 @@ event = "died"
 [recipe]
 drop = ["patient"]
 target = {{ yes = 1, no = 0 }}
-impute = "median"
-one_hot = {{ stage = "I", receptor = "negative", treated = "no" }}
+{gaps}one_hot = {{ stage = "I", receptor = "negative", treated = "no" }}
 log = {{ nodes = 1.0 }}
 standardize = true
 
-[problem]
+{habits}[problem]
 loss = "cox"
 weights = "samples"
 loss_options = {{ least_at_risk = 5 }}      # events with fewer at risk do not count: apart, sites tell no less
@@ -48,6 +47,22 @@ loss_options = {{ least_at_risk = 5 }}      # events with fewer at risk do not c
 [regularizer]
 name = "L1"
 lam = 0.01
+"""
+_NO_GAPS = 'impute = "median"\n'
+_GAPS = 'impute = { default = "median", receptor = "most_frequent" }\n'
+_DAYS = 365.25 / 12
+_GERMAN = {
+    "patient": "Patient", "age": "Alter", "stage": "Stadium", "nodes": "Lymphknoten", "size": "Größe",
+    "receptor": "Rezeptor", "treated": "behandelt", "months": "Tage", "died": "verstorben",
+}  # fmt: skip
+_GERMAN_HABITS = f"""\
+rename = {{ {", ".join(f'{name} = "{own}"' for name, own in _GERMAN.items())} }}
+units = {{ months = {{ scale = {1 / _DAYS:.6f} }} }}  # days there
+recode = {{ died = {{ ja = "yes", nein = "no" }} }}
+"""
+_CENTIMETRES = """\
+units = { size = { scale = 10.0 } }  # centimetres there
+recode = { stage = { 1 = "I", 2 = "II", 3 = "III", 4 = "IV" }, died = { dead = "yes", alive = "no" } }
 """
 
 
@@ -105,17 +120,59 @@ def survival(
     return (silos.split(test, seed) if test else silos).standardize()
 
 
-def survivor_files(folder: str | Path, clients: int = 4, samples: int = 250, seed: int = 0) -> dict[str, Path]:
-    """Write the tables as ``FOLDER/hospital_1.csv``, ..., with an ``experiment.toml`` beside them."""
+def survivor_files(
+    folder: str | Path, clients: int = 4, samples: int = 250, seed: int = 0, messy: bool = False
+) -> dict[str, Path]:
+    """Write the tables as ``FOLDER/hospital_1.csv``, ..., with an ``experiment.toml`` beside them.
+
+    If ``messy``, the second hospital writes semicolons, decimal commas, German names and days in place of months; the
+    third centimetres, numbers for stages, dead and alive, and has gaps; the fourth tabs, and a size of 0 where none was
+    measured. The experiment has a recipe for them. Further hospitals have the habits of the first four.
+    """
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{place}: {error.strerror or error}; name a folder that can be made") from None
-    files = {}
-    for name, table in survivor_tables(clients, samples, seed=seed).items():
+    files, habits, tables = {}, "", survivor_tables(clients, samples, seed=seed)
+    for k, (name, table) in enumerate(tables.items()):
         files[name] = place / f"{name}.csv"
-        table.to_csv(files[name], index=False)
+        write, habit = _HABITS[k % 4 if messy else 0]
+        write(files[name], table)
+        habits += f"[recipe.sites.{name}]\n{habit}\n" if habit else ""
     listed = ", ".join(f'"{path.name}"' for path in files.values())
-    (place / "experiment.toml").write_text(EXPERIMENT.format(files=listed), encoding="utf-8")
+    text = EXPERIMENT.format(files=listed, gaps=_GAPS if messy else _NO_GAPS, habits=habits)
+    (place / "experiment.toml").write_text(text, encoding="utf-8")
     return files
+
+
+def _plainly(path: Path, table: pd.DataFrame) -> None:
+    table.to_csv(path, index=False)
+
+
+def _in_german(path: Path, table: pd.DataFrame) -> None:
+    own = table.assign(months=(table["months"] * _DAYS).round()).rename(columns=_GERMAN)
+    own["verstorben"] = own["verstorben"].map({"yes": "ja", "no": "nein"})
+    own.to_csv(path, index=False, sep=";", decimal=",", encoding="utf-8-sig")
+
+
+def _in_centimetres(path: Path, table: pd.DataFrame) -> None:
+    own = table.assign(size=table["size"] / 10, died=table["died"].map({"yes": "dead", "no": "alive"}))
+    own["stage"] = own["stage"].map({"I": "1", "II": "2", "III": "3", "IV": "4"})
+    own.loc[::17, "nodes"] = np.nan
+    own.loc[5::23, "receptor"] = None
+    own.to_csv(path, index=False, na_rep="?")
+
+
+def _with_zeros(path: Path, table: pd.DataFrame) -> None:
+    own = table.copy()
+    own.loc[3::19, "size"] = 0
+    own.to_csv(path, index=False, sep="\t")
+
+
+_HABITS = (
+    (_plainly, ""),
+    (_in_german, _GERMAN_HABITS),
+    (_in_centimetres, _CENTIMETRES),
+    (_with_zeros, "missing = { size = [0] }  # not measured\n"),
+)
