@@ -111,7 +111,7 @@ def test_every_name_in_a_small_form(name, tmp_path, request):
     assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF-")
     if {"run", "round"} <= set(data):  # a run is one run
         assert not data.duplicated(["run", "round"]).any()
-    link = f"[{name}]({name}/verdict.md) (quick)"
+    link = f"[{name}]({name}/verdict.md) (quick){' (other settings)' if name in TINY else ''}"
     assert listed(papers.write_report(tmp_path)) == [(link, *row) for row in rows(done.claims)]
 
 

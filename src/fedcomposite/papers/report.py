@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedcomposite.files import write_atomic
 from fedcomposite.papers.base import load, names
-from fedcomposite.papers.reproduce import judge, read_state
+from fedcomposite.papers.reproduce import judge, read_state, same_settings
 from fedcomposite.papers.verdicts import cell
 
 
@@ -23,7 +23,8 @@ def write_report(out: Path) -> Path:
         "(Holm, 5 %). The words are *holds*, *does not hold*, *no difference measured*, *not testable with these",
         "settings* (also where seeds are too few for a page's number of comparisons: each says what it can tell) and",
         "*not judged* (not run: what needs a GPU that was not there); each `verdict.md` has the numbers behind them,",
-        "with the paper's beside ours, and says which settings are ours.",
+        "with the paper's beside ours, and says which settings are ours. *(partial)*: not all runs are finished;",
+        "*(other settings)*: made with settings that are not, or no longer, those of the file of the reproduction.",
         "",
         "| name | the paper's claim | measured | verdict |",
         "| --- | --- | --- | --- |",
@@ -35,6 +36,7 @@ def write_report(out: Path) -> Path:
             missing.append(name)
             continue
         form = " (quick)" if state.get("quick") else "" if state.get("complete") else " (partial)"
+        form += "" if same_settings(load(name), state) else " (other settings)"
         link = f"[{name}]({name}/verdict.md){form}"
         for claim in judge(load(name), pd.read_csv(data), quick=bool(state.get("quick"))):
             told = " | ".join(map(cell, (claim.says, claim.measured)))

@@ -179,6 +179,7 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     ]
     lines += [multiplicity(claims), ""]
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
+    partly += "" if same_settings(paper, state) else " Its settings are not those that the reproduction has now."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
         f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}, with {_made_with(state)}.{partly} "
@@ -186,6 +187,11 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
         "",
     ]
     return "\n".join(lines)
+
+
+def same_settings(paper: Paper, state: Mapping[str, Any]) -> bool:
+    """Whether data were made with the settings that the reproduction has."""
+    return bool(state.get("experiment") == digest_of(paper.experiment(quick=bool(state.get("quick")))))
 
 
 def _made_with(state: Mapping[str, Any]) -> str:
