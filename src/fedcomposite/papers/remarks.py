@@ -130,10 +130,11 @@ def measure(study: Study) -> pd.DataFrame:
     cells += [{**plain, "batch": min(s["batches"]), "share": 0.125, "kappa": kappa}]
     found = [study.each(canon, cells).assign(part="canon")]
     found.append(study.each(sums, [{"experiment": s["fedcanon"], "rounds": 20, **seeds}]).assign(part="sums"))
+    most = max(s["clients"])  # then clients are smallest, and their L largest
     one = {
         "experiment": s["fednmap"],
         "rounds": s["longer"],
-        "most": max(s["clients"]),
+        "most": 8,
         "n": 8,
         "tau": 4,
         "batch": 0,
@@ -141,8 +142,8 @@ def measure(study: Study) -> pd.DataFrame:
     }
     cells = [
         one,
-        *({**one, "batch": 4, "n": n} for n in s["clients"]),
-        *({**one, "batch": 4, "tau": t} for t in s["taus"]),
+        *({**one, "batch": 4, "most": most, "n": n} for n in s["clients"]),
+        *({**one, "batch": 4, "most": most, "tau": t} for t in s["taus"]),
     ]
     found.append(study.each(nmap, cells).drop_duplicates().assign(part="nmap"))
     given = s["mls"]
@@ -258,10 +259,11 @@ def _nmap(data: pd.DataFrame) -> list[Claim]:
 def draw(data: pd.DataFrame, path: Path) -> None:
     """What kappa, the batch and the number of clients leave, against rounds."""
     canon_, nmap_ = only(data, part="canon"), only(data, part="nmap")
+    canon_ = canon_[canon_["round"] > 0].assign(left=lambda rows: rows["stationarity"])
     full, noisy = canon_[canon_["batch"] == 0], canon_[canon_["batch"] > 0]
     linear = nmap_[(nmap_["batch"] == 0) | (nmap_["tau"] == 4)]
     drawn = [
-        (full.assign(curve=[f"kappa = {k:g}" for k in full["kappa"]]), "stationarity", "FedCanon, full gradients"),
+        (full.assign(curve=[f"kappa = {k:g}" for k in full["kappa"]]), "left", "FedCanon from the solution on"),
         (
             noisy.assign(
                 curve=[
@@ -269,7 +271,7 @@ def draw(data: pd.DataFrame, path: Path) -> None:
                     for b, s in zip(noisy["batch"], noisy["share"], strict=True)
                 ]
             ),
-            "stationarity",
+            "left",
             "FedCanon, batches of B",
         ),
         (
@@ -284,7 +286,7 @@ def draw(data: pd.DataFrame, path: Path) -> None:
     ]
     panels = [
         Panel(histories(rows[rows["gap"] > 0] if y == "gap" else rows, "curve"), y, title=title, log_y=True,
-              name="F - min F, of the first" if y == "gap" else "")
+              name="F - min F, of the first" if y == "gap" else "stationarity")
         for rows, y, title in drawn
     ]  # fmt: skip
     draw_panels(panels, path, columns=3)

@@ -80,7 +80,8 @@ def reproduce(
         same = state.get("experiment") == digest and file.is_file()
         if not (same and (state.get("complete") or (partial and not (folder / "runs").is_dir()))):
             study = Study(paper, folder, content, device, jobs, partial, say)
-            state = _measure(study, state if partial or state.get("experiment") == digest else {}, quick, digest)
+            before = state if partial or state.get("experiment") == digest else {}
+            state = _measure(study, before, quick, digest, overrides)
         data = pd.read_csv(file) if file.stat().st_size > 1 else pd.DataFrame()
         claims = judge(paper, data, quick=bool(state.get("quick")))
         if len(data):
@@ -117,7 +118,7 @@ def _found(name: str) -> None:
     load_data(name)
 
 
-def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> dict[str, Any]:
+def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Make data.csv; the time of every call is added up."""
     began, spent = time.perf_counter(), float(state.get("seconds", 0.0))
     measure = getattr(study.paper.module, "measure", Study.sweep)
@@ -126,7 +127,7 @@ def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str) -> d
     if study.partial:  # which does nothing itself
         made |= {k: state[k] for k in made if k in state}
     head = {"name": study.paper.name, "experiment": digest, "quick": quick, "complete": False}
-    state = {**head, **made, "seeds": _seeds(study.content)}
+    state = {**head, **({"set": list(overrides)} if overrides else {}), **made, "seeds": _seeds(study.content)}
     try:
         data: pd.DataFrame = measure(study)
         text = io.StringIO()
@@ -165,7 +166,8 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     lines += [short, ""] if state.get("quick") else []
     lines += ["| | the paper's claim, in our words | measured | verdict |", "| --- | --- | --- | --- |"]
     lines += [f"| {i} | {cell(c.says)} | {cell(c.measured)} | **{cell(c.verdict)}** |" for i, c in enumerate(claims, 1)]
-    again = f"`fedcomposite reproduce {paper.name}{' --quick' if state.get('quick') else ''}`"
+    changed = "".join(f' --set "{one}"' for one in state.get("set", ()))
+    again = f"`fedcomposite reproduce {paper.name}{' --quick' if state.get('quick') else ''}{changed}`"
     lines += [
         "",
         "![figure](figure.png)",
@@ -179,7 +181,7 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     ]
     lines += [multiplicity(claims), ""]
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
-    partly += "" if same_settings(paper, state) else " Its settings are not those that the reproduction has now."
+    partly += "" if same_settings(paper, state) else " Its settings are not those of the file of the reproduction."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
         f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}, with {_made_with(state)}.{partly} "
