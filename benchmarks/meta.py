@@ -5,8 +5,8 @@
 
 The hospitals' true effects are normal around a mean; each tells an estimate with a normal error, whose deviation goes
 with the root of its number of patients, 50 to 1000, or alike in all. ``i2`` is the share of the variance of a typical
-estimate that is between hospitals. Held against the interval is the true effect of a further hospital, and beside that
-the mean against its confidence interval.
+estimate that is between hospitals. Held against the interval is the true effect of a further hospital; beside that the
+same with ``prediction="t"``, the interval at the one estimated variance, and the mean against its confidence interval.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ def row(hospitals: int, i2: float, alike: bool, draws: int, seed: int) -> dict[s
     errors = 2 / np.sqrt(patients)
     tau = 2 / np.sqrt(300) * np.sqrt(i2 / (1 - i2))
     truth = 0.5 + tau * draw.normal(size=(hospitals + 1, draws))
-    found = fc.meta_analysis(truth[:-1] + errors * draw.normal(size=errors.shape), errors)
+    estimates = truth[:-1] + errors * draw.normal(size=errors.shape)
+    found = fc.meta_analysis(estimates, errors)
     new = (found["predict_lower"] <= truth[-1]) & (truth[-1] <= found["predict_upper"])
     mean = (found["lower"] <= 0.5) & (found["upper"] >= 0.5)
+    plain = fc.meta_analysis(estimates, errors, prediction="t")
+    at_one = (plain["predict_lower"] <= truth[-1]) & (truth[-1] <= plain["predict_upper"])
+    held = {"left-out hospital": new, "with t": at_one, "mean": mean}
     made = {"hospitals": hospitals, "i2": 100 * i2, "sizes": "alike" if alike else "50 to 1000"}
-    return made | {"left-out hospital": 100 * float(new.mean()), "mean": 100 * float(mean.mean()), "draws": draws}
+    return made | {name: 100 * float(one.mean()) for name, one in held.items()} | {"draws": draws}
 
 
 def main(argv: list[str] | None = None) -> pd.DataFrame:

@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from scipy import stats
 from statsmodels.stats.meta_analysis import combine_effects
 
 import fedcomposite as fc
+from fedcomposite.analysis.next_site import sums_above
 
 # Thirteen trials of a vaccine against tuberculosis (Colditz et al. 1994): cases and others, treated and not.
 TRIALS = np.array(
@@ -49,6 +51,56 @@ def test_moments_as_statsmodels_has_them(trials):
     np.testing.assert_allclose(row["q"], right.q, rtol=1e-12)
     ours = fc.meta_analysis(y, se, method="dl").iloc[0]
     np.testing.assert_allclose(ours["se"], right.summary_frame().loc["random effect wls", "sd_eff"], rtol=1e-12)
+
+
+def a_further_site(y, v, draws, g):
+    """The same interval by random numbers: variances at which Q is what it was, means, normals and Student's t."""
+    w = 1 / v
+    A, k = np.diag(w) - np.outer(w, w) / w.sum(), len(y)
+    q, grid = y @ A @ y, np.concatenate([[0.0], np.geomspace(1e-6, 1e4, 3000)])
+    roots = np.sqrt(v + grid[:, None])
+    weights = np.linalg.eigvalsh(roots[:, :, None] * A * roots[:, None, :])[:, 1:]
+    z = g.chisquare(1, size=(draws, k - 1))
+    low, high = np.zeros(draws, int), np.full(draws, 3000)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        over = (weights[middle] * z).sum(1) >= q
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+    tau2 = np.where((weights[0] * z).sum(1) >= q, 0.0, grid[high])[:, None]
+    w = 1 / (v + tau2)
+    mean = w @ y / w.sum(1)
+    error = np.sqrt((w * (y - mean[:, None]) ** 2).sum(1) / ((k - 1) * w.sum(1)))
+    number = mean + np.sqrt(tau2[:, 0]) * g.normal(size=draws) - error * g.standard_t(k - 1, size=draws)
+    return np.quantile(number, [0.025, 0.975])
+
+
+def test_intervals_for_a_further_site_are_those_of_random_numbers(trials):
+    g = np.random.default_rng(0)
+    y, v = np.array([0.1, 0.5, 0.4, -0.2, 0.3]), np.array([0.01, 0.01, 0.04, 0.09, 0.02])
+    alike = np.array([0.31, 0.29, 0.3, 0.33, 0.28, 0.3])
+    cases = [(y[:3], v[:3]), (y, v), (alike, np.full(6, 0.05)), (trials[0], trials[1] ** 2)]
+    for estimates, variances in cases:
+        row = fc.meta_analysis(estimates, np.sqrt(variances)).iloc[0]
+        ends = a_further_site(estimates, variances, 400_000, g)
+        apart = np.abs(ends - row[["predict_lower", "predict_upper"]].to_numpy(float))
+        assert (apart <= 0.01 * np.diff(ends)).all()
+
+
+def test_sums_of_squares_have_their_distribution():
+    for terms in (2, 3, 9):
+        for x in (0.01, 1.0, 5.0, 40.0):
+            found = sums_above(x, np.full((1, terms), 2.0))[0]
+            assert abs(found - stats.chi2.sf(x / 2, terms)) <= 2e-4
+    z = np.random.default_rng(0).chisquare(1, size=(400_000, 4))
+    weights = np.array([0.2, 1.0, 5.0, 30.0])
+    for x in (1.0, 10.0, 100.0):
+        assert abs(sums_above(x, weights[None])[0] - (z @ weights >= x).mean()) <= 3e-3
+
+
+def test_the_interval_at_one_variance_is_that_of_higgins(trials):
+    row = fc.meta_analysis(*trials, hartung_knapp=False, prediction="t").iloc[0]
+    half = stats.t.ppf(0.975, 11) * np.sqrt(row["tau2"] + row["se"] ** 2)
+    np.testing.assert_allclose(row[["predict_lower", "predict_upper"]], [row.estimate - half, row.estimate + half])
 
 
 def test_the_restricted_likelihood_is_largest_there():

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Inside, as_vector
 from fedcomposite.analysis.inference import LIKELIHOODS, SeparationWarning, UndeterminedWarning, contrasts, estimated
+from fedcomposite.analysis.next_site import further_site
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
 from fedcomposite.results import Result, counted
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Method = Literal["reml", "dl"]
+Prediction = Literal["distribution", "t"]
 _GRID = 400  # variances between sites among which the likeliest is looked for
 _RATIOS: dict[type, str] = {
     Logistic: "odds ratio", Multinomial: "odds ratio", Poisson: "rate ratio", Cox: "hazard ratio",
@@ -78,6 +80,7 @@ def meta_analysis(
     *,
     method: Method = "reml",
     hartung_knapp: bool = True,
+    prediction: Prediction = "distribution",
     level: Inside = 0.95,
 ) -> pd.DataFrame:
     """Estimates of several sites combined, as R's metafor does.
@@ -91,6 +94,10 @@ def meta_analysis(
     hartung_knapp : bool
         Hartung and Knapp's standard error with quantiles of t, in place of normal ones, which are too narrow for a few
         sites.
+    prediction : {"distribution", "t"}
+        The interval for a further site: over all variances between sites that the estimates allow (Nagashima, Noma and
+        Furukawa 2019), or at the estimated one with k - 2 degrees of freedom (Higgins, Thompson and Spiegelhalter
+        2009), as metafor has it, which is too short for few sites that are much alike.
     level : float
         Of the intervals.
 
@@ -101,7 +108,7 @@ def meta_analysis(
         all sites); ``estimate`` with ``se``, ``lower``, ``upper``, ``p`` (the mean over sites that differ); ``tau2``,
         their variance; Cochran's ``q`` with ``q_p``, the p-value of no difference; ``i2``, the share of the variance
         that is between sites, in percent; ``predict_lower`` and ``predict_upper``, where the number of a further site
-        lies (Higgins, Thompson and Spiegelhalter 2009; three sites or more).
+        lies (three sites or more).
 
     Examples
     --------
@@ -117,11 +124,13 @@ def meta_analysis(
     if (se[np.isfinite(se)] <= 0).any():
         raise ValueError("errors, must be above zero")
     y, se = y.reshape(len(y), -1), se.reshape(len(se), -1)
-    made = [_combined(a, b**2, method, hartung_knapp, level) for a, b in zip(y.T, se.T, strict=True)]
+    made = [_combined(a, b**2, method, hartung_knapp, prediction, level) for a, b in zip(y.T, se.T, strict=True)]
     return pd.DataFrame(made)
 
 
-def _combined(y: Floats, v: Floats, method: Method, hartung_knapp: bool, level: float) -> dict[str, float]:
+def _combined(
+    y: Floats, v: Floats, method: Method, hartung_knapp: bool, prediction: Prediction, level: float
+) -> dict[str, float]:
     known = np.isfinite(y) & np.isfinite(v)
     y, v = y[known], v[known]
     k = len(y)
@@ -149,9 +158,12 @@ def _combined(y: Floats, v: Floats, method: Method, hartung_knapp: bool, level: 
     p = 2 * float(scipy.special.stdtr(freedom, -abs(mean) / se)) if se > 0 else math.nan
     found |= {"estimate": mean, "se": se, "lower": mean - half * se, "upper": mean + half * se, "p": p, "tau2": tau2}
     found |= {"q": q, "q_p": float(scipy.special.chdtrc(k - 1, q)), "i2": 100 * tau2 / (tau2 + typical)}
-    if k > 2:
+    if k > 2 and prediction == "t":
         half = float(scipy.special.stdtrit(k - 2, (1 + level) / 2)) * math.sqrt(tau2 + se**2)
         found |= {"predict_lower": mean - half, "predict_upper": mean + half}
+    elif k > 2:
+        low, high = further_site(y, v, level, hartung_knapp)
+        found |= {"predict_lower": low, "predict_upper": high}
     return found
 
 
@@ -207,6 +219,7 @@ def by_site(
     *,
     method: Method = "reml",
     hartung_knapp: bool = True,
+    prediction: Prediction = "distribution",
     level: Inside = 0.95,
     driver: Driver | None = None,
     checkpoint: str | pathlib.Path | None = None,
@@ -223,7 +236,7 @@ def by_site(
     ----------
     problem : Problem
         With the loss ``"least_squares"``, ``"logistic"``, ``"poisson"`` or ``"cox"``.
-    method, hartung_knapp, level
+    method, hartung_knapp, prediction, level
         As in :func:`meta_analysis`.
     driver, checkpoint, resume, on_exchange
         As in :func:`fedcomposite.path`. About seven exchanges for each site.
@@ -261,7 +274,8 @@ def by_site(
             tables.append(columns.assign(site=site)[["site", "name", "estimate", "se", "lower", "upper"]])
     table = pd.concat(tables, ignore_index=True)
     y, se = (table.pivot(index="site", columns="name", values=v).loc[sites, names] for v in ("estimate", "se"))
-    combined = meta_analysis(y.to_numpy(), se.to_numpy(), method=method, hartung_knapp=hartung_knapp, level=level)
+    options: dict[str, Any] = {"method": method, "hartung_knapp": hartung_knapp, "prediction": prediction}
+    combined = meta_analysis(y.to_numpy(), se.to_numpy(), level=level, **options)
     combined.index = pd.Index(names, name="name")
     return SiteEffects(table, combined, notes, _RATIOS.get(type(problem.loss), ""))
 
