@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fedcomposite as fc
 from fedcomposite import theory
-from fedcomposite.algorithms import FedADMM, FedCanon, FedDR, FedMid, FedNMap, Scaffold, Zhang
+from fedcomposite.algorithms import AnyAlgorithm, FedADMM, FedCanon, FedDR, FedMid, FedNMap, Scaffold, Zhang
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import L1
 
@@ -130,32 +130,41 @@ def shrink(v: Tensor, by: float) -> Tensor:
     return v.sign() * (v.abs() - by).clamp(min=0)
 
 
-def drift(rounds: int) -> list[tuple[str, float]]:
-    """Stationarity in single precision: the best that 500 rounds had, and the last 500, as printed and as here."""
-    given = problem()
-    X = torch.stack([given.silos[i][0] for i in range(10)]).float()
-    y = torch.stack([given.silos[i][1] for i in range(10)]).float()
-    s = 0.5 / given.smoothness() / TAU
+def printed(name: str, given: Problem, s: float, rounds: int, every: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The models of a method as printed, every so many rounds, and the last c_i."""
+    X = torch.stack([given.silos[i][0] for i in range(10)]).to(dtype)
+    y = torch.stack([given.silos[i][1] for i in range(10)]).to(dtype)
 
     def grad(at: Tensor) -> Tensor:
         return torch.einsum("nmd,nm->nd", X, torch.einsum("nmd,nd->nm", X, at) - y) / X.shape[1]
 
-    ours = {
+    model, c, models = torch.zeros(X.shape[2], dtype=dtype), torch.zeros(10, X.shape[2], dtype=dtype), []
+    for number in range(1, rounds + 1):
+        model, c = {"FedCanon": canon, "Zhang": zhang, "FedNMap": nmap}[name](grad, model, c, s, LAM)
+        if number % every == 0:
+            models.append(model if name == "FedCanon" else shrink(model, s * TAU * LAM))
+    return torch.stack(models), c
+
+
+def as_here(s: float) -> dict[str, AnyAlgorithm]:
+    """The same methods in the forms of this package, with an effective step of s tau."""
+    return {
         "FedCanon": FedCanon(TAU, s, s * TAU), "Zhang": Zhang(TAU, s, 1.0), "FedNMap": FedNMap(TAU, s, gamma=s * TAU)
     }  # fmt: skip
-    every, found = rounds // 40, []
-    for (name, method), rule in zip(ours.items(), (canon, zhang, nmap), strict=True):
-        model, c, seen = torch.zeros(X.shape[2]), torch.zeros(10, X.shape[2]), []
-        for number in range(rounds + 1):
-            if number and number % every == 0:
-                x = model if name == "FedCanon" else shrink(model, s * TAU * LAM)
-                seen.append(_stationarity(given, x.double()))
-            model, c = rule(grad, model, c, s, LAM)
+
+
+def drift(rounds: int) -> list[tuple[str, float]]:
+    """Stationarity in single precision, the least of 40 looks and the last, as printed and as here."""
+    given, every, found = problem(), rounds // 40, []
+    s = 0.5 / given.smoothness() / TAU
+    for name, method in as_here(s).items():
+        models, c = printed(name, given, s, rounds, every, torch.float32)
         run = fc.simulate(
             given, method, rounds=rounds, evaluate_every=every, dtype=torch.float32, progress=False, keep_solutions=True
         )
-        kept = [_stationarity(given, run.solutions[k].double()) for k in range(every, rounds + 1, every)]
-        for what, values in (("as printed", seen), ("as here", kept)):
+        ours = run.solutions[every::every]
+        for what, seen in (("as printed", models), ("as here", ours)):
+            values = [_stationarity(given, x.double()) for x in seen]
             found += [
                 (f"{name} {what}, float32: least stationarity", min(values)),
                 (f"{name} {what}, float32: stationarity after {rounds} rounds", values[-1]),

@@ -18,6 +18,7 @@ from benchmarks import (
     analyst,
     cifar,
     coverage,
+    findings,
     honest,
     inference,
     meta,
@@ -382,6 +383,29 @@ def test_killed_and_resumed(tmp_path):
     found = resume.study(["cv"], given, tmp_path, points=1, seed=0)
     assert found["killed"].all()
     assert found["same"].all()
+
+
+@pytest.mark.parametrize("name", ["FedCanon", "Zhang", "FedNMap"])
+def test_methods_as_printed_are_the_methods(name):
+    """In double precision, where the drift of single precision is not seen yet."""
+    given = findings.problem()
+    s = 0.5 / given.smoothness() / findings.TAU
+    models, c = findings.printed(name, given, s, 40, 1, torch.float64)
+    run = fc.simulate(given, findings.as_here(s)[name], rounds=40, keep_solutions=True, progress=False)
+    torch.testing.assert_close(run.solutions[1:], models, rtol=0, atol=1e-11)
+    assert c.sum(0).abs().max() < 1e-10
+
+
+def test_findings_without_a_figure(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["findings", "--rounds", "400"])
+    findings.main()
+    lines = [re.split(r" {2,}|(?<=\D) (?=[0-9.e+-]+$)", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    found = {what: float(value) for what, value in lines}
+    assert found["FedMid, one client, one step: distance to argmin f + 2h"] < 1e-10
+    assert found["FedMid, one client, one step: distance to argmin f + h"] > 0.1
+    assert all(value < 1e-11 for what, value in found.items() if what.startswith("FedDR(1)"))
+    assert found["FedCanon - SCAFFOLD, h = 0, double precision: largest difference"] < 1e-12
+    assert found["Zhang, 3.5, n = 10: factor of sigma^2 / (n tau b), from the proof"] == pytest.approx(66.7, abs=0.05)
 
 
 def test_times_to_an_event(capsys):
