@@ -291,8 +291,7 @@ def _newton(model: QuadraticModel, at: _State, steps: Tensor, exactly: bool) -> 
         if len(at.u) > _DENSE:
             return None
         J = _jacobian(model.h.prox, at.v, steps, model.parts)
-        H = model.H + torch.diag(_RIDGE * model.H.diagonal())
-        A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * H)
+        A = torch.eye(len(at.u), dtype=at.u.dtype, device=at.u.device) - J + J @ (steps * model.H)
         solved, failed = torch.linalg.solve_ex(A, at.p - at.u)
         return None if int(failed) else solved
     known = model.h.prox_slope(at.v, steps) if exactly else None
