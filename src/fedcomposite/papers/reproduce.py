@@ -161,6 +161,7 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     """The text of verdict.md."""
     card = paper.card
     form = "the reduced form (`--quick`)" if state.get("quick") else "the full form"
+    form += "" if same_settings(paper, state) else ", with other settings than those of its file"
     short = "**This is the reduced form: it shows that everything works, and is no verdict on the paper.**"
     lines = [f"# {paper.name}: {card['title']}", "", f"{card['source']}.", "", str(card["about"]).strip(), ""]
     lines += [short, ""] if state.get("quick") else []
@@ -181,7 +182,6 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
     ]
     lines += [multiplicity(claims), ""]
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
-    partly += "" if same_settings(paper, state) else " Its settings are not those of the file of the reproduction."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
         f"{state.get('date', '')}, by commit {state.get('commit', 'unknown')}, with {_made_with(state)}.{partly} "
