@@ -145,6 +145,11 @@ def test_a_recipe_and_an_analysis_in_secure_sums_are_the_plain_ones(files, tmp_p
     here = files[1].make_problem()
     best = fc.analyse(here, "cv", folds=3, count=5, ratio=0.1, seed=files[1].seed)
     assert torch.allclose(ours.x, best.x, atol=1e-9)
+    raw = fc.confidence(here, best.x, jeffreys=0)  # few events for each coefficient: the bias is taken off
+    assert np.abs(raw["estimate"] - best.intervals["estimate"]).max() > 1e-3
+    for one in (ours, theirs):
+        for column in ("estimate", "se"):
+            np.testing.assert_allclose(one.intervals[column], best.intervals[column], atol=1e-7)
     assert theirs.quality.overall.c_index == pytest.approx(best.quality.overall.c_index)
     assert theirs.quality.overall.brier == pytest.approx(ours.quality.overall.brier)
     assert theirs.quality.overall.brier == pytest.approx(
