@@ -411,6 +411,28 @@ def test_what_has_no_end_is_told():
         fc.confidence(problem, torch.zeros(2), inverse="exact")
 
 
+def test_firths_penalty_is_heinze_and_schempers():
+    """The maximum of the likelihood times the root of its information's determinant, by loops; also without an end."""
+    rng = np.random.default_rng(0)
+    X = np.c_[rng.uniform(size=50) < 0.2, rng.normal(size=50)].astype(float)
+    time, event = np.ceil(9 * rng.exponential(size=50) * np.exp(-0.5 * X[:, 1])), rng.uniform(size=50) < 0.6
+    event[X[:, 0] > 0] = False  # nobody with it has an event
+    problem = of([(X, np.c_[time, event])])
+    with pytest.warns(fc.analysis.SeparationWarning, match="jeffreys=1"):
+        assert math.isnan(fc.confidence(problem, torch.zeros(2))["estimate"].iloc[0])
+    found = fc.confidence(problem, torch.zeros(2), jeffreys=1)["estimate"].to_numpy()
+
+    def penalised(b):
+        x = torch.tensor(b)
+        H = torch.autograd.functional.hessian(lambda u: _likelihood(problem, 0, u, "breslow"), x)
+        return float(_likelihood(problem, 0, x, "breslow") - H.logdet() / 2)
+
+    slopes = [(penalised(found + e) - penalised(found - e)) / 1e-4 for e in 5e-5 * np.eye(2)]
+    np.testing.assert_allclose(slopes, 0, atol=1e-4)
+    for move in ([0.3, 0], [-0.3, 0], [0, 0.1], [0, -0.1]):
+        assert penalised(found + move) > penalised(found)
+
+
 # -- cross-validation -------------------------------------------------------------------------------------------------
 
 

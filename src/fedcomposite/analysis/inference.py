@@ -326,7 +326,8 @@ def _warn(problem: Problem, found: Estimates) -> None:
     if bool(grown.any()):
         warnings.warn(
             f"no finite estimate of {named(grown)}: Newton steps reach no maximum of the likelihood, as where a "
-            f"category has no event or outcomes can be told apart; {_remedy(problem)}",
+            f"category has no event or outcomes can be told apart; take jeffreys=1 (Firth's penalty), leave such "
+            "features out, or read the regularized coefficients",
             SeparationWarning,
             stacklevel=3,
         )
@@ -338,11 +339,6 @@ def _warn(problem: Problem, found: Estimates) -> None:
             UndeterminedWarning,
             stacklevel=3,
         )
-
-
-def _remedy(problem: Problem) -> str:
-    firth = "" if isinstance(problem.loss, Cox) else "take jeffreys=1 (Firth's penalty), "
-    return f"{firth}leave such features out, or read the regularized coefficients"
 
 
 class _Look(NamedTuple):

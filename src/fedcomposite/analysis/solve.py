@@ -222,7 +222,7 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
     if end == "endless":
         which = ", ".join(problem.coordinate_names[i] for i in grown)
         cause = "the classes can be separated" if problem.loss.classifier else "counts are zero wherever it matters"
-        likely = isinstance(problem.loss, Logistic | Multinomial | Poisson)
+        likely = isinstance(problem.loss, Logistic | Multinomial | Poisson | Cox)
         firth = ", or take Firth's penalty, confidence(problem, x, jeffreys=1)" if likely else ""
         cause = "whoever has the event can be told from all at risk" if isinstance(problem.loss, Cox) else cause
         return f"there is no solution, {cause} and the coefficients of {which} grow without end: regularize more{firth}"
