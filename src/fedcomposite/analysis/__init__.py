@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.cross_validation import CrossValidation, cross_validate, fold_of_samples
+from fedcomposite.analysis.effects import EffectCurves, effect_curves
 from fedcomposite.analysis.imputed import combine_imputations
 from fedcomposite.analysis.inference import (
     SeparationWarning,
@@ -57,6 +58,7 @@ __all__ = [
     "CoxRegression",
     "CrossValidation",
     "Driver",
+    "EffectCurves",
     "Errors",
     "EventCurves",
     "HuberRegression",
@@ -91,6 +93,7 @@ __all__ = [
     "confidence",
     "covariance",
     "cross_validate",
+    "effect_curves",
     "event_curves",
     "fold_of_samples",
     "likelihood_ratio_test",

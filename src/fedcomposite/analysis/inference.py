@@ -177,7 +177,7 @@ def confidence(
     """
     check_given(confidence, locals())
     x, driver = as_vector(x).double(), driver_of(problem, driver)
-    sandwich, jeffreys = needs_sandwich(problem, robust, driver), _power(jeffreys, driver)
+    sandwich, jeffreys = needs_sandwich(problem, robust, driver), bias_power(jeffreys, driver)
     return estimated(problem, x, level, inverse, sandwich, jeffreys, driver)
 
 
@@ -207,7 +207,7 @@ def covariance(
     check_given(covariance, locals())
     x, driver = as_vector(x).double(), driver_of(problem, driver)
     sandwich, (names, rows, own) = needs_sandwich(problem, robust, driver), contrasts(problem)
-    jeffreys = _power(jeffreys, driver)
+    jeffreys = bias_power(jeffreys, driver)
     every = [found_of(problem, x, "auto", sandwich, jeffreys, one).combined(rows, own) for one in each_copy(driver)]
     made = np.mean([V for _, V, _ in every], axis=0)
     if len(every) > 1:  # Rubin's rules
@@ -224,7 +224,7 @@ def needs_sandwich(problem: Problem, robust: bool | None, driver: Driver) -> boo
     return driver.budgeted or (weighted if robust is None else robust)  # a sandwich has room for noise
 
 
-def _power(jeffreys: float | None, driver: Driver) -> float | None:
+def bias_power(jeffreys: float | None, driver: Driver) -> float | None:
     """That of the prior; 0 where noise, or sums of one baseline for all sites, tell nothing about a bias."""
     return 0.0 if jeffreys is None and (driver.budgeted or isinstance(driver.transport, CommonBaseline)) else jeffreys
 

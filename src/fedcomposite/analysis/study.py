@@ -29,7 +29,8 @@ from torch import Tensor
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite._version import SCHEMA
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
-from fedcomposite.analysis.inference import LIKELIHOODS, TooFewError, confidence
+from fedcomposite.analysis.effects import EffectCurves, effect_curves
+from fedcomposite.analysis.inference import LIKELIHOODS, TooFewError, confidence, outputs_of
 from fedcomposite.analysis.newton import FitPlan, fit
 from fedcomposite.analysis.paths import Path, Several, Share, path
 from fedcomposite.analysis.quality import WIDEST, Quality, Report, is_regression, quality
@@ -97,6 +98,8 @@ class Analysis(Result):
     """Of times to an event: by when the quality is measured."""
     by_site: SiteEffects | None = None
     """A model of each site on its own, and what they have in common, if that was asked for."""
+    effects: EffectCurves | None = None
+    """Of a recipe with splines or products: what their columns do, value by value."""
 
     @property
     def solution(self) -> Tensor:
@@ -173,8 +176,9 @@ class Analysis(Result):
                 if report.reason:
                     notes = [found[name]["all"]["note"], f"sites: {report.reason}"]
                     found[name]["all"]["note"] = "; ".join(filter(None, notes))
-        if self.curves is not None:
-            found["curves"] = self.curves.table.to_dict("records")
+        for name, drawn in (("effects", self.effects), ("curves", self.curves)):
+            if drawn is not None:
+                found[name] = drawn.table.to_dict("records")
         if self.baseline is not None:
             found |= {"baseline": self.baseline.to_dict("records"), "horizon": self.horizon}
         if self.proportional is not None:
@@ -411,10 +415,13 @@ def _measure(
     horizon: float | None,
 ) -> Analysis:
     """How sure and how good a model is."""
-    intervals = None
+    intervals = effects = None
     if isinstance(problem.loss, LIKELIHOODS):
         with contextlib.suppress(TooFewError):
             intervals = confidence(problem, x, driver=driver)
+            if outputs_of(problem) == 1 and problem.silos.recipe is not None and problem.silos.recipe.joint:
+                effects = effect_curves(problem, x, driver=driver)
+                effects = effects if len(effects.table) else None
     seen = tested = None
     told = is_regression(problem) and (isinstance(problem.loss, LeastSquares) or not driver.budgeted)
     if isinstance(problem.loss, Logistic | Cox) or told:
@@ -431,5 +438,6 @@ def _measure(
     sent = driver.exchanges, driver.bytes_up, driver.bytes_down
     names = [name for name in driver.names if name != "(held by nobody)"]
     return Analysis(
-        kind, problem, x, lam, choice, names, reason, along, cv, intervals, seen, tested, certificate, *sent
-    )
+        kind, problem, x, lam, choice, names, reason, along, cv, intervals, seen, tested, certificate, *sent,
+        effects=effects,
+    )  # fmt: skip

@@ -503,6 +503,13 @@ def _estimates(intervals: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns=lambda c: str(c).removeprefix("unit_"))
 
 
+def _ends(effects: pd.DataFrame) -> pd.DataFrame:
+    """Some values of each curve: its ends and the middle between them."""
+    each = [one.iloc[[0, len(one) // 4, len(one) // 2, 3 * len(one) // 4, -1]].drop_duplicates()
+            for _, one in effects.groupby(["column", "given"], sort=False)]  # fmt: skip
+    return pd.concat(each, ignore_index=True)
+
+
 def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
     """Say what was found and where it is, to people and to machines."""
     out.print(made.message, markup=False, highlight=False, soft_wrap=True)
@@ -514,6 +521,9 @@ def finish(made: Analysis, folder: RunFolder, found: dict[str, Any]) -> None:
         print_frame(_estimates(made.intervals), "estimates with 95 % confidence intervals", drop=("z",))
     else:
         _print_largest(table)
+    if made.effects is not None:
+        found["effects"] = rows(made.effects.table)
+        print_frame(_ends(made.effects.table), "what columns do, beside a reference, with 95 % bands", drop=("z", "se"))
     if each := made.content().get("site_coefficients"):
         found["site_coefficients"] = each
         print_frame(pd.DataFrame(each), "coefficients of every site, per unit of the columns", digits=6)

@@ -65,7 +65,7 @@ class FittedRecipe(Result, BaseModel):
         """Terms whose coefficient is not the effect of a column by itself, and the terms that share its effect.
 
         Those of a spline, the column itself among them; products and their factors. What a unit of the column does is
-        in all of them together, and depends on where it is: compare predictions at two values of it.
+        in all of them together, and depends on where it is (:func:`fedcomposite.effect_curves`).
         """
         groups: list[list[str]] = []
         for step in self.steps:

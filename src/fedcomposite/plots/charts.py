@@ -219,6 +219,34 @@ def draw_forests(
     return finish(figure, path)
 
 
+def draw_effects(table: pd.DataFrame, path: str | Path | None = None) -> Figure:
+    """A panel per column of :class:`fedcomposite.analysis.EffectCurves`: a curve with its band for each ``given``."""
+    names = list(dict.fromkeys(table["column"]))
+    columns = min(3, max(1, len(names)))
+    rows = -(-max(1, len(names)) // columns)
+    figure, axes = make(3.4 * columns + 0.6, 2.6 * rows, columns, rows)
+    ratio = next((c.removesuffix("_ratio") for c in map(str, table) if c.endswith("_ratio")), "")
+    for place in axes[len(names) :]:
+        place.set_visible(False)
+    for place, name in zip(axes, names, strict=False):
+        own = table[table["column"] == name]
+        place.axhline(1.0 if ratio else 0.0, color="#999", linewidth=0.8)
+        for i, (given, curve) in enumerate(own.groupby("given", sort=False)):
+            middle, low, high = (curve[c].to_numpy(float) for c in ("estimate", "lower", "upper"))
+            middle, low, high = (np.exp(one) if ratio else one for one in (middle, low, high))
+            color, at = COLORS[i % len(COLORS)], curve["value"].to_numpy(float)
+            place.plot(at, middle, color=color, linewidth=1.6, label=str(given) or None)
+            place.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+        if ratio:
+            place.set_yscale("log")
+        if own["given"].iloc[0]:
+            place.legend(frameon=False, fontsize=7)
+        place.set_xlabel(str(name), fontsize=9)
+        beside = f"{own['reference'].iloc[0]:.4g}"
+        place.set_ylabel(f"{ratio} ratio to {beside}" if ratio else f"difference to {beside}", fontsize=8)
+    return finish(figure, path)
+
+
 def _forest(place: Axes, sites: pd.DataFrame, row: pd.Series[Any], named: bool) -> None:
     """One coefficient: boxes whose areas are weights, a diamond, and a line for a further site."""
     heights = range(len(sites))

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from fedcomposite.plots.charts import draw_forests
+from fedcomposite.plots.charts import draw_effects, draw_forests
 from fedcomposite.plots.inline import Picture, plain
 from fedcomposite.plots.looks import COLORS
 from fedcomposite.reports.reading import Found, shown_times
@@ -24,6 +24,7 @@ def figures(found: Found) -> dict[str, str]:
         "Coefficients along the path": path,
         "Cross-validation": cross_validation,
         "Coefficients with 95 % confidence intervals": forest,
+        "What columns do": effects,
         "Coefficients by site": by_site,
         "Survival curves": survival,
         "ROC curves": roc,
@@ -110,6 +111,12 @@ def forest(found: Found) -> str:
             p = "" if row["p"] is None else f", p = {row['p']:.2g}"
             picture.dots([(row["estimate"], i)], color, [f"{row['name']}: {row['estimate']:.3g}{p}"])
     return picture.svg("estimates with confidence intervals")
+
+
+def effects(found: Found) -> str:
+    """A curve with a band for each column with a spline or products."""
+    rows = found.analysis.get("effects")
+    return Picture.of(draw_effects(pd.DataFrame(rows))).svg("effect curves with 95 % bands") if rows else ""
 
 
 def by_site(found: Found) -> str:

@@ -20,7 +20,7 @@ from fedcomposite.reports.words import notes, studied
 _AFTER = {
     "Table 1": [],
     "Data": [],
-    "Coefficients": ["Coefficients with 95 % confidence intervals"],
+    "Coefficients": ["Coefficients with 95 % confidence intervals", "What columns do"],
     "Coefficients of the sites": [],
     "Quality": ["ROC curves", "Calibration", "Decision curve"],
     "Test": ["ROC curves on the test part", "Calibration on the test part", "Decision curve on the test part"],

@@ -155,7 +155,7 @@ def _joint(rows: list[dict[str, Any]]) -> str:
         return ""
     return (
         f"No ratio per unit for {', '.join(names)}: terms of a spline, products and their factors share the effect of "
-        "their columns, which is not that of one unit of one term; compare predictions at two values of the column. "
+        "their columns, which is not that of one unit of one term; the curves with bands show it, value by value. "
     )
 
 
