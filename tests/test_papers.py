@@ -437,6 +437,11 @@ def test_verdicts_in_the_docs_are_those_of_their_data(folder):
     data = pd.read_csv(folder / "data.csv")
     claims = judge(paper, data)
     assert re.match(r"[0-9a-f]{40}\b", state["commit"])
+    if (folder / "tuning.csv").is_file():  # a number at the end of its grid is told
+        trials = pd.read_csv(folder / "tuning.csv").query("chosen")
+        text = (folder / "verdict.md").read_text()
+        assert ("all lie inside their grids" in text) == trials["inside"].all()
+        assert all(label in text for label in trials["search"][~trials["inside"]])
     assert state["seeds"]
     assert set(state["versions"]) == {"fedcomposite", "torch", "python"}
     assert "run" not in data or not data.duplicated(["run", "round"]).any()

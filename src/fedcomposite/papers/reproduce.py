@@ -87,7 +87,7 @@ def reproduce(
         if len(data):
             for kind in ("pdf", "png"):
                 paper.module.draw(data, folder / f"figure.{kind}")
-        write_atomic(folder / "verdict.md", verdict(paper, claims, state).encode())
+        write_atomic(folder / "verdict.md", verdict(paper, claims, state, _tuned(folder)).encode())
     return Reproduced(paper, folder, claims, state)
 
 
@@ -157,7 +157,18 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str:
+def _tuned(folder: Path) -> str:
+    """What tuning.csv says of the numbers that were tuned: whether each best one lies inside its grid."""
+    file = folder / "tuning.csv"
+    if not file.is_file():
+        return ""
+    chosen = pd.read_csv(file).query("chosen")
+    out = chosen["search"][~chosen["inside"].astype(bool)]
+    told = "all lie inside their grids" if not len(out) else f"at an end of their grids lie those of {'; '.join(out)}"
+    return f"{len(chosen)} searches tuned their numbers, trials in `tuning.csv`: {told}."
+
+
+def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any], tuning: str = "") -> str:
     """The text of verdict.md."""
     card = paper.card
     form = "the reduced form (`--quick`)" if state.get("quick") else "the full form"
@@ -181,6 +192,7 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any]) -> str
         "",
     ]
     lines += [multiplicity(claims), ""]
+    lines += [tuning, ""] if tuning else []
     partly = "" if state.get("complete") else " Not all runs are finished: what is there is partial."
     lines += [
         f"Measured in {form}, {state.get('seconds', 0) / 60:.1f} minutes on {state.get('device', 'a computer')}, "
