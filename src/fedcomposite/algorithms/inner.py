@@ -38,7 +38,7 @@ from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.regularizers.wrapped import restricted
 
 _MOST, _FEW = 500, 60  # proximal gradient steps, of a separable h and of others
-_NEWTONS, _INNER = 100, 100  # semismooth Newton steps in a row, of an augmented Lagrangian
+_NEWTONS, _INNER = 20, 100  # semismooth Newton steps in a row, of an augmented Lagrangian
 _PARTS = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)  # lengths of such a step that are tried
 _MULTIPLIERS = 40  # moves of the multipliers
 _SHORTER = 25  # shorter steps of the augmented Lagrangian
@@ -65,12 +65,19 @@ class QuadraticModel:
 
     def change(self, u: Tensor) -> float:
         """The model at u, up to a constant."""
-        d = u - self.x
-        return float(d @ (self.g + (self.H @ d) / 2) + self.h.value(u))
+        return self.change_with(u, self.bend(u))
+
+    def change_with(self, u: Tensor, bend: Tensor) -> float:
+        """The same where :meth:`bend` is known."""
+        return float((u - self.x) @ (self.g + bend / 2) + self.h.value(u))
+
+    def bend(self, u: Tensor) -> Tensor:
+        """H (u - x), by which the gradient has changed since x."""
+        return self.H @ (u - self.x)
 
     def gradient(self, u: Tensor) -> Tensor:
         """The gradient of the quadratic at u."""
-        return self.g + self.H @ (u - self.x)
+        return self.g + self.bend(u)
 
     @property
     def blind(self) -> bool:
@@ -191,6 +198,7 @@ class _State(NamedTuple):
     """A point, its image under the prox-gradient map, and how far apart they are."""
 
     u: Tensor
+    bend: Tensor  # H (u - x)
     v: Tensor  # before the prox
     p: Tensor  # after it
     residual: float
@@ -202,28 +210,33 @@ def _descend(model: QuadraticModel, tolerance: float, most: int) -> tuple[Tensor
     best, lowest = model.x, float(model.h.value(model.x))
     slack = 10 * torch.finfo(best.dtype).eps * abs(lowest)
     momentum, y, tries, due = 1.0, best, 0, 0
+    bend = bend_y = torch.zeros_like(best)  # H (best - x) and H (y - x)
     for iteration in range(most):
         if iteration == due:
             tries, due = tries + 1, due + 5 * 2 ** min(tries, 7)
             goal = max(tolerance, _rounding(model, best))
-            found = _polish(model, best, steps, goal, tries % 2 == 1)
-            value = model.change(found.p)
+            found = _polish(model, _look(model, best, bend, steps), steps, goal, tries % 2 == 1)
+            bent = model.bend(found.p)
+            value = model.change_with(found.p, bent)
             if value <= lowest + slack:
                 best, lowest, y, momentum = found.p, min(value, lowest), found.p, 1.0
+                bend = bend_y = bent
                 if found.residual <= goal:
                     return best, True
-        u = model.h.prox(y - steps * model.gradient(y), steps)
-        value = model.change(u)
+        u = model.h.prox(y - steps * (model.g + bend_y), steps)
+        bent = model.bend(u)
+        value = model.change_with(u, bent)
         if value > lowest + slack or float((y - u) @ ((u - best) / steps)) > 0:
             if y is best:  # a plain step that does not lower the model: as far as rounding allows
                 return best, True
-            y, momentum = best, 1.0
+            y, bend_y, momentum = best, bend, 1.0
             continue
         following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-        y = u + (momentum - 1) / following * (u - best)
+        ahead = (momentum - 1) / following
         if momentum == 1.0 and torch.equal(u, best):
             return best, True
-        best, lowest, momentum = u, min(value, lowest), following
+        y, bend_y = u + ahead * (u - best), bent + ahead * (bent - bend)
+        best, bend, lowest, momentum = u, bent, min(value, lowest), following
     return best, False
 
 
@@ -255,33 +268,34 @@ def _largest(H: Tensor) -> float:
     return 1.05 * float(v @ (H @ v))
 
 
-def _look(model: QuadraticModel, u: Tensor, steps: Tensor) -> _State:
-    v = u - steps * model.gradient(u)
+def _look(model: QuadraticModel, u: Tensor, bend: Tensor, steps: Tensor) -> _State:
+    v = u - steps * (model.g + bend)
     p = model.h.prox(v, steps)
-    return _State(u, v, p, float(torch.linalg.vector_norm((u - p) / steps)))
+    return _State(u, bend, v, p, float(torch.linalg.vector_norm((u - p) / steps)))
 
 
-def _polish(model: QuadraticModel, start: Tensor, steps: Tensor, tolerance: float, exactly: bool) -> _State:
+def _polish(model: QuadraticModel, now: _State, steps: Tensor, tolerance: float, exactly: bool) -> _State:
     """Semismooth Newton steps, each of which halves the residual or lowers a convex model more than a plain step."""
-    now = _look(model, start, steps)
     for _ in range(_NEWTONS):
         if now.residual <= tolerance:
             break
         move = _newton(model, now, steps, exactly)
         if move is None or not bool(torch.isfinite(move).all()):
             break
-        lowest: float | None = None
+        along, lowest = model.H @ move, math.nan
         for part in _PARTS:
-            then = _look(model, now.u + part * move, steps)
+            then = _look(model, now.u + part * move, now.bend + part * along, steps)
             if then.residual <= 0.5 * now.residual:
+                now = then
                 break
             if model.h.rho == 0:
-                lowest = model.change(now.p) if lowest is None else lowest
-                if model.change(then.p) < lowest:
+                lowest = model.change(now.p) if math.isnan(lowest) else lowest
+                bent = model.bend(then.p)
+                if model.change_with(then.p, bent) < lowest:
+                    now = _look(model, then.p, bent, steps)
                     break
         else:
             break
-        now = then if then.residual <= 0.5 * now.residual else _look(model, then.p, steps)
     return now
 
 

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ from fedcomposite.data.queries import (
     TablesAtHand,
 )
 from fedcomposite.data.recipe import Given, Recipe
+from fedcomposite.data.sheets import Style
 from fedcomposite.data.steps import Absent, AnyStep, Complete, known
 from fedcomposite.experiments.tables import latex
 from fedcomposite.files import write_atomic
@@ -127,7 +128,8 @@ def table_one(
     rules: Rules | None = None,
     privacy: StudyBudget | None = None,
     seed: int = 0,
-    **options: Any,
+    names: Sequence[str] = (),
+    **options: Unpack[Style],
 ) -> TableOne:
     """Who was studied: a total and a column per site, or per level of a column, with tests and differences.
 
@@ -149,7 +151,7 @@ def table_one(
         Its local parts (names, units, markers, how files are written) are done before; its categories are categorical.
     rules : Rules, optional
         What sites tell; everything if left out, since the files are at hand.
-    privacy, seed, **options
+    privacy, seed, names, **options
         As in :func:`fedcomposite.describe`.
 
     Examples
@@ -161,7 +163,7 @@ def table_one(
     """
     refuse(wrong_arguments(table_one, {k: v for k, v in locals().items() if k not in ("given", "options")}))
     made = recipe or Recipe()
-    sheets = [made.local(sheet.name).apply(sheet) for sheet in made.sheets(given, **options)]
+    sheets = [made.local(sheet.name).apply(sheet) for sheet in made.sheets(given, names=names, **options)]
     wishes = Wishes.of(made, target, by=by, columns=columns, median=median, categorical=categorical)
     if privacy is not None:
         noised = NoisedTables.at_hand(sheets, privacy, seed)

@@ -30,10 +30,13 @@ FAR = 10.0
 
 def far_means(X: Tensor) -> Tensor:
     """The means of columns that are far from zero beside their deviation, zero for others."""
-    if not len(X):
+    if not X.numel():
         return X.new_zeros(X.shape[1])
-    variance, mean = torch.var_mean(X, dim=0, correction=0)  # without a copy of the features
-    low, high = X.aminmax(dim=0)
+    mean = X.mean(0)
+    variance = torch.zeros_like(mean)
+    for rows in X.split(max(1, 2**16 // X.shape[1])):  # what a cache holds: the features are not copied as a whole
+        variance += (rows - mean).square().sum(0) / len(X)
+    low, high = X.amin(0), X.amax(0)  # several times faster than both in one call
     far = torch.where(mean.abs() > FAR * variance.sqrt(), mean, 0.0)
     return torch.where(low == high, low, far)  # what is constant is zero without it, not rounding
 

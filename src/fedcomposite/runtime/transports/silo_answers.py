@@ -29,7 +29,7 @@ def check_range(silos: Silos) -> None:
     for what, values in (("features", silos.features), ("targets", silos.targets)):
         if not isinstance(values, Tensor) or values.dtype != torch.float64:
             continue
-        largest = torch.stack(values.aminmax(dim=0)).abs().amax(0).view(-1)  # of each column
+        largest = torch.maximum(values.amax(0), -values.amin(0)).view(-1)  # of each column
         if float(largest.max()) > LARGEST:
             row, *rest = torch.nonzero(values.abs() > LARGEST)[0].tolist()
             at = int(np.searchsorted(silos.offsets, row, side="right")) - 1
