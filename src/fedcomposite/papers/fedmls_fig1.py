@@ -25,7 +25,7 @@ from fedcomposite.papers.base import classes, histories, last, only, slope
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, against, ahead
-from fedcomposite.plots import Panel, draw_panels
+from fedcomposite.plots import Panel, canvas, draw_panels
 
 Floats = npt.NDArray[np.float64]
 SOURCE = Path(__file__).with_suffix(".c")
@@ -180,7 +180,13 @@ def slopes(data: pd.DataFrame, method: str) -> pd.Series:
 
 
 def draw(data: pd.DataFrame, path: Path) -> None:
-    """The gap against communication rounds, on logarithmic axes."""
+    """The gap against communication rounds, on logarithmic axes, with slopes to compare."""
     data = data[data["round"] > 0]
     panels = [Panel(histories(data), "gap", name="(F − F*) / F*", log_x=True, log_y=True)]
-    draw_panels(panels, path, width=4.5, methods=classes(data))
+    figure = draw_panels(panels, width=4.5, methods=classes(data))
+    axis, k = figure.axes[0], np.array([1.0, float(data["round"].max())])
+    for power, told in ((0.5, "k^(-1/2)"), (1.0, "1/k")):
+        level = float(data["gap"].max()) / k**power
+        axis.plot(k, level, color="0.6", linestyle=":", linewidth=1)
+        axis.annotate(told, (k[1], level[1]), (0, 5), textcoords="offset points", color="0.4", fontsize=6, ha="right")
+    canvas.finish(figure, path)
