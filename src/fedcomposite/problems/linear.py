@@ -34,7 +34,7 @@ def far_means(X: Tensor) -> Tensor:
         return X.new_zeros(X.shape[1])
     mean = X.mean(0)
     variance = torch.zeros_like(mean)
-    for rows in X.split(max(1, 2**16 // X.shape[1])):  # what a cache holds: the features are not copied as a whole
+    for rows in torch.split(X, max(1, 2**16 // X.shape[1])):  # what a cache holds: no copy of all
         variance += (rows - mean).square().sum(0) / len(X)
     low, high = X.amin(0), X.amax(0)  # several times faster than both in one call
     far = torch.where(mean.abs() > FAR * variance.sqrt(), mean, 0.0)
