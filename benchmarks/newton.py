@@ -4,6 +4,7 @@
     python -m benchmarks.newton --against        # six problems with every composite method and FISTA, as a table
     python -m benchmarks.newton --path           # 30 strengths, 20,000 features, 10 sites of 100 samples
     python -m benchmarks.newton --solve          # Heart Disease with kinks, or half of the clients
+    python -m benchmarks.newton --sketch         # without Hessians, on sites alike and different, beside ProxNewton
 
 ``--only heart`` takes the problems whose name starts so. FISTA is what dsMTL does: one gradient per client and round,
 an accelerated step at the server. The table has the rounds to a stationarity of 1e-6 and of 1e-9, and the kilobytes
@@ -17,12 +18,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import resource
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 from unittest import mock
 
@@ -32,13 +36,17 @@ from torch import Tensor
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.algorithms import REGISTRY, ProxNewton
+from fedcomposite.algorithms import REGISTRY, ProxNewton, SketchNewton
 from fedcomposite.algorithms.base import Algorithm, Empty, Gradient, Info
 from fedcomposite.analysis import certify
 from fedcomposite.regularizers import Regularizer
 
 TIGHT, LOOSE = 1e-9, 1e-6
 AGAINST = ("heart, l1", "synthetic, l1", "a9a, l1", "mushrooms, l1", "ilea, l1", "digits, l1")
+_CATEGORIES = (
+    *("Killip", "miloc", "pmi", "sex", "smk", "dia", "htn", "hyp", "hrt", "ttr", "ant", "fam"),
+    *("prevcvd", "prevcabg", "sho", "hig", "ste", "pan"),
+)
 STAYS = 40  # records without a better one after which a method will not get there
 LARGE = 1_000_000  # numbers in the data from which on a tenth of the rounds has to do
 
@@ -91,6 +99,32 @@ def _split(name: str, clients: int = 10) -> fc.Silos:
     return fc.data.load(name).partition("iid", clients=clients)
 
 
+def _by_label(name: str, clients: int = 10) -> fc.Silos:
+    whole = _split(name, 1)
+    X, y = whole.features.numpy(), whole.targets.numpy()
+    return fc.Silos.from_arrays([(X[rows], y[rows]) for rows in np.array_split(np.argsort(y, kind="stable"), clients)])
+
+
+def _gusto(columns: int = 125) -> fc.Silos:
+    """Sixteen regions: measurements, parts of their squares, categories, and products in order up to a number."""
+    import pandas as pd
+
+    table = pd.read_csv(Path(os.environ["FEDCOMPOSITE_DATA"]) / "multicentre" / "gusto.csv.gz")
+    made: list[np.ndarray] = []
+    for name in ("age", "sysbp", "pulse", "height", "weight"):
+        v = table[name].fillna(table[name].median()).to_numpy(float)
+        v = (v - v.mean()) / v.std()
+        made += [v, np.maximum(v, 0) ** 2, np.maximum(v - 1, 0) ** 2]
+    for name in _CATEGORIES:
+        levels = pd.get_dummies(table[name], drop_first=True).to_numpy(float).T
+        made += [level for level in levels if level.sum() > 20]
+    pairs = (made[i] * made[j] for i in range(len(made)) for j in range(i))
+    made += islice((v for v in pairs if v.std() > 0.05), columns - len(made))
+    X = np.column_stack(made)
+    X, dead = (X - X.mean(0)) / X.std(0), table["day30"].to_numpy()
+    return fc.Silos.from_arrays([(X[rows], dead[rows]) for rows in table.groupby("regl").indices.values()])
+
+
 def _logistic(silos: Callable[[], fc.Silos], h: Regularizer) -> Callable[[], fc.Problem]:
     return lambda: fc.Problem(silos(), loss="logistic", regularizer=h, bias=True, weights="samples")
 
@@ -122,6 +156,16 @@ PROBLEMS: dict[str, Callable[[], fc.Problem]] = {
     ),
     "digits, l1": lambda: _digits(reg.L1(0.003)),
     "digits, ridge": lambda: _digits(reg.L2Squared(0.01)),
+}
+
+
+SPREADS: dict[str, Callable[[], fc.Problem]] = {
+    "A9A, 10 sites alike": _logistic(lambda: _split("a9a"), reg.L1(0.005)),
+    "A9A, sorted by label": _logistic(lambda: _by_label("a9a"), reg.L1(0.005)),
+    "mushrooms, 10 sites alike": _logistic(lambda: _split("mushrooms"), reg.L1(0.005)),
+    "mushrooms, sorted by label": _logistic(lambda: _by_label("mushrooms"), reg.L1(0.005)),
+    "GUSTO-I, 16 regions, l1 0.005": _logistic(_gusto, reg.L1(0.005)),
+    "GUSTO-I, 16 regions, l1 0.001": _logistic(_gusto, reg.L1(0.001)),
 }
 
 
@@ -182,6 +226,25 @@ def newton(name: str, problem: fc.Problem) -> bool:
         line += f"  F - {other[0]} {difference:+.0e}, {support} support"
         right &= difference <= 1e-10 and support != "another"
     print(f"{line}  {certify(problem, run.solution)}", flush=True)
+    return right
+
+
+def sketched(name: str, problem: fc.Problem, draws: int) -> bool:
+    """A row: rounds and kilobytes with Hessians and without, for some draws of directions, and how models agree."""
+    exact = fc.simulate(problem, ProxNewton(), rounds=50, tolerance=1e-13)
+    cells, found, right = [_reached(problem, exact, TIGHT)], [], True
+    for draw in range(draws):
+        run = fc.simulate(problem, SketchNewton(draw=draw), rounds=100, tolerance=TIGHT)
+        found.append((run.rounds, 1000 * _megabytes(problem, run.history[-1])))
+        right &= run.status == "converged" and run.rounds <= 45 and found[-1][1] <= 60
+    rounds, kilobytes = (sorted(column) for column in zip(*found, strict=True))
+    cells += [f"{found[0][0]} ({found[0][1]:.0f})"]
+    cells += [f"{rounds[0]} to {rounds[-1]} ({kilobytes[0]:.0f} to {kilobytes[-1]:.0f})"]
+    run = fc.simulate(problem, SketchNewton(), rounds=100, tolerance=1e-12)
+    apart = run.solution - exact.solution
+    margins = problem.silos.features.double() @ apart[:-1] + apart[-1]  # unique, also where the minimiser is not
+    cells += [str(problem.dimension), f"{float(margins.abs().max()):.0e}"]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
     return right
 
 
@@ -311,7 +374,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000, help="most rounds of the first-order methods")
     parser.add_argument("--features", type=int, default=20_000, help="of the path")
     parser.add_argument("--solve", action="store_true", help="kinks, and half of the clients in a round")
+    parser.add_argument("--sketch", action="store_true", help="without Hessians, beside ProxNewton")
+    parser.add_argument("--draws", type=int, default=5, help="of the directions that --sketch tries")
     given = parser.parse_args()
+    if given.sketch:
+        print(
+            "| problem | ProxNewton | SketchNewton | other draws | coordinates | margins differ by |\n|" + " --- |" * 6
+        )
+        chosen = {name: make for name, make in SPREADS.items() if name.startswith(given.only)}
+        raise SystemExit(0 if all([sketched(name, make(), given.draws) for name, make in chosen.items()]) else 1)
     if given.solve:
         return solved(3 * given.rounds)
     if given.path:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedcomposite import theory
-from fedcomposite.algorithms import FedNMap, ProxNewton, ProxScaffnew
+from fedcomposite.algorithms import FedNMap, ProxNewton, ProxScaffnew, SketchNewton
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.smoothed import KINKED
@@ -14,6 +14,10 @@ from fedcomposite.regularizers.wrapped import settled
 
 AUTO = "auto"
 """The name of a method that is to be chosen."""
+Curvature = Literal["auto", "never"]
+"""Whether clients may send Hessians; "never" allows no more than products of theirs with a few directions."""
+SKETCHES = 2000
+"""Coordinates up to which a server works with such products."""
 HESSIANS = 4000
 """Coordinates up to which Newton steps are taken with an h that couples all of them."""
 
@@ -49,6 +53,7 @@ def choose(
     local_steps: int = 10,
     L: float | None = None,
     constants: theory.Constants | None = None,
+    curvature: Curvature = "auto",
 ) -> Choice:
     """The method that needs the fewest rounds, with steps from the problem's constants.
 
@@ -64,11 +69,16 @@ def choose(
         A smoothness constant to use in place of the measured one; a network has no other.
     constants : Constants, optional
         The problem's constants where its data are not here; measured if left out.
+    curvature : str
+        "never": no Hessian may leave a client.
     """
     h, everyone = problem.regularizer, participation >= 1
     settled(h)
     linear = isinstance(problem.loss, Loss)
-    if everyone and newton_fits(problem):
+    never, many = curvature == "never", problem.dimension > SKETCHES
+    if everyone and newton_fits(problem) and never and not many:
+        return Choice(SketchNewton(), "the model is linear, its loss smooth, and no Hessian may leave a client")
+    if everyone and newton_fits(problem) and not never:
         return Choice(ProxNewton(), "the model is linear, its loss smooth, and every client takes part")
     if linear and (L is None or not problem.loss.smooth):
         known = theory.constants(problem, participation=participation) if constants is None else constants
@@ -87,5 +97,8 @@ def choose(
         return Choice(made, "h is not weakly convex")
     if isinstance(problem.loss, Loss) and not problem.loss.twice:
         return Choice(made, f"{problem.loss} has no second derivative")
+    if never:
+        why = f"no Hessian may leave a client, and {problem.dimension} coordinates are too many for sketches"
+        return Choice(ProxScaffnew.auto(L, rho, local_steps), why)
     why = f"h couples all {problem.dimension} coordinates, too many for Hessians"
     return Choice(ProxScaffnew.auto(L, rho, local_steps), why)

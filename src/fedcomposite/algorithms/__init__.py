@@ -46,6 +46,7 @@ from fedcomposite.algorithms.scaffnew import Scaffnew
 from fedcomposite.algorithms.scaffold import Scaffold
 from fedcomposite.algorithms.scaffoldm import ScaffoldM
 from fedcomposite.algorithms.sdane import SDANE
+from fedcomposite.algorithms.sketchnewton import SketchNewton
 from fedcomposite.algorithms.stem import STEM
 from fedcomposite.algorithms.tamuna import TAMUNA
 from fedcomposite.algorithms.zhang import Zhang
@@ -92,6 +93,7 @@ __all__ = [
     "Scaffnew",
     "Scaffold",
     "ScaffoldM",
+    "SketchNewton",
     "Zhang",
     "build",
     "cite",

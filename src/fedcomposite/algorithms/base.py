@@ -138,6 +138,9 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     linear_replies: ClassVar[bool] = False
     """Whether replies are linear in what a client computes on its data, so that shares of noise add up in their sum."""
 
+    single_precision: ClassVar[bool] = False
+    """Whether some of what is sent is in single precision, to save bytes; states never are."""
+
     one_regularizer: ClassVar[str] = ""
     """Why h must be the same in all rounds; empty if its strength may follow a schedule."""
 

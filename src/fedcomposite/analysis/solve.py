@@ -8,6 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from fedcomposite.algorithms.base import Empty
 from fedcomposite.analysis.newton import End, Fit, FitPlan, feasible, fit_any
 from fedcomposite.analysis.scaling import rescale, worthwhile
 from fedcomposite.analysis.settling import settle, without_end
-from fedcomposite.choice import HESSIANS, Choice, choose, newton_fits
+from fedcomposite.choice import HESSIANS, Choice, Curvature, choose, newton_fits
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import Cox, Logistic, Multinomial, Poisson
 from fedcomposite.regularizers.wrapped import settled
@@ -55,6 +56,7 @@ def solve(
     dtype: torch.dtype = torch.float64,
     device: str | torch.device = "cpu",
     x0: Any = None,
+    curvature: Curvature = "auto",
     on_record: Callable[[Record], None] | None = None,
 ) -> Run:
     """Find the solution of a problem, whatever method that takes.
@@ -85,6 +87,9 @@ def solve(
         Of a first-order method.
     seed, dtype, device, on_record
         As in :func:`fedcomposite.simulate`.
+    curvature : str
+        "never": no Hessian leaves a client. Linear models with a smooth loss then take gradients and a few
+        Hessian-vector products (:class:`fedcomposite.algorithms.SketchNewton`), others a first-order method.
     x0 : Tensor or array, optional
         Where to begin; Newton steps begin at zero instead where the objective is lower there, and ``message`` says so.
 
@@ -106,7 +111,7 @@ def solve(
     check_range(problem.silos)
     settled(problem.regularizer)
     ends = deadline(seconds)
-    if participation >= 1 and newton_fits(problem, kinks=True):
+    if participation >= 1 and curvature == "auto" and newton_fits(problem, kinks=True):
         if fault := precision_fault(dtype, "ProxNewton"):
             raise ValueError(fault)
         most = (NEWTON_ROUNDS if problem.loss.smooth else KINK_ROUNDS) if rounds is None else rounds
@@ -129,8 +134,9 @@ def solve(
         "mode": "eager",
         "batch_size": batch_size,
     }
-    most = (SETTLED_ROUNDS if _settles(problem, participation) else FIRST_ORDER_ROUNDS) if rounds is None else rounds
-    return _first_order(problem, most, local_steps, settings | {"evaluate_every": max(1, min(10, most))}, ends)
+    choosing = partial(choose, participation=participation, local_steps=local_steps, curvature=curvature)
+    most = (SETTLED_ROUNDS if _settles(problem, choosing) else FIRST_ORDER_ROUNDS) if rounds is None else rounds
+    return _first_order(problem, most, choosing, settings | {"evaluate_every": max(1, min(10, most))}, ends)
 
 
 # -- Newton steps -----------------------------------------------------------------------------------------------------
@@ -248,14 +254,16 @@ def _size(problem: Problem, x0: Any) -> float:
 # -- first-order methods ----------------------------------------------------------------------------------------------
 
 
-def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict[str, Any], deadline: Deadline) -> Run:
+def _first_order(
+    problem: Problem, rounds: int, choosing: partial[Choice], settings: dict[str, Any], deadline: Deadline
+) -> Run:
     """Steps are tried, the run is done, and done again with smaller ones if it diverges.
 
     Where features differ in size and h allows it, all of that is in units in which they do not.
     """
-    given, relative, share = problem, settings["tolerance"], settings["participation"]
+    given, relative = problem, settings["tolerance"]
     tolerance = relative * _size(problem, settings["x0"])
-    newton = _settles(problem, share)
+    newton = _settles(problem, choosing)
     patience = _Patience(deadline, _STALLED[newton])
     settings |= {"callbacks": [patience], "tolerance": tolerance}
     kept = min(NEWTON_ROUNDS, rounds // 10) if newton else 0
@@ -264,10 +272,11 @@ def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict
     if rescaling is not None:
         problem = rescaling.problem
         settings |= {"x0": rescaling.start(settings["x0"]), "tolerance": None, "callbacks": [patience, rescaling]}
-    smoothness, tried = _smoothness(problem, local_steps, settings, deadline)
+    smoothness, tried = _smoothness(problem, choosing, settings, deadline)
     while True:
-        choice = choose(problem, participation=share, local_steps=local_steps, L=smoothness)
-        run = _quietly(problem, choice, rounds, settings)
+        choice = choosing(problem, L=smoothness)
+        every = {"evaluate_every": 1} if choice.algorithm.info.second_order else {}
+        run = _quietly(problem, choice, rounds, settings | every)
         rounds -= run.rounds
         if run.status != "diverged" or smoothness is None or smoothness > 1e12 or patience.late or rounds <= 0:
             break
@@ -282,11 +291,12 @@ def _first_order(problem: Problem, rounds: int, local_steps: int, settings: dict
     return _finish(given, run, choice, tolerance, tried)
 
 
-def _settles(problem: Problem, share: float) -> bool:
+def _settles(problem: Problem, choosing: partial[Choice]) -> bool:
     """Whether Newton steps finish what a first-order method began; see :mod:`fedcomposite.analysis.settling`."""
     loss, h = problem.loss, problem.regularizer
     linear = isinstance(loss, Loss) and loss.smooth and loss.twice
-    return linear and share >= 1 and not h.weakly_convex and problem.dimension <= HESSIANS
+    able = choosing.keywords["participation"] >= 1 and choosing.keywords["curvature"] == "auto"
+    return linear and able and not h.weakly_convex and problem.dimension <= HESSIANS
 
 
 def _settled(problem: Problem, run: Run, tolerances: tuple[float, float], rounds: int, deadline: Deadline) -> Run:
@@ -322,18 +332,19 @@ def _quietly(problem: Problem, choice: Choice, rounds: int, settings: dict[str, 
 
 
 def _smoothness(
-    problem: Problem, local_steps: int, settings: dict[str, Any], deadline: Deadline
+    problem: Problem, choosing: partial[Choice], settings: dict[str, Any], deadline: Deadline
 ) -> tuple[float | None, int]:
     """A constant for the steps of a first-order method, found by trying some, and the rounds that this took.
 
     Where L is known it is at most made so much smaller that single local steps stay below 1/L: twice, and
     ``local_steps`` times where only some clients take part, since a round's steps are shared out then.
     """
-    share, least, factor = settings["participation"], 0.0, _FACTOR
+    share, local_steps = (choosing.keywords[name] for name in ("participation", "local_steps"))
+    least, factor = 0.0, _FACTOR
     if isinstance(problem.loss, Loss):
         if not problem.loss.smooth:
             return None, 0
-        if not isinstance(choose(problem, participation=share, local_steps=local_steps, L=1.0).algorithm, FedNMap):
+        if not isinstance(choosing(problem, L=1.0).algorithm, FedNMap):
             return None, 0
         known = theory.constants(problem, participation=share)
         if known.L is None:
@@ -347,7 +358,7 @@ def _smoothness(
 
     def objective(L: float) -> float:
         if L not in tried:
-            made = choose(problem, participation=share, local_steps=local_steps, L=L)
+            made = choosing(problem, L=L)
             plan = {"evaluate_every": _TRIAL, "progress": False, "on_record": None, "callbacks": ()}
             run = _quietly(problem, made, _TRIAL, settings | plan)
             lower = run.status != "diverged" and run.history[-1].objective < run.history[0].objective

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from fedcomposite.analysis import solve
-from fedcomposite.choice import AUTO
+from fedcomposite.choice import AUTO, Curvature
 from fedcomposite.cli.console import AsJson, FailedError, out, print_frame, results, rows, written
 from fedcomposite.experiments import Config, ConfigError, FolderLock, RunFolder
 from fedcomposite.experiments.store import Journal, coefficients
@@ -41,6 +41,9 @@ def solve_command(
     seconds: Annotated[
         float | None, typer.Option(min=0.001, help="Most seconds; the best model by then counts.")
     ] = None,
+    curvature: Annotated[
+        Curvature, typer.Option(help='"never": no Hessian leaves a client; gradients and a few products with one do.')
+    ] = "auto",
     destination: Annotated[Path | None, typer.Option("--out", help="Folder to write; nothing if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what the folder holds.")] = False,
     as_json: AsJson = False,
@@ -50,14 +53,16 @@ def solve_command(
     chosen = experiment.settings()  # refuses a missing device before any work
     if chosen["privacy"] is not None or chosen["aggregator"] is not None:
         raise ConfigError("solve takes exact means of exact gradients; for [privacy] or an aggregator use `run`")
+    limits: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "curvature": curvature}
+    limits |= {} if tolerance is None else {"tolerance": tolerance}
     if destination is None:
-        found, problem = _solved(experiment, tolerance, rounds, seconds)
+        found, problem = _solved(experiment, limits)
     else:
         folder = RunFolder(destination)
         with FolderLock(destination):
             folder.check_new(overwrite, instead="--overwrite or another --out")
             journal = Journal(folder, experiment.only({"name": AUTO}, experiment.seed).text, fresh=True)
-            found, problem = _solved(experiment, tolerance, rounds, seconds, journal)
+            found, problem = _solved(experiment, limits, journal)
             journal.close()
             folder.finish(found, problem, "solve")
     with results(as_json) as told:
@@ -71,22 +76,14 @@ def solve_command(
         raise typer.Exit(NOT_CONVERGED)
 
 
-def _solved(
-    experiment: Config,
-    tolerance: float | None,
-    rounds: int | None,
-    seconds: float | None,
-    journal: Journal | None = None,
-) -> tuple[Run, Problem]:
+def _solved(experiment: Config, given: dict[str, Any], journal: Journal | None = None) -> tuple[Run, Problem]:
     """The answer to the experiment's problem."""
     problem, run = experiment.make_problem(), experiment.run
-    reach = tolerance if tolerance is not None else run.tolerance if run.tolerance is not None else 1e-8
+    given = {"tolerance": 1e-8 if run.tolerance is None else run.tolerance} | given
     try:
         found = solve(
             problem,
-            tolerance=reach,
-            rounds=rounds,
-            seconds=seconds,
+            **given,
             participation=run.participation,
             batch_size=run.batch_size,
             seed=experiment.seed,

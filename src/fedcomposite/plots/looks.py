@@ -24,7 +24,7 @@ _ASSIGNED = (
     *("FedCanonII", "FedProx", "Scaffnew", "FedDR", "FastFedDA", "FedMLS", "FedMSPP", "FedADMM"),
     *("ProxScaffnew", "FedDyn", "FedPD", "FedSplit", "FedDC", "FedAvgM", "ScaffoldM", "Mime"),
     *("MimeLite", "STEM", "GradSkip", "TAMUNA", "EControlDA", "ProxNewton", "ChordNewton"),
-    *("FedCEF", "ProxCSL", "SDANE", "AccSDANE"),
+    *("FedCEF", "ProxCSL", "SDANE", "AccSDANE", "SketchNewton"),
 )
 """Methods whose looks are given by their place here, those that are often compared in colours of their own; a method
 that is not named here gets one from its name. Append only: a published figure keeps its colours."""
