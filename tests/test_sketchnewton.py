@@ -102,6 +102,17 @@ def test_no_client_sends_a_hessian():
     assert run.history[-1]["bytes_up"] < newton.history[-1]["bytes_up"]
 
 
+def test_a_client_refuses_to_send_its_hessian_as_products():
+    """A server that follows no protocol may ask for the products with all unit vectors."""
+    problem, method = problem_of(), SketchNewton()
+    d = problem.dimension
+    grad = fc.problems.ClientGradients(problem.smooth(), np.arange(1), 0, fc.problems.Batches(), fc.problems.Counter())
+    asked = method.broadcast(method.init(torch.zeros(d), problem.regularizer)[0])
+    asked = asked._replace(directions=torch.eye(d, dtype=torch.float32).flatten())
+    with pytest.raises(ValueError, match="more than 8 directions"):
+        method.local_round(type(asked)(*(t[None] for t in asked)), None, grad, problem.regularizer)
+
+
 def test_solve_without_curvature():
     problem = problem_of()
     run, usual = fc.solve(problem, curvature="never"), fc.solve(problem)

@@ -28,7 +28,8 @@ make optimality go to zero (Lee, Sun, Saunders 2014, Theorem 3.1). Superlinear c
 again and again while x moves less and less; it is not proved. All of it is a function of means: how samples are spread
 over clients changes nothing but their weights, and secure sums do nothing to it.
 
-What a client's products tell: a few directions of its Hessian in every exchange, as differences of its gradients would.
+What a client's products tell: a few directions of its Hessian in every exchange, as differences of its gradients would;
+it refuses more than ``start`` or 8 at once, whoever asks.
 Over many exchanges they add up to its Hessian on the support, at different models; the server needs their mean alone.
 
 Assumptions: f twice differentiable, h convex or weakly convex (the limit is then a stationary point), all clients in
@@ -144,8 +145,11 @@ class SketchNewton(Algorithm[Server, Empty, Message, Reply]):
     def local_round(self, message: Message, client: Empty, grad: Gradient, h: Regularizer) -> tuple[Reply, Empty]:
         """Loss, gradient and products; numbers that overflow become large ones, which the server turns down."""
         x = message.x
+        most, size = max(self.start, _MOST), int(message.working.sum(-1).max())
+        if message.directions.shape[-1] > most * size:
+            raise ValueError(f"SketchNewton: more than {most} directions of a Hessian were asked for in one exchange")
+        V = _columns(message.directions.to(x.dtype), size)
         H = grad.hessian(x, message.working)
-        V = _columns(message.directions.to(x.dtype), H.shape[-1])
         gradient = grad.full(x)
         if not bool(message.precise.any()):
             gradient = gradient.float()
