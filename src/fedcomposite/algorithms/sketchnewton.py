@@ -187,7 +187,9 @@ class SketchNewton(Algorithm[Server, Empty, Message, Reply]):
         precise = bool(server.precise) or residual <= _PRECISE * size or not moved
         working = (trial != 0) | free
         W = working.nonzero().squeeze(1)
-        k = min(len(W), max(_FEWEST, min(_MOST, round(self.numbers / max(1, len(W))))))
+        # Sites take no message that is longer than the first.
+        most = min(len(W), _MOST, len(x) * min(self.start, len(x)) // max(1, len(W)))
+        k = min(most, max(_FEWEST, round(self.numbers / max(1, len(W)))))
         V, drawn = _conjugate(B, W, drawn, self._normal(B, len(W), k, int(asked)))
         return Server(
             x, trial, g, B.reshape(-1), diagonal, _flat(V), working, drawn, server.value, server.loss,
