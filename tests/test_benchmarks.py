@@ -411,7 +411,7 @@ def test_findings_without_a_figure(capsys, monkeypatch):
 def test_times_to_an_event(capsys):
     from benchmarks import survival
 
-    survival.coverage(2, 0, [1])
+    survival.coverage(2, 0, [1], 1)
     head, _, row = capsys.readouterr().out.strip().splitlines()
     assert row.count("|") == head.count("|")
     assert row.startswith("| 11 | 240 |")
