@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import tomli_w
 from analyst import compare
 from browser import DESKTOP
 from parties import Party, leave
@@ -73,6 +75,51 @@ def test_three_commands_make_a_paper_of_sql_tables(study):
     np.testing.assert_allclose(told["cv"]["mean"], mine.mean, rtol=1e-9)
 
 
+def drawn(folder):
+    """The experiment with gaps that are imputed by draws."""
+    content = tomllib.loads((folder / "experiment.toml").read_text())
+    content["recipe"] |= {"impute": "chained", "copies": 4, "iterations": 3}
+    made = folder / "imputed.toml"
+    made.write_text(tomli_w.dumps(content))
+    return made
+
+
+def told_of_gaps(run):
+    """What a run with imputed gaps tells, and its report."""
+    told = json.loads((run / "analysis.json").read_text())
+    assert told["gaps"]["copies"] == 4
+    assert {one["filled"] for one in told["gaps"]["columns"].values()} == {"chained"}
+    assert max(row["missing_share"] for row in told["intervals"]) > 0.01
+    assert told["cv"]["left_out"] == "sites"
+    assert {"north", "south", "east", "west", "all"} == told["quality"].keys()
+    assert pd.DataFrame(told["by_site"]["combined"])["predict_lower"].notna().all()
+    page = (run / "report.html").read_text()
+    for part in ("Table 1", "4 completed copies by chained equations", "AUROC", "Coefficients by site"):
+        assert part in page
+    return told
+
+
+@pytest.fixture(scope="module")
+def imputed(study):
+    """The same study with gaps that are imputed."""
+    _, folder, _ = study
+    experiment = drawn(folder)
+    command(app, "data", "describe", experiment, "--table-one")
+    command(app, "cv", experiment, *FIT, "--out", folder / "imputed")
+    command(app, "report", folder / "imputed")
+    return told_of_gaps(folder / "imputed")
+
+
+def test_the_same_three_commands_impute_by_draws(study, imputed):
+    omop, folder, _ = study
+    frames = {name: fc.data.read_sql(folder / f"{name}.duckdb", omop.QUERY) for name in omop.HOSPITALS}
+    recipe = fc.Recipe(impute="chained", copies=4, iterations=3, one_hot={"sex": "female"}, rare=5)
+    silos = recipe.prepare(frames, target="infarction")
+    problem = fc.Problem(silos, loss="logistic", bias=True, weights="samples", regularizer=fc.regularizers.L1(0.01))
+    mine = fc.cross_validate(problem, folds="sites", count=12, ratio=0.05)
+    np.testing.assert_allclose(imputed["cv"]["mean"], mine.mean, rtol=1e-9)
+
+
 def test_its_report_opens_and_prints(study, browser, tmp_path):
     _, folder, _ = study
     browser.open(folder / "run" / "report.html", DESKTOP)
@@ -85,7 +132,7 @@ def test_its_report_opens_and_prints(study, browser, tmp_path):
 
 
 @pytest.mark.processes
-def test_each_hospital_has_its_own_database(study, tmp_path):
+def test_each_hospital_has_its_own_database(study, imputed, tmp_path):
     """The same three commands where each site has a process, and its word alone says what is asked of its database."""
     omop, folder, first = study
     experiment = folder / "experiment.toml"
@@ -108,6 +155,8 @@ def test_each_hospital_has_its_own_database(study, tmp_path):
         compare(told["numbers"], first["numbers"])
         command(federation_app, "cv", fed.path, experiment, *FIT, "--out", folder / "there")
         command(app, "report", folder / "there")
+        command(federation_app, "cv", fed.path, drawn(folder), *FIT, "--out", folder / "drawn there")
+        command(app, "report", folder / "drawn there")
         two = json.loads(
             command(federation_app, "describe", fed.path, experiment, "--sites", "north,west,east", "--json")
         )
@@ -118,3 +167,7 @@ def test_each_hospital_has_its_own_database(study, tmp_path):
     np.testing.assert_allclose(there["model"], here["model"], rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(there["cv"]["mean"], here["cv"]["mean"], rtol=1e-9)
     assert "Table 1" in (folder / "there" / "report.html").read_text()
+    theirs = told_of_gaps(folder / "drawn there")  # by the sites' own random numbers: alike, not the same
+    np.testing.assert_allclose(theirs["cv"]["mean"], imputed["cv"]["mean"], rtol=0.02)
+    for one, other in zip(theirs["intervals"], imputed["intervals"], strict=True):
+        assert abs(one["estimate"] - other["estimate"]) < 2 * other["se"]
