@@ -93,7 +93,7 @@ def describe(
     ] = None,
     target: Annotated[str | None, typer.Option(help="Of FILES: the column to predict.")] = None,
     min_count: Annotated[
-        int | None, typer.Option(help="Fewest rows behind a count (default: the recipe's, or 5; of --table-one 1).")
+        int | None, typer.Option(help="Fewest rows behind a count, as sites would tell (default: the recipe's, or 1).")
     ] = None,
     table_one: AsTableOne = False,
     by: By = None,

@@ -89,7 +89,7 @@ def show_tables(
         given,
         target=target or source.get("target"),
         recipe=recipe,
-        rules=Rules(min_count or recipe.min_count),
+        rules=None if min_count is None else Rules(min_count),
         **({} if isinstance(given, dict) else style),
     )
     if as_json:

@@ -62,7 +62,8 @@ def describe(
     recipe : Recipe, optional
         Its local parts (names, units, markers, how files are written) are done before; the rest is left aside.
     rules : Rules, optional
-        What sites tell; those of the recipe's ``min_count`` if left out.
+        What sites tell; if left out, everything, or what a recipe's own ``min_count`` allows: files at hand are
+        one's own.
     privacy : StudyBudget, optional
         Look at its ``columns`` by one noised census of all sites together, in place of counts of each.
     seed : int
@@ -96,17 +97,25 @@ def describe(
     if privacy is not None:
         noised = NoisedTables.at_hand(local, privacy, seed)
         return table_of(look_at(noised, noised.names, together=True), target)
-    ask = TablesAtHand(local, rules or Rules(made.min_count))
-    return table_of(look_at(ask, ask.names), target)
+    least = made.min_count if "min_count" in made.model_fields_set else 1
+    ask = TablesAtHand(local, rules or Rules(least))
+    looks = look_at(ask, ask.names)
+    if rules is not None or least > 1:
+        return table_of(looks, target)
+    coarse = TablesAtHand(local, Rules())  # what is odd about a column is not what one patient has
+    return table_of(looks, target, look_at(coarse, coarse.names))
 
 
-def table_of(looks: Sequence[ColumnFacts], target: str | None = None) -> pd.DataFrame:
-    """The looks as a table, with flags."""
+def table_of(
+    looks: Sequence[ColumnFacts], target: str | None = None, odd: Sequence[ColumnFacts] | None = None
+) -> pd.DataFrame:
+    """The looks as a table, with flags, which are from the looks ``odd`` if there are others."""
     rows = []
     features = list(dict.fromkeys(look.feature for look in looks))
     for feature in features:
         group = [look for look in looks if look.feature == feature]
-        for look, found in zip(group, flags_of(group, feature == target), strict=True):
+        flagged = flags_of([look for look in odd or looks if look.feature == feature], feature == target)
+        for look, found in zip(group, flagged, strict=True):
             shown = ", ".join(f"{name} {count}" for name, count in look.shown_levels)
             rest = f"{', ' if shown else ''}others {look.rest}" if look.rest and (shown or not look.numeric) else ""
             numbers = [look.mean, look.sd, *look.quantiles]
