@@ -95,14 +95,8 @@ class FISTA(Algorithm[State, Empty, State, Reply]):
         return server.x
 
 
-def _split(name: str, clients: int = 10) -> fc.Silos:
-    return fc.data.load(name).partition("iid", clients=clients)
-
-
-def _by_label(name: str, clients: int = 10) -> fc.Silos:
-    whole = _split(name, 1)
-    X, y = whole.features.numpy(), whole.targets.numpy()
-    return fc.Silos.from_arrays([(X[rows], y[rows]) for rows in np.array_split(np.argsort(y, kind="stable"), clients)])
+def _split(name: str, how: str = "iid") -> fc.Silos:
+    return fc.data.load(name).partition(how, clients=10)
 
 
 def _gusto(columns: int = 125) -> fc.Silos:
@@ -161,9 +155,9 @@ PROBLEMS: dict[str, Callable[[], fc.Problem]] = {
 
 SPREADS: dict[str, Callable[[], fc.Problem]] = {
     "A9A, 10 sites alike": _logistic(lambda: _split("a9a"), reg.L1(0.005)),
-    "A9A, sorted by label": _logistic(lambda: _by_label("a9a"), reg.L1(0.005)),
+    "A9A, sorted by label": _logistic(lambda: _split("a9a", "sorted"), reg.L1(0.005)),
     "mushrooms, 10 sites alike": _logistic(lambda: _split("mushrooms"), reg.L1(0.005)),
-    "mushrooms, sorted by label": _logistic(lambda: _by_label("mushrooms"), reg.L1(0.005)),
+    "mushrooms, sorted by label": _logistic(lambda: _split("mushrooms", "sorted"), reg.L1(0.005)),
     "GUSTO-I, 16 regions, l1 0.005": _logistic(_gusto, reg.L1(0.005)),
     "GUSTO-I, 16 regions, l1 0.001": _logistic(_gusto, reg.L1(0.001)),
 }

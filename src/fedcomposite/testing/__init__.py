@@ -1,4 +1,4 @@
-"""The contracts of methods and regularizers, as checks that anyone can run on their own."""
+"""The contracts of methods, regularizers, losses, metrics and partitions, as checks for anyone's own."""
 
 from fedcomposite.testing.algorithms import (
     LAWS,
@@ -12,6 +12,7 @@ from fedcomposite.testing.algorithms import (
     stacked_equals_loop,
 )
 from fedcomposite.testing.longrun import residual
+from fedcomposite.testing.parts import check_loss, check_metric, check_partition
 from fedcomposite.testing.referee import Verdict, judge
 from fedcomposite.testing.regularizers import REGULARIZER_LAWS, check_regularizer
 
@@ -22,6 +23,9 @@ __all__ = [
     "Verdict",
     "broken_laws",
     "check_algorithm",
+    "check_loss",
+    "check_metric",
+    "check_partition",
     "check_regularizer",
     "inputs_are_kept",
     "judge",
