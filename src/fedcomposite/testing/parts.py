@@ -70,7 +70,7 @@ class _LossProbe:
         """By central differences, where there is a second derivative."""
         if not self.loss.twice:
             return
-        smooth, who, d = self.problem.smooth(), np.arange(2), self.problem.dimension
+        smooth, who, d = self.problem.smooth(), np.arange(2, dtype=np.uint64), self.problem.dimension
         for x, v in zip(self.models, self.directions, strict=True):
             told = smooth.hessians(who, x.expand(2, d), torch.arange(d)).mean(0) @ v
             found = (self.problem.gradient(x + _STEP * v) - self.problem.gradient(x - _STEP * v)) / (2 * _STEP)
