@@ -117,7 +117,7 @@ def join(
     """Site: check the data, print a summary of it, connect and wait for work until Ctrl-C."""
     with reporting(failures=(EngineError,)):
         interruptible()
-        from fedcomposite.federation.site.enrolment import open_site
+        open_site = load("fedcomposite.federation.site.enrolment:open_site")
         from fedcomposite.federation.site.table_site import TableSite
         from fedcomposite.federation.site_folders import SiteFolder
 

@@ -159,7 +159,7 @@ class _Exchange(Generic[T]):
         """Ask every site that is there and has not been asked, or not answered for too long."""
         if now >= self._look:
             self._permitted, self._look = self._post.permitted(), now + 1.0
-            self._online = self._post.engine.present()
+        self._online = self._post.engine.present()
         for name in [p for p in self.pending if p not in self._permitted]:
             self._lose(name, "is not registered or was revoked")
         orders = {p: self._encoded(p) for p in self.pending if p in self._online and self._wants(p, now)}
