@@ -61,7 +61,9 @@ def interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-_TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of mallopt(3)
+_TRIM, _MMAP, _MAPS, _ARENAS = -1, -3, -4, -8
+"""M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX of mallopt(3)."""
+_REUSED = 1 << 28  # bytes that were freed and stay, at most
 _KEPT = (1 << 31) - 1, 1 << 30
 _USUAL = 1 << 26, 1 << 25  # where glibc's own rule ends up after large blocks have been freed; the most for old ones
 
@@ -84,6 +86,16 @@ def keep_memory() -> Iterator[None]:
         yield
     finally:
         _count(c, -1)
+
+
+def reuse_memory() -> None:
+    """From now on up to 256 MB that were freed serve for the next block, of any size, in any thread.
+
+    For a process whose work is to pass long vectors on; with glibc, else nothing. See :func:`keep_memory`.
+    """
+    if (c := _library()) is not None:
+        for option, value in ((_ARENAS, 1), (_MAPS, 0), (_TRIM, _REUSED)):
+            c.mallopt(option, value)
 
 
 def _library() -> Any:

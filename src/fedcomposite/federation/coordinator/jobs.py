@@ -33,6 +33,7 @@ from fedcomposite.files import write_atomic
 from fedcomposite.locks import FolderLock
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.history import Record, Run
+from fedcomposite.runtime.process import reuse_memory
 from fedcomposite.runtime.transports import StoppedError
 
 State = Literal["preparing", "running", "finished", "failed", "interrupted"]
@@ -128,6 +129,7 @@ def _conduct(
     asked: Callable[[], bool],
 ) -> Run:
     """Meet the sites and do the rounds."""
+    reuse_memory()
     config = parse(folder.config.read_text(encoding="utf-8"), "config.toml")
     coordinator: Coordinator | None = None
 

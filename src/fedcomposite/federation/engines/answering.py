@@ -22,6 +22,7 @@ from fedcomposite.federation.engines.local import Answering
 from fedcomposite.federation.engines.nvflare_job_files import foreign
 from fedcomposite.federation.engines.sealing import RepeatedError, Sealed, SealError, Session, StaleError, seal_report
 from fedcomposite.federation.engines.sockets import Channel
+from fedcomposite.runtime.process import reuse_memory
 
 _KEPT = 16 << 20  # bytes of reports that are kept for orders that come again, beside the last one
 
@@ -92,6 +93,7 @@ class AnswerSocket:
     def __init__(self, answers: Answers, path: Path) -> None:
         self._answers, self._path = answers, path
         self._listening = sockets.listen(path)
+        reuse_memory()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
