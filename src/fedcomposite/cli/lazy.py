@@ -59,13 +59,12 @@ def _load(name: str, entry: LazyCommand) -> click.Command:
 
 
 def load(place: str) -> Any:
-    """What lies at ``module:name``; nothing that an import makes is garbage: it is not looked for then, nor there."""
+    """What lies at ``module:name``; nothing that an import makes is garbage, so none is looked for meanwhile."""
     module, _, attribute = place.partition(":")
     gc.disable()
     try:
         return getattr(importlib.import_module(module), attribute)
     finally:
-        gc.freeze()
         gc.enable()
 
 
