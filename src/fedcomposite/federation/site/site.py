@@ -254,7 +254,8 @@ class Site:
                     self.ledger.refused(wire.digest(request))
                 raise
 
-    def _answer(self, request: Content) -> Content:
+    def _order_of(self, request: Content) -> tuple[Order, Config]:
+        """The order and its experiment; a message that is too large, or for another site, is refused."""
         if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
             most = self.limits.max_message_mb
             raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
@@ -263,7 +264,10 @@ class Site:
             raise RefusalError(f"the order is for {order.site!r}")
         if self._parsed is None or self._parsed[0] != order.config:
             self._parsed = order.config, parse(policy.short(order.config), recipe=True)
-        config = self._parsed[1]
+        return order, self._parsed[1]
+
+    def _answer(self, request: Content) -> Content:
+        order, config = self._order_of(request)
         check_allowed(self.limits, config, order)
         policy.permit(self.limits, config, order)
         check_prepared(self.silos, config)

@@ -21,7 +21,6 @@ from fedcomposite.federation import wire
 from fedcomposite.federation.orders import AnalysisOrder, Order
 from fedcomposite.federation.secure.keys import MaskKeys
 from fedcomposite.federation.secure.masked_answers import Sums, Told
-from fedcomposite.federation.shape import parse
 from fedcomposite.federation.site import analyses, minimum_counts, noised_answers, policy
 from fedcomposite.federation.site.approval import Approvals
 from fedcomposite.federation.site.audit import Audit
@@ -118,15 +117,7 @@ class TableSite(Site):
         return number
 
     def _answer(self, request: Content) -> Content:
-        if (weight := wire.weight(request)) > self.limits.max_message_mb * 1e6:
-            most = self.limits.max_message_mb
-            raise RefusalError(f"a message of {weight / 1e6:.0f} MB is over this site's max_message_mb = {most:g}")
-        order = Order.read(wire.text(request, "order"))
-        if order.site != self.name:
-            raise RefusalError(f"the order is for {order.site!r}")
-        if self._parsed is None or self._parsed[0] != order.config:
-            self._parsed = order.config, parse(policy.short(order.config), recipe=True)
-        config = self._parsed[1]
+        order, config = self._order_of(request)
         self._check_reading(Recipe(**(config.recipe or {})), order)
         keys = order.secure is not None and order.secure.phase in ("keys", "shares")
         if not keys and (order.analysis is None or not order.analysis.queries):
