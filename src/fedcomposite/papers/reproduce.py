@@ -7,6 +7,7 @@ import io
 import json
 import os
 import platform
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -178,7 +179,7 @@ def verdict(paper: Paper, claims: Sequence[Claim], state: dict[str, Any], tuning
     lines += [short, ""] if state.get("quick") else []
     lines += ["| | the paper's claim, in our words | measured | verdict |", "| --- | --- | --- | --- |"]
     lines += [f"| {i} | {cell(c.says)} | {cell(c.measured)} | **{cell(c.verdict)}** |" for i, c in enumerate(claims, 1)]
-    changed = "".join(f' --set "{one}"' for one in state.get("set", ()))
+    changed = "".join(f" --set {shlex.quote(one)}" for one in state.get("set", ()))
     again = f"`fedcomposite reproduce {paper.name}{' --quick' if state.get('quick') else ''}{changed}`"
     lines += [
         "",
