@@ -46,7 +46,7 @@ from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.privacy import Query, compose
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import ALL, Introduce, Rows, losses, newton, silos_of
+from fedcomposite.runtime.protocol import ALL, Introduce, Rows, information, losses, newton, silos_of
 from fedcomposite.testing import small_problem
 
 WAIT = Settings(secure=True)
@@ -682,6 +682,48 @@ def test_gaps_are_filled_alike_in_all_jobs(consortium):
     product = Moments(columns=["age:dose"], steps=[Impute(values={"dose": 2.0}), Interact(pairs=[("age", "dose")])])
     with pytest.raises(FederationError, match="filled otherwise than in an earlier job"):
         consortium(asked_for, frames, folder="tight").ask([product])
+
+
+def of_outcomes(asking, b=1.0):
+    """Second moments of the sick alone, with an intercept last, from one question: p is the same for all there."""
+    d, p = len(asking.recipe.features) + 1, 1 / (1 + np.exp(-b))
+    x = torch.zeros(d, dtype=torch.float64)
+    x[-1] = b
+    told = Driver(asking).ask([information(x)])[0] if asking.assembly else Driver(asking).each([information(x)])[0][0]
+    share, total = told["weight"][:2].tolist()
+    outer, every = told["outer"].numpy() * (total / share) ** 2, told["hessian"].numpy() * total / share / (p * (1 - p))
+    return (outer - p**2 * every) / ((1 - p) ** 2 - p**2), every
+
+
+@pytest.mark.parametrize("secure", [None, WAIT])
+def test_residuals_tell_no_row_of_the_one_patient_of_a_class_with_a_level(consortium, secure):
+    """Squares of residuals at a model of an intercept alone are sums over the sick and over the others."""
+    frames = {name: frame_of(name) for name in ("a", "b", "c")}
+    for name, frame in frames.items():
+        frame.loc[frame["kind"] == "y", "sick"] = 0.0
+        if name == "a":
+            frame.loc[7, ["kind", "sick"]] = ["y", 1.0]
+    recipe, mine = {**LEVELS, "one_hot": {"kind": "x"}}, frames["a"].loc[7, ["age", "dose"]].to_numpy(float)
+
+    def row(folder, **limits):
+        asking = ready(consortium(recipe, frames, secure, folder=folder, **limits))
+        names = [*asking.recipe.features, "(1)"]
+        sick, every = of_outcomes(asking)
+        at = names.index("kind=y")
+        assert every[at, at] > 20
+        return sick[at, [names.index(name) for name in ("age", "dose", "(1)")]]
+
+    np.testing.assert_allclose(row("loose", min_count=1), [*mine, 1.0], rtol=1e-9)
+    told = row("tight")
+    if secure is None:  # what a model that is right expects: nothing of the outcomes
+        asking = ready(consortium(recipe, frames, folder="again"))
+        sick, every = of_outcomes(asking)
+        np.testing.assert_allclose(sick, every * (1 / (1 + np.exp(-1.0))), rtol=1e-9)
+    assert abs(told[2] - 1.0) > 1.0
+    common = {name: frame_of(name) for name in ("a", "b", "c")}  # many of both classes: as it is
+    sick, _ = of_outcomes(ready(consortium(recipe, common, folder="common")))
+    chosen = common["a"].loc[common["a"]["sick"] == 1, ["age", "dose"]]
+    np.testing.assert_allclose(sick[0, 1], (chosen["age"] * chosen["dose"]).sum(), rtol=1e-9)
 
 
 @pytest.mark.parametrize("secure", [None, WAIT])

@@ -261,6 +261,8 @@ class Desk:
                 self._blur(silo, one, sums)
             elif one.name == "concordance":
                 self._blur_pairs(silo, one, sums)
+            elif one.name == "information" and not self._outcomes_may_be_told(one):
+                sums["outer"] = minimum_counts.expected_outer(silo, one, sums)
             if secure and one.name == "scores":
                 sums["ranges"] = ranges_of(sums.pop("counts"))
         return made
@@ -275,6 +277,20 @@ class Desk:
             draw, scale = self._site.gate.count_at(request.part, inside + x.numpy().tobytes())
             told = noised(sums["error"][k] * (total / share), scale, draw)
             sums["error"][k] = (told * (share / total)).clamp(max=share)
+
+    def _outcomes_may_be_told(self, request: Request) -> bool:
+        """Whether sums over the samples of each outcome tell of none or ``min_count`` rows, beside earlier ones."""
+        site = self._site
+        if not minimum_counts.blurs(site.limits):
+            return True
+        if request.rows != ALL or request.part != "train":
+            return False
+        try:
+            site.gate.outcomes.tell(minimum_counts.by_outcome(site.silos), site.kept)
+        except DataRefusalError as error:
+            site._log(f"residuals are told as the model expects them: {error.here} would be known by their outcome")
+            return False
+        return True
 
     def _blur_pairs(self, silo: Silo, request: Request, sums: Sums) -> None:
         """Put noise on pairs: two models between which two patients change places would tell who left first."""

@@ -28,8 +28,8 @@ _NEW = 1e-10  # of a column's norm: what is left of it beside others; rounding l
 class ColumnSpans:
     """The columns of one data set, no combination of which may be that of fewer than ``least`` rows."""
 
-    def __init__(self, folder: Path, data: str, least: int, ledger: Ledger) -> None:
-        self._path, self._least, self._ledger = folder / "rows" / f"{data[:32]}.columns.npy", least, ledger
+    def __init__(self, folder: Path, data: str, least: int, ledger: Ledger, kind: str = "columns") -> None:
+        self._path, self._least, self._ledger = folder / "rows" / f"{data[:32]}.{kind}.npy", least, ledger
         self._told = set[bytes]()
 
     def tell(self, columns: npt.NDArray[Any], kept: KeptRows | None) -> None:

@@ -58,6 +58,8 @@ class Gate:
         self._ledger, self._limits, self._folder, self._data = ledger, limits, folder, data
         self.rows = RowSets(folder, data, limits.min_count, ledger)
         self.columns = ColumnSpans(folder, data, limits.min_count, ledger)
+        self.outcomes = ColumnSpans(folder, data, limits.min_count, ledger, "outcomes")
+        """The same with all columns times the outcome among them."""
         self._experiment = "", ""  # its text as it came, and its digest whatever method is chosen
 
     def draw(self, *asked: str | bytes) -> np.random.Generator:

@@ -34,6 +34,7 @@ from fedcomposite.runtime.protocol import ALL, HIGHEST, NEW, RESIDUALS, Request,
 _MOST_EDGES = 4096
 _AMPLE = 4  # times the least count of every class: a group of so many is not made larger
 _PER_GROUP = 1e-5  # what one more group is worth, in pairs; all of them are worth less than one pair
+_KINDS = 10  # different outcomes at most that are classes
 _TALLIED = 64  # edges of a table of scores with noise
 MEASURES = ("scores", "tallies", "calibration", "residuals", "rates")
 """Questions about folds that are told as one."""
@@ -195,6 +196,29 @@ def columns_of(silos: Silos) -> npt.NDArray[np.float64]:
         weighted = [torch.ones(len(X), 1, dtype=torch.float64), *columns]
         columns += [silos.weights.double().unsqueeze(1) * one for one in weighted]
     return torch.cat(columns, 1).numpy()
+
+
+def by_outcome(silos: Silos) -> npt.NDArray[np.float64]:
+    """The columns, and these for each outcome alone: squares of residuals are sums over the samples of either."""
+    X = tensors_only(silos.features, "a table").double().flatten(1)
+    X = torch.cat([torch.ones(len(X), 1, dtype=torch.float64), X], 1)
+    y = silos.targets.double()
+    y = y if y.ndim == 1 else y[:, EVENT]
+    kinds = torch.unique(y)
+    each = [(y == kind).double() for kind in kinds[1:]] if len(kinds) <= _KINDS else [y, y.square()]
+    return torch.cat([X, *(X * one.unsqueeze(1) for one in each)], 1).numpy()
+
+
+def expected_outer(silo: Silo, request: Request, sums: Sums) -> Tensor:
+    """What the outer products of the samples' gradients come to if the model is right: what the Hessian says already.
+
+    At a model of the asker's choice their sum is one over each class, and with a level that few of a class have it
+    holds the rows of these.
+    """
+    weights = silo.of_part(request.part).weights(request.rows)
+    each = float(weights.square().sum() / weights.sum().square()) if float(weights.sum()) > 0 else 0.0
+    spread = 2 * sums["loss"] if policy.affine(silo.loss) else sums["weight"][:1]  # times the share
+    return sums["hessian"] * each * spread
 
 
 def check_features(limits: Limits, silos: Silos, names: Sequence[str]) -> None:
