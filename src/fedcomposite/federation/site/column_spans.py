@@ -49,8 +49,8 @@ class ColumnSpans:
             if few := few_rows(after, self._least - 1):
                 raise DataRefusalError(
                     f"with what was answered before, a combination of columns would be that of fewer than min_count = "
-                    f"{self._least} rows alone: a level that few have and the others are compared with, or a product "
-                    "of levels",
+                    f"{self._least} rows alone: a level that few have (of those with an outcome, where it is in "
+                    "products) and the others are compared with, or a product of levels",
                     f"rows {', '.join(str(i + 1) for i in sorted(few))}",
                 )
             content = io.BytesIO()

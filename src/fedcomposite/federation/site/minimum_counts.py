@@ -198,6 +198,18 @@ def columns_of(silos: Silos) -> npt.NDArray[np.float64]:
     return torch.cat(columns, 1).numpy()
 
 
+def products_of(silos: Silos) -> Silos | None:
+    """The samples with products of columns, and what these are made of, alone; None if there are none."""
+    names = silos.feature_names
+    products = {name for name in names if ":" in name}
+    factors = {part for name in products for part in name.split(":")}
+    chosen = [j for j, name in enumerate(names) if name in products | factors]
+    if not products:
+        return None
+    X = tensors_only(silos.features, "a table").flatten(1)[:, chosen]
+    return Silos.from_arrays([(X, silos.targets)], feature_names=[names[j] for j in chosen])
+
+
 def by_outcome(silos: Silos) -> npt.NDArray[np.float64]:
     """The columns, and these for each outcome alone: squares of residuals are sums over the samples of either."""
     X = tensors_only(silos.features, "a table").double().flatten(1)
