@@ -47,9 +47,13 @@ class NoisedCells(Cells):
     """Of each class, exact: weight, sums of p and of its square ``(2, 3)``."""
     variance: float
     """Of the noise of each part of the bins (:mod:`~fedcomposite.runtime.tally_noise`)."""
+    shifted: float = 0.0
+    """The variance of what sites have taken from one class's sum of p to the other's."""
 
     @classmethod
-    def of(cls, edges: Floats, raw: Floats, totals: Floats, variance: float, unit: bool) -> NoisedCells:
+    def of(
+        cls, edges: Floats, raw: Floats, totals: Floats, variance: float, unit: bool, shifted: float = 0.0
+    ) -> NoisedCells:
         """From numbers with noise. Margins are taken for the middles of their bins."""
         outer = np.concatenate([edges[:1] * 2 - edges[1:2], edges, edges[-1:] * 2 - edges[-2:-1]])
         middle = (outer[1:] + outer[:-1]) / 2
@@ -61,20 +65,22 @@ class NoisedCells(Cells):
             said *= p / said.sum() if said.sum() > 0 else 0.0
             rows.append(np.column_stack([np.full(len(at), kind), at, at, counts[at], np.zeros((len(at), 3))]))
             rows[-1][:, 5] = said
-        return cls(edges, np.concatenate(rows), unit, raw, totals, variance)
+        return cls(edges, np.concatenate(rows), unit, raw, totals, variance, shifted)
 
     @classmethod
     def told_with_noise(cls, answers: Sequence[Sums], edges: Tensor, unit: bool) -> NoisedCells:
         """From answers to requests about different samples."""
         raw, totals, variance = (sum(one[key].numpy() for one in answers) for key in ("tallies", "totals", "variance"))
-        return cls.of(edges.numpy(), np.asarray(raw), np.asarray(totals), float(np.sum(variance)), unit)
+        of_tallies, shifted = np.asarray(variance).tolist()
+        return cls.of(edges.numpy(), np.asarray(raw), np.asarray(totals), of_tallies, unit, shifted)
 
     @classmethod
     def all(cls, each: Sequence[Cells]) -> NoisedCells:
         """Of several sites, with the same edges."""
         own = [one for one in each if isinstance(one, NoisedCells)]
         raw, totals = (np.sum([getattr(one, name) for one in own], axis=0) for name in ("raw", "totals"))
-        return cls.of(own[0].edges, raw, totals, sum(one.variance for one in own), all(one.unit for one in own))
+        variance, shifted = (sum(getattr(one, name) for one in own) for name in ("variance", "shifted"))
+        return cls.of(own[0].edges, raw, totals, variance, all(one.unit for one in own), shifted)
 
     @cached_property
     def plain(self) -> bool:

@@ -629,12 +629,13 @@ def tallies(x: Tensor, edges: Tensor, part: str, rows: Rows = ALL) -> Request:
 def _tallies(silo: Silo, weights: Tensor, request: Request) -> Sums:
     """Weights ``(2, bins)``; of each class weight, sums of p and of its square ``(2, 3)``; and the noise.
 
-    ``variance`` is that of the noise of each part of the bins (``tally_noise``), where a site has put some on it.
+    ``variance`` is that of the noise of each part of the bins (``tally_noise``), where a site has put some on it, and
+    that of what it has taken from one class's sum of p to the other's.
     """
     told = _scores(silo, weights, request)
     counts = told["counts"]
     sums = torch.stack([counts[..., 0].sum(1), counts[..., 3].sum(1), told["squares"]], 1)
-    return {"tallies": counts[..., 0].clone(), "totals": sums, "variance": counts.new_zeros(1)}
+    return {"tallies": counts[..., 0].clone(), "totals": sums, "variance": counts.new_zeros(2)}
 
 
 CALIBRATION = ("weight", "ones", "z", "zz", "z_ones", "loss", "p", "zp", "v", "vz", "vzz")

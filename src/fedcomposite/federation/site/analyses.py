@@ -156,7 +156,7 @@ def answer_forms(question: Question, arrays: Vectors, place: int, *, secure: boo
         "losses": {"weight": (2,), "deviance": (k,), "error": (k * question.errors,), "histogram": (k, 2, 2, bins)},
         "information": {"weight": (3,), "loss": (1,), "gradient": (d,), "hessian": (d, d), "outer": (d, d)},
         "scores": {"squares": (2,), **({"ranges": (2, 2, k + 1, 7)} if secure else {"counts": (2, k + 1, 5)})},
-        "tallies": {"tallies": (2, k + 1), "totals": (2, 3), "variance": (1,)},
+        "tallies": {"tallies": (2, k + 1), "totals": (2, 3), "variance": (2,)},
         "calibration": {"sums": (k, len(CALIBRATION))},
         "residuals": {"sums": (len(RESIDUALS),), "counts": (1, k + 1, 3)},
         "rates": {"sums": (k, 4)},
@@ -252,7 +252,8 @@ class Desk:
             minimum_counts.check_samples(self._site.limits, silo, one, self._site.gate.most, self._folds)
         self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
         gate, kept = self._site.gate, self._site.kept
-        guard = minimum_counts.AnswerGuard(functools.partial(gate.apart, kept), gate.blur, gate.most)
+        shift = functools.partial(self._shift, requests)
+        guard = minimum_counts.AnswerGuard(functools.partial(gate.apart, kept), gate.blur, gate.most, shift)
         for one in requests:
             event_times.check_groups(silo, one, guard.apart)
         made = minimum_counts.told(self._site.limits, silo, requests, guard)
@@ -291,6 +292,12 @@ class Desk:
             site._log(f"residuals are told as the model expects them: {error.here} would be known by their outcome")
             return False
         return True
+
+    def _shift(self, requests: Sequence[Request], part: str, question: str) -> float:
+        """What is taken from one class's sum of probabilities to the other's, where these could be about few."""
+        if all(self._outcomes_may_be_told(one) for one in requests if one.name == "tallies"):
+            return 0.0
+        return self._site.gate.shift(part, question)
 
     def _blur_pairs(self, silo: Silo, request: Request, sums: Sums) -> None:
         """Put noise on pairs: two models between which two patients change places would tell who left first."""

@@ -31,7 +31,7 @@ from fedcomposite.federation.site import minimum_counts
 from fedcomposite.federation.site.approval import Rule
 from fedcomposite.federation.site.column_spans import ColumnSpans
 from fedcomposite.federation.site.ledger import Ledger
-from fedcomposite.federation.site.noise import deviation, generator, slack
+from fedcomposite.federation.site.noise import SHIFT, deviation, generator, slack
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.federation.site.row_sets import (
     BlockBatches,
@@ -159,6 +159,10 @@ class Gate:
         draw = generator(self._ledger.secret_seed("tallies", self._data, part, question))
         made: npt.NDArray[np.float64] = (factor(bins) @ draw.normal(size=(bins - 1, 2))).T
         return deviation(self._limits.min_count) * made
+
+    def shift(self, part: str, question: str) -> float:
+        """Noise of a sum of probabilities over a class, for the same question always the same."""
+        return SHIFT * float(generator(self._ledger.secret_seed("probabilities", self._data, part, question)).normal())
 
     def let_out(self, counts: npt.NDArray[Any], kept: KeptRows | None) -> None:
         """Take down an answer in which samples count so often, and rows that are left out do not."""

@@ -25,7 +25,7 @@ from fedcomposite.experiments.config import TableOneSection
 from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.site import event_times, policy
 from fedcomposite.federation.site.learned_steps import check_steps, drawn_as
-from fedcomposite.federation.site.noise import deviation
+from fedcomposite.federation.site.noise import SHIFT, deviation
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.losses import Cox, Loss
 from fedcomposite.problems.risk_sets import EVENT
@@ -59,6 +59,10 @@ def _no_blur(part: str, question: str, bins: int) -> None:
     return None
 
 
+def _no_shift(part: str, question: str) -> float:
+    return 0.0
+
+
 def _any_margin(x: Tensor) -> float:
     return math.inf
 
@@ -70,6 +74,8 @@ class AnswerGuard(NamedTuple):
     blur: Blur = _no_blur
     most: Callable[[Tensor], float] = _any_margin
     """The largest margin at a model."""
+    shift: Callable[[str, str], float] = _no_shift
+    """Of a part and the digest of a question: what is taken from one class's sum of probabilities to the other's."""
 
 
 NO_GUARD = AnswerGuard()
@@ -310,7 +316,7 @@ def told(limits: Limits, silo: Silo, requests: Sequence[Request], guard: AnswerG
             case "scores":
                 _tell_scores(limits, silo, asked, answers, guard.apart)
             case "tallies":
-                _tell_tallies(limits, silo, asked, answers, guard.blur)
+                _tell_tallies(limits, silo, asked, answers, guard)
             case "calibration":
                 _tell_calibration(limits, silo, asked, answers, guard.most)
             case "residuals":
@@ -358,17 +364,26 @@ def _tell_scores(limits: Limits, silo: Silo, asked: Sequence[Request], answers: 
     _first_of_all(answers, "squares")[numbers.sum(1) < limits.min_count] = 0.0
 
 
-def _tell_tallies(limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums], blur: Blur) -> None:
-    """Counts with noise that adds up to nothing over all bins."""
+def _tell_tallies(
+    limits: Limits, silo: Silo, asked: Sequence[Request], answers: Sequence[Sums], guard: AnswerGuard
+) -> None:
+    """Counts with noise that adds up to nothing over all bins, and probabilities with one that does over classes."""
     counts, totals = _first_of_all(answers, "tallies"), _first_of_all(answers, "totals")
     own, places = silo.of_part(asked[0].part), _places(silo, asked)
     if not len(own.X):
         return
     labels, heaviest = own.labels(own.b).numpy(), max(float(own.weights(one.rows).max()) for one in asked)
     rare = _rare_classes(limits, labels[places >= 0])
-    if len(rare) < 2 and (noise := blur(asked[0].part, _question(own, asked), counts.shape[1])) is not None:
+    question = asked[0].part, _question(own, asked)
+    if len(rare) < 2 and (noise := guard.blur(*question, counts.shape[1])) is not None:
         counts += heaviest * torch.from_numpy(noise)
-        answers[0]["variance"] += (heaviest * deviation(limits.min_count)) ** 2
+        answers[0]["variance"][0] += (heaviest * deviation(limits.min_count)) ** 2
+    if shift := guard.shift(*question):
+        shift = min(max(heaviest * shift, -float(totals[1, 1])), float(totals[0, 1]))
+        totals[:, 1] += totals.new_tensor([-shift, shift])
+        answers[0]["variance"][1] += (heaviest * SHIFT) ** 2
+    if not rare:  # nobody needs them by class
+        totals[:, 2] = totals[:, 2].sum() * totals.new_tensor([1.0, 0.0])
     counts[rare], totals[rare] = 0.0, 0.0
 
 

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NOISED_METRICS = ("accuracy", "balanced_accuracy", "f1", "auc", "calibration_error")
-"""Metrics that count samples at a model."""
+NOISED_METRICS = ("accuracy", "balanced_accuracy", "f1", "brier", "auc", "calibration_error")
+"""Metrics that count samples at a model, or add up what is no straight line in their outcomes."""
+SHIFT = 1.0
+"""The standard deviation of the noise of a sum of probabilities over a class: what a patient adds is 0 to 1."""
 _SHAPE, _SPREAD = 3.0, 0.2  # of the margin's slack; its density is flat zero where it begins
 
 
@@ -45,4 +47,7 @@ def metric_counts(name: str, row: Tensor, scale: float, draw: np.random.Generato
         if name == "f1":
             of = noised(of, scale, draw)
         return torch.cat([noised(hits, scale, draw).minimum(of / 2 if name == "f1" else of), of], -1)
+    if name == "brier":
+        total, of = row.chunk(2, -1)
+        return torch.cat([noised(total, scale, draw).minimum(2 * of), of], -1)
     return noised(row, scale, draw) if name in ("auc", "calibration_error") else row
