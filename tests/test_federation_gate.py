@@ -46,7 +46,7 @@ from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.privacy import Query, compose
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import Driver
-from fedcomposite.runtime.protocol import ALL, Introduce, Rows, information, losses, newton, silos_of
+from fedcomposite.runtime.protocol import ALL, Introduce, Rows, information, losses, newton, silos_of, tallies
 from fedcomposite.testing import small_problem
 
 WAIT = Settings(secure=True)
@@ -695,15 +695,21 @@ def of_outcomes(asking, b=1.0):
     return (outer - p**2 * every) / ((1 - p) ** 2 - p**2), every
 
 
-@pytest.mark.parametrize("secure", [None, WAIT])
-def test_residuals_tell_no_row_of_the_one_patient_of_a_class_with_a_level(consortium, secure):
-    """Squares of residuals at a model of an intercept alone are sums over the sick and over the others."""
+def one_sick_of_a_level():
+    """Sites whose level y is that of about thirty patients, of whom one is sick at a; and that patient's values."""
     frames = {name: frame_of(name) for name in ("a", "b", "c")}
     for name, frame in frames.items():
         frame.loc[frame["kind"] == "y", "sick"] = 0.0
         if name == "a":
             frame.loc[7, ["kind", "sick"]] = ["y", 1.0]
-    recipe, mine = {**LEVELS, "one_hot": {"kind": "x"}}, frames["a"].loc[7, ["age", "dose"]].to_numpy(float)
+    return frames, frames["a"].loc[7, ["age", "dose"]].to_numpy(float)
+
+
+@pytest.mark.parametrize("secure", [None, WAIT])
+def test_residuals_tell_no_row_of_the_one_patient_of_a_class_with_a_level(consortium, secure):
+    """Squares of residuals at a model of an intercept alone are sums over the sick and over the others."""
+    frames, mine = one_sick_of_a_level()
+    recipe = {**LEVELS, "one_hot": {"kind": "x"}}
 
     def row(folder, **limits):
         asking = ready(consortium(recipe, frames, secure, folder=folder, **limits))
@@ -724,6 +730,60 @@ def test_residuals_tell_no_row_of_the_one_patient_of_a_class_with_a_level(consor
     sick, _ = of_outcomes(ready(consortium(recipe, common, folder="common")))
     chosen = common["a"].loc[common["a"]["sick"] == 1, ["age", "dose"]]
     np.testing.assert_allclose(sick[0, 1], (chosen["age"] * chosen["dose"]).sum(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("secure", [None, WAIT])
+def test_products_with_a_level_are_no_row_of_the_one_patient_of_a_class_with_it(consortium, secure):
+    """A gradient has the sums of all columns over the sick; of products with a level these are that patient's row."""
+    frames, mine = one_sick_of_a_level()
+    pairs = [["age", "kind"], ["dose", "kind"]]
+    recipe = {**LEVELS, "one_hot": {"kind": "x"}, "interactions": pairs}
+    asking = ready(consortium(recipe, frames, secure, folder="loose", min_count=1))
+    names = [*asking.recipe.features, "(1)"]
+    gradient, H = pooled(asking)
+    sick = H[-1] / 2 - gradient  # the sums of all columns over the sick
+    products = [next(i for i, name in enumerate(names) if name.startswith(f"{value}:")) for value in ("age", "dose")]
+    np.testing.assert_allclose(sick[products], mine, rtol=1e-9)
+    assert sick[names.index("kind=y")] == pytest.approx(1.0)
+    with pytest.raises(FederationError, match="of those with an outcome, where it is in products"):
+        ready(consortium(recipe, frames, secure, folder="tight"))
+    ready(consortium({**recipe, "interactions": [["age", "dose"]]}, frames, secure, folder="other"))
+
+
+def test_probabilities_over_a_class_tell_no_row_of_its_one_patient_with_a_level(consortium):
+    """At a model that is nearly zero beside a level they are a logistic function of that patient's value."""
+    frames, mine = one_sick_of_a_level()
+    recipe, edges = {**LEVELS, "one_hot": {"kind": "x"}}, torch.linspace(-5, 5, 9, dtype=torch.float64)
+
+    def values(folder, **limits):
+        asking = ready(consortium(recipe, frames, folder=folder, **limits))
+        names, found, shifted = [*asking.recipe.features, "(1)"], [], []
+        for value in ("age", "dose"):
+            sums = []
+            for level in (6.0, 0.0):
+                x = torch.zeros(len(names), dtype=torch.float64)
+                for name, coefficient in (("kind=y", level), ("(1)", -7.0), (value, 0.01)):
+                    x[names.index(name)] = coefficient
+                told = Driver(asking).each([tallies(x, edges, "train")])[0][0]
+                sums.append(float(told["totals"][1, 1]))
+                shifted.append(float(told["variance"][1]))
+            p = min(max(sums[0] - sums[1], 1e-9), 1 - 1e-9)
+            found.append((np.log(p / (1 - p)) + 1.0) / 0.01)
+        return np.array(found), shifted
+
+    found, shifted = values("loose", min_count=1)
+    np.testing.assert_allclose(found, mine, atol=0.1 * mine[0])
+    assert not any(shifted)
+    found, shifted = values("tight")
+    assert np.abs(found - mine).max() > mine[0]
+    assert shifted == [1.0] * 4
+    common = {name: frame_of(name) for name in ("a", "b", "c")}
+    asking = ready(consortium(recipe, common, folder="common"))  # many of either class with either level
+    x = torch.zeros(len(asking.recipe.features) + 1, dtype=torch.float64)
+    told = Driver(asking).each([tallies(x, edges, "train")])[0][0]
+    assert float(told["variance"][1]) == 0.0
+    assert float(told["totals"][1, 1]) == pytest.approx(common["a"]["sick"].sum() / 2)
+    assert told["totals"][:, 2].tolist() == [pytest.approx(15.0), 0.0]  # a quarter of each of sixty, not by class
 
 
 @pytest.mark.parametrize("secure", [None, WAIT])

@@ -287,7 +287,7 @@ class Desk:
         if request.rows != ALL or request.part != "train":
             return False
         try:
-            site.gate.outcomes.tell(minimum_counts.by_outcome(site.silos), site.kept)
+            site.gate.outcomes.tell(minimum_counts.columns_by_outcome(site.silos), site.kept)
         except DataRefusalError as error:
             site._log(f"residuals are told as the model expects them: {error.here} would be known by their outcome")
             return False

@@ -61,7 +61,7 @@ class Gate:
         self.outcomes = ColumnSpans(folder, data, limits.min_count, ledger, "outcomes")
         """The same with all columns times the outcome among them."""
         self.products = ColumnSpans(folder, data, limits.min_count, ledger, "products")
-        """The same of products of columns, and of what they are made of."""
+        """The same of products with levels, and of these levels."""
         self._experiment = "", ""  # its text as it came, and its digest whatever method is chosen
 
     def draw(self, *asked: str | bytes) -> np.random.Generator:

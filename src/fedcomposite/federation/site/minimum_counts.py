@@ -204,24 +204,34 @@ def columns_of(silos: Silos) -> npt.NDArray[np.float64]:
     return torch.cat(columns, 1).numpy()
 
 
-def products_of(silos: Silos) -> Silos | None:
-    """The samples with products of columns, and what these are made of, alone; None if there are none."""
-    names = silos.feature_names
-    products = {name for name in names if ":" in name}
-    factors = {part for name in products for part in name.split(":")}
-    chosen = [j for j, name in enumerate(names) if name in products | factors]
-    if not products:
-        return None
-    X = tensors_only(silos.features, "a table").flatten(1)[:, chosen]
-    return Silos.from_arrays([(X, silos.targets)], feature_names=[names[j] for j in chosen])
+def products_with_levels(silos: Silos) -> npt.NDArray[np.float64] | None:
+    """Levels that are in products, and these, for each outcome alone: a gradient has their sums over it.
+
+    Beside the levels of a category there is the one that these are compared with. None if there are no products.
+    """
+    X, made = tensors_only(silos.features, "a table").double().flatten(1), dict[tuple[str, str], Tensor]()
+    own = dict(zip(silos.feature_names, X.T, strict=True))
+    pairs = [name.split(":") for name in own if ":" in name]
+    for one, other in [pair for a, b in pairs for pair in ((a, b), (b, a))]:
+        if one not in own or other not in own or len(torch.unique(own[one])) != 2:
+            continue
+        kin = [column for name, column in own.items() if ":" not in name and name.split("=")[0] == one.split("=")[0]]
+        level = (own[one] != own[one].min()).double()
+        rest = 1 - torch.stack([(column != column.min()).double() for column in kin]).sum(0)
+        for name, inside in ((one, level), (f"none of {one.split('=')[0]}", rest)):
+            made |= {(name, ""): inside, (name, other): inside * own[other]}
+    return by_outcome(torch.stack(list(made.values()), 1), silos.targets) if made else None
 
 
-def by_outcome(silos: Silos) -> npt.NDArray[np.float64]:
-    """The columns, and these for each outcome alone: squares of residuals are sums over the samples of either."""
+def columns_by_outcome(silos: Silos) -> npt.NDArray[np.float64]:
+    """An intercept and the columns, for each outcome alone: squares of residuals are sums over either."""
     X = tensors_only(silos.features, "a table").double().flatten(1)
-    X = torch.cat([torch.ones(len(X), 1, dtype=torch.float64), X], 1)
-    y = silos.targets.double()
-    y = y if y.ndim == 1 else y[:, EVENT]
+    return by_outcome(torch.cat([torch.ones(len(X), 1, dtype=torch.float64), X], 1), silos.targets)
+
+
+def by_outcome(X: Tensor, targets: Tensor) -> npt.NDArray[np.float64]:
+    """Columns, and these times each outcome; of outcomes that are no classes, times these and their squares."""
+    y = targets.double() if targets.ndim == 1 else targets[:, EVENT].double()
     kinds = torch.unique(y)
     each = [(y == kind).double() for kind in kinds[1:]] if len(kinds) <= _KINDS else [y, y.square()]
     return torch.cat([X, *(X * one.unsqueeze(1) for one in each)], 1).numpy()

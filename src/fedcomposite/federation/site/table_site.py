@@ -237,8 +237,8 @@ class TableSite(Site):
             kept = analyses.kept_rows(table, learned.steps)
             self._check_labels(learned.target, silos, kept)
             self.gate.columns.tell(minimum_counts.columns_of(silos), kept)
-            if (products := minimum_counts.products_of(silos)) is not None:  # whose sums over an outcome a gradient has
-                self.gate.products.tell(minimum_counts.by_outcome(products), kept)
+            if (products := minimum_counts.products_with_levels(silos)) is not None:
+                self.gate.products.tell(products, kept)
             self._prepared = order.recipe, self._made(silos, kept)
             self._number()
         return self._prepared[1]
