@@ -114,8 +114,6 @@ def faint(**limits: Any) -> str:
     """Sums of p over the sick at a model that is nearly zero beside the level: logistic functions of one patient."""
     one = Asker(RECIPE, **limits)
     edges, row = torch.linspace(-5, 5, 9, dtype=torch.float64), []
-    (here,) = one.ask([newton(one.model(), torch.zeros(one.d, dtype=torch.bool), ALL)])
-    scale = float(here["weight"][1])
     for name in VALUES:
         sums = []
         for level in (6.0, 0.0):
@@ -123,7 +121,6 @@ def faint(**limits: Any) -> str:
             sums.append(float(told["totals"][1, 1]))
         p = min(max(sums[0] - sums[1], 1e-9), 1 - 1e-9)
         row.append((np.log(p / (1 - p)) - (-7.0 + 6.0)) / 0.01)
-    assert scale > 0
     right = np.allclose(row, one.truth()[0], rtol=0.03)
     return (
         f"{one.questions} questions: the patient's row {'within 3 %' if right else 'not'} ({np.round(row, 1).tolist()})"
@@ -156,17 +153,6 @@ def lens(**limits: Any) -> str:
     return f"{one.questions} questions: {int((off_by < 1).sum())} of {truth.size} values to one unit"
 
 
-def other(**limits: Any) -> str:
-    """The same of those without the level: all are, but ten."""
-    one = Asker(RECIPE, **limits)
-    slopes = np.linspace(-0.05, 0.05, 40)
-    told = one.hessians([one.model(thalach=float(s)) for s in slopes])
-    rank = int(np.linalg.matrix_rank(np.array([H[-1, -1] for H in told])[:, None] ** np.arange(1, 5)))
-    return (
-        f"{one.questions} questions: sums over {len(one.sites.frames['cleveland'])} patients ({rank} powers), no value"
-    )
-
-
 def wrong(**limits: Any) -> str:
     """Wrong predictions where only those with the level are above: how many of them are sick."""
     one = Asker(RECIPE, **limits)
@@ -175,7 +161,7 @@ def wrong(**limits: Any) -> str:
     share, total = told["weight"].tolist()
     below, above = (told["error"] * total / share).tolist()
     healthy = len(one.truth(False))
-    return f"{one.questions} questions: {below - above + 2 * 0:.0f} more wrong, of {healthy} healthy less 1 sick"
+    return f"{one.questions} questions: {below - above:.0f} more wrong, of {healthy} healthy less 1 sick"
 
 
 def curves(**limits: Any) -> str:
@@ -187,27 +173,8 @@ def curves(**limits: Any) -> str:
     return f"{one.questions} questions: {sick:.3g} sick patients with the level (a cell of the table of both)"
 
 
-def deviances(**limits: Any) -> str:
-    """Losses at forty models: they are linear in the outcomes, whatever the model is."""
-    one = Asker(RECIPE, **limits)
-    models = torch.stack([one.model(level=float(s), thalach=0.001 * k) for k, s in enumerate(np.linspace(-3, 3, 40))])
-    (told,) = one.ask([losses(models, ALL)])
-    return f"{one.questions} questions, 40 models: {len(told['deviance'])} sums, of outcomes no more than X'y"
-
-
-def splines(**limits: Any) -> str:
-    """Knots about the oldest patients: a hinge that two of them have."""
-    ages = {"drop": ["sex", "cp", "restecg", "exang"], "splines": {"age": 3}}
-    one = Asker.__new__(Asker)
-    one.sites = Hospitals(**limits)
-    asking = one.sites.ready(ages)
-    assert asking.recipe is not None
-    return f"told, with the knots that quantiles give ({len(asking.recipe.features)} columns): an asker chooses none"
-
-
 IDEAS: dict[str, Callable[..., str]] = {
-    "residues": residues, "products": products, "faint": faint, "lens": lens, "other": other, "wrong": wrong,
-    "curves": curves, "deviances": deviances, "splines": splines,
+    "residues": residues, "products": products, "faint": faint, "lens": lens, "wrong": wrong, "curves": curves,
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from benchmarks import (
     sparse,
     streaming,
     table6,
+    third_adversary,
     workloads,
 )
 from benchmarks.peers import common
@@ -429,6 +430,16 @@ def test_ideas_of_an_adversary(capsys, monkeypatch):
     assert "score_tables = 20" in lines[1]
     assert "95 different sums" in lines[2]
     assert " 1 different sums" in lines[3]
+
+
+def test_the_third_adversary_finds_what_it_says(capsys, monkeypatch):
+    """A row from one question at a site that opts out; values of few who have a level, at any site."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    third_adversary.main(["--ideas", "residues,lens"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["row exactly" in line for line in lines[:3]] == [True, False, False]
+    assert all("12 of 20 values" in line for line in lines[3:5])
+    assert "2 of 20 values" in lines[5]
 
 
 @pytest.mark.slow

@@ -275,7 +275,8 @@ class Quality(Result):
         for name, (value, bounds) in bounded.items():
             made |= _with_error(name, told(name, value, bounds), bounds, error(value, bounds))
         first = ("samples", "positives", "auroc", "auroc_error", "auprc", "auprc_error")
-        return {**{k: made.pop(k) for k in first}, "brier": self.brier, **made, "ici": self.ici}
+        brier = self.brier if not self.brier_error > WIDEST["auroc"] else math.nan
+        return {**{k: made.pop(k) for k in first}, "brier": brier, **made, "ici": self.ici}
 
     def to_frame(self) -> pd.DataFrame:
         """:meth:`summary` as a table of one row."""

@@ -28,7 +28,10 @@ _NEW = 1e-10  # of a column's norm: what is left of it beside others; rounding l
 class ColumnSpans:
     """The columns of one data set, no combination of which may be that of fewer than ``least`` rows."""
 
-    def __init__(self, folder: Path, data: str, least: int, ledger: Ledger, kind: str = "columns") -> None:
+    def __init__(
+        self, folder: Path, data: str, least: int, ledger: Ledger, kind: str = "columns", nearly: float = _NEARLY
+    ) -> None:
+        self._nearly = nearly
         self._path, self._least, self._ledger = folder / "rows" / f"{data[:32]}.{kind}.npy", least, ledger
         self._told = set[bytes]()
 
@@ -46,7 +49,7 @@ class ColumnSpans:
         before = self._read(len(every))
         after = spanned(before, every)
         if after.shape[1] > before.shape[1]:
-            if few := few_rows(after, self._least - 1):
+            if few := few_rows(after, self._least - 1, self._nearly):
                 raise DataRefusalError(
                     f"with what was answered before, a combination of columns would be that of fewer than min_count = "
                     f"{self._least} rows alone: a level that few have (of those with an outcome, where it is in "
@@ -84,7 +87,7 @@ def spanned(basis: Floats, columns: Floats) -> Floats:
     return np.concatenate([basis, new[:, sizes > _NEW]], axis=1)
 
 
-def few_rows(basis: Floats, most: int) -> list[int]:
+def few_rows(basis: Floats, most: int, nearly: float = _NEARLY) -> list[int]:
     """At most ``most`` rows beside which some combination of the columns is zero, or nearly; none if there are none.
 
     If v is zero but on k rows, the projection of these k unit vectors on the columns has v in it, and so the trace of
@@ -102,11 +105,11 @@ def few_rows(basis: Floats, most: int) -> list[int]:
 
     def among(left: Floats, out: frozenset[int]) -> list[int]:
         leverage = np.einsum("ij,ij->i", left, left)
-        if leverage.max(initial=0.0) >= _NEARLY:
+        if leverage.max(initial=0.0) >= nearly:
             return [*out, int(leverage.argmax())]
         if len(out) + 1 >= most:
             return []
-        for i in np.flatnonzero(leverage >= _NEARLY / (most - len(out))).tolist():
+        for i in np.flatnonzero(leverage >= nearly / (most - len(out))).tolist():
             without = out | {i}
             if without in seen:
                 continue

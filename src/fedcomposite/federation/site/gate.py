@@ -60,7 +60,7 @@ class Gate:
         self.columns = ColumnSpans(folder, data, limits.min_count, ledger)
         self.outcomes = ColumnSpans(folder, data, limits.min_count, ledger, "outcomes")
         """The same with all columns times the outcome among them."""
-        self.products = ColumnSpans(folder, data, limits.min_count, ledger, "products")
+        self.products = ColumnSpans(folder, data, limits.min_count, ledger, "products", 1 - 1e-6)
         """The same of products with levels, and of these levels."""
         self._experiment = "", ""  # its text as it came, and its digest whatever method is chosen
 
