@@ -96,7 +96,7 @@ class NoisedCells(Cells):
         tied = np.diag(self.points / 2)
         orders = np.tri(self.bins, k=-1) + tied, np.tri(self.bins) - tied  # which pairs surely are in order, and may be
         low, high = (float(self.raw[1] @ order @ self.raw[0]) for order in orders)
-        less, more = (pairs_off(order, *self.raw, self.variance) for order in orders)
+        less, more = (pairs_off(order, self.raw[0], self.raw[1], self.variance) for order in orders)
         value = min(max((low + high) / 2, 0.0), pairs)
         return value / pairs, (max(min(low, value) - less, 0.0) / pairs, min(max(high, value) + more, pairs) / pairs)
 
@@ -255,7 +255,7 @@ def _at_lines(
     """Sums at some lines of each site, and of all; and answers to what else is asked."""
     at = torch.tensor(lines, dtype=torch.float64)
     told = driver.told([*also, *(calibration(x, at, part, rows) for x, rows in (pairs if lines else ()))])
-    others = {name: answers[: len(also)] for name, answers in told.items()}
+    others: dict[str, Sequence[Sums]] = {name: answers[: len(also)] for name, answers in told.items()}
     if not lines:
         return {}, others
     own = {name: torch.stack([one["sums"] for one in each[len(also) :]]).sum(0).numpy() for name, each in told.items()}
