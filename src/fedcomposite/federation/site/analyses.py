@@ -284,7 +284,8 @@ class Desk:
         site = self._site
         if not minimum_counts.blurs(site.limits):
             return True
-        if request.rows != ALL or request.part != "train":
+        copies = 1 if self._built is None else len(self._built[1])
+        if request.rows != ALL or request.part != "train" or copies > 1:
             return False
         try:
             site.gate.outcomes.tell(minimum_counts.columns_by_outcome(site.silos), site.kept)
