@@ -164,6 +164,27 @@ def test_values_are_chosen_on_one_seed_and_told_of_others(file, tmp_path):
     assert (tmp_path / "c" / "comparison.csv").read_text() == before
 
 
+@pytest.mark.filterwarnings("ignore")  # of mlflow's own use of its database
+def test_trackers_keep_trials_apart_and_know_seeds_and_labels(file, tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="the extra [mlflow] is not installed")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    text = TEXT.replace("step = 0.5", "step = {tune = [0.1, 0.5, 0.7]}").replace("{grid = [0.01, 0.001]}", "0.01")
+    file.write_text(f'{text}[trials]\nseed = 7\n[[callbacks]]\nname = "MLflow"\nexperiment = "h"\nuri = "{uri}"\n')
+    table = comparison.compare(Sweep.read(file), tmp_path / "c", jobs=2)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+
+    def told(experiment):
+        runs = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+        return [run.data.params for run in runs]
+
+    finals, trials = told("h"), told("h, tuning")
+    assert {p["label"] for p in finals} == set(table["method"])
+    assert {p["seed"] for p in trials} == {"7"}
+    assert "7" not in {p["seed"] for p in finals}
+    assert len(trials) >= 3
+    assert all(float(p["step"]) > 0 for p in trials)
+
+
 def test_results_come_before_what_the_labels_say(file, tmp_path, cli, monkeypatch):
     """In a narrow terminal the values of grids, which stand in the labels, make room."""
     monkeypatch.setattr(console, "_WIDTH", None)

@@ -16,11 +16,11 @@ from fedcomposite.experiments import grids, runner, toml, workers
 from fedcomposite.experiments.allowances import Allowance
 from fedcomposite.experiments.config import Config, ConfigError
 from fedcomposite.experiments.outcomes import Comparison
-from fedcomposite.experiments.runner import TUNING, Watch
+from fedcomposite.experiments.runner import Watch
 from fedcomposite.experiments.store import RunFolder, StoreError, folder_names, leftovers
 from fedcomposite.experiments.sweeps import Part, Sweep, named
 from fedcomposite.experiments.tables import latex
-from fedcomposite.experiments.tuning import Attempt, Chosen, Point, TuningError, score, settle
+from fedcomposite.experiments.tuning import TUNING, Attempt, Chosen, Point, TuningError, score, settle
 from fedcomposite.experiments.workers import Task
 from fedcomposite.files import write_atomic
 from fedcomposite.locks import NAME as LOCK

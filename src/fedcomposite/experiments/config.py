@@ -26,7 +26,7 @@ from fedcomposite.experiments.allowances import Allowance, BudgetEnd
 from fedcomposite.experiments.checks import conflicts, missing_files, mistakes
 from fedcomposite.experiments.toml import ConfigError as ConfigError
 from fedcomposite.experiments.toml import name_in
-from fedcomposite.experiments.tuning import EXTENSIONS
+from fedcomposite.experiments.tuning import EXTENSIONS, TUNING
 from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy, StudyBudget
 from fedcomposite.problems import Loss, Problem
@@ -334,7 +334,9 @@ class Config(Section):
 
     def make_callbacks(self, folder: Path) -> list[Callback]:
         """Build ``[[callbacks]]``; paths that are not absolute lie in the run's folder."""
-        made = toml.every([functools.partial(_callback, spec, folder) for spec in self.callbacks])
+        run = {"label": self.labels[0] if len(self.labels) == 1 else "", "seed": str(self.seed)}
+        run["part"] = "tuning" if TUNING in folder.parts else "run"
+        made = toml.every([functools.partial(_callback, spec, folder, run) for spec in self.callbacks])
         return made if self.allowance is None else [*made, BudgetEnd(self.allowance)]
 
     @property
@@ -459,8 +461,8 @@ def _term(fields: Mapping[str, Any], where: str) -> regularizers.Regularizer:
         raise ConfigError.at(where, error) from None
 
 
-def _callback(spec: Mapping[str, Any], folder: Path) -> Callback:
-    """One callback, whose files lie in the run's folder."""
+def _callback(spec: Mapping[str, Any], folder: Path, run: Mapping[str, str]) -> Callback:
+    """One callback, whose files lie in the run's folder; trackers are told which run it is."""
     fields = {k: v for k, v in spec.items() if k != "name"}
     try:
         name = name_in(spec)
@@ -468,6 +470,8 @@ def _callback(spec: Mapping[str, Any], folder: Path) -> Callback:
         for key in ("path", "folder"):
             if isinstance(given := fields.get(key, ""), str) and (given or own.get(key, "") is None):
                 fields[key] = str(folder / given)
+        if "parameters" in own:
+            fields["parameters"] = {**run, **fields.get("parameters", {})}
         return build_callback(name, **fields)
     except (TypeError, ValueError) as error:
         raise ConfigError.at("[[callbacks]]", error) from None

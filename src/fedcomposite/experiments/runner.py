@@ -12,6 +12,7 @@ from fedcomposite.algorithms import AnyAlgorithm
 from fedcomposite.experiments.checks import check_run
 from fedcomposite.experiments.config import Config
 from fedcomposite.experiments.store import Journal, RunFolder, StoreError
+from fedcomposite.experiments.tuning import TUNING
 from fedcomposite.locks import FolderLock
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import DivergenceWarning, Interrupted, Record, Run, simulate
@@ -22,8 +23,6 @@ class TheoryWarning(UserWarning):
 
 
 Watch = Callable[[Record], None]
-TUNING = "tuning"
-"""The folder of the runs that values were chosen by."""
 
 
 class Prepared(NamedTuple):

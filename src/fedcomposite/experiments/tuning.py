@@ -17,6 +17,9 @@ K = TypeVar("K")
 Point = dict[str, Any]
 """A value for each field that is chosen."""
 
+TUNING = "tuning"
+"""The folder of the runs that values were chosen by."""
+
 EXTENSIONS = 2
 """How often a search goes on past an end of its grid, unless it is told."""
 

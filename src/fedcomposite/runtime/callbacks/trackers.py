@@ -11,7 +11,8 @@ import importlib
 import os
 import time
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fedcomposite._faults import MissingPackageError
@@ -33,6 +34,8 @@ class _Tracker(Callback):
     """Opens a tracker's run, logs every record, and closes it."""
 
     _run: ClassVar[Any] = None  # of an instance, between its begin and its end
+    parameters: Mapping[str, str]
+    """Beside the method and its fields; an experiment adds label, seed, and whether it is a trial of a tuning."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -66,11 +69,14 @@ class TensorBoard(_Tracker):
     """Scalars in TensorBoard's files below ``folder``."""
 
     folder: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     def _open(self, view: View) -> Any:
         _package("tensorboard", "tensorboard")
         writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(self.folder)
         writer.add_text("method", repr(view.algorithm))
+        for key, value in self.parameters.items():
+            writer.add_text(key, value)
         return writer
 
     def _log(self, run: Any, numbers: dict[str, float], round: int) -> None:
@@ -92,16 +98,19 @@ class MLflow(_Tracker):
     uri: str | None = None
     """Where; MLflow's own setting (``MLFLOW_TRACKING_URI``) if left out."""
     name: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     def _open(self, view: View) -> Any:
         mlflow = _package("mlflow", "mlflow")
         # The first look at a new database makes its tables in many small steps; two processes at it spoil it for good.
         with one_at_a_time(f"mlflow {self.uri or mlflow.get_tracking_uri()}"):
             client = mlflow.MlflowClient(tracking_uri=self.uri)
-            found = client.get_experiment_by_name(self.experiment)
-            number = client.create_experiment(self.experiment) if found is None else found.experiment_id
+            trial = self.parameters.get("part") == "tuning"
+            experiment = f"{self.experiment}, tuning" if trial else self.experiment
+            found = client.get_experiment_by_name(experiment)
+            number = client.create_experiment(experiment) if found is None else found.experiment_id
         run = client.create_run(number, run_name=self.name).info.run_id
-        for key, value in _settings(view).items():
+        for key, value in {**_settings(view), **self.parameters}.items():
             client.log_param(run, key, value)
         return client, run
 
@@ -128,12 +137,19 @@ class WandB(_Tracker):
     name: str | None = None
     mode: str = "offline"
     folder: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     def _open(self, view: View) -> Any:
         wandb = _package("wandb", "wandb")
         folder = self.folder or os.environ.get("WANDB_DIR") or str(cache_folder())
         os.makedirs(folder, exist_ok=True)  # W&B adds a folder "wandb" to it, or takes a temporary one if it is missing
-        return wandb.init(project=self.project, name=self.name, mode=self.mode, dir=folder, config=_settings(view))
+        return wandb.init(
+            project=self.project,
+            name=self.name,
+            mode=self.mode,
+            dir=folder,
+            config={**_settings(view), **self.parameters},
+        )
 
     def _log(self, run: Any, numbers: dict[str, float], round: int) -> None:
         run.log(numbers, step=round)
