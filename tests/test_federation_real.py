@@ -403,6 +403,32 @@ def test_a_rogue_server_reads_nothing_at_a_site(rogue_server):
     assert parties.sites["north"].alive
 
 
+def test_what_an_administrators_kit_is_good_for(parties, whole):
+    """With a valid kit and the server as it is: no files, logs, shells or results, no end of a client; jobs can end."""
+    out = parties.folder / "ended"
+    west = parties.join("west", held=("before", 2))
+    run = parties.run("run-ended", parties.folder / "config.toml", "--out", out)
+    west.wait_for("held in round 2")
+    with administration(parties.fed) as session:
+        jobs = [one["job_id"] for one in session.list_jobs() if str(one["status"]).startswith("RUNNING")]
+        for line in ("cat server local/resources.json", "cat north local/resources.json", "ls north", "pwd server",
+                     "grep north x log.txt", "head server log.txt", "tail north log.txt", f"download_job {jobs[0]}",
+                     f"clone_job {jobs[0]}", "sys_info client north", "configure_site_log client north DEBUG",
+                     ):  # fmt: skip
+            said = str(session.do_command(line))
+            assert "is not authorized for" in said or "invalid_request" in said, said
+            assert "class_allow_list" not in said
+        session.do_command("restart client north")
+        for one in jobs:
+            session.abort_job(one)
+            session.do_command(f"delete_job {one}")
+    parties.release("west")
+    run.ends(0)
+    assert parties.sites["north"].alive
+    assert torch.equal(model(out), model(whole))
+    assert records(out) == records(whole)
+
+
 def test_jobs_that_are_not_the_coordinators_are_refused_at_the_sites(rogue_server):
     """FLARE's administrator, with a server of his own making, has no site run anything: each says so in its audit log.
 
