@@ -82,13 +82,15 @@ def study(command: Sequence[str], given: Sequence[str], folder: Path, points: in
 
 
 def left(folder: Path) -> dict[str, object]:
-    """The model's file, and everything that was found apart from the time it took and the bytes it sent to sites.
+    """The model's file, and everything that was found apart from the time it took and the bytes that travelled.
 
-    A job after another one carries the heads of the sites' logs to them, which the first of a federation has not.
+    A job after another one carries the heads of the sites' logs to them, which the first of a federation has not, and
+    a site's entries are numbered: from 100 on a report is a byte longer.
     """
     found = json.loads((folder / "analysis.json").read_text())
     found.pop("seconds")
-    found.get("communication", {}).pop("bytes_down", None)
+    for way in ("bytes_up", "bytes_down"):
+        found.get("communication", {}).pop(way, None)
     return {key: json.dumps(value) for key, value in found.items()} | {
         "model": (folder / "model.safetensors").read_bytes()
     }
