@@ -212,11 +212,16 @@ def draw_forests(
         place.set_title(str(name), fontsize=9)
         place.set_xlabel(ratio or "coefficient", fontsize=8)
         if ratio:
-            low, high = np.exp(place.get_xlim())
-            ticks = [m * 10.0**e for e in range(-6, 7) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
-            ticks = ticks if len(ticks) > 1 else sorted({float(f"{t:.2g}") for t in np.geomspace(low, high, 4)[1:-1]})
-            place.set_xticks(np.log(ticks), [f"{t:g}" for t in ticks])
+            place.set_xticks(*_ratio_ticks(*place.get_xlim()))
     return finish(figure, path)
+
+
+def _ratio_ticks(lowest: float, highest: float) -> tuple[list[float], list[str]]:
+    """Where ratios stand on an axis of their logarithms, and what they are called."""
+    low, high = math.exp(lowest), math.exp(highest)
+    ticks = [m * 10.0**e for e in range(-6, 7) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    ticks = ticks if len(ticks) > 1 else sorted({float(f"{t:.2g}") for t in np.geomspace(low, high, 4)[1:-1]})
+    return np.log(ticks).tolist(), [f"{t:g}" for t in ticks]
 
 
 def draw_effects(table: pd.DataFrame, path: str | Path | None = None) -> Figure:
@@ -230,15 +235,14 @@ def draw_effects(table: pd.DataFrame, path: str | Path | None = None) -> Figure:
         place.set_visible(False)
     for place, name in zip(axes, names, strict=False):
         own = table[table["column"] == name]
-        place.axhline(1.0 if ratio else 0.0, color="#999", linewidth=0.8)
+        place.axhline(0.0, color="#999", linewidth=0.8)
         for i, (given, curve) in enumerate(own.groupby("given", sort=False)):
             middle, low, high = (curve[c].to_numpy(float) for c in ("estimate", "lower", "upper"))
-            middle, low, high = (np.exp(one) if ratio else one for one in (middle, low, high))
             color, at = COLORS[i % len(COLORS)], curve["value"].to_numpy(float)
             place.plot(at, middle, color=color, linewidth=1.6, label=str(given) or None)
             place.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
-        if ratio:
-            place.set_yscale("log")
+        if ratio:  # at margins, which are drawn
+            place.set_yticks(*_ratio_ticks(*place.get_ylim()))
         if own["given"].iloc[0]:
             place.legend(frameon=False, fontsize=7)
         place.set_xlabel(str(name), fontsize=9)
