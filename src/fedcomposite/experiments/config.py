@@ -334,7 +334,8 @@ class Config(Section):
 
     def make_callbacks(self, folder: Path) -> list[Callback]:
         """Build ``[[callbacks]]``; paths that are not absolute lie in the run's folder."""
-        run = {"label": self.labels[0] if len(self.labels) == 1 else "", "seed": str(self.seed)}
+        names = [str(spec.get("label", spec.get("name"))) for spec in self.specs]
+        run = {"label": names[0] if len(names) == 1 else "", "seed": str(self.seed)}
         run["part"] = "tuning" if TUNING in folder.parts else "run"
         made = toml.every([functools.partial(_callback, spec, folder, run) for spec in self.callbacks])
         return made if self.allowance is None else [*made, BudgetEnd(self.allowance)]
