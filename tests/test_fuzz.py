@@ -204,9 +204,13 @@ def test_intervals_of_dependent_columns(number):
     assert fuzz.run(1, number).outcome == "ok"
 
 
-@pytest.mark.parametrize(("seed", "number"), [(4, 36), (5, 7), (5, 607), (8, 176), (8, 847), (8, 1786), (8, 1370)])
+ONCE = [(4, 36), (5, 7), (5, 607), (8, 176), (8, 847), (8, 1786), (8, 1370), (4203, 437)]
+
+
+@pytest.mark.parametrize(("seed", "number"), ONCE)
 def test_cases_that_failed_once(seed, number):
-    """Slopes that steps with h leave behind; Cox models of columns without differences, of small ones, of few events.
+    """Slopes that steps with h leave behind; Cox models of columns without differences, of small ones, of few events;
+    and one so far out that every slope has faded.
 
     Where nobody at risk differs, rounding leaves a variance below zero. Where counts fall for ever on the support of
     L0, a first-order method goes so far that no gain is left.

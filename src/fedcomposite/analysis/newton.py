@@ -30,6 +30,7 @@ _FAR = (3.0, 5.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
 _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
+_FADED = 1e-9  # of the rounding of gradients, for one that no balance leaves
 _RESISTED = 6  # steps whose own problem is given up before the fit is
 _CALLS = {True: 4000, False: 18000}  # of the prox, after which a fit is given up: of an h that couples, and of others
 _AT_ONCE = 16  # vectors whose proxes take as long together as one by itself
@@ -177,6 +178,10 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
                 if growing:
                     return Fit(state.x, seen, asked, "endless", growing)
             if done:
+                if plan.gain is None and _faded(state, h):
+                    asked += 1
+                    if growing := (yield from _level(state, h, plan)):
+                        return Fit(state.x, seen, asked, "endless", growing)
                 end: End = "rounding" if plan.width == 0 and _hidden(seen, h) > _TOLD * largest else "converged"
                 return Fit(state.x, seen, asked, end, left=-float(state.decrease))
         if (late := plan.deadline.passed and seen is not None) or asked >= plan.rounds:
@@ -330,6 +335,24 @@ def _growing(state: Server, seen: Seen, h: Regularizer, plan: FitPlan, largest: 
         return ()
     size = (far[0] - seen.at).abs()
     return tuple(i for i in size.argsort(descending=True)[:3].tolist() if float(size[i]) > 0.5 * float(size.max()))
+
+
+def _faded(state: Server, h: Regularizer) -> bool:
+    """Whether x is so far out that the slope of every sample has faded.
+
+    At a minimum slopes of samples balance one another, and of that rounding leaves about ``noise``: much less is left
+    only where each of them is next to nothing (or all of them nothing at all, beyond the margins of a squared hinge).
+    """
+    return bool(state.x.any()) and 0 < float(h.optimality(state.x, state.gradient)) < _FADED * float(state.noise)
+
+
+def _level(state: Server, h: Regularizer, plan: FitPlan) -> Task[tuple[int, ...]]:
+    """The largest coordinates, if F is no higher three times as far out."""
+    x = 3 * state.x
+    [sums] = yield [_asked(x, torch.zeros_like(state.working), plan, plan.width)]
+    if float(_mean(sums)[0].loss + h.value(x)) > float(state.value + state.slack):
+        return ()
+    return tuple(x.abs().argsort(descending=True)[:3].tolist())
 
 
 def _hidden(seen: Seen, h: Regularizer) -> float:
