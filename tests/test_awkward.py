@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 
 import cvxpy as cp
@@ -240,6 +241,17 @@ def test_columns_that_cannot_be_centred_hide_what_is_left(number):
     """Mean 1000, deviation 1e-4 and no intercept: gradients are rounded to more than what is left to gain."""
     verdict = drawn(1, number)
     assert verdict.outcome == "open", verdict.words
+
+
+@pytest.mark.parametrize("far", [1e3, 1e16, 1e100, 1e300])
+def test_an_equation_may_put_a_coefficient_as_far_out_as_it_likes(far):
+    """A column of zeros, whose coefficient an affine constraint sets."""
+    y = np.array([1.0] * 9 + [0.0])
+    model = fc.LinearSVC(loss="squared_hinge", regularizer=reg.Affine([[1.0]], [far]))
+    with nullcontext() if far <= 1e16 else pytest.warns(ConvergenceWarning, match="rounding hides"):
+        model.fit(np.zeros((10, 1)), y)
+    assert model.coef_[0, 0] == far
+    assert not model.converged_ or model.intercept_[0] == pytest.approx(0.8, rel=1e-9)
 
 
 def test_the_loss_of_several_classes_keeps_its_digits_near_zero():

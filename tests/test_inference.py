@@ -415,6 +415,24 @@ def test_columns_far_from_zero_beside_their_deviation_have_the_intervals_of_cent
     assert table.se.iloc[-1] == pytest.approx(np.sqrt(back @ oracle.cov_params() @ back), rel=1e-6)
 
 
+@pytest.mark.parametrize("robust", [False, True])
+def test_a_direction_that_gets_too_short_on_the_way_is_told_apart_as_well(robust):
+    """A sum of columns but for 3e-5 where the rates are small, so that its curvature fades on the way."""
+    g = np.random.default_rng(4)
+    X = g.normal(size=(300, 2))
+    z = 2.5 * X[:, 0] + 0.3 * X[:, 1]
+    third = X.sum(1) + 3e-5 * np.where(z < -2, g.normal(size=300), 0)
+    rest = (third - X.sum(1)) / 3e-5
+    y = g.poisson(np.exp(z)).astype(float)
+    oracle = sm.GLM(y, np.column_stack([X, rest, np.ones(300)]), family=sm.families.Poisson())
+    oracle = oracle.fit(cov_type="HC0" if robust else "nonrobust", tol=1e-14)
+    back = np.array([[1, 0, -1 / 3e-5, 0], [0, 1, -1 / 3e-5, 0], [0, 0, 1 / 3e-5, 0], [0, 0, 0, 1]])
+    problem = at_sites(np.column_stack([X, third]), y, loss="poisson")
+    table = fc.confidence(problem, torch.zeros(4, dtype=torch.float64), robust=robust)
+    np.testing.assert_allclose(table.estimate, back @ oracle.params, rtol=1e-6)
+    np.testing.assert_allclose(table.se, np.sqrt(np.diag(back @ oracle.cov_params() @ back.T)), rtol=1e-6)
+
+
 @pytest.mark.parametrize("inverse", ["exact", "nodewise"])
 @pytest.mark.parametrize(("constant", "lost"), [(0.0, "x1"), (0.1, r"x1, \(intercept\)"), (1e6, r"x1, \(intercept\)")])
 def test_a_constant_column_takes_nothing_from_the_others(inverse, constant, lost):

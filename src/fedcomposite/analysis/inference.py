@@ -462,6 +462,11 @@ def _as_they_are(look: _Look, outputs: int = 1) -> _Turned:
     return _Turned(look.hessian.diagonal() == 0, look.centre, torch.eye(len(look.x), dtype=look.x.dtype), [], outputs)
 
 
+def _turns(driver: Asker, outputs: int) -> bool:
+    """Whether who answers can do so in other coordinates."""
+    return isinstance(driver.transport, SiloTransport) and outputs == 1
+
+
 def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack, outputs: int) -> tuple[_Look, _Turned]:
     """The same look in coordinates in which short directions are columns of their own, which the Hessian then tells.
 
@@ -469,7 +474,7 @@ def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack, outputs: in
     """
     made, H = _as_they_are(look, outputs), look.hessian
     size = H.diagonal() + H[-1, -1] * look.centre.square()  # of columns as they are, in units of the Hessian
-    for _ in range(_TURNS if isinstance(driver.transport, SiloTransport) and outputs == 1 else 0):
+    for _ in range(_TURNS if _turns(driver, outputs) else 0):
         V, values, scale = _spectrum(look.hessian)
         if not len(values) or float(values.min()) > _SURE:
             break
@@ -521,7 +526,23 @@ def _inverse(H: Tensor) -> tuple[Tensor, list[_Lost]]:
 def _maximum(
     problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker, unbiased: bool = False
 ) -> Estimates:
-    """The maximum of the likelihood, or of its product with a power of Jeffreys' prior; or less its bias."""
+    """The maximum of the likelihood, or of its product with a power of Jeffreys' prior; or less its bias.
+
+    Samples have other weights at the maximum than where the steps began. A direction that has become too short for the
+    Hessian on the way is a column of its own in steps that go on from there.
+    """
+    for _ in range(_TURNS):
+        found = _found_from(problem, look, robust, prior, driver, unbiased)
+        basis = found.turned.basis
+        short = any(bool(one.touches(basis).any()) for one in found.lost)
+        if not short or found.endless is not None or not _turns(driver, outputs_of(problem)):
+            break
+        look = _look(basis @ found.estimate, driver)
+    return found
+
+
+def _found_from(problem: Problem, look: _Look, robust: bool, prior: float, driver: Asker, unbiased: bool) -> Estimates:
+    """The same, in the coordinates that the Hessian where steps begin asks for."""
     with contextlib.ExitStack() as until:
         look, turned = _turned(look, driver, until, outputs_of(problem))
         look = _with_prior(look, prior, driver, outputs_of(problem))

@@ -368,14 +368,14 @@ def _hidden(seen: Seen, h: Regularizer) -> float:
         return math.inf
     diagonal, eps = model.H.diagonal(), torch.finfo(model.H.dtype).eps
     reach = math.sqrt(2 * abs(float(seen.reply.loss))) + float(model.x.abs() @ diagonal.sqrt())
-    if eps * reach**2 <= _TOLD * abs(float(seen.reply.loss)) or not 0 < len(diagonal) <= _DENSE:
+    if eps * reach * reach <= _TOLD * abs(float(seen.reply.loss)) or not 0 < len(diagonal) <= _DENSE:
         return 0.0
     root = diagonal.clamp(min=torch.finfo(model.H.dtype).tiny).rsqrt()
     values = torch.linalg.eigvalsh(model.H * root * root.unsqueeze(1))
     least = 4 * len(values) * eps * float(values[-1])
     direct = model.free is not None and bool(model.free.all())
     known = (values > least) & direct
-    slope = torch.where(known, eps * reach, model.blur)  # steps leave out what H has lost, up to the blur
+    slope = values.new_tensor(eps * reach).where(known, model.blur)  # steps leave out what H has lost, up to the blur
     return float((slope.square() / (2 * values.clamp(min=least))).sum())
 
 
