@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 import torch
@@ -137,6 +138,26 @@ def test_a_column_stands_for_its_levels():
     assert len(fc.likelihood_ratio_test(problem)) == len(set(problem.silos.recipe.sources.values()))
     one = fc.confidence(problem, torch.zeros(problem.dimension), jeffreys=0).loc["age"]
     np.testing.assert_allclose(found.loc["age", "statistic"], one["z"] ** 2, rtol=1e-8)
+
+
+def test_a_column_stands_for_the_terms_of_its_spline_too():
+    """The first of them is called as the column is."""
+    g = np.random.default_rng(3)
+    frames = {site: pd.DataFrame({"age": g.uniform(30, 80, 150), "dose": g.normal(size=150)}) for site in "ab"}
+    for frame in frames.values():
+        frame["y"] = (np.abs(frame["age"] - 55) + 6 * g.logistic(size=150) > 13).astype(float)
+    silos = fc.Recipe(splines={"age": 4}).prepare(frames, target="y")
+    problem = fc.Problem(silos, bias=True, weights="samples", regularizer=fc.regularizers.L1(0.5))
+    X, y = (np.concatenate([np.asarray(one[k]) for one in silos]) for k in (0, 1))
+    A = np.column_stack([X, np.ones(300)])
+    oracle, less = (sm.GLM(y > 0, B, family=sm.families.Binomial()).fit(tol=1e-15) for B in (A, A[:, 3:]))
+    wald = oracle.wald_test(np.eye(5)[:3], scalar=True).statistic
+    for test, right in ((fc.wald_test, wald), (fc.likelihood_ratio_test, 2 * (oracle.llf - less.llf))):
+        assert test(problem).df.tolist() == [3, 1]
+        assert test(problem).loc["age", "statistic"] == pytest.approx(right, rel=1e-8)
+    for factors in ({"age": 0, "age spline 1": 2}, {"age spline 1": 2, "age": 0}):  # a feature's own has the last word
+        free = fc.Problem(silos, bias=True, regularizer=fc.regularizers.L1(0.5), penalty_factor=factors)
+        assert free.regularizer == fc.regularizers.L1(0.5, (2.0, 1.0)).on([False, True, False, True, False])
 
 
 def test_what_has_no_likelihood_is_refused():

@@ -77,8 +77,8 @@ def factors_of(given: PenaltyFactor, names: Sequence[str], features: int, source
         if found.shape != (features,) or not ((found >= 0) & (found < np.inf)).all():
             raise ValueError(f"penalty_factor: give {features} numbers >= 0, one per feature, or a mapping of names")
         return found
-    found = np.ones(features)
-    for key, factor in given.items():
+    found, columns = np.ones(features), set(sources.values())
+    for key, factor in sorted(given.items(), key=lambda one: one[0] not in columns):  # a feature's own wins
         number = isinstance(factor, int | float | np.number) and not isinstance(factor, bool)
         if not (number and 0 <= factor < np.inf):
             raise ValueError(f"penalty_factor: {key!r} = {factor!r}, must be a number >= 0")
@@ -89,14 +89,12 @@ def factors_of(given: PenaltyFactor, names: Sequence[str], features: int, source
 def places_of(
     key: object, names: Sequence[str], features: int, sources: Mapping[str, str], what: str = "penalty_factor"
 ) -> list[int]:
-    """The features that a place, a name or a column stands for."""
+    """The features that a place, a name or a column stands for: "age" for the terms of its spline, too."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if not -features <= key < features:
             raise ValueError(f"{what}: {key!r} is none of the numbers of features, 0 to {features - 1}")
         return [int(key)]
-    found = [j for j, name in enumerate(names) if name == key] or [
-        j for j, name in enumerate(names) if sources.get(name) == key
-    ]
+    found = [j for j, name in enumerate(names) if key in (name, sources.get(name))]
     if not found:
         known = ", ".join(names[:20]) or "none has a name"
         raise ValueError(f"{what}: there is no feature {key!r}{suggest(key, names)} (features: {known})")
