@@ -477,4 +477,4 @@ def test_a_test_part_is_measured_and_reported(messy, tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     for expected in ("<h2>Test</h2>", "ROC curves on the test part", "Calibration on the test part"):
         assert expected in page
-    assert sum(tag == "svg" for tag, _ in Page(page).tags) == 10
+    assert sum(tag == "svg" for tag, _ in Page(page).tags) == 11

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 from scipy import stats
@@ -10,6 +11,7 @@ from statsmodels.stats.meta_analysis import combine_effects
 
 import fedcomposite as fc
 from fedcomposite.analysis.next_site import sums_above
+from fedcomposite.plots.charts import draw_forests
 
 # Thirteen trials of a vaccine against tuberculosis (Colditz et al. 1994): cases and others, treated and not.
 TRIALS = np.array(
@@ -189,6 +191,32 @@ def test_forests_are_drawn(tmp_path):
     assert (tmp_path / "forests.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="no coefficient"):
         found.plot(["x9"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "right"),
+    [
+        (0.3, 25, "0.5 1 2 5 10 20"),
+        (0.7, 1.9, "0.75 1 1.25 1.5 1.75"),
+        (0.9, 4, "1 2 3 4"),
+        (0.996, 1.004, "0.9975 1 1.0025"),
+    ],
+)
+def test_ratios_have_round_ticks_and_one_among_them(low, high, right):
+    ends = [(1.0, low, high), (1.0, 1.0, 1.0)]
+    rows = [{"site": s, "name": "x", "estimate": np.log(m), "se": 1.0, "lower": np.log(a), "upper": np.log(b)}
+            for s, (m, a, b) in zip("ab", ends, strict=True)]  # fmt: skip
+    row = {
+        "estimate": 0.0,
+        "lower": 0.0,
+        "upper": 0.0,
+        "tau2": 0.0,
+        "i2": 0.0,
+        "predict_lower": 0.0,
+        "predict_upper": 0,
+    }
+    place = draw_forests(pd.DataFrame(rows), pd.DataFrame(row, index=["x"]), ratio="odds ratio").axes[0]
+    assert " ".join(one.get_text() for one in place.get_xticklabels()) == right
 
 
 def test_the_command_the_file_and_the_report(tmp_path, cli):

@@ -271,6 +271,7 @@ def test_it_is_written_as_papers_have_it(heart, tmp_path):
         assert "54 [47, 60]" in text
         assert "496 (53.9)" in text
     assert r"\quad 4 & 496 (53.9)" in made.to_latex("Patients.")
+    assert r"\caption{n (\%) of those with a value, mean (standard deviation)" in made.to_latex()
     assert pd.read_csv(tmp_path / "one.csv").shape == made.table.shape
     with pytest.raises(ValueError, match="docx"):
         made.write(tmp_path / "one.docx")
@@ -292,3 +293,5 @@ def test_the_command_and_the_report_have_it(tmp_path, cli):
     cli("report", tmp_path / "run", check=0)
     for name in ("report.html", "report.tex", "report.md", "report-table-1.csv"):
         assert "53.9" in (tmp_path / "run" / name).read_text()
+    for name, level in {"html": "<td>\u20034</td>", "tex": r"\quad 4 &", "md": "| &emsp;4 |"}.items():
+        assert level in (tmp_path / "run" / f"report.{name}").read_text()  # below its variable

@@ -68,6 +68,7 @@ def test_three_commands_make_a_paper_of_sql_tables(study):
     page = (folder / "run" / "report.html").read_text()
     for part in ("Table 1", "AUROC", "Coefficients by site", "Data", "missing, n (%)"):
         assert part in page
+    assert "\nFROM person p\nLEFT JOIN" in page
     recipe = fc.Recipe(impute={"default": "mean", "sex": "most_frequent"}, one_hot={"sex": "female"}, rare=5)
     silos = recipe.prepare(frames, target="infarction")
     problem = fc.Problem(silos, loss="logistic", bias=True, weights="samples", regularizer=fc.regularizers.L1(0.01))

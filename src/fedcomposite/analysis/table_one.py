@@ -54,6 +54,11 @@ from fedcomposite.privacy import StudyBudget
 from fedcomposite.results import Result, counted
 
 Floats = npt.NDArray[np.float64]
+LEGEND = (
+    "n (%) of those with a value, mean (standard deviation), median [quartiles]; SMD: standardised mean difference, of "
+    "several groups the largest of any two; p: Welch's t-test or analysis of variance, chi-squared or Fisher's exact "
+    "test, Kruskal-Wallis, not adjusted for their number"
+)
 _LEVELS = 8  # most levels of numbers that are taken for a category
 _COVERED = 0.8  # of the values that these levels have at least
 _BINS = 800  # with about as many samples each, for a rank test
@@ -84,21 +89,20 @@ class TableOne(Result):
         return f"{counted(len(self.tests), 'variable')}, {', '.join(groups) or 'no groups'}"
 
     def to_latex(self, caption: str = "", label: str = "tab:one") -> str:
-        """The table for a paper (booktabs), its notes in the caption."""
-        said = " ".join([caption, *(f"{note}." for note in self.notes)]).strip()
-        return re.sub("^  ", r"\\quad ", latex(self.table, said, label), flags=re.MULTILINE)
+        """The table for a paper (booktabs), what it shows and its notes in the caption."""
+        return latex(self.table, " ".join([caption, *(f"{one}." for one in (LEGEND, *self.notes))]).strip(), label)
 
     def to_markdown(self) -> str:
-        """The table as Markdown, with its notes below."""
+        """The table as Markdown, with what it shows and its notes below."""
         lines = [list(self.table.columns), ["---"] * self.table.shape[1], *self.table.to_numpy().tolist()]
         shown = [[re.sub("^  ", "&emsp;", str(cell)).replace("|", "\\|") for cell in line] for line in lines]
-        return "\n\n".join(["\n".join(f"| {' | '.join(line)} |" for line in shown), *self.notes]) + "\n"
+        return "\n\n".join(["\n".join(f"| {' | '.join(line)} |" for line in shown), f"{LEGEND}.", *self.notes]) + "\n"
 
     def to_html(self) -> str:
-        """The table as HTML, with its notes below."""
+        """The table as HTML, with what it shows and its notes below."""
         table = self.table.assign(variable=self.table["variable"].str.replace("^  ", "\u2003", regex=True))
-        notes = pd.Series(self.notes, dtype=str).to_frame().to_html(index=False, header=False) if self.notes else ""
-        return table.to_html(index=False) + notes
+        said = pd.DataFrame([f"{LEGEND}.", *self.notes])
+        return table.to_html(index=False) + said.to_html(index=False, header=False)
 
     def write(self, path: str | Path) -> Path:
         """Write a ``.tex``, ``.md``, ``.html`` or ``.csv`` file."""

@@ -123,12 +123,14 @@ def latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
     shown = joined(table)
     numeric = [_numeric(table[c]) for c in shown.columns]
     told = "$\\pm$: standard deviation over seeds (divisor: seeds $-$ 1)." if "±" in "".join(map(str, table)) else ""
-    lines = ["\\begin{table}", "\\centering", f"\\caption{{{' '.join(filter(None, [_escape(caption), told]))}}}"]
+    told = " ".join(filter(None, [_escape(caption), told]))
+    lines = ["\\begin{table}", "\\centering", *([f"\\caption{{{told}}}"] if told else [])]
     lines += [f"\\label{{{label}}}"] if label else []
     lines += [f"\\begin{{tabular}}{{{''.join('r' if n else 'l' for n in numeric)}}}", "\\toprule"]
     lines += [" & ".join(_escape(str(c)) for c in shown.columns) + " \\\\", "\\midrule"]
     for row in shown.itertuples(index=False):
         cells = [_number(str(v)) if n else _escape(str(v)) for v, n in zip(row, numeric, strict=True)]
+        cells[0] = re.sub("^  ", r"\\quad ", cells[0])  # a level below its variable
         lines.append(" & ".join(cells) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 

@@ -217,11 +217,14 @@ def draw_forests(
 
 
 def _ratio_ticks(lowest: float, highest: float) -> tuple[list[float], list[str]]:
-    """Where ratios stand on an axis of their logarithms, and what they are called."""
+    """Where ratios stand on an axis of their logarithms, three or more with 1 among them, and what they are called."""
     low, high = math.exp(lowest), math.exp(highest)
     ticks = [m * 10.0**e for e in range(-6, 7) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
-    ticks = ticks if len(ticks) > 1 else sorted({float(f"{t:.2g}") for t in np.geomspace(low, high, 4)[1:-1]})
-    return np.log(ticks).tolist(), [f"{t:g}" for t in ticks]
+    for step in (m * 10.0**-e for e in range(7) for m in (1, 0.5, 0.25)):
+        if len(ticks) > 2:
+            break
+        ticks = [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return np.log(ticks).tolist(), [f"{t:.6g}" for t in ticks]
 
 
 def draw_effects(table: pd.DataFrame, path: str | Path | None = None) -> Figure:

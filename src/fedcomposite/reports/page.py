@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import tomli_w
 
 from fedcomposite._validation import refuse, wrong_arguments
 from fedcomposite.experiments.tables import latex
@@ -55,7 +57,10 @@ def html(found: Found) -> str:
     good = found.summary.get("status") in ("converged", "completed")
     page = Environment(loader=PackageLoader(__package__, ""), keep_trailing_newline=True, autoescape=True)
     template = page.get_template("report.html")
-    return template.render(found=found, good=good, facts=facts(found), sections=sections, curves=drawn)
+    return template.render(
+        found=found, good=good, facts=facts(found), sections=sections, curves=drawn,
+        config=_configuration(found.config),
+    )
 
 
 def _section(found: Found, name: str, table: pd.DataFrame, drawn: dict[str, str]) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def _section(found: Found, name: str, table: pd.DataFrame, drawn: dict[str, str]
     return {
         "name": name,
         "columns": [(str(c), ' class="n"' if n else "") for c, n in zip(table.columns, numeric, strict=True)],
-        "rows": _rows(table),
+        "rows": _rows(table, "\u2003"),
         "folded": name == "Path" and len(table) > 25,
         "figures": {caption: drawn.pop(caption) for caption in _AFTER[name] if caption in drawn},
         "untold": found.untold(name),
@@ -121,8 +126,18 @@ def cells(column: Sequence[Any]) -> list[str]:
     return [shown(v) for v in column]
 
 
-def _rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    return list(zip(*(cells(table.iloc[:, i].tolist()) for i in range(table.shape[1])), strict=True))
+def _rows(table: pd.DataFrame, indent: str) -> list[tuple[str, ...]]:
+    """The printed cells; a level below its variable, as Table 1 has it, begins with ``indent``."""
+    rows = zip(*(cells(table.iloc[:, i].tolist()) for i in range(table.shape[1])), strict=True)
+    return [(re.sub("^  ", indent, first), *rest) for first, *rest in rows]
+
+
+def _configuration(text: str) -> str:
+    """The experiment, texts of several lines, such as a query, on as many."""
+    try:
+        return tomli_w.dumps(tomllib.loads(text), multiline_strings=True)
+    except ValueError:
+        return text
 
 
 def markdown(found: Found) -> str:
@@ -130,7 +145,7 @@ def markdown(found: Found) -> str:
     parts = [f"# {found.name}", str(found.summary.get("message", ""))]
     parts.append("\n".join(f"* {k}: {v}" for k, v in facts(found).items()))
     for name, table in found.tables.items():
-        rows = [[v.replace("|", "\\|") for v in row] for row in _rows(table)]
+        rows = [[v.replace("|", "\\|") for v in row] for row in _rows(table, "&emsp;")]
         lines = [[str(c).replace("|", "\\|") for c in table.columns], ["---"] * len(table.columns), *rows]
         parts += [f"## {name}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
         parts += [f"{site}: {why}" for site, why in found.untold(name).items()]

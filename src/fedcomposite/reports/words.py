@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedcomposite.analysis.table_one import LEGEND
 from fedcomposite.reports.reading import Found
 
 _CHOICES = {
@@ -14,11 +15,6 @@ _CHOICES = {
     "ebic": "the least EBIC along the path",
     "as given": "as the experiment gives it",
 }
-_TABLE_ONE = (
-    "n (%) of those with a value, mean (standard deviation), median [quartiles]; SMD: standardised mean difference, of "
-    "several groups the largest of any two; p: Welch's t-test or analysis of variance, chi-squared or Fisher's exact "
-    "test, Kruskal-Wallis, not adjusted for their number"
-)
 
 
 def studied(found: Found) -> dict[str, str]:
@@ -81,7 +77,7 @@ def notes(found: Found) -> dict[str, str]:
         "Test": "Measured on the test part, which neither the fit nor the choice of the model has seen.",
     }
     if first := found.analysis.get("table_one"):
-        made["Table 1"] = "; ".join([_TABLE_ONE, *first["notes"]]) + "."
+        made["Table 1"] = "; ".join([LEGEND, *first["notes"]]) + "."
     if "intervals" in found.analysis:
         made["Coefficients"] = _coefficients(found)
     if "quality" in found.analysis:
