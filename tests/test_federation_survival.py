@@ -24,6 +24,7 @@ from fedcomposite.experiments import Config
 from fedcomposite.federation.coordinator import inquiry as inquiries
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
 from fedcomposite.federation.coordinator.inquiry import Inquiry
+from fedcomposite.federation.coordinator.plans import plan_of
 from fedcomposite.federation.folders import FederationFolder, FolderError
 from fedcomposite.federation.orders import Question
 from fedcomposite.federation.shape import parse
@@ -35,7 +36,7 @@ from fedcomposite.federation.site.policy import Limits
 from fedcomposite.federation.site.table_files import Newcomers, TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.federation.site_folders import SiteFolder
-from fedcomposite.problems.risk_sets import EVENT, TIME
+from fedcomposite.problems.risk_sets import ENTRY, EVENT, TIME
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import (
     ALL,
@@ -418,6 +419,102 @@ def test_functions_of_time_do_not_single_an_event_out(silos, tmp_path, make):
 
     assert difference(TRUSTING, "open", OPEN_TEXT) > 1e-3
     assert difference(CAREFUL, "default") < 1e-9
+
+
+def named_by(sums, X):
+    """How many patients' features are the difference of sums over those at risk at two times."""
+    steps, ones = sums["firsts"].diff(dim=0).abs(), sums["sizes"].diff().abs()
+    alone = steps[(ones - 1).abs() < 1e-9]
+    return sum(bool(((alone - x.abs()).abs() < 1e-6).all(1).any()) for x in X)
+
+
+def test_late_entries_do_not_single_a_patient_out(tmp_path):
+    """Who enters by himself is the difference of the sums before and behind; so are few who are there before others."""
+    rng = np.random.default_rng(0)
+    X, time = rng.normal(size=(300, 3)), rng.exponential(size=300) * 40 + 2
+    entry = np.where(rng.random(300) < 0.9, time * rng.random(300), -1e30)
+    entry[entry < 0] = np.where(np.arange((entry < 0).sum()) < 2, -1e30, 1.0)  # two are there from the start
+    y = np.c_[time, rng.random(300) < 0.6, np.where(entry < time, entry, -1e30)]
+    silos = fc.Silos.from_arrays([(X, y)], names=["a"], feature_names=["u", "v", "w"])
+    times, x = torch.arange(1, 300, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    asked = risk_sums(x, times, torch.ones(3, dtype=torch.bool)), timetable(times, x, NONE)
+
+    def told(limits, folder, text=PLAIN):
+        _, driver = met(make_sites(silos, tmp_path / folder, limits), text)
+        sums, table = driver.ask(list(asked))
+        at_risk, censored, events = table["counts"][0]
+        entered = at_risk.diff() + (censored + events)[:-1]
+        return named_by(sums, silos.features), sums["sizes"], at_risk, entered
+
+    named, *_, entered = told(TRUSTING, "open", OPEN_TEXT)
+    assert named > 10
+    assert float(entered[entered > 0].min()) == 1
+    named, sizes, at_risk, entered = told(CAREFUL, "default")
+    assert named == 0
+    assert all(float(n[n > 0].min()) >= 5 for n in (sizes, at_risk, entered))
+    for least, group in ((5, None), (10, None), (5, torch.arange(300) % 3)):
+        [silo] = silos_of(at_hand(silos))
+        made = event_times.rounded(silo.b, least, 5, group)
+        assert bool((made[:, 1:2] == silo.b[:, 1:2]).all())
+        assert bool((made[:, ENTRY] <= silo.b[:, ENTRY] + 1e-6).all())
+        at = torch.unique(made[:, [TIME, ENTRY]]).unsqueeze(1)
+        for mine in [made] if group is None else [made[group == k] for k in range(3)]:
+            there = ((mine[:, ENTRY] <= at) & (at < mine[:, TIME])).sum(1)
+            assert int(there[there > 0].min()) >= least
+
+
+def in_folds(silos, folder, limits, text=PLAIN):
+    """A driver that has said that it would cross-validate."""
+    grid, config = LocalSites(make_sites(silos, folder, limits)), parse(text, recipe=True)
+    asking = Inquiry(grid, silos.names, grid.permitted, config, "job", plan=plan_of("cv", config))
+    asking.meet()
+    return Driver(asking)
+
+
+def test_parts_of_the_rows_have_enough_at_every_time(tmp_path):
+    """A fold, and all less those outside it: of the ten who leave at a time a single one may be in the fold."""
+    silos = fc.data.load("survival", clients=3, samples=600)
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    times, x = torch.arange(1, 261, dtype=torch.float64) / 2, torch.zeros(12, dtype=torch.float64)
+    parts = [ALL, *(Rows("fold", k, 5, held, seed=3) for k in range(5) for held in (False, True))]
+
+    def named(limits, folder, text=PLAIN):
+        driver = in_folds(one, tmp_path / folder, limits, text)
+        every, *told = driver.ask([risk_sums(x, times, torch.ones(12, dtype=torch.bool), r) for r in parts])
+        less = [{key: every[key] - sums[key] for key in ("sizes", "firsts")} for sums in told]
+        return [named_by(sums, one.features) for sums in (*told, *less)]
+
+    assert min(named(TRUSTING, "open", OPEN_TEXT)) > 10
+    assert max(named(CAREFUL, "default")) == 0
+
+
+def test_horizons_of_a_fold_do_not_single_a_patient_out(tmp_path):
+    """Two horizons between which one patient of a fold died: the squared errors differ by that one's prediction."""
+    silos = fc.data.load("survival", clients=3, samples=600)
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    x, edges = torch.full((12,), 0.1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    fold = Rows("fold", 0, 5, held=True, seed=3)
+
+    def asked(driver, at, rows=fold):
+        [told] = driver.ask([horizon(x, at, edges, edges + 0.5, 0.5, rows=rows)])
+        return float(told["error"][0])
+
+    trusting = in_folds(one, tmp_path / "open", TRUSTING, OPEN_TEXT)
+    errors = np.array([asked(trusting, at) for at in (20.0, 22.0, 24.0, 26.0)])
+    assert (np.diff(errors) != 0).sum() >= 3
+    careful = in_folds(one, tmp_path / "default", CAREFUL)
+    assert asked(careful, 60.0) == asked(careful, 60.0)
+    refused = []
+    for at in range(48, 74, 2):  # some are rounded to the same time, or have enough in between
+        try:
+            asked(careful, float(at))
+        except FederationError as error:
+            refused.append(str(error))
+    assert len(refused) > 3
+    assert all("until another horizon" in why for why in refused)
+    asked(careful, 12.0, fold.others)
+    for at in (58.0, 56.0, 54.0):
+        asked(careful, at, ALL)
 
 
 def test_counts_of_events_do_not_single_one_out(silos, tmp_path):

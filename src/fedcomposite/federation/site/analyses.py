@@ -256,6 +256,7 @@ class Desk:
         guard = minimum_counts.AnswerGuard(functools.partial(gate.apart, kept), gate.blur, gate.most, shift)
         for one in requests:
             event_times.check_groups(silo, one, guard.apart)
+            event_times.check_horizon(self._site.limits, silo, one, guard.apart)
         made = minimum_counts.told(self._site.limits, silo, requests, guard)
         for one, sums in zip(requests, made, strict=True):
             if one.name == "losses":

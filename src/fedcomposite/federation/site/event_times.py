@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcomposite.data.arrays import NO_ENTRY
 from fedcomposite.data.queries import enough
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.risk_sets import CAUSE, ENTRY, EVENT, TIME
@@ -76,17 +75,47 @@ def _check_causes(limits: Limits, b: Tensor, group: Tensor) -> None:
 
 
 def coarse(limits: Limits, silo: Silo, request: Request) -> Silo:
-    """The site with the times that an answer may depend on."""
-    if request.name not in TIMED:
+    """The site with the times that an answer may depend on.
+
+    They are joined step by step, for all, then for what tells features, then for groups and for parts of the rows: what
+    is told of the few is never between two times of what is told of all, so that no difference is about fewer.
+    """
+    if request.name not in TIMED or limits.min_count <= 1:
         return silo
-    least = limits.min_samples if request.name in ("schoenfeld", "risk_sums") else limits.min_count
-    least, events = (least, limits.min_count) if limits.min_count > 1 else (1, 1)
-    parts = {name: (X, rounded(b, least, events), t) for name, (X, b, t) in silo.parts.items()}
-    if request.name == "timetable" and request.part in parts:
-        X, b, t = silo.parts[request.part]
-        parts[request.part] = X, rounded(b, least, events, group_of(silo.of_part(request.part), request)), t
-    group = group_of(silo, request) if request.name == "timetable" and request.part == "train" else None
-    return replace(silo, b=rounded(silo.b, least, events, group), parts=parts, ranked=[])
+    least = max(limits.min_samples if request.name in ("schoenfeld", "risk_sums") else 0, limits.min_count)
+
+    def joined(own: Silo) -> Tensor:
+        made = rounded(rounded(own.b, limits.min_count, limits.min_count), least, limits.min_count)
+        if request.name == "timetable":
+            made = rounded(made, least, limits.min_count, group_of(own, request))
+        if request.name != "horizon" and len(made):
+            made = rounded(made, least, limits.min_count, (own.weights(request.rows) > 0).long())
+        return made
+
+    parts = dict(silo.parts)
+    if request.part in parts:
+        X, _, offset = parts[request.part]
+        parts[request.part] = X, joined(silo.of_part(request.part)), offset
+    return replace(silo, b=joined(silo), parts=parts, ranked=[])
+
+
+def check_horizon(limits: Limits, silo: Silo, request: Request, apart: Callable[..., list[bool]]) -> None:
+    """Refuse a horizon of a part of the rows until which few more, or fewer, left than until an earlier answer's.
+
+    Of all rows enough leave at each time; of those of a fold it may be one.
+    """
+    inside = silo.weights(request.rows) > 0
+    if request.name != "horizon" or request.part != "train" or bool(inside.all()) or not bool(inside.any()):
+        return
+    early, rows = coarse(limits, silo, request).b[:, TIME] <= request.numbers["at"], request.rows
+    classes = (silo.b[:, EVENT] > 0).long().numpy()
+    for mine, held in ((inside, rows.held), (~inside, not rows.held)):
+        places, part = (~(early & mine)).long().numpy(), f"{rows.kind} {rows.number} of {rows.of}, {rows.seed}, {held}"
+        if not all(apart(f"horizons of {part}", places, classes, [0])):
+            raise DataRefusalError(
+                f"until another horizon, which an earlier answer was about, there are fewer than min_count = "
+                f"{limits.min_count} more or fewer events, or samples without, in a fold: take that one"
+            )
 
 
 def check_groups(silo: Silo, request: Request, apart: Callable[..., list[bool]]) -> None:
@@ -118,34 +147,58 @@ def lattice(times: Tensor) -> float:
 def rounded(b: Tensor, least: int, events: int = 1, group: Tensor | None = None) -> Tensor:
     """Prepared targets with times up to a lattice, joined until enough leave at each; as given for ``least`` = 1.
 
-    Of every group at least so many samples leave at each of its times, and none or ``events`` of them by an event of
-    each cause.
+    At each time none or at least so many samples of every group leave, and none or ``events`` of them by an event of
+    each cause. Entries are rounded down in the same way, and further until never a few alone are at risk: who enters
+    by himself would be the difference of the sums before and behind.
     """
     if not len(b) or least <= 1:
         return b
     step, made = lattice(b[:, TIME]), b.clone()
+    group = torch.zeros(len(b), dtype=torch.long) if group is None else torch.unique(group, return_inverse=True)[1]
     up = torch.ceil(b[:, TIME] / step - 1e-9) * step
-    for mine in [torch.ones(len(b), dtype=torch.bool)] if group is None else [group == k for k in torch.unique(group)]:
-        times, place = torch.unique(up[mine], return_inverse=True)
-        causes = torch.nn.functional.one_hot(b[mine, CAUSE].long())
-        counts = torch.zeros(len(times), causes.shape[1], dtype=torch.long).index_add_(0, place, causes)
-        made[mine, TIME] = times[torch.from_numpy(_ends(counts.numpy(), least, events))[place]]
-    late = b[:, ENTRY] > NO_ENTRY
-    made[late, ENTRY] = torch.floor(b[late, ENTRY] / step + 1e-9) * step
-    same = made[:, ENTRY] >= made[:, TIME]
-    made[same, ENTRY] = made[same, TIME] - step
-    return made
+    down = torch.floor(b[:, ENTRY] / step + 1e-9) * step
+    times, place = torch.unique(up, return_inverse=True)
+    made[:, TIME] = times[torch.from_numpy(_ends(_counted(place, group, b[:, CAUSE].long()), least, events))[place]]
+    since, place = torch.unique(-torch.where(down >= up, up - step, down), return_inverse=True)
+    made[:, ENTRY] = -since[torch.from_numpy(_ends(_counted(place, group), least, 1))[place]]
+    return _with_enough_at_risk(made, group, least)
+
+
+def _counted(place: Tensor, group: Tensor, cause: Tensor | None = None) -> npt.NDArray[np.int64]:
+    """How many samples of each group and cause are at each place, ``(places, groups, causes)``."""
+    cause = torch.zeros_like(group) if cause is None else cause
+    shape = int(place.max()) + 1, int(group.max()) + 1, int(cause.max()) + 1
+    cells = (place * shape[1] + group) * shape[2] + cause
+    return torch.bincount(cells, minlength=math.prod(shape)).view(shape).numpy()
+
+
+def _with_enough_at_risk(b: Tensor, group: Tensor, least: int) -> Tensor:
+    """Later entries joined with earlier ones, until of every group none or enough are at risk at any time."""
+    while True:
+        ends, place = torch.unique(b[:, [ENTRY, TIME]].T, return_inverse=True)
+        come, gone = (torch.zeros(len(ends), int(group.max()) + 1).index_put_(
+            (one, group), torch.ones(len(group)), accumulate=True).cumsum(0) for one in place)  # fmt: skip
+        few = ((come > gone) & (come - gone < least)).any(1).nonzero()
+        entry = b[:, ENTRY]
+        later = entry > ends[few[0, 0]] if len(few) else torch.zeros_like(entry, dtype=torch.bool)
+        if not bool(later.any()):
+            return b
+        joined = entry.masked_fill(later, -math.inf).max()
+        b[:, ENTRY] = torch.where(entry == entry[later].min(), joined, entry)
 
 
 def _ends(counts: npt.NDArray[np.int64], least: int, events: int) -> npt.NDArray[np.int64]:
-    """The last time of each time's cell, from how many are censored and have events of each cause, ``(times, 1 + K)``.
+    """The last time of each time's cell, from how many are censored and have events of each cause.
 
-    A cell goes on until it has enough; what is left behind the last one is joined with those before it.
+    ``counts`` are ``(times, groups, 1 + K)``. A cell goes on until it has enough of each group, or none; what is left
+    behind the last one is joined with those before it.
     """
 
     def enough(cell: list[int]) -> bool:
         total = counts[cell].sum(0)
-        return bool(total.sum() >= least and ((total[1:] == 0) | (total[1:] >= events)).all())
+        every, happened = total.sum(1), total[:, 1:]
+        many = ((every == 0) | (every >= least)).all() & ((happened == 0) | (happened >= events)).all()
+        return bool(many and every.any())
 
     cells: list[list[int]] = [[]]
     for i in range(len(counts)):
