@@ -110,13 +110,17 @@ def test_results_are_a_line_and_a_table(problem, tmp_path):
     network = torch.nn.Sequential(torch.nn.Linear(5, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2))
     exported = fc.export(problem, run, tmp_path / "x.csv", format="csv")
     seen = problem.evaluate(run)
-    for one in (exported, seen, run.best, fc.prune(network, torch.randn(4, 5))):
+    constants, certificate = fc.theory.constants(problem, solution=run), fc.solve(problem).certificate
+    for one in (exported, seen, run.best, constants, certificate, fc.prune(network, torch.randn(4, 5))):
         assert isinstance(one.to_frame(), pd.DataFrame)
         assert len(repr(one)) < 250
         assert "\n" not in repr(one)
         assert "<table" in one._repr_html_()
     assert seen.to_frame()["loss"].item() == float(seen.loss)
     assert run.best.to_frame()["value"].item() == run.best.value
+    assert constants.to_frame().loc["L", "value"] == constants.L
+    assert f"L = {constants.L:.4g}, " in repr(constants)
+    assert certificate.to_frame()["value"].item() == certificate.value
 
 
 def test_status_words_are_identifiers(problem):

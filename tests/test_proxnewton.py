@@ -11,9 +11,11 @@ from sklearn.linear_model import ElasticNet, LogisticRegression, PoissonRegresso
 
 import fedcomposite as fc
 from fedcomposite import regularizers as reg
-from fedcomposite.algorithms import FedNMap, ProxNewton
+from fedcomposite.algorithms import FedNMap, ProxNewton, inner
 from fedcomposite.algorithms.inner import QuadraticModel, _jacobian, minimise
+from fedcomposite.regularizers.wrapped import restricted
 from fedcomposite.runtime import Simulator
+from fedcomposite.runtime.counted import Counted
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +288,28 @@ def test_inner_solver_on_hard_quadratics(seed):
     u, solved = minimise(QuadraticModel(x, b, H, h, True), 1e-12)
     assert solved
     assert float(h.optimality(u, b + H @ (u - x))) <= 1e-9
+
+
+@pytest.mark.parametrize("seed", [0, 3, 4])
+def test_the_last_gradient_steps_are_followed_by_newton_steps(seed, monkeypatch):
+    """Correlated features: 500 gradient steps find the pieces late, and no augmented Lagrangian is needed."""
+    monkeypatch.setattr(inner, "_resisting", lambda model, start, tolerance: pytest.fail("the model resists"))
+    g, k, h = torch.Generator().manual_seed(seed), 60, reg.L1(0.01)
+    X, common, y = (torch.randn(4 * k, n, generator=g, dtype=torch.float64) for n in (k, 1, 1))
+    X = X * torch.arange(1, k + 1).double() ** -0.6 + 2 * common
+    H, b = X.T @ X / (4 * k), -3 * (X.T @ y).squeeze(1) / (4 * k)
+    u, solved = minimise(QuadraticModel(torch.zeros(k).double(), b, H, h, True), 1e-12)
+    assert solved
+    assert float(h.optimality(u, b + H @ u)) <= 1e-11
+
+
+def test_a_counted_term_has_a_form_of_its_own_on_some_coordinates():
+    counter = fc.problems.Counter()
+    part = restricted(Counted(reg.L1(0.1).on(range(5)), counter), torch.zeros(6), torch.arange(1, 4))
+    assert isinstance(part, Counted)
+    assert part.h == reg.L1(0.1)
+    part.prox(torch.ones(2, 3), 1.0)
+    assert counter.proxes == 2
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ def _descend(model: QuadraticModel, tolerance: float, most: int) -> tuple[Tensor
     slack = 10 * torch.finfo(best.dtype).eps * abs(lowest)
     momentum, y, tries, due = 1.0, best, 0, 0
     bend = bend_y = torch.zeros_like(best)  # H (best - x) and H (y - x)
-    for iteration in range(most):
-        if iteration == due:
+    for iteration in range(most + 1):
+        if iteration in (due, most):  # the last steps, too, may have found the pieces
             tries, due = tries + 1, due + 5 * 2 ** min(tries, 7)
             goal = max(tolerance, _rounding(model, best))
             found = _polish(model, _look(model, best, bend, steps), steps, goal, tries % 2 == 1)
@@ -223,6 +223,8 @@ def _descend(model: QuadraticModel, tolerance: float, most: int) -> tuple[Tensor
                 bend = bend_y = bent
                 if found.residual <= goal:
                     return best, True
+        if iteration == most:
+            break
         u = model.h.prox(y - steps * (model.g + bend_y), steps)
         bent = model.bend(u)
         value = model.change_with(u, bent)

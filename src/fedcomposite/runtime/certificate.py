@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from fedcomposite._validation import as_vector
 from fedcomposite.problems import Evaluation, Linear, Loss, Problem
 from fedcomposite.regularizers import L1, Blocks, Box, ElasticNet, GroupLasso, L2Squared, On, Regularizer, Zero
 from fedcomposite.regularizers.wrapped import Wrapped
+from fedcomposite.results import Result
 
 Look = Callable[[Tensor], Evaluation]
 """Loss and gradient of f at a model."""
@@ -42,8 +44,8 @@ _LOOKS, _FEW_LOOKS = 40, 12  # measurements that finding the intercept may take,
 _EPS = torch.finfo(torch.float64).eps
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Result):
     """A number that bounds how far a model is from the best one, or measures it.
 
     A ``"duality gap"`` is a bound: the objective is at most ``value`` above its minimum. An ``"optimality measure"`` is
@@ -57,6 +59,13 @@ class Certificate:
         if self.kind == "duality gap":
             return f"objective within {self.value:.1e} of the optimum (duality gap)"
         return f"optimality measure {self.value:.1e} (distance from -grad f to the subdifferential of h)"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row: what the number is, and the number."""
+        return pd.DataFrame([{"kind": self.kind, "value": self.value}])
+
+    def _line(self) -> str:
+        return f"{self.kind} {self.value:.1e}"
 
 
 def certify(problem: Problem, x: Any, look: Look | None = None, *, with_gap: bool = True) -> Certificate:

@@ -21,6 +21,10 @@ class Counted(Wrapped):
         self._counter.proxes += v.shape[:-1].numel()
         return self.h.prox(v, step, out)
 
+    def among(self, coordinates: Tensor, dimension: int) -> Regularizer | None:
+        found = self.h.among(coordinates, dimension)
+        return None if found is None else Counted(found, self._counter)
+
     def during(self, round: int) -> Regularizer:
         """The term of a round, counted."""
         now = self.h.during(round)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 
 from fedcomposite._validation import Count, Probability, as_vector, refuse, wrong_arguments, wrong_names
@@ -15,10 +16,11 @@ from fedcomposite.problems import Linear, Problem
 from fedcomposite.problems.losses import LeastSquares
 from fedcomposite.problems.sparse_products import Design
 from fedcomposite.regularizers import L1, MCP, SCAD, On, Regularizer, Zero
+from fedcomposite.results import Result
 
 
-@dataclass(frozen=True)
-class Constants:
+@dataclass(frozen=True, repr=False)
+class Constants(Result):
     """The numbers that theorems are stated in; None is unknown."""
 
     L: float | None
@@ -59,6 +61,16 @@ class Constants:
     """mean_i ||grad f_i(x0) - grad f(x0)||^2."""
     spread: float | None = None
     """mean_i ||grad f_i(x*)||^2."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The value of each, missing where it is unknown; the index has their names."""
+        known = asdict(self)
+        return pd.DataFrame({"value": list(known.values())}, index=pd.Index(known, name="constant"), dtype=object)
+
+    def _line(self) -> str:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        known = [each.name for each in fields(self) if given[each.name] not in (None, each.default)]
+        return ", ".join(f"{name} = {given[name]:.4g}" for name in known)
 
     @property
     def participants(self) -> int:
