@@ -52,6 +52,22 @@ def test_unpenalised_intercepts_are_those_of_dummies(hospitals, wish):
         assert round(found.loc["site=switzerland", "unit_odds_ratio"], 1) == 16.2
 
 
+@pytest.mark.parametrize("how", [{"site": True}, {"site": "hungary", "standardize": "all", "min_count": 1}, {"site": "all"}])
+def test_a_model_of_a_site_alone_has_its_intercept_and_no_such_terms(hospitals, how):
+    """Those of recipes without a term for sites."""
+    alike = {name: value for name, value in how.items() if name != "site"}
+    right, found = (
+        fc.by_site(fc.Problem(fc.Recipe(**HEART | one).prepare(hospitals, target="num"), bias=True, weights="samples"))
+        for one in (alike, how)
+    )
+    assert not right.combined.loc["(intercept)"].isna().any()
+    for one in ("sites", "combined"):
+        a, b = (getattr(made, one) for made in (found, right))
+        np.testing.assert_allclose(a.select_dtypes("number"), b.select_dtypes("number"), rtol=1e-6, atol=1e-8)
+    assert list(found.combined.index) == list(right.combined.index)
+    assert found.notes.keys() == right.notes.keys()
+
+
 def test_sites_in_products_without_a_reference_and_of_new_samples(hospitals, tmp_path):
     recipe = fc.Recipe(**HEART, site="all", interactions=[("site", "age")])
     silos = recipe.prepare(hospitals, target="num")

@@ -235,12 +235,13 @@ def outputs_of(problem: Problem) -> int:
     return int(shape[1]) if len(shape) > 1 else 1
 
 
-def contrasts(problem: Problem) -> tuple[list[str], Tensor, Tensor]:
+def contrasts(problem: Problem, site: str | None = None) -> tuple[list[str], Tensor, Tensor]:
     """The coefficients that have estimates, as combinations of the coordinates: of several classes against the first.
 
     Of features that have coefficients for each site it is these, and their mean over the sites: what is common and what
-    they differ by is told apart by the regularizer alone. Their names, the combinations, and the coordinate that each
-    is about.
+    they differ by is told apart by the regularizer alone. Of the samples of one site the intercept is that of the
+    ``site``, with its own term of a recipe, and there are no such terms. Their names, the combinations, and the
+    coordinate that each is about.
     """
     outputs, d = outputs_of(problem), problem.dimension
     rows = torch.eye(d, dtype=torch.float64)
@@ -252,29 +253,48 @@ def contrasts(problem: Problem) -> tuple[list[str], Tensor, Tensor]:
                 common = place[name] * outputs + k
                 rows[common, own * outputs + k] = 1 / len(own)
                 rows[own * outputs + k, common] = 1.0
-    if outputs == 1:
-        return list(problem.coordinate_names), rows, torch.arange(d)
-    first = torch.arange(d) // outputs * outputs
-    rows = rows - rows[first]
-    own = torch.arange(d)[torch.arange(d) != first]
+    told = torch.ones(d, dtype=torch.bool)
+    if recipe is not None and site is not None and problem.bias:
+        for j, value in recipe.site_values(site).items():
+            for k in range(outputs):
+                rows[d - outputs + k, j * outputs + k] = value
+            told[j * outputs : (j + 1) * outputs] = False
+    if outputs > 1:
+        first = torch.arange(d) // outputs * outputs
+        rows = rows - rows[first]
+        told &= torch.arange(d) != first
+    own = torch.arange(d)[told]
     return [problem.coordinate_names[j] for j in own.tolist()], rows[own], own
 
 
 def estimated(
-    problem: Problem, x: Tensor, level: float, inverse: str, robust: bool, jeffreys: float | None, driver: Asker
+    problem: Problem,
+    x: Tensor,
+    level: float,
+    inverse: str,
+    robust: bool,
+    jeffreys: float | None,
+    driver: Asker,
+    site: str | None = None,
 ) -> pd.DataFrame:
-    """The table of :func:`confidence`, of the samples that ``driver`` asks about."""
-    every = [found_of(problem, x, inverse, robust, jeffreys, one) for one in each_copy(driver)]
-    tables = [_table(problem, x, found, level) for found in every]
+    """The table of :func:`confidence`, of the samples that ``driver`` asks about: those of one ``site``, or of all."""
+    every = [found_of(problem, x, inverse, robust, jeffreys, one, site) for one in each_copy(driver)]
+    tables = [_table(problem, x, found, level, site) for found in every]
     if len(tables) == 1:
         return tables[0]
     return combined_table(tables, max(every[0].samples - problem.dimension, 1.0), level)
 
 
 def found_of(
-    problem: Problem, x: Tensor, inverse: str, robust: bool, jeffreys: float | None, driver: Asker
+    problem: Problem,
+    x: Tensor,
+    inverse: str,
+    robust: bool,
+    jeffreys: float | None,
+    driver: Asker,
+    site: str | None = None,
 ) -> Estimates:
-    """Estimates and their covariance, of the samples that ``driver`` asks about."""
+    """Estimates and their covariance, of the samples that ``driver`` asks about: those of one ``site``, or of all."""
     loss = problem.loss
     if jeffreys and (robust or inverse == "nodewise"):
         what = "weights and sandwich variances" if robust else "nodewise regressions"
@@ -304,7 +324,7 @@ def found_of(
         inverse == "auto" and number < _SAMPLES_PER_COORDINATE * d and found.endless is not None
     ):
         found = _refined(problem, look, robust, driver)
-    _warn(problem, found)
+    _warn(problem, found, site)
     return found
 
 
@@ -315,9 +335,9 @@ def _number(problem: Problem, look: _Look, driver: Asker) -> float:
     return look.samples * share_of_events(driver.ask([totals(look.x, problem.loss.cause)])[0])
 
 
-def _warn(problem: Problem, found: Estimates) -> None:
+def _warn(problem: Problem, found: Estimates, site: str | None) -> None:
     """Say which coefficients have no estimate, and why."""
-    names, rows, own = contrasts(problem)
+    names, rows, own = contrasts(problem, site)
     _, lost, grown = found.rows(rows, own)
 
     def named(mask: Tensor) -> str:
@@ -734,8 +754,8 @@ def nodewise(H: Tensor, samples: float, free_last: bool = False, factor: float =
     return rows / scale / scale.unsqueeze(1)
 
 
-def _table(problem: Problem, x: Tensor, found: Estimates, level: float) -> pd.DataFrame:
-    names, rows, at = contrasts(problem)
+def _table(problem: Problem, x: Tensor, found: Estimates, level: float, site: str | None) -> pd.DataFrame:
+    names, rows, at = contrasts(problem, site)
     columns = {"coefficient": (rows @ x).numpy()} | intervals(problem, rows, found, level, at)
     if (units := _units(problem)) is not None:
         own = intervals(problem, rows @ units, found, level, at)

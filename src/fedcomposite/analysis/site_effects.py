@@ -229,7 +229,8 @@ def by_site(
     """Fit a linear, logistic, Poisson or Cox model at each site on its own, and combine the estimates.
 
     Every model is the maximum of its site's likelihood, the regularizer of the problem left out. A site whose samples
-    do not determine a coefficient has none of it, and a note says why. In a federation each site's sums are asked for
+    do not determine a coefficient has none of it, and a note says why. A recipe's ``site`` terms are in the intercepts,
+    which are those of the sites. In a federation each site's sums are asked for
     alone, so that its policy has to allow answers by site: not in secure sums.
 
     Parameters
@@ -256,20 +257,19 @@ def by_site(
         raise ValueError(f"{problem.loss}: models by site are of {kinds}")
     if problem.silos.recipe is not None and problem.silos.recipe.per_site is not None:
         raise ValueError("by_site: a site alone has its own coefficients as it is; prepare the silos without per_site")
-    names, robust = contrasts(problem)[0], problem.silos.weights is not None
+    robust = problem.silos.weights is not None
     tables, notes = [], {}
     with driving(by_site, locals()) as driver:
         sites = [name for name in driver.names if name != "(held by nobody)"]
+        names = contrasts(problem, sites[0])[0]
         for number, site in enumerate(sites):
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 start = torch.zeros(problem.dimension, dtype=torch.float64)
-                found = estimated(problem, start, level, "exact", robust, 0.0, _OneSite(driver, number))
-            why = [
-                str(one.message) for one in said if issubclass(one.category, SeparationWarning | UndeterminedWarning)
-            ]
-            if why:
-                notes[site] = "; ".join(why)
+                found = estimated(problem, start, level, "exact", robust, 0.0, _OneSite(driver, number), site)
+            told = [one for one in said if issubclass(one.category, SeparationWarning | UndeterminedWarning)]
+            if told:
+                notes[site] = "; ".join(dict.fromkeys(str(one.message) for one in told))  # once for all copies
             columns = found[["estimate", "se", "lower", "upper"]].reset_index(names="name")
             tables.append(columns.assign(site=site)[["site", "name", "estimate", "se", "lower", "upper"]])
     table = pd.concat(tables, ignore_index=True)

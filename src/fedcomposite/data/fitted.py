@@ -28,6 +28,7 @@ from fedcomposite.data.steps import (
     Complete,
     Interact,
     PerSite,
+    SiteTerms,
     Spline,
     Standardize,
     prepared,
@@ -86,6 +87,13 @@ class FittedRecipe(Result, BaseModel):
         mean, sd = self._scale()
         columns = {"source": list(self.sources.values()), "mean": mean, "sd": sd}
         return pd.DataFrame(columns, index=pd.Index(self.features, name="feature"))
+
+    def site_values(self, site: str) -> dict[int, float]:
+        """The features that tell sites apart, by their numbers: what each is for all samples of a site."""
+        step, scale = next((one for one in self.steps if isinstance(one, SiteTerms)), None), self.to_frame()
+        terms = {} if step is None else step.terms
+        values = {term: (float(own == site) - scale["mean"][term]) / scale["sd"][term] for term, own in terms.items()}
+        return {self.features.index(term): float(value) for term, value in values.items()}
 
     @property
     def per_site(self) -> PerSite | None:

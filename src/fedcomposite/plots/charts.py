@@ -260,8 +260,9 @@ def _forest(place: Axes, sites: pd.DataFrame, row: pd.Series[Any], named: bool) 
     place.axvline(0.0, color="#999", linewidth=0.8)
     known = sites["se"].to_numpy(float)
     weight = 1 / (known**2 + (0.0 if math.isnan(row["tau2"]) else row["tau2"]))
+    weight /= np.nan_to_num(weight).max() or 1.0
     for at, (lower, upper, middle, w) in enumerate(
-        zip(sites["lower"], sites["upper"], sites["estimate"], weight / np.nanmax(weight), strict=True)
+        zip(sites["lower"], sites["upper"], sites["estimate"], weight, strict=True)
     ):
         if math.isnan(middle):
             place.annotate(

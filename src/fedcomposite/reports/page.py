@@ -58,7 +58,11 @@ def html(found: Found) -> str:
     page = Environment(loader=PackageLoader(__package__, ""), keep_trailing_newline=True, autoescape=True)
     template = page.get_template("report.html")
     return template.render(
-        found=found, good=good, facts=facts(found), sections=sections, curves=drawn,
+        found=found,
+        good=good,
+        facts=facts(found),
+        sections=sections,
+        curves=drawn,
         config=_configuration(found.config),
     )
 
