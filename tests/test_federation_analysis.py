@@ -28,6 +28,7 @@ from fedcomposite.cli.federation_analysis import read
 from fedcomposite.cli.main import app
 from fedcomposite.data import DataError, Recipe, describe
 from fedcomposite.data.describing import look_at, table_of
+from fedcomposite.data.queries import Rules
 from fedcomposite.experiments import Config, ConfigError
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator import inquiry as inquiries
@@ -124,7 +125,7 @@ def test_a_description_of_sites_is_that_of_their_files(messy, tmp_path):
     here = Config.read(config)
     asking, _ = inquiry(tables(files, tmp_path), recipe_text(config))
     found = table_of(described(asking), here.data["target"])
-    ours = describe(files.values(), target=here.data["target"], recipe=Recipe(**here.recipe))
+    ours = describe(files.values(), target=here.data["target"], recipe=Recipe(**here.recipe), rules=Rules())
     pd.testing.assert_frame_equal(found, ours)
 
 
@@ -472,7 +473,7 @@ def test_levels_of_one_site_are_called_alike_in_its_own_file(tmp_path):
     options = {"count": 6, "ratio": 0.1}
     same(fc.path(there, **options, driver=Driver(asking)).solutions, fc.path(problem, **options).solutions)
     found = table_of(described(asking), "sick")
-    pd.testing.assert_frame_equal(found, describe({"north": one, "south": other}, target="sick"))
+    pd.testing.assert_frame_equal(found, describe({"north": one, "south": other}, target="sick", rules=Rules()))
     wrong = {**data, "south": {**data["south"], "recode": {"gender": codes["sex"]}}}
     with pytest.raises(DataError, match="south: recode: no column 'gender'"):
         open_site(_written(tmp_path / "wrong", wrong)[1])
