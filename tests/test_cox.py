@@ -279,6 +279,11 @@ def test_structured_arrays_are_read() -> None:
     assert torch.equal(fc.Silos.from_arrays([(X, made)]).targets, torch.from_numpy(y))
     with pytest.raises(fc.DataError, match="two fields"):
         fc.Silos.from_arrays([(X, np.zeros(20, dtype=[("a", float), ("b", float)]))])
+    with pytest.raises(fc.DataError, match="masked"):
+        fc.Silos.from_arrays([(X, np.ma.masked_where(np.arange(20) == 3, made))])
+    for option in ({"weights": [made]}, {"margin_offsets": [made]}):  # they are targets only
+        with pytest.raises(fc.DataError, match="not numbers"):
+            fc.Silos.from_arrays([(X, y)], **option)
 
 
 def test_pairs_are_those_of_loops() -> None:

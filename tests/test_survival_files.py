@@ -99,6 +99,8 @@ def test_from_files_to_a_report(folder, tmp_path):
     assert "HR per unit" in page
     assert "numbers at risk" in page
     survival = pd.read_csv(run / "report-survival.csv")
+    assert (survival["at risk"] > 0).all()
+    assert survival.groupby("site")["time"].max().nunique() > 1  # nobody is followed as long everywhere
     assert list(survival["site"].unique()) == ["hospital_1", "hospital_2", "hospital_3", "all"]
     assert "(all)" in set(pd.read_csv(run / "report-proportionality.csv")["name"])
     scored = tmp_path / "scored.csv"

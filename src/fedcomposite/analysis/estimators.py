@@ -21,7 +21,7 @@ from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.estimator import Array, LinearModel, Options, with_options
 from fedcomposite.analysis.survival_curves import baseline_hazard
 from fedcomposite.data import Silos
-from fedcomposite.data.arrays import NO_ENTRY, as_tensor
+from fedcomposite.data.arrays import NO_ENTRY, as_targets
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.concordance import pairs
 from fedcomposite.problems.losses import (
@@ -324,7 +324,7 @@ class CoxRegression(LinearModel):
 
     def _times(self, y: Any, samples: int) -> Array:
         """Targets as numbers, whatever they were given as."""
-        made: Array = as_tensor(y, "y").double().numpy()
+        made: Array = as_targets(y, "y").double().numpy()
         if made.ndim != 2 or len(made) != samples:
             raise ValueError(
                 f"y has shape {made.shape}, expected ({samples}, 2): the time of each sample, and its event"
@@ -389,7 +389,7 @@ class CoxRegression(LinearModel):
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
         """Harrell's concordance index; pairs are of samples of the same site, where sites are given."""
         z = self.predict(X)
-        b = Cox().prepare(None, as_tensor(self._times(y, len(z)), "y")).numpy()  # type: ignore[arg-type]
+        b = Cox().prepare(None, as_targets(self._times(y, len(z)), "y")).numpy()  # type: ignore[arg-type]
         label = np.zeros(len(z)) if sites is None else np.unique(sites, return_inverse=True)[1]
         group = np.unique(np.stack([label, b[:, 3]], 1), axis=0, return_inverse=True)[1].reshape(-1)
         found = pairs(z, b[:, 0], b[:, 1], b[:, 2], group)

@@ -142,8 +142,9 @@ def confidence(
         from x, with an approximate inverse. ``"auto"`` takes the first from five samples, of times to an event from
         two events, per coordinate on (with sums that are noised, or one baseline for all sites, from five).
     robust : bool, optional
-        Variances from the samples' own gradients (sandwich) in place of the model's; always with ``"uniform"``
-        weights of clients or weighted samples, where the model's do not apply.
+        Variances from the samples' own gradients (sandwich) in place of the model's; left out, with ``"uniform"``
+        weights of clients or weighted samples, where the model's do not apply. False takes the model's there as well,
+        with weights relative to their mean: a weight of two is not two samples, as it is for R's ``coxph``.
     jeffreys : float, optional
         Power of Jeffreys' prior for the maximum of the likelihood, which is then nearer to zero: 1 takes the bias of a
         few samples off (Firth), 0.5 half of it, and 0 is the likelihood alone. Left out, it is 0.5 for a logistic model

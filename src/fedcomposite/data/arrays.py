@@ -85,6 +85,12 @@ def as_tensor(values: Any, what: str, truth: torch.dtype = torch.float64) -> Ten
     return out
 
 
+def as_targets(values: Any, what: str) -> Tensor:
+    """A tensor of targets; events and times in a structured array, as scikit-survival's ``Surv``, are columns."""
+    structured = isinstance(values, np.ndarray) and values.dtype.names is not None
+    return as_tensor(_times(values, what) if structured else values, what, torch.int64)
+
+
 def check_finite(values: Tensor, what: str) -> None:
     """Refuse NaN and infinite values."""
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
@@ -127,8 +133,6 @@ def _numeric(values: Any, what: str) -> Array:
         except (ValueError, TypeError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{what}: not an array of numbers ({reason}); give rows of equal length") from None
-    if array.dtype.names is not None and not what.endswith("features"):
-        array = _times(array, what)
     if isinstance(array, np.ma.MaskedArray):
         if absent := int(np.ma.getmaskarray(array).sum()):
             raise DataError(f"{what}: {absent} value(s) are masked, that is missing; impute or drop them")
@@ -146,12 +150,13 @@ def _numeric(values: Any, what: str) -> Array:
 
 
 def _times(array: Array, what: str) -> Array:
-    """A structured array of events and times, as scikit-survival's ``Surv``, as columns: time, event."""
+    """Events and times of a structured array as columns: time, event."""
     kinds = {array.dtype[name].kind: name for name in array.dtype.names or ()}
     if len(array.dtype.names or ()) != 2 or "b" not in kinds or not set(kinds) <= set("biuf"):
         raise DataError(f"{what}: a structured array needs two fields, an event that is true or false and a time")
     (time,) = (name for kind, name in kinds.items() if kind != "b")
-    return np.stack([array[time].astype(float), array[kinds["b"]].astype(float)], axis=1)
+    made: Array = np.ma.stack([array[time].astype(float), array[kinds["b"]].astype(float)], axis=1)
+    return made if np.ma.isMaskedArray(array) else np.asarray(made)
 
 
 def _plain(values: Tensor, what: str) -> Tensor:
@@ -315,7 +320,7 @@ def _checked(X: Any, y: Any, who: str, before: tuple[Features, Tensor] | None) -
     features: Features
     first = None if before is None else before[0]
     features = sparse_rows(X, f"{who}, features") if is_sparse(X) else as_tensor(X, f"{who}, features")
-    targets = as_tensor(y, f"{who}, targets", torch.int64)
+    targets = as_targets(y, f"{who}, targets")
     if features.ndim < 2:
         raise DataError(f"{who}: features have shape {tuple(features.shape)}, expected (samples, features)")
     if targets.ndim == 0 or len(targets) != len(features) or targets.shape[1:] == (1,):

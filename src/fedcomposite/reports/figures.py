@@ -12,7 +12,7 @@ import pandas as pd
 from fedcomposite.plots.charts import draw_effects, draw_forests
 from fedcomposite.plots.inline import Picture, plain
 from fedcomposite.plots.looks import COLORS
-from fedcomposite.reports.reading import Found, shown_times
+from fedcomposite.reports.reading import Found, followed, shown_times
 
 _FOREST = 40  # coefficients that are drawn
 _NAMED = 20  # lines of a path with their names beside them
@@ -143,7 +143,7 @@ def survival(found: Found) -> str:
     picture = Picture((760, 340 + 18 * len(sites)), ("time", "survival"))
     picture.axes.set(xlim=(0, float(curves["time"].max())), ylim=(0, 1.02))
     for i, site in enumerate(sites):
-        own = curves[curves["site"] == site]
+        own = followed(curves[curves["site"] == site])
         x, y = np.append(0.0, own["time"]), np.append(1.0, own["survival"])
         points = list(zip(np.repeat(x, 2)[1:].tolist(), np.repeat(y, 2)[:-1].tolist(), strict=True))
         picture.line(points, _site_color(site, i), site, dashed=site == "all")

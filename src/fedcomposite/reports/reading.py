@@ -130,13 +130,21 @@ def shown_times(curves: pd.DataFrame) -> list[float]:
     return [float(t) for t in times[every - 1 :: every]]
 
 
+def followed(curves: pd.DataFrame) -> pd.DataFrame:
+    """Curves until nobody is left: of what comes later a site knows nothing."""
+    last = curves["time"].where(curves["at_risk"] > 0).groupby([curves["site"], curves["group"]]).transform("max")
+    made: pd.DataFrame = curves[curves["time"] <= last]
+    return made
+
+
 def _survival(curves: pd.DataFrame) -> pd.DataFrame:
-    """A row per site and time: at risk, events until then, survival with its bounds."""
-    curves = curves.assign(until=curves.groupby(["site", "group"])["events"].cumsum())
+    """A row per site and time at which somebody is left: at risk, events until then, survival with its bounds."""
+    some = curves["time"].isin(shown_times(curves))
+    curves = followed(curves.assign(until=curves.groupby(["site", "group"])["events"].cumsum())[some])
     names = {"site": "site", "time": "time", "at_risk": "at risk", "until": "events until then"}
     names |= {"survival": "survival", "survival_lower": "from", "survival_upper": "to"}
-    some: pd.DataFrame = curves[curves["time"].isin(shown_times(curves))][list(names)].rename(columns=names)
-    return some.reset_index(drop=True)
+    made: pd.DataFrame = curves[list(names)].rename(columns=names)
+    return made.reset_index(drop=True)
 
 
 def _described(rows: pd.DataFrame) -> pd.DataFrame:
