@@ -69,8 +69,7 @@ def make_sites(silos, folder, limits=None):
 
 
 def write(algorithm, regularizer=None, **run):
-    spec = {"name": type(algorithm).__name__, **{k: v for k, v in vars(algorithm).items() if v is not None}}
-    content = {"algorithm": spec, "run": {"rounds": 5, "stationarity_step": 0.1, **run}}
+    content = {"algorithm": algorithm.table, "run": {"rounds": 5, "stationarity_step": 0.1, **run}}
     if regularizer is not None:
         content["regularizer"] = regularizer
     return tomli_w.dumps(content)

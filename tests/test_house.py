@@ -23,7 +23,7 @@ FLOORS = [  # from the ground up; rooms of one floor may use each other only whe
     ["registry", "schedules"],
     ["regularizers", "compressors", "data", "aggregators", "privacy"],
     ["models", "algorithms"],
-    ["problems"],
+    ["problems", "compressed"],
     ["theory", "metrics"],
     ["runtime", "choice"],
     ["callbacks", "exporting"],

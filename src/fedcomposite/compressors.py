@@ -10,13 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedcomposite._validation import Probability, validate
+from fedcomposite.registry import Registry, of_class
 
-__all__ = ["Compressor", "Identity", "KeepLargest", "KeepRandom", "dense"]
+__all__ = ["Compressor", "Identity", "KeepLargest", "KeepRandom", "build", "dense"]
 
 Uniform = Callable[[int], Tensor]
 """Gives ``count`` private random numbers in (0, 1) along the last axis."""
@@ -27,6 +29,11 @@ class Compressor(ABC):
 
     def __post_init__(self) -> None:
         validate(self)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The compressor as a configuration's table."""
+        return {"name": type(self).__name__, **vars(self)}
 
     @abstractmethod
     def kept(self, size: int) -> int:
@@ -91,3 +98,17 @@ def _largest(x: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return Identity().compress(x, lambda count: score)
     indices = score.topk(k, dim=-1).indices
     return x.gather(-1, indices), indices.int()
+
+
+REGISTRY: Registry[type[Compressor]] = Registry(
+    "compressor",
+    {c.__name__: c for c in (Identity, KeepLargest, KeepRandom)},
+    group="fedcomposite.compressors",
+    accept=of_class(Compressor),
+)
+
+
+def build(name: str, **fields: Any) -> Compressor:
+    """Make a compressor by name, as ``compressor`` of ``[algorithm]`` in an experiment does."""
+    made: Compressor = REGISTRY.build(name, fields)
+    return made

@@ -37,7 +37,6 @@ from fedcomposite.algorithms.fedsplit import FedSplit
 from fedcomposite.algorithms.gradskip import GradSkip
 from fedcomposite.algorithms.mime import Mime
 from fedcomposite.algorithms.mimelite import MimeLite
-from fedcomposite.algorithms.optimizers import Optimizer
 from fedcomposite.algorithms.proxcsl import ProxCSL
 from fedcomposite.algorithms.proximal_gradient import ProximalGradient
 from fedcomposite.algorithms.proxnewton import ProxNewton
@@ -51,7 +50,6 @@ from fedcomposite.algorithms.stem import STEM
 from fedcomposite.algorithms.tamuna import TAMUNA
 from fedcomposite.algorithms.zhang import Zhang
 from fedcomposite.registry import Registry, of_class
-from fedcomposite.schedules import Schedule
 
 __all__ = [
     "REGISTRY",
@@ -193,7 +191,4 @@ def spec(algorithm: AnyAlgorithm) -> dict[str, Any]:
     >>> spec(FedAvg(local_steps=2, step=0.1))
     {'name': 'FedAvg', 'local_steps': 2, 'step': 0.1, 'server_step': 1.0, 'momentum': 0.0}
     """
-    given = {
-        k: v.table if isinstance(v, Schedule | Optimizer) else v for k, v in vars(algorithm).items() if v is not None
-    }
-    return {"name": type(algorithm).__name__, **given}
+    return algorithm.table

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, 
 from torch import Tensor
 
 from fedcomposite._validation import validate
+from fedcomposite.algorithms.optimizers import Optimizer
 from fedcomposite.algorithms.optimizers import read as read_optimizer
 from fedcomposite.regularizers.base import Regularizer
 from fedcomposite.schedules import Schedule, read
@@ -141,6 +142,12 @@ class Algorithm(ABC, Generic[S, C, M, R]):
     single_precision: ClassVar[bool] = False
     """Whether some of what is sent is in single precision, to save bytes; states never are."""
 
+    compressible: ClassVar[bool] = True
+    """Whether vectors of a reply may come in part and the rest later; not where the server adds up whole changes."""
+
+    feedback: ClassVar[bool] = False
+    """Whether clients remember what the server has not heard of their replies, so that only the plain mean will do."""
+
     one_regularizer: ClassVar[str] = ""
     """Why h must be the same in all rounds; empty if its strength may follow a schedule."""
 
@@ -154,6 +161,19 @@ class Algorithm(ABC, Generic[S, C, M, R]):
                 f"round; its fields that can: {able}"
             )
         validate(self, skip=self.schedules)
+
+    @property
+    def name(self) -> str:
+        """What it is called in configurations and messages."""
+        return type(self).__name__
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The method as a configuration's table: its name and fields, schedules as tables."""
+        given = {
+            k: v.table if isinstance(v, Schedule | Optimizer) else v for k, v in vars(self).items() if v is not None
+        }
+        return {"name": self.name, **given}
 
     @property
     def schedules(self) -> dict[str, Schedule]:

@@ -55,6 +55,8 @@ class FedDC(Algorithm[Server, Client, Message, Reply]):
         bibtex="gao2022feddc",
     )
 
+    compressible: ClassVar[bool] = False  # drifts add up whole changes of models, however small the steps
+
     schedulable: ClassVar[frozenset[str]] = frozenset({"step"})
 
     local_steps: Count

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 import typer
 
-from fedcomposite import aggregators, algorithms, callbacks, data, models, problems, regularizers
+from fedcomposite import aggregators, algorithms, callbacks, compressors, data, models, problems, regularizers
 from fedcomposite.cli.console import AsJson, err, first_sentence, show_frame
 from fedcomposite.cli.papers import paper_table
 from fedcomposite.experiments.toml import shipped
@@ -25,6 +25,7 @@ _KNOWN: dict[str, Registry[Any]] = {
     "metrics": problems.METRICS,
     "callbacks": callbacks.REGISTRY,
     "aggregators": aggregators.REGISTRY,
+    "compressors": compressors.REGISTRY,
 }
 
 
@@ -32,7 +33,7 @@ def list_names(
     what: Annotated[
         Literal[
             "algorithms", "regularizers", "datasets", "partitions", "losses", "models", "metrics", "callbacks",
-            "aggregators", "experiments", "papers",
+            "aggregators", "compressors", "experiments", "papers",
         ],
         typer.Argument(help="What to list."),
     ],

@@ -77,7 +77,7 @@ def _conflict(config: Config, spec: Mapping[str, Any]) -> None:
         algorithm = config.make_algorithm(spec, None)
     except ConfigError:
         return  # told already
-    label = spec.get("label", type(algorithm).__name__)
+    label = spec.get("label", algorithm.name)
     try:
         check_rules(algorithm, h)
     except ValueError as error:

@@ -14,11 +14,12 @@ import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedcomposite import aggregators, algorithms, data, models, privacy, regularizers, schedules, theory
+from fedcomposite import aggregators, algorithms, compressors, data, models, privacy, regularizers, schedules, theory
 from fedcomposite._validation import UserError
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms import AnyAlgorithm, ProxNewton, current
 from fedcomposite.choice import AUTO, check_auto, choose
+from fedcomposite.compressed import Compressed
 from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.databases import stored_tables
 from fedcomposite.experiments import grids, toml
@@ -282,23 +283,35 @@ class Config(Section):
 
         With ``steps = "auto"`` or ``"theory"`` the fields that are left out come from the problem's measured constants
         (:func:`fedcomposite.theory.choose`). ``name = "auto"`` leaves the method itself to
-        :func:`fedcomposite.choice.choose`. Without a problem only names and values are checked.
+        :func:`fedcomposite.choice.choose`. A table ``compressor`` compresses what clients send
+        (:class:`fedcomposite.compressed.Compressed`). Without a problem only names and values are checked.
         """
         fields = {k: v for k, v in spec.items() if k not in ("name", "label", "steps")}
+        kept = fields.pop("compressor") if isinstance(fields.get("compressor"), Mapping) else None
         try:
-            name = name_in(spec)
-            if self.privacy is not None and not self.budget and (name == AUTO or spec.get("steps") is not None):
-                raise ConfigError("with [privacy] no step may be read off the data; name the method and give its steps")
-            if name == AUTO:
-                check_auto(fields)
-                share = self.run.participation
-                return ProxNewton() if problem is None else choose(problem, participation=share, **fields).algorithm
-            if spec.get("steps") is None:
-                return algorithms.build(name, **fields)
-            known = None if problem is None else self._constants(problem)
-            return theory.choose(algorithms.lookup(name), spec["steps"], known, fields)
+            made = self._plain_algorithm(spec, fields, problem)
+            if kept is None:
+                return made
+            compressor = compressors.build(name_in(kept), **{k: v for k, v in kept.items() if k != "name"})
+            return Compressed(made, compressor, everybody=self.run.participation == 1)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError.at("[algorithm]", error) from None
+
+    def _plain_algorithm(
+        self, spec: Mapping[str, Any], fields: dict[str, Any], problem: Problem | None
+    ) -> AnyAlgorithm:
+        """A method as :meth:`make_algorithm` finds it, whose replies are sent as they are."""
+        name = name_in(spec)
+        if self.privacy is not None and not self.budget and (name == AUTO or spec.get("steps") is not None):
+            raise ConfigError("with [privacy] no step may be read off the data; name the method and give its steps")
+        if name == AUTO:
+            check_auto(fields)
+            share = self.run.participation
+            return ProxNewton() if problem is None else choose(problem, participation=share, **fields).algorithm
+        if spec.get("steps") is None:
+            return algorithms.build(name, **fields)
+        known = None if problem is None else self._constants(problem)
+        return theory.choose(algorithms.lookup(name), spec["steps"], known, fields)
 
     def _constants(self, problem: Problem) -> theory.Constants:
         if problem.model is not None:

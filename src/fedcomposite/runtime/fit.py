@@ -125,7 +125,7 @@ def check_fit(
     stacklevel: int = 2,
 ) -> None:
     """Refuse what the method cannot do, and name methods that can."""
-    info, name, n = algorithm.info, type(algorithm).__name__, cohorts.clients
+    info, name, n = algorithm.info, algorithm.name, cohorts.clients
     if cohorts.size < n and not algorithm.partial:
         able = ", ".join(k for k, v in REGISTRY.items() if v.info.participation == "any")
         own = "partial_participation" in fields(type(algorithm))
@@ -173,7 +173,7 @@ def check_steps(algorithm: AnyAlgorithm, h: Regularizer, cohorts: Cohorts, dimen
 
 def check_rules(algorithm: AnyAlgorithm, h: Regularizer) -> None:
     """Refuse a regularizer that the method has no rule for, whatever the data."""
-    info, name = algorithm.info, type(algorithm).__name__
+    info, name = algorithm.info, algorithm.name
     if info.regularizer == "none" and not isinstance(h, Zero):
         able = ", ".join(k for k, v in REGISTRY.items() if "convex" in v.info.regularizer)
         raise ValueError(f"{name} has no rule for a regularizer; leave it out, or use a composite method: {able}")

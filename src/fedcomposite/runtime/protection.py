@@ -36,6 +36,8 @@ def check_privacy(
     if cohorts.replace:
         raise ValueError("privacy: a client must not be drawn twice in a round; use replace=False")
     if isinstance(privacy, ClientLevel):
+        if algorithm.feedback:
+            raise ValueError("ClientLevel clips replies, which compressed ones would make up for; leave one out")
         if weights.max() > (1 + 1e-12) * weights.min() or smooth.buffers().numel():
             raise ValueError("ClientLevel: clients must weigh the same, and the model must have no running statistics")
         return
@@ -59,7 +61,7 @@ def check_shares(privacy: SampleLevel, algorithm: AnyAlgorithm, worths: npt.NDAr
         )
     if not algorithm.linear_replies:
         raise ValueError(
-            f"SampleLevel: share = {privacy.share:g}, but the replies of {type(algorithm).__name__} are not linear in "
+            f"SampleLevel: share = {privacy.share:g}, but the replies of {algorithm.name} are not linear in "
             "its gradients, so shares of noise do not add up to the whole; use ProximalGradient or ChordNewton"
         )
 
@@ -72,8 +74,10 @@ def check_aggregator(
         return
     if not isinstance(aggregator, Aggregator):
         raise ValueError(f"aggregator = {aggregator!r}, must be an aggregators.Aggregator, for example TrimmedMean(1)")
-    shown, name = type(aggregator).__name__, type(algorithm).__name__
+    shown, name = type(aggregator).__name__, algorithm.name
     aggregator.check(cohort)
+    if algorithm.feedback:
+        raise ValueError(f"{shown}: compressed replies add up to those of {name} in their mean alone; leave one out")
     if isinstance(privacy, ClientLevel):
         raise ValueError(f"{shown}: the noise of ClientLevel is for the mean of clipped replies; choose one of them")
     if weighting != "uniform":

@@ -15,6 +15,8 @@ from fedcomposite import rng, theory
 from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore, as_vector
 from fedcomposite.aggregators import Aggregator
 from fedcomposite.algorithms.base import AnyAlgorithm
+from fedcomposite.compressed import Compressed
+from fedcomposite.compressors import Compressor
 from fedcomposite.privacy import Privacy
 from fedcomposite.problems import Batches, ClientGradients, Counter, Problem, Smooth
 from fedcomposite.regularizers.target import Share, Structure
@@ -172,6 +174,7 @@ class SimulateOptions(TypedDict, total=False):
     process_settings: bool
     privacy: Privacy | None
     aggregator: Aggregator | None
+    compressor: Compressor | None
     sparsity: Share | None
     structure: Structure
 
@@ -208,6 +211,7 @@ def simulate(
     process_settings: bool = True,
     privacy: Privacy | None = None,
     aggregator: Aggregator | None = None,
+    compressor: Compressor | None = None,
     sparsity: Share | None = None,
     structure: Structure = "weights",
 ) -> Run:
@@ -275,6 +279,9 @@ def simulate(
         far. The records themselves are exact: a simulator's own look, which no site would give away.
     aggregator : aggregators.Aggregator, optional
         A robust mean of the replies in place of the mean.
+    compressor : compressors.Compressor, optional
+        What clients keep of their replies; the rest comes later, by error feedback
+        (:class:`fedcomposite.compressed.Compressed`). Steps must be smaller then.
     sparsity : float, optional
         The share of all parameters that is to be zero at the end: strengths, layers and the way there are found by the
         run (:class:`fedcomposite.regularizers.SparsityTarget`).
@@ -302,7 +309,7 @@ def simulate(
     >>> run.status
     'converged'
     """
-    problem = _asked(dict(locals()))
+    problem, algorithm = _asked(dict(locals()))
     group = processes.join(distributed, torch.device(device))
     _check_protected(privacy, aggregator, group.size, mode, tolerance, callbacks)
     path = None if checkpoint is None else Path(checkpoint)
@@ -328,8 +335,11 @@ def simulate(
     return _told(sim.run(plan))
 
 
-def _asked(given: dict[str, Any]) -> Problem:
-    """The problem, with the zeros that are wanted; wrong arguments of :func:`simulate` are told in one error."""
+def _asked(given: dict[str, Any]) -> tuple[Problem, AnyAlgorithm]:
+    """The problem, with the zeros that are wanted, and the method, compressed if it shall be.
+
+    Wrong arguments of :func:`simulate` are told in one error.
+    """
     checkpoint, resume, lines = given["checkpoint"], given["resume"], []
     if checkpoint is None and (resume or given["checkpoint_every"]):
         lines.append(f"{'resume' if resume else 'checkpoint_every'} needs a file: checkpoint=PATH")
@@ -338,9 +348,12 @@ def _asked(given: dict[str, Any]) -> Problem:
     check_given(simulate, given, *lines)
     if checkpoint is not None and Path(checkpoint).is_dir():
         raise ValueError(f"checkpoint = {str(checkpoint)!r} is a folder; give a file in it")
-    problem: Problem = given["problem"]
-    share, structure = given["sparsity"], given["structure"]
-    return problem if share is None else problem.with_zeros(share, structure, rounds=given["rounds"])
+    problem, algorithm = given["problem"], given["algorithm"]
+    if given["sparsity"] is not None:
+        problem = problem.with_zeros(given["sparsity"], given["structure"], rounds=given["rounds"])
+    if given["compressor"] is not None:
+        algorithm = Compressed(algorithm, given["compressor"], everybody=given["participation"] == 1)
+    return problem, algorithm
 
 
 def _identity(sim: Simulator, evaluate_every: int) -> Identity:
@@ -420,8 +433,8 @@ def _blame(sim: Simulator, r: int) -> str:
     whose = "the largest client has"
     if L > 0 and batch is not None:
         L, whose = theory.constants(problem, batch=batch).of_batches or L, f"batches of {batch} have"
-    steps = {k: v for k, v in vars(algorithm).items() if k in ("step", "server_step")}
+    steps = {k: v for k, v in algorithm.at(r).table.items() if k in ("step", "server_step")}
     shown = ", ".join(f"{k} = {v:g}" for k, v in steps.items())
     advice = f"{whose} L = {L:g}, so try step <= {1 / L:.3g}" if L > 0 else "try a smaller step"
     cause = "the step" if sim.transport.privacy is None else "the noise of privacy, or the step,"
-    return f"{type(algorithm).__name__} diverged in round {r}: {cause} is probably too large ({shown}); {advice}"
+    return f"{algorithm.name} diverged in round {r}: {cause} is probably too large ({shown}); {advice}"

@@ -93,7 +93,7 @@ def frozen_dataclass(algorithm: AnyAlgorithm) -> None:
     assert [b for b in cls.__mro__[1:] if isinstance(b, type) and issubclass(b, Algorithm)] == [Algorithm], (
         f"{cls.__name__} must derive from Algorithm alone: no method inherits from another"
     )
-    assert cls.info.paper, f"{cls.__name__}.info must name the paper"
+    assert algorithm.info.paper, f"{cls.__name__}.info must name the paper"
 
 
 @law

@@ -120,7 +120,7 @@ class Coordinator:
         check_steps(self.algorithm, self.problem.regularizer, cohorts, self.problem.dimension)
         if self.settings.policy == "skip" and not (self.algorithm.partial and self.algorithm.exchanges == 1):
             raise FederationError(
-                f"{type(self.algorithm).__name__} needs every site in every round, so the policy must be 'wait'"
+                f"{self.algorithm.name} needs every site in every round, so the policy must be 'wait'"
             )
         samples = [i.samples or 0 for i in self.introductions] if self.sums is None else []
         counted = [] if all(i.weight is None for i in self.introductions) else self._counted()
@@ -287,7 +287,7 @@ class Coordinator:
         if checkpoint is not None and checkpoint.exists():
             self.rounds.resume(checkpoint)
             self._log(f"going on after round {self.rounds.round}")
-        run, name = self.config.run, type(self.algorithm).__name__
+        run, name = self.config.run, self.algorithm.name
         plan = Plan(
             run.rounds,
             run.evaluate_every,
