@@ -35,7 +35,7 @@ class CommonBaseline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """As whoever answers."""
+        """Run as the driver that is asked does."""
         with self._inner.running():
             yield
 

@@ -157,7 +157,7 @@ class LogisticRegression(_Binary):
         return np.stack([1 - p, p], axis=1)
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Their logarithms."""
+        """Logarithms of the classes' probabilities, finite where a probability rounds to zero."""
         z = self.decision_function(X)
         return np.stack([scipy.special.log_expit(-z), scipy.special.log_expit(z)], axis=1)
 
@@ -183,7 +183,7 @@ class MultinomialRegression(_Classifier):
         return np.asarray(scipy.special.softmax(self._margins(X), axis=1))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Their logarithms."""
+        """Logarithms of the classes' probabilities, finite where a probability rounds to zero."""
         return np.asarray(scipy.special.log_softmax(self._margins(X), axis=1))
 
 

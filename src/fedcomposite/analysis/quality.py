@@ -67,7 +67,7 @@ def error(value: float, bounds: Pair) -> float:
 
 
 def said(name: str, bounds: Pair) -> str:
-    """Bounds in words."""
+    """What is known of a number: between two bounds, at least one, or at most the other."""
     low, high = bounds
     name = _WORDS.get(name, name.replace("_", " "))
     if math.isfinite(low) and math.isfinite(high):

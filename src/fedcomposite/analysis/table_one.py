@@ -527,7 +527,7 @@ class _Printer:
         self.numbers: list[dict[str, Any]] = []
 
     def made(self) -> TableOne:
-        """The table."""
+        """Table 1 of all columns: counts and shares of levels, means or quantiles of numbers."""
         self._line("n", [str(n) for n in self.rows])
         for name in self.order:
             groups = self.about[name]

@@ -295,7 +295,7 @@ class AtHand:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Identity]]:
-        """Read the data."""
+        """Read the data and open them to a driver, with noise where the experiment has a budget."""
         self._problem = self.experiment.make_problem()
         with mistaken():
             budget, seed = self.experiment.budget, Counters(self.experiment.seed)
@@ -304,11 +304,11 @@ class AtHand:
 
     @contextmanager
     def followed(self, kind: Kind, folder: RunFolder, log: AnswerLog) -> Iterator[Callable[[Driver], None]]:
-        """Nobody else looks."""
+        """A run at hand has no monitor: what is called after an exchange does nothing."""
         yield lambda driver: None
 
     def meet(self, driver: Driver) -> tuple[Problem, list[dict[str, Any]], TableOne | None]:
-        """What was read."""
+        """The problem, the description of its sites, and Table 1 where the experiment asks for it."""
         described = _description(self.experiment, self._problem.silos)
         wished = self.experiment.table_one
         return self._problem, described, None if wished is None else first_table(self.experiment, wished)

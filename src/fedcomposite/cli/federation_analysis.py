@@ -68,7 +68,7 @@ ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file; 
 
 
 def add_analysis_commands(app: typer.Typer) -> None:
-    """Register the commands."""
+    """Register describe, fit, path, cv and predict of a federation."""
     app.command()(describe)
     for command in (analysis.fit, analysis.path, analysis.cv):
         app.command(command.__name__)(_with_federation(command))

@@ -42,7 +42,7 @@ class Faults:
         self._found: dict[tuple[str, str], tuple[str, int]] = {}
 
     def note(self, who: str, kind: str, what: str) -> None:
-        """One item's fault."""
+        """Count a fault of an item; of each kind the first one is told in full."""
         first, count = self._found.get((who, kind), (what, 0))
         self._found[who, kind] = first, count + 1
 
@@ -65,12 +65,12 @@ class MemoryRows:
         self._rows, self._at = np.empty(shape, dtype), 0
 
     def write(self, rows: Array) -> None:
-        """Some more rows."""
+        """Put rows behind those that are there."""
         self._rows[self._at : self._at + len(rows)] = rows
         self._at += len(rows)
 
     def close(self) -> Tensor:
-        """All of them."""
+        """All rows that were written, as a tensor over the same memory."""
         return torch.from_numpy(self._rows)
 
 

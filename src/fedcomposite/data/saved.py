@@ -54,7 +54,7 @@ class ArrayFile:
         np.lib.format.write_array_header_1_0(self._file, head)
 
     def write(self, rows: Array) -> None:
-        """Some more rows."""
+        """Append rows to the file, and to its checksum."""
         content = np.ascontiguousarray(rows, self._dtype).tobytes()
         self._digest.update(content)
         self._file.write(content)

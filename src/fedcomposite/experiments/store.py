@@ -306,7 +306,7 @@ class Journal:
         self._lines: list[str] | None = []  # records so far, as long as they are those on disk
 
     def __call__(self, record: Record) -> None:
-        """Take a record."""
+        """Append a record to the file as a line."""
         line = json.dumps(record)
         if self._lines is None:
             with self._path.open("a", encoding="utf-8") as file:

@@ -56,7 +56,7 @@ class Sweep:
 
     @property
     def parts(self) -> list[Part]:
-        """Its settings."""
+        """Its settings: one for each combination of the values in its grids."""
         content, lines = grids.mend(self.content)
         if lines:
             raise ConfigError.of(lines, self.name)

@@ -256,10 +256,6 @@ class FederationFolder:
         out = set(self.revoked())
         return [s for s in self.sites if s not in out and self.public_key(s).exists()]
 
-    def awaited(self) -> list[str]:
-        """Sites that have not sent a request yet."""
-        return [s for s in self.sites if not self.public_key(s).exists()]
-
     def _check_known(self, site: str) -> None:
         if site not in self.sites:
             raise FolderError(f"no site {site!r}{suggest(site, self.sites)} (sites: {', '.join(self.sites)})")

@@ -45,7 +45,7 @@ class Rotating:
         self._handler.setFormatter(Formatter("%(message)s"))
 
     def __call__(self, line: str) -> None:
-        """Write a line."""
+        """Write a line with its time."""
         text = f"{datetime.now():%Y-%m-%d %H:%M:%S} {' '.join(line.splitlines())}"
         self._handler.handle(LogRecord("fedcomposite", INFO, "", 0, text, None, None))
 

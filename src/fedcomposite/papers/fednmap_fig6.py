@@ -37,7 +37,7 @@ def measure(study: Study) -> pd.DataFrame:
 
 
 def run(cell: dict[str, Any]) -> pd.DataFrame:
-    """One run."""
+    """The history of one cell: a method with its local steps, step and seed, as rows."""
     import torch
 
     seed, steps, step = cell["seed"], cell["local_steps"], cell["step"]

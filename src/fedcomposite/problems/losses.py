@@ -122,7 +122,7 @@ class Loss(ABC):
         return self.derivative(z, b).mul_(w)
 
     def together(self, z: Tensor, b: Any, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Both of these."""
+        """The losses and slopes of :meth:`total` and :meth:`slopes`; a loss may share work between them."""
         return self.total(z, b, w), self.slopes(z, b, w)
 
     def hessians(self, X: Tensor | Stack, z: Tensor, b: Any, w: Tensor, at: Tensor) -> Tensor:
@@ -497,7 +497,7 @@ class Cox(Loss):
         return made
 
     def placed(self, b: Tensor) -> RiskSets:
-        """Their risk sets."""
+        """The samples sorted by time, with the risk sets of their events."""
         return RiskSets.of(b, self.ties == "efron", self.least_at_risk)
 
     def total(self, z: Tensor, b: RiskSets, w: Tensor) -> Tensor:

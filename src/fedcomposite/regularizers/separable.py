@@ -84,7 +84,7 @@ class Zero(Separable):
         return torch.zeros_like(x), torch.zeros_like(x)
 
     def acts_on(self, dimension: int) -> Tensor:
-        """None."""
+        """False everywhere: zero depends on no coordinate."""
         return torch.zeros(dimension, dtype=torch.bool)
 
 

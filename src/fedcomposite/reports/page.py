@@ -49,7 +49,7 @@ def write_report(run: str | Path, folder: str | Path | None = None) -> list[Path
 
 
 def html(found: Found) -> str:
-    """The page."""
+    """A report as one page that opens without a network."""
     from jinja2 import Environment, PackageLoader
 
     drawn = figures(found)

@@ -340,7 +340,7 @@ class _Oracle:
         return (self._weights @ self._silo.loss.value(self._margins(x), self._silo.b)).view(1)
 
     def full(self, x: Tensor) -> Tensor:
-        """Its gradient."""
+        """The gradient of the mean loss, ``(d,)``."""
         slope = self._silo.loss.derivative(self._margins(x), self._silo.b)
         return (self._silo.X.T @ (slope * self._weights.view(-1, *(1,) * (slope.ndim - 1)))).flatten()
 

@@ -141,7 +141,7 @@ class Verdict(Result):
         return f"{self.label}: {kept}; first of {len(self.found.methods)} methods on {where} of {len(ARENA)} problems"
 
     def to_markdown(self) -> str:
-        """The page."""
+        """The page of one method: where it is first, where not and why, laws it breaks, and what its card claims."""
         table = self.to_frame()
         shown = table.drop(columns="what").map(lambda v: f"{v:.2g}" if isinstance(v, float) and v == v else cell(v))
         laws = [f"* broken: `{name}`: {how}" for name, how in self.laws.items()] or ["* none is broken"]

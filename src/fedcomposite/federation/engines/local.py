@@ -55,7 +55,7 @@ class InProcess:
         return Reply(order, wire.encode(self.sites[site].answer(wire.decode(payload))))
 
     def pull(self, orders: Collection[str]) -> list[Reply]:
-        """The answers."""
+        """The replies to these orders; each is given once."""
         return [self._replies.pop(order) for order in orders if order in self._replies]
 
     def wait(self, orders: Collection[str], seconds: float) -> None:

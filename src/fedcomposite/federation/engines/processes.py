@@ -38,7 +38,7 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process; its output goes to the log."""
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._opened() as file:
             self._process = subprocess.Popen(

@@ -35,14 +35,14 @@ class Held:
         self.X, self.b, self.rows_on = X, b, X.device
 
     def for_recording(self) -> Held:
-        """Itself."""
+        """The samples as a recorded round reads them: these, since they stay where they are."""
         return self
 
     def expect(self, rows: Tensor, after: After | None = None) -> None:
         """Nothing to get ready."""
 
     def stage(self, rows: Tensor) -> Tensor:
-        """Nothing to bring."""
+        """The rows as they are numbered on the device: no sample has to be brought there."""
         return rows
 
     def batch(self, rows: Tensor) -> Tensor:

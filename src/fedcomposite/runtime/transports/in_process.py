@@ -198,7 +198,7 @@ class LocalTransport(ABC):
 
     @property
     def remark(self) -> str:
-        """Nothing special."""
+        """What the message of a run that ended says beside why; nothing here."""
         return ""
 
 
