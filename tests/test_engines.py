@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 import zipfile
 from pathlib import Path
 
@@ -704,3 +705,37 @@ def test_a_kit_takes_flares_unsafe_defaults_back(tmp_path):
     assert settings["allow_log_streaming"] is False
     assert made.add_site("c").joinpath("flare", "startup", "client.crt").is_file()
     assert not list((made.path / "flare" / "federation").glob("prod_*"))  # no second copy of anybody's key
+
+
+def test_flares_server_names_no_folder_of_the_kit_as_a_job(monkeypatch):
+    """It could have FLARE's client delete the folder of a job that is called "startup"."""
+    pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
+    from nvflare.private.admin_defs import Message
+    from nvflare.private.defs import RequestHeader
+    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+    from fedcomposite.federation.engines.nvflare_job import JobGate
+
+    deleted = []
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", [*ClientRequestProcessors.request_processors])
+    every = {type(one).__name__: one for one in ClientRequestProcessors.request_processors}
+    delete = every["DeleteRunNumberProcessor"]
+    monkeypatch.setattr(delete, "process", lambda req, app: deleted.append(req.get_header(RequestHeader.JOB_ID)))
+    JobGate()
+    (topic,) = delete.get_topics()
+    (kept,) = [one for one in ClientRequestProcessors.request_processors if topic in one.get_topics()]
+    for name in ("startup", "local", "../state", str(uuid.uuid4())):
+        request = Message(topic, "")
+        request.set_header(RequestHeader.JOB_ID, name)
+        kept.process(request, None)
+    assert deleted == [name]
+
+
+def test_flare_writes_no_large_message_into_a_log():
+    """It formats what has arrived, all of it, for a line that nobody asked for."""
+    pytest.importorskip("nvflare", reason="the extra [federation] is not installed")
+    from nvflare.fuel.utils.buffer_list import ConsumableBufferList
+
+    import fedcomposite.federation.engines.nvflare_job  # noqa: F401 (what a job's processes load)
+
+    assert f"{ConsumableBufferList([b'x' * 1000, b'y'])}" == "2 pieces"

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -346,12 +347,22 @@ def test_a_revoked_site_is_out(parties):
 
 
 ROGUE = """\
+import os
 import sys
+NAMED = os.path.join(os.path.dirname(__file__), "named")
 if any("server_train" in word for word in sys.orig_argv):
     from nvflare.private.admin_defs import Message
+    from nvflare.private.defs import RequestHeader
     from nvflare.private.fed.server.shell_cmd import _FileCmdExecutor
     said = Message.set_header
     Message.set_header = lambda self, key, value: said(self, key, "false" if key == "require_authz" else value)
+    begun = Message.__init__
+    def ask_for_another_thing(self, topic, body):
+        asked = topic == "resource_manager.report_resources" and os.path.exists(NAMED)
+        begun(self, "train.delete_run" if asked else topic, body)
+        if asked:
+            self.set_header(RequestHeader.JOB_ID, open(NAMED).read())
+    Message.__init__ = ask_for_another_thing
     _FileCmdExecutor.validate_shell_command = lambda self, args, parsed: ""
 """
 
@@ -401,6 +412,21 @@ def test_a_rogue_server_reads_nothing_at_a_site(rogue_server):
                 assert secret not in got.replace(line, "")
         session.api.do_command("restart client north")
     assert parties.sites["north"].alive
+
+
+def test_a_rogue_server_deletes_nothing_of_a_kit(rogue_server):
+    """FLARE's client deletes a job's folder when the server says so, and takes its kit's folders for those of jobs."""
+    parties, named = rogue_server, rogue_server.folder / "rogue" / "named"
+    kit, job = parties.folder / "sites" / "north" / "flare", str(uuid.uuid4())
+    (kit / job).mkdir()
+    with administration(parties.fed) as session:
+        for folder in ("startup", "local", job):
+            named.write_text(folder)
+            session.do_command("report_resources client north")
+    named.unlink()
+    assert (kit / "startup" / "client.key").is_file()
+    assert (kit / "local" / "resources.json").is_file()
+    assert not (kit / job).exists()  # so this is how it deletes
 
 
 def test_what_an_administrators_kit_is_good_for(parties, whole):
