@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression as Logistic
@@ -190,6 +191,16 @@ def test_cross_validated_auc_is_that_of_the_samples(fitted):
     np.testing.assert_allclose(cv.each, each, atol=1e-12)
     assert not cv.mean_error.any()
     assert "mean_error" in cv.scores
+
+
+def test_files_at_hand_need_no_bins():
+    """A model that has hardly begun: all margins lie in few bins."""
+    hospitals = fc.data.load("heart_disease")
+    problem = fc.Problem(hospitals.standardize(), bias=True, regularizer=fc.regularizers.L1(1.0), weights="samples")
+    cv = fc.cross_validate(problem, folds="sites", count=3)
+    told, exact = (fc.quality(problem, cv, choice=float(cv.lambdas[0]), exact=one) for one in (False, True))
+    assert told.notes == exact.notes == {}
+    pd.testing.assert_frame_equal(told.table, exact.table)
 
 
 def test_what_is_too_wide_is_not_told():

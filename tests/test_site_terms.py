@@ -52,7 +52,9 @@ def test_unpenalised_intercepts_are_those_of_dummies(hospitals, wish):
         assert round(found.loc["site=switzerland", "unit_odds_ratio"], 1) == 16.2
 
 
-@pytest.mark.parametrize("how", [{"site": True}, {"site": "hungary", "standardize": "all", "min_count": 1}, {"site": "all"}])
+@pytest.mark.parametrize(
+    "how", [{"site": True}, {"site": "hungary", "standardize": "all", "min_count": 1}, {"site": "all"}]
+)
 def test_a_model_of_a_site_alone_has_its_intercept_and_no_such_terms(hospitals, how):
     """Those of recipes without a term for sites."""
     alike = {name: value for name, value in how.items() if name != "site"}

@@ -392,7 +392,7 @@ def quality(
     choice : str or float
         The strength of a cross-validation's models; as in :meth:`CrossValidation.index`.
     exact : bool
-        Every sample in its own bin; only for samples at hand.
+        Every sample in its own bin; only for samples at hand, of which it is also done where bins leave a measure open.
     bins : int
         How many bins; of a logistic model 199 more begin at probabilities in steps of 0.005.
     horizon : float, optional
@@ -435,7 +435,10 @@ def quality(
         raise ValueError(f"there are no samples in the part {part!r}")
     if not driver.by_site and "all" in each:
         return Report(each["all"], {}, ONLY_SUMS)
-    return Report(Quality.all(list(each.values())), each)
+    made = Report(Quality.all(list(each.values())), each)
+    if made.notes and every is None and isinstance(driver.transport, SiloTransport):
+        return quality(problem, x, part=part, choice=choice, exact=True)  # no bins are needed where samples are at hand
+    return made
 
 
 def noised_quality(
