@@ -328,3 +328,16 @@ def test_some_clients_as_they_are():
     for says, given in wrong.items():
         with pytest.raises(fc.data.DataError, match=says):
             silos.subset(given)
+
+
+def test_a_rule_of_ones_own():
+    """A function in place of a name, with its options; a wrong option is told by its name."""
+
+    def in_turn(silos, clients, minimum, rng, *, first: int = 0):
+        return [np.arange((first + i) % clients, len(silos.targets), clients) for i in range(clients)]
+
+    silos = pooled()
+    found = silos.partition(in_turn, clients=4, first=1)
+    assert found[0][0].ravel().tolist() == list(range(1, 1000, 4))
+    with pytest.raises(DataError, match="in_turn"):
+        silos.partition(in_turn, clients=4, last=1)

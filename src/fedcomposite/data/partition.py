@@ -152,16 +152,24 @@ def _fill(groups: Groups, minimum: int, rng: Rng) -> Groups:
     return groups
 
 
-def partition(silos: Silos, name: str, *, clients: Count, seed: Seed = 0, minimum: Count = 1, **options: Any) -> Silos:
-    """Pool the samples of ``silos`` and deal them out to ``clients`` anew.
+def partition(
+    silos: Silos,
+    name: str | Callable[..., Groups],
+    *,
+    clients: Count,
+    seed: Seed = 0,
+    minimum: Count = 1,
+    **options: Any,
+) -> Silos:
+    """Pool the samples of ``silos`` and deal them out to ``clients`` anew, by a rule's name or one of your own.
 
     Held-out data stay held out, and each of their samples is counted as that client's whose samples are like it: the
     client of a training sample of the same label, drawn at random; after ``kmeans`` the one with the nearest mean.
     """
     if not isinstance(silos, Silos):
         raise DataError(f"silos = {silos!r:.60}, must be Silos; make them with Silos.from_arrays([(X, y), ...])")
-    rule = PARTITIONERS.lookup(name, DataError)
-    what = f"partition {name!r}"
+    rule = name if callable(name) else PARTITIONERS.lookup(name, DataError)
+    what = f"partition {getattr(name, '__name__', name)!r}"
     check_call(what, partition, {"clients": clients, "seed": seed, "minimum": minimum}, DataError)
     options = check_call(what, rule, options, DataError)
     if clients * minimum > len(silos.targets):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack, cast
@@ -428,8 +428,8 @@ class Silos:
 
     # -- reshaping --------------------------------------------------------------------------------------------------
 
-    def partition(self, name: str, *, clients: int, seed: int = 0, **options: Any) -> Silos:
-        """Pool all samples and deal them out again, as :mod:`fedcomposite.data.partition` lists."""
+    def partition(self, name: str | Callable[..., Any], *, clients: int, seed: int = 0, **options: Any) -> Silos:
+        """Pool all samples and deal them out again, as :mod:`fedcomposite.data.partition` lists, or by a function."""
         from fedcomposite.data.partition import partition
 
         return partition(self, name, clients=clients, seed=seed, **options)

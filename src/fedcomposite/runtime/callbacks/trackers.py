@@ -6,7 +6,6 @@ logged at its round; a resumed run logs the records of its checkpoint again, so 
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import time
@@ -164,5 +163,5 @@ def _numbers(record: Record) -> dict[str, float]:
 
 def _settings(view: View) -> dict[str, str]:
     """The method and its fields."""
-    fields = {f.name: str(getattr(view.algorithm, f.name)) for f in dataclasses.fields(view.algorithm)}
-    return {"method": type(view.algorithm).__name__, **fields}
+    fields = {name: str(value) for name, value in view.algorithm.table.items() if name != "name"}
+    return {"method": view.algorithm.name, **fields}
