@@ -213,7 +213,7 @@ def intervals(case: Case) -> tuple[str, float, str, bool]:
     problem = case.problem()
     exists = attained(p)
     # with fewer events two steps take the place of Wald's, which have to be asked for
-    told = case.loss != "cox" or (p.y[:, 1] > 0).sum() >= EVENTS * p.d
+    told = case.loss != "cox" or (p.o > 0).sum() * (p.o @ (p.y[:, 1] > 0)) / p.o.sum() >= EVENTS * p.d
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         x = fc.solve(problem).solution

@@ -79,7 +79,7 @@ class Likelihood:
         """Rows whose squares sum to the Hessian of columns A: one for each event and sample at risk."""
         P = self.shares(z)
         apart = A[None] - (P @ A)[:, None]
-        made: Array = (np.sqrt(self.q[:, None] * P)[..., None] * apart).reshape(-1, A.shape[1])
+        made: Array = (np.sqrt(self.q[:, None] * P)[..., None] * apart).reshape(P.size, A.shape[1])
         return made
 
     def scores(self, A: Array, z: Array) -> Array:

@@ -341,11 +341,13 @@ def wald(p: Pooled, robust: bool) -> Wald:
         back[-1, : p.d], back[-1, -1] = -m / s, 1.0
     seen = p.likelihood.design(A, p.t) if p.loss == "cox" else A  # what differs between those at risk
     _, sizes, Vt = scipy.linalg.svd(seen, full_matrices=len(seen) < A.shape[1])
-    told = np.append(sizes, np.zeros(len(Vt) - len(sizes))) >= _NULL * sizes[0]
+    told = np.append(sizes, np.zeros(len(Vt) - len(sizes))) > _NULL * sizes[0]  # none of those at risk may differ
     unknown = np.linalg.norm(back @ Vt[~told].T, axis=1) > 1e-7 * np.linalg.norm(back, axis=1)
     start = np.zeros(A.shape[1])
     if p.loss == "poisson" and p.bias:
         start[-1] = np.log((p.o * p.y).sum() / (p.o * np.exp(p.t)).sum())
+    if not told.any():
+        return Wald(np.full(len(back), np.nan), np.full(len(back), np.nan))
     A, back, start = A @ Vt[told].T, back @ Vt[told].T, Vt[told] @ start
     theta, root = _newton(p, A, start)
     if p.loss in ("logistic", "poisson") and not (heavy := _heavy(p, A @ theta + p.t)).min() > _GRADED * heavy.max():

@@ -236,6 +236,12 @@ def test_where_there_is_no_minimiser_nothing_converges(number):
     assert verdict.outcome == "none", verdict.words
 
 
+def test_a_model_so_far_out_that_steps_are_swallowed_is_no_solution():
+    """SCAD, flat beyond 1e-6, and features of 1e-4: rho keeps steps so short that rounding leaves nothing of them."""
+    verdict = drawn(22, 484)
+    assert verdict.outcome == "open", verdict.words
+
+
 @pytest.mark.parametrize("number", [836, 1268], ids=str)
 def test_columns_that_cannot_be_centred_hide_what_is_left(number):
     """Mean 1000, deviation 1e-4 and no intercept: gradients are rounded to more than what is left to gain."""

@@ -415,6 +415,23 @@ def test_columns_far_from_zero_beside_their_deviation_have_the_intervals_of_cent
     assert table.se.iloc[-1] == pytest.approx(np.sqrt(back @ oracle.cov_params() @ back), rel=1e-6)
 
 
+def test_equal_columns_far_from_zero_without_an_intercept_have_no_interval():
+    """What rounding left of their difference beside a third column, 1e-13 of it, was taken for a column of its own."""
+    g = np.random.default_rng(3)
+    for trial in range(20):
+        X = 1000 + g.normal(size=(42, 2))
+        y = g.normal(size=42)
+        silos = fc.Silos.from_arrays([(X[:20, [0, 1, 1]], y[:20]), (X[20:, [0, 1, 1]], y[20:])])
+        problem = fc.Problem(silos, loss="least_squares", weights="samples")
+        with pytest.warns(UndeterminedWarning, match="no estimate of x1, x2"):
+            table = fc.confidence(problem, torch.zeros(3, dtype=torch.float64))
+        oracle = sm.OLS(y, X).fit()
+        assert table.se.isna().tolist() == [False, True, True], trial
+        np.testing.assert_allclose(
+            table.loc[table.index[0], ["estimate", "se"]].astype(float), [oracle.params[0], oracle.bse[0]], rtol=1e-7
+        )
+
+
 @pytest.mark.parametrize("robust", [False, True])
 def test_a_direction_that_gets_too_short_on_the_way_is_told_apart_as_well(robust):
     """A sum of columns but for 3e-5 where the rates are small, so that its curvature fades on the way."""

@@ -168,6 +168,7 @@ class ProxNewton(Algorithm[Server, Empty, Message, Reply]):
         residual = float(h.optimality(server.trial, reply.gradient))
         found = server.trial.clone()
         found[server.working], solved = minimise(model, self.precision * residual)
+        solved = solved and (residual <= 100 * noise or not _swallowed(found, h, residual))
         move = found - server.trial
         decrease = float(reply.gradient @ move) + (float(h.value(found)) - own)
         moved = decrease < slack and not torch.equal(found, server.trial)
@@ -259,6 +260,11 @@ def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float, floo
     stationary = measure <= max(tolerance * scale, floor * float(server.noise))
     left = -float(server.decrease) if float(server.solved) else math.inf
     return stationary, stationary and left <= tolerance * abs(float(server.value)) + float(server.slack)
+
+
+def _swallowed(x: Tensor, h: Regularizer, residual: float) -> bool:
+    """Whether x is so far out that its rounding swallows steps as short as rho allows: that it rests shows nothing."""
+    return h.rho > 0 and h.rho * torch.finfo(x.dtype).eps * float(x.abs().max()) > residual
 
 
 def _rounding(loss: float, value: float, model: QuadraticModel) -> tuple[float, float]:

@@ -497,16 +497,20 @@ def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack, outputs: in
     size = H.diagonal() + H[-1, -1] * look.centre.square()  # of columns as they are, in units of the Hessian
     for _ in range(_TURNS if _turns(driver, outputs) else 0):
         V, values, scale = _spectrum(look.hessian)
-        if not len(values) or float(values.min()) > _SURE:
+        rounded = (_ROUNDING * V).square().T @ size  # of what is left of a column, in units of it
+        sure = values > rounded.clamp(min=_SURE)
+        if bool(sure.all()):
             break
-        sure = values > _SURE
         length = torch.where(sure, values, 1.0).sqrt()
         blur = 10 * _ROUNDING * float((size / look.hessian.diagonal())[scale > 0].max()) ** 0.5
         base = made.basis @ (V[:, sure] * (blur / values[sure]).clamp(min=_PART))
         y, turn = length * (V.T @ (scale**2 * look.x)), V / length
-        size = (turn.square() * size.unsqueeze(1)).sum(0)
         until.enter_context(driver.transport.turned(turn))
+        clean = _cleaned(_look(y, driver).hessian, sure)
+        y, turn = torch.linalg.solve(clean, y), turn @ clean
+        until.enter_context(driver.transport.turned(clean))
         look = _look(y, driver)
+        size = (turn.square() * size.unsqueeze(1)).sum(0)
         there = look.hessian.diagonal() > _CONSTANT**2 * size
         gone = _Lost(made.basis @ turn[:, ~there], base)
         made = made._replace(basis=made.basis @ turn[:, there], gone=[*made.gone, gone])
@@ -515,6 +519,14 @@ def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack, outputs: in
         look = look._replace(x=y[there], gradient=look.gradient[there], hessian=part, centre=look.centre[there])
         size = size[there]
     return look, made
+
+
+def _cleaned(H: Tensor, sure: Tensor) -> Tensor:
+    """Coordinates in which short columns have no part along the sure ones: what rounding has left in eigenvectors."""
+    made = torch.eye(len(H), dtype=H.dtype)
+    part = torch.linalg.lstsq(H[sure][:, sure], H[sure][:, ~sure]).solution
+    made[sure.unsqueeze(1) & ~sure] = -part.flatten()
+    return made
 
 
 def _spectrum(H: Tensor) -> tuple[Tensor, Tensor, Tensor]:

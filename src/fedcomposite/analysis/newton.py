@@ -30,6 +30,7 @@ _FAR = (3.0, 5.0)  # times the last step: where a minimiser would be left behind
 _AGAIN = 10  # exchanges between looks for one
 _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from zero and from any other start
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
+_VANISHED = 1e-6  # of the largest objective: before rounding makes it zero, where it falls towards that for ever
 _FADED = 1e-9  # of the rounding of gradients, for one that no balance leaves
 _RESISTED = 6  # steps whose own problem is given up before the fit is
 _CALLS = {True: 4000, False: 18000}  # of the prox, after which a fit is given up: of an h that couples, and of others
@@ -153,7 +154,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
     method = ProxNewton(start=strong) if plan.gain is None else ProxNewton(start=strong, precision=_ROUGH)
     known = at.seen if isinstance(at, Fit) else None
     state = method.init(feasible(at.seen.at if isinstance(at, Fit) else at, h.h), h)[0]
-    seen, asked, scale, look_again, resisted = known, 0, plan.scale, 0, 0
+    seen, asked, scale, again, resisted = known, 0, plan.scale, 0, 0
     if known is not None:
         fresh, state = state.working, state._replace(working=known.working)
         state = method.aggregate(state, known.reply, 1.0, h)
@@ -171,9 +172,9 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
                 left, hidden = -float(state.decrease), float(state.slack) if float(state.step) == 0 else 0.0
                 whole = float(state.solved) == 1.0 and float(state.damping) <= _DAMPED
                 done = whole and left <= max(plan.gain, hidden)
-            elif stationary and (done or asked >= look_again) and _promising(state, h, done or asked >= patience):
+            elif stationary and (done or asked >= again) and _promising(state, h, done or asked >= patience, largest):
                 growing = yield from _growing(state, seen, h, plan, largest)
-                asked, look_again = asked + 1, asked + 1 + _AGAIN
+                asked, again = asked + 1, asked + 1 + _AGAIN
                 plan.watch(state.x, asked)
                 if growing:
                     return Fit(state.x, seen, asked, "endless", growing)
@@ -195,13 +196,13 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
             state = better
             plan.watch(state.x, asked)
             continue
-        before = h.calls
+        before, rested = h.calls, float(state.step) == 0
         state = method.aggregate(state, reply, 1.0, h)
         if torch.equal(state.gradient, reply.gradient):
             seen = Seen(reply, message.working, total, state.x)
         plan.watch(state.x, asked)
         if float(state.solved) == 0 and h.calls > before:
-            resisted += float(state.step) == 1
+            resisted += float(state.step) == 1 or (rested and float(state.step) == 0)
             h.lose(h.calls - before)
         if (resisted >= _RESISTED or h.calls >= h.most) and seen is not None:
             return Fit(state.x, seen, asked, "resisting")
@@ -303,11 +304,12 @@ def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regulariz
     return state._replace(trial=line.arrays["models"][best], step=step)
 
 
-def _promising(state: Server, h: Regularizer, late: bool) -> bool:
-    """Whether steps still promise much though it is late, or though x is near a minimiser by its gradient."""
+def _promising(state: Server, h: Regularizer, late: bool, largest: float) -> bool:
+    """Whether steps still promise much though it is late, next to nothing is left, or the gradient says x is near."""
     if -float(state.decrease) <= 10 * float(state.slack):
         return False
     size = float(state.noise) / torch.finfo(state.x.dtype).eps  # of gradients here
+    late = late or abs(float(state.value)) <= _VANISHED * largest
     return late or float(h.optimality(state.x, state.gradient)) <= _NEAR * size
 
 
