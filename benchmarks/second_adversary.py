@@ -53,7 +53,8 @@ LABELS = {"0": 0.0, "1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0}
 class Hospitals:
     """Four sites with tables, and an analysis of them by hand."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, target: str = "num", **limits: Any) -> None:
+        self.target = target
         frames = fc.data.frames("heart_disease")
         self.frames = {name: frame[COLUMNS] for name, frame in frames.items()}
         self.folder, self.limits = Path(tempfile.mkdtemp(prefix="fedcomposite-")), Limits(**limits)
@@ -72,10 +73,10 @@ class Hospitals:
         H[np.triu_indices(d)] = told["hessian"].numpy()
         return H + np.triu(H, 1).T, told["gradient"].numpy(), names
 
-    def ready(self, recipe: dict[str, Any], **frames: pd.DataFrame) -> Inquiry:
-        """A job whose recipe was learned, at sites that met the asker."""
+    def begun(self, recipe: dict[str, Any], **frames: pd.DataFrame) -> Inquiry:
+        """A job at sites that have heard nothing of it yet."""
         given = {"target": LABELS, "standardize": False, "impute": 0.0, "unknown": "reference", **recipe}
-        content = {"data": {"target": "num"}, "problem": {"loss": "logistic", "bias": True, "weights": "samples"},
+        content = {"data": {"target": self.target}, "problem": {"loss": "logistic", "bias": True, "weights": "samples"},
                    "algorithm": {"name": "ProxNewton"}, "run": {"rounds": 1}, "recipe": given}  # fmt: skip
         sites = list[Site | TableSite]()
         for name, frame in (self.frames | frames).items():
@@ -86,9 +87,13 @@ class Hospitals:
             store, source = StateStore(self.folder / name), TableFile(name, path)
             sites.append(TableSite(name, store, self.limits, source=source, vault=vault))
         grid = InProcess(sites)
-        config = parse(tomli_w.dumps(content), recipe=True)
-        asking = Inquiry(grid, list(self.frames), grid.permitted, config, next(self.jobs), self.secure)
-        asking.recipe = learn(Driver(asking), config, "num")
+        return Inquiry(grid, list(self.frames), grid.permitted, parse(tomli_w.dumps(content), recipe=True),
+                       next(self.jobs), self.secure)  # fmt: skip
+
+    def ready(self, recipe: dict[str, Any], **frames: pd.DataFrame) -> Inquiry:
+        """A job whose recipe was learned, at sites that met the asker."""
+        asking = self.begun(recipe, **frames)
+        asking.recipe = learn(Driver(asking), asking.config, self.target)
         asking.meet()
         return asking
 

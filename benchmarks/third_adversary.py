@@ -37,8 +37,8 @@ RECIPE: dict[str, Any] = {
 class Asker:
     """One job at the hospitals, with a column for the level; answers are of Cleveland, or in secure sums of all."""
 
-    def __init__(self, recipe: dict[str, Any], **limits: Any) -> None:
-        self.sites = Hospitals(**limits)
+    def __init__(self, recipe: dict[str, Any], target: str = "num", **limits: Any) -> None:
+        self.sites = Hospitals(target, **limits)
         self.asking: Inquiry = self.sites.ready(recipe)
         assert self.asking.recipe is not None
         self.names = [*self.asking.recipe.features, "(1)"]

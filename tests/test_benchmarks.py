@@ -19,6 +19,7 @@ from benchmarks import (
     cifar,
     coverage,
     findings,
+    fourth_adversary,
     honest,
     inference,
     meta,
@@ -441,6 +442,16 @@ def test_the_third_adversary_finds_what_it_says(capsys, monkeypatch):
     told = [int(re.search(r"(\d+) of 20 values", line).group(1)) for line in lines[3:]]
     assert min(told[:2]) >= 10  # 12 or 14: a system of equations is solved, with rounding
     assert told[2] <= 4
+
+
+def test_the_fourth_adversary_finds_what_it_says(capsys, monkeypatch):
+    """A histogram at a site that opts out; rows of patients who alone have four levels, at any site."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    fourth_adversary.main(["--ideas", "knots,crossed"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["14 counts exactly" in line for line in lines[:3]] == [True, False, False]
+    assert all("448 questions: 3 patients' rows" in line for line in lines[3:5])
+    assert "448 questions: 1 patients' rows" in lines[5]
 
 
 @pytest.mark.slow

@@ -19,12 +19,25 @@ from lone_site import make_site as make_lone
 from secure_sites import make_keys, secure_sites
 
 import fedcomposite as fc
-from fedcomposite.data import Silos
+from fedcomposite.data import Recipe, Silos
 from fedcomposite.data.describing import look_at
 from fedcomposite.data.queries import Below, Gaps, LevelCounts, Moments, Outside, Rules, Schema
 from fedcomposite.data.queries import answer as tell
 from fedcomposite.data.sheets import Sheet
-from fedcomposite.data.steps import Complete, Impute, Interact, Local, Log, OneHot, Spline, prepared
+from fedcomposite.data.steps import (
+    OTHER,
+    Complete,
+    Impute,
+    Interact,
+    Levels,
+    Local,
+    Log,
+    OneHot,
+    Spline,
+    Standardize,
+    natural_spline,
+    prepared,
+)
 from fedcomposite.experiments import Config
 from fedcomposite.federation import wire
 from fedcomposite.federation.coordinator.delivery import FederationError, Settings
@@ -892,8 +905,146 @@ def test_knots_that_move_past_patients_are_counted(consortium):
     second = np.diff(hinges(consortium(recipe, min_count=1), at), 2)
     there = np.array([((ages > low) & (ages < high)).any() for low, high in zip(at, at[2:], strict=False)])
     assert ((second > 1e-3 * second.max()) == there).mean() > 0.9
-    with pytest.raises(FederationError, match="the knots of 'age' were chosen in 10 ways already"):
+    with pytest.raises(FederationError, match="a combination of columns would be that of fewer than min_count"):
         hinges(consortium(recipe), at)
+    asking = consortium(recipe)
+    asking.plan, ways = {}, [Spline(knots={"age": [v - 9, v, v + 9]}) for v in at[:11]]
+    for step in ways[:-1]:  # whatever is asked about them
+        asking.ask([Gaps(columns=["age"], steps=[step])])
+    with pytest.raises(FederationError, match="the knots of 'age' were chosen in 10 ways already"):
+        asking.ask([Gaps(columns=["age"], steps=ways[-1:])])
+
+
+def whole_years(name):
+    """Patients whose ages are whole numbers; the least is 31 and the largest 70 at the first site."""
+    frame = frame_of(name)
+    frame["age"] = np.r_[31.0, 70.0, np.random.default_rng(5).integers(33, 68, len(frame) - 2)]
+    return frame
+
+
+def who_is_there(asking, ways):
+    """Ages that somebody has, by asking about each."""
+    asking.plan, found = {}, []
+    for age in range(30, 75):
+        if ways == "outside":
+            levels = [str(other) for other in range(100) if other != age]
+            answers = asking.ask([Outside(known={"age": levels})])[0]
+            found += [age] * int(answers[0]["outside:age"][0])
+        else:
+            coding = OneHot(columns={"age": Levels(levels=[str(age), OTHER], reference=OTHER)})
+            told = asking.ask([Moments(columns=[f"age={age}"], steps=[coding])])[0][0]
+            found += [age] * int(told["withheld"][0] or told["sum"][0] > 0)
+    return found
+
+
+@pytest.mark.parametrize("ways", ["outside", "moments"])
+def test_few_values_are_said_to_be_somebodys(consortium, ways):
+    """Of all levels but one, or of one of its own, an asker learns whether somebody has it."""
+    frames = {name: whole_years(name) for name in "abc"}
+    recipe = {"one_hot": ["age"], "drop": ["kind"]}
+    assert who_is_there(consortium(recipe, frames, min_count=1), ways) == sorted({*frames["a"]["age"].astype(int)})
+    with pytest.raises(FederationError, match="levels of 'age' that few have were chosen in 20 ways already"):
+        who_is_there(consortium(recipe, frames), ways)
+    with pytest.raises(FederationError, match="refusals = 3 that hang on its samples are used up"):
+        who_is_there(consortium(recipe, frames, refusals=3), ways)
+
+
+def test_other_names_of_a_column_are_no_further_column(consortium):
+    frames, step = {name: whole_years(name) for name in "abc"}, Spline(knots={"years": [40.0, 50.0, 60.0]})
+    for i in range(11):
+        unit = {"scale": 2.0 + i, "shift": 3.0}
+        recipe = {"drop": ["kind"], "splines": {"years": 3}, "units": {"years": unit}}
+        recipe["sites"] = {name: {"rename": {"years": "age"}} for name in "abc"}
+        asking = consortium(recipe, frames, folder="names")
+        asking.plan = {}
+        if i < 10:
+            asking.ask([Gaps(columns=["years"], steps=[step])])
+            continue
+        with pytest.raises(FederationError, match="the knots of 'age' were chosen in 10 ways already"):
+            asking.ask([Gaps(columns=["years"], steps=[step])])
+
+
+def extremes(consortium, frames, **limits):
+    """The least and the largest age of the first site, by units in which an edge of a histogram lies beyond them."""
+    found = []
+    for sign in (1, -1):
+        low, high = 0.0, 128.0
+        for _ in range(9):
+            middle = (low + high) / 2
+            unit = {"age": {"scale": sign, "shift": 500.0 - sign * middle}}
+            asking = consortium({"drop": ["kind"], "sites": {"a": {"units": unit}}}, frames, folder="units", **limits)
+            none = asking.ask([Below(edges={"age": [499.99]})])[0][0]["high:age"][0] == 0
+            low, high = (middle, high) if none == (sign > 0) else (low, middle)
+        found.append((low + high) / 2)
+    return found
+
+
+def test_units_of_the_askers_choice_move_no_ends_of_groups(consortium, tmp_path):
+    frames = {name: whole_years(name) for name in "abc"}
+    np.testing.assert_allclose(extremes(consortium, frames, min_count=1), [31, 70], atol=0.3)
+    (tmp_path / "units").rename(tmp_path / "before")
+    low, high = extremes(consortium, frames)
+    assert abs(low - 31) > 5
+    assert abs(high - 70) > 5
+
+
+def test_units_do_not_round_values_to_groups_of_the_askers_choice(consortium):
+    """Numbers beside a very large one are multiples of 16: counts of such levels would end at any patient's value."""
+    recipe = {"drop": ["kind"], "sites": {"a": {"units": {"age": {"scale": 1.7, "shift": 1e17}}}}}
+    with pytest.raises(FederationError, match="its data do not fit this experiment"):
+        consortium(recipe, {name: whole_years(name) for name in "abc"}).ask([LevelCounts(columns=["age"])])
+    scaled = Standardize(mean={"age": 1e17}, sd={"age": 1.0})
+    with pytest.raises(FederationError, match="levels are told of columns before they are coded, scaled"):
+        consortium({"drop": ["kind"]}).ask([LevelCounts(columns=["age"], steps=[scaled])])
+
+
+def least_by_logarithms(consortium, frames, **limits):
+    """The least age of the first site, by logarithms that it has or has not."""
+    low, high = 0.0, 128.0
+    for _ in range(9):
+        middle = (low + high) / 2
+        recipe = {"drop": ["kind"], "log": ["age"], "sites": {"a": {"units": {"age": {"shift": -middle}}}}}
+        asking = consortium(recipe, frames, folder=f"logarithms{len(limits)}", **limits)
+        try:
+            asking.ask([Moments(columns=["log(age)"], steps=[Log(offsets={"age": 0.0})])])
+            low = middle
+        except FederationError as error:
+            if "more would tell" in str(error):
+                break
+            high = middle
+    return low, high
+
+
+def test_few_logarithms_that_values_have_not_are_tried(consortium):
+    frames = {name: whole_years(name) for name in "abc"}
+    low, high = least_by_logarithms(consortium, frames, min_count=1)
+    assert 30.7 < low < 31 <= high < 31.3
+    low, high = least_by_logarithms(consortium, frames)
+    assert high - low > 15
+
+
+def test_a_spline_with_a_knot_at_every_value_is_no_histogram(consortium):
+    frames, ages = {name: whole_years(name) for name in "abc"}, np.arange(25.0, 76.0)
+    step = Spline(knots={"age": ages.tolist()})
+    query = Moments(columns=step.terms("age"), steps=[step])
+    recipe = {"drop": ["kind"], "splines": {"age": ages.tolist()}}
+    sums = consortium(recipe, frames, min_count=1).ask([query])[0][0]["sum"]
+    terms = np.vstack([natural_spline(ages, ages.tolist()).T, np.ones((1, len(ages)))])
+    found = np.rint(np.linalg.lstsq(terms, np.append(sums, 60), rcond=1e-13)[0])
+    assert (found == (frames["a"]["age"].to_numpy()[:, None] == ages).sum(0))[1:-1].all()
+    with pytest.raises(FederationError, match="a combination of columns would be that of fewer than min_count"):
+        consortium(recipe, frames).ask([query])
+
+
+def test_a_table_under_a_budget_is_prepared_for_a_study_only(consortium):
+    """Whether the steps of somebody's recipe fit would be an answer that no noise is on."""
+    asking, levels = consortium({"one_hot": ["age"], "drop": ["kind"]}, epsilon=1.0), {"age": ["50"]}
+    learned = Recipe(one_hot={"age": ""}, drop=["kind", "id"]).fit({"a": whole_years("a")}, target="sick")
+    asking.recipe, asking.plan = learned, {}
+    with pytest.raises(FederationError, match=r"budget .* \[privacy\] level = 'study' is needed"):
+        asking.meet()
+    with pytest.raises(FederationError, match="level = 'study' is needed"):
+        asking.ask([Outside(known=levels)])
 
 
 def test_other_levels_are_asked_of_categories(consortium):

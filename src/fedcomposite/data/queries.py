@@ -51,7 +51,7 @@ from fedcomposite.data.cells import level
 from fedcomposite.data.chained import ConditionalModels, State, told_sums
 from fedcomposite.data.faults import DataError
 from fedcomposite.data.repeats import of_identifier, of_rows
-from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.sheets import Origin, Sheet
 from fedcomposite.data.steps import AnyStep, prepared
 
 Answer = dict[str, npt.NDArray[Any]]
@@ -62,6 +62,7 @@ _EDGES = 4096  # of one column
 _POSITIVE = [a * 10.0**k for k in range(-12, 12) for a in (1, 2, 5)] + [1e12]
 GRID = [*(-v for v in reversed(_POSITIVE)), 0.0, *_POSITIVE]
 """The edges of a first histogram, 1, 2 and 5 times powers of ten: nobody needs to tell where the values lie."""
+_AS_IT_IS = Origin("")
 
 
 class RefusedQueryError(DataError):
@@ -262,7 +263,7 @@ class Below(Query):
             if len(own) + len(filled) < rules.min_count or 0 < len(own) < rules.min_count:
                 own = filled = values[:0]
             known = np.searchsorted(np.sort(filled), each, side="left")
-            low, high = told_below(own, np.asarray(each), rules.min_count)
+            low, high = told_below(own, np.asarray(each), rules.min_count, sheet.origin(name))
             out[f"low:{name}"], out[f"high:{name}"] = low + known, high + known
             out[f"n:{name}"] = np.array([len(own) + len(filled)])
         return out
@@ -274,30 +275,40 @@ class Below(Query):
         return {key: np.zeros(size, np.int64) for key, size in sizes.items()}
 
 
-def told_below(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64], least: int) -> tuple[Ints, Ints]:
+def told_below(
+    values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64], least: int, origin: Origin = _AS_IT_IS
+) -> tuple[Ints, Ints]:
     """Bounds of how many values lie below each edge, when groups of fewer than ``least`` values are not told.
 
     The groups are those of the values, whatever the edges are: a value that ``least`` have is one, others are joined
     from left to right until there are enough. Edges inside of a group have the counts at its ends, so that no two
     histograms differ by fewer than ``least`` values. A group begins and ends at a number with few digits between its
     values and those of the next; the outer ones reach to the next edges of :data:`GRID`, so that nobody can tell the
-    least and the largest value.
+    least and the largest value. All this is about numbers as the file has them (``origin``): by units of its choice
+    an asker would have groups end elsewhere, and in many such units at their values.
     """
     if least <= 1 or not len(values):
         exact = np.searchsorted(np.sort(values), edges, side="left")
         return exact, exact
-    first, last, sizes = _groups(*np.unique(values, return_counts=True), least)
-    start, end = _extents(first, last)
+    turn = slice(None, None, -1 if origin.scale < 0 else 1)
+    found, counts = np.unique(values, return_counts=True)
+    found, counts = found[turn], counts[turn]
+    places, sizes = _groups(counts, least)
+    start, end = _extents(*origin.in_file(found[places]).T)
+    if origin.units != _AS_IT_IS.units:
+        low, high = np.sort(found[places], axis=1).T
+        after, alone = np.nextafter(high, np.inf), low == high
+        begin, finish = np.sort([origin.scale * start + origin.shift, origin.scale * end + origin.shift], axis=0)
+        start = np.where(alone, low, np.minimum(begin, low))[turn]
+        end, sizes = np.where(alone, after, np.maximum(finish, after))[turn], sizes[turn]
     total = np.concatenate([[0], np.cumsum(sizes)])
     place = np.searchsorted(end, edges, side="right")
     inside = edges > np.append(start, np.inf)[place]
     return total[place], total[np.minimum(place + inside, len(sizes))]
 
 
-def _groups(
-    found: npt.NDArray[np.float64], counts: Ints, least: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], Ints]:
-    """First and last value, and size, of each group."""
+def _groups(counts: Ints, least: int) -> tuple[Ints, Ints]:
+    """Places of the first and the last value of each group, and its size."""
     groups: list[list[int]] = []  # first place, last place, size
     begin, size = 0, 0
     for i, count in enumerate(counts.tolist()):
@@ -310,7 +321,7 @@ def _groups(
     elif size:
         groups.append([begin, len(counts) - 1, size])
     made = np.array(groups, np.int64)
-    return found[made[:, 0]], found[made[:, 1]], made[:, 2]
+    return made[:, :2], made[:, 2]
 
 
 def _extents(

@@ -10,6 +10,7 @@ A sheet never leaves its site. What may leave it are answers to the queries of :
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import warnings
 from collections import Counter
@@ -34,6 +35,7 @@ Kind = Literal["number", "text", "date", "empty"]
 KINDS = (".csv", ".parquet", ".npz")
 MARKERS = ("?",)
 THOUSANDS = (".", ",", " ", "'")
+_DIGITS = 12  # of the largest number of a column, which a change of units keeps
 _CHUNK = 10_000  # rows that are text at the same time
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}( .*)?", re.ASCII)
 _UNNAMED = re.compile(r"Unnamed: \d+")
@@ -136,6 +138,32 @@ def _pairs(given: Any, wrong: list[str]) -> dict[str, str]:
     return {common.strip(): own.strip() for common, own in given.items()}
 
 
+class Origin(NamedTuple):
+    """Of which column of the file a column is, as ``scale * value + shift``."""
+
+    name: str
+    scale: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def units(self) -> tuple[float, float]:
+        """The straight line."""
+        return self.scale, self.shift
+
+    def in_file(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Numbers as the file would have them, without the digits that rounding changed."""
+        own = (np.asarray(values, np.float64) - self.shift) / self.scale
+        if self.units == (1.0, 0.0) or not own.size:
+            return own
+        largest = max(float(np.abs(own).max()), 1e-290)
+        return np.round(own, _DIGITS - 1 - math.floor(math.log10(largest)))
+
+    def keeps(self, values: npt.NDArray[np.float64], own: npt.NDArray[np.float64]) -> bool:
+        """Whether numbers have the digits still that the file's ``own`` have."""
+        off = np.abs((values - self.shift) / self.scale - own)
+        return not bool((off > 10.0**-_DIGITS * np.nanmax(np.abs(own), initial=0.0)).any())
+
+
 @dataclass(frozen=True)
 class Sheet:
     """One site's table: per column float64 numbers (NaN: missing) or an object array of texts (None: missing)."""
@@ -147,6 +175,8 @@ class Sheet:
     """Of columns whose gaps a preparation has filled, or that are made from such: where."""
     drawing: Drawing | None = None
     """By what the site draws values for gaps, where it may."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """Of columns that have another name or unit than in the file: what they are there."""
 
     def __post_init__(self) -> None:
         for name, values in self.columns.items():
@@ -165,6 +195,10 @@ class Sheet:
         new = {name: [self.filled[s] for s in of if s in self.filled] for name, of in (made_from or {}).items()}
         filled = {name: np.any(each, axis=0) for name, each in new.items() if each}
         return replace(self, columns=columns, filled={**self.filled, **filled})
+
+    def origin(self, name: str) -> Origin:
+        """What a column is in the file."""
+        return self.origins.get(name, Origin(name))
 
     def own(self, name: str) -> npt.NDArray[np.bool_]:
         """Where a column has what the site's file says, not what a gap was filled with."""

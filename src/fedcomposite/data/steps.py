@@ -17,7 +17,7 @@ from fedcomposite._validation import suggest
 from fedcomposite.data.cells import level
 from fedcomposite.data.chained import ConditionalModels
 from fedcomposite.data.faults import DataError, Fault, refuse
-from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.sheets import Origin, Sheet
 
 Floats = npt.NDArray[np.float64]
 OTHER = "(other)"
@@ -87,8 +87,21 @@ class Local(Step):
                 texts = [None if text is None else levels.get(level(text), text) for text in made.texts(name)]
                 columns[name] = np.array(texts, object)
         made = sheet.having(columns)
-        scaled = {name: unit.of(made.numbers(name)) for name, unit in self.units.items() if name in columns}
-        return made.having(columns | scaled)
+        named = {name: sheet.origin(own) for own, name in common.items()}
+        origins = {name: one for name, one in ({**sheet.origins, **named}).items() if name in columns}
+        return self._scaled(replace(made, origins=origins))
+
+    def _scaled(self, sheet: Sheet) -> Sheet:
+        """The sheet in other units, in which no two numbers become one."""
+        columns, origins = dict(sheet.columns), dict(sheet.origins)
+        for name, unit in self.units.items():
+            if name in columns:
+                before, values = sheet.origin(name), sheet.numbers(name)
+                made = Origin(before.name, unit.scale * before.scale, unit.scale * before.shift + unit.shift)
+                columns[name], origins[name] = unit.of(values), made
+                if not Origin(name, unit.scale, unit.shift).keeps(columns[name], values):
+                    raise DataError(f"{sheet.name}: units of {name!r}: numbers would lose digits; take a smaller shift")
+        return replace(sheet, columns=columns, origins=origins)
 
 
 def _without(values: npt.NDArray[Any], markers: Iterable[float | str]) -> npt.NDArray[Any]:

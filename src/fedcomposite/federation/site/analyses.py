@@ -42,8 +42,8 @@ from fedcomposite.federation.orders import AnalysisOrder, Order, Question, Shape
 from fedcomposite.federation.secure.keys import place
 from fedcomposite.federation.secure.masked_answers import Told, asked_in, taken_down
 from fedcomposite.federation.shape import arrange, local_problem, skeleton
-from fedcomposite.federation.site import event_times, minimum_counts, noised_answers, policy
-from fedcomposite.federation.site.learned_steps import bends, fillings, ways_of
+from fedcomposite.federation.site import event_times, few_values, minimum_counts, noised_answers, policy
+from fedcomposite.federation.site.learned_steps import fillings, ways_of
 from fedcomposite.federation.site.noise import noised
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.federation.site.row_sets import KeptRows
@@ -446,7 +446,7 @@ def answered_queries(
             return noised_answers.tables(site, sheet, order, config, budget, asked_for)
         for query in asked_for:
             minimum_counts.check_query(query, recipe, config.table_one)
-            site.gate.rows.bend(bends(query.steps), sheet.rows)
+            site.gate.look_at(sheet, query.steps)
             site.gate.rows.fill(fillings(sheet, query.steps, site.limits.min_count), sheet.rows)
             if isinstance(query, Conditional | Lacking):
                 site.gate.rows.bend(ways_of(query.chain), sheet.rows)
@@ -455,6 +455,9 @@ def answered_queries(
                 site.gate.columns.tell(State(query.chain, before).known(), kept_rows(sheet, query.steps))
             if (factors := multiplied(sheet, query.steps)) is not None:
                 site.gate.columns.tell(factors, None)
+            if (summed := few_values.told_columns(sheet, query, rules.min_count)) is not None:
+                site.gate.columns.tell(summed, kept_rows(sheet, query.steps))
+            site.gate.hint(few_values.hinted(sheet, query, rules.min_count))
             chosen = (
                 None
                 if query.only is None

@@ -12,7 +12,7 @@ would single few of them out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 
 from fedcomposite.choice import AUTO
+from fedcomposite.data.sheets import Sheet
+from fedcomposite.data.steps import Step
 from fedcomposite.experiments.config import Config
 from fedcomposite.federation.orders import Order
 from fedcomposite.federation.secure.masking import seal
 from fedcomposite.federation.shape import write
-from fedcomposite.federation.site import minimum_counts
+from fedcomposite.federation.site import few_values, minimum_counts
 from fedcomposite.federation.site.approval import Rule
 from fedcomposite.federation.site.column_spans import ColumnSpans
 from fedcomposite.federation.site.ledger import Ledger
@@ -163,6 +165,18 @@ class Gate:
     def shift(self, part: str, question: str) -> float:
         """Noise of a sum of probabilities over a class, for the same question always the same."""
         return SHIFT * float(generator(self._ledger.secret_seed("probabilities", self._data, part, question)).normal())
+
+    def look_at(self, sheet: Sheet, steps: Sequence[Step]) -> None:
+        """Take down the offsets of logarithms and the knots among some steps, before these are done to a table."""
+        constants, odd = few_values.bends(sheet, steps, self._limits.min_count)
+        self.rows.bend(constants, sheet.rows, odd)
+
+    def hint(self, few: Iterable[tuple[str, npt.NDArray[np.bool_]]]) -> None:
+        """Count answers that say of a few rows that they are there: as refusals are, and by column; the same once."""
+        for name, rows in few:
+            told = seal("few", self._data, np.packbits(rows).tobytes())
+            self.rows.bend({f"levels of {name!r} that few have": [float(int(told[:12], 16))]}, len(rows))
+            self._ledger.refused(told)
 
     def let_out(self, counts: npt.NDArray[Any], kept: KeptRows | None) -> None:
         """Take down an answer in which samples count so often, and rows that are left out do not."""

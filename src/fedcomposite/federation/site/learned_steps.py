@@ -136,19 +136,6 @@ def _made(recipe: Recipe, term: str, column: str) -> bool:
     return term in (column, base) or term.startswith((f"{column}=", f"{base} spline "))
 
 
-def bends(steps: Sequence[Step]) -> dict[str, list[float]]:
-    """The constants of steps that are not straight lines, by what they are of."""
-    found: dict[str, list[float]] = {}
-    for step in steps:
-        if isinstance(step, Spline):
-            found |= {f"knots of {name!r}": list(knots) for name, knots in step.knots.items()}
-        elif isinstance(step, Log):
-            found |= {f"offsets of the logarithm of {name!r}": [offset] for name, offset in step.offsets.items()}
-        elif isinstance(step, Chained):
-            found |= ways_of(step.chain)
-    return found
-
-
 def ways_of(chain: ConditionalModels) -> dict[str, list[float]]:
     """Digests of what draws hang on that an asker may choose: how models are written, and parameters of each visit."""
     ways = {"models by which gaps are drawn": chain.digest}
@@ -159,12 +146,12 @@ def ways_of(chain: ConditionalModels) -> dict[str, list[float]]:
 
 
 def fillings(sheet: Sheet, steps: Sequence[Step], least: int) -> dict[str, float | str]:
-    """What the gaps of columns are filled with of which a table has some, and fewer than ``least``."""
+    """What the gaps of columns are filled with of which a table has some, and fewer than ``least``, by its file."""
     before = sheet
     for step in steps:
         if isinstance(step, Impute):
             few = {name: int(before.missing(name).sum()) for name in step.values if name in before.columns}
-            return {name: step.values[name] for name, count in few.items() if 0 < count < least}
+            return {sheet.origin(name).name: step.values[name] for name, count in few.items() if 0 < count < least}
         before = step.apply(before)
     return {}
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcomposite.data import Recipe, Silos
-from fedcomposite.data.queries import Below, Conditional, Lacking, Outside, Query, enough
+from fedcomposite.data.queries import Below, Conditional, Lacking, LevelCounts, Outside, Query, enough
 from fedcomposite.data.sparse import SparseRows, tensors_only
 from fedcomposite.experiments.config import TableOneSection
 from fedcomposite.federation.secure.masking import seal
@@ -592,6 +592,8 @@ def check_query(query: Query, recipe: Recipe, table_one: TableOneSection | None 
     kinds = [str(getattr(step, "kind", "")) for step in query.steps]
     if isinstance(query, Below) and not set(kinds).isdisjoint(_SHIFTED):
         raise RefusalError("a histogram is of columns before they are shifted, scaled or multiplied")
+    if isinstance(query, LevelCounts) and not set(kinds).isdisjoint(_CODED):
+        raise RefusalError("levels are told of columns before they are coded, scaled or multiplied")
     if query.only is not None and (
         table_one is None or query.only[0] != table_one.by or not {*kinds} <= {"absent", "complete"}
     ):

@@ -30,7 +30,10 @@ from fedcomposite.problems import Batches
 Ints = npt.NDArray[np.int64]
 _BLOCKS = 20
 _READINGS = 200  # ways of reading a data set that are kept apart
-_BENT = 10  # sets of knots, or offsets of a logarithm, of one column
+_BENT = 10  # sets of knots of one column
+_OFFSETS = 4  # of a logarithm of one column
+_LEVELS = 20  # of one column, which few have, and of which somebody learns that they are there
+_ODD = 2  # of either, beyond which there are few values, or none
 
 
 class KeptRows(NamedTuple):
@@ -113,21 +116,29 @@ class RowSets:
         if any(book["constants"].get(name) != value for name, value in after.items()):
             self._write({**book, "constants": {**book["constants"], **after}})
 
-    def bend(self, constants: Mapping[str, Sequence[float]], rows: int) -> None:
+    def bend(self, constants: Mapping[str, Sequence[float]], rows: int, odd: Sequence[str] = ()) -> None:
         """Take down the constants of functions that are not straight lines, by column; refuse too many of them.
 
         A sum of them as a function of its knot, or of what is added before a logarithm, has a kink or a pole at every
-        patient's value: some sums are a description, very many are the values.
+        patient's value: some sums are a description, very many are the values. Of those that are ``odd`` somebody
+        learns on which side of them the least or the largest value is: that happens twice.
         """
         if self._least <= 1 or not constants:
             return
         book = self._read(rows)
         known = {name: list(book["constants"].get(name, [])) for name in constants}
         new = {name: list(given) for name, given in constants.items() if list(given) not in known[name]}
-        if full := [name for name in new if len(known[name]) >= _BENT]:
-            raise RefusalError(f"the {full[0]} were chosen in {_BENT} ways already, and more would tell its values")
+        for name in new:
+            most = {"offsets": _OFFSETS, "levels": _LEVELS}.get(name.split()[0], _BENT)
+            if len(known[name]) >= most:
+                raise RefusalError(f"the {name} were chosen in {most} ways already, and more would tell its values")
+            if len(book["constants"].get(f"odd {name}", [])) >= _ODD:
+                raise RefusalError(f"some of the {name} lay beyond its values, or nearly, and more would tell these")
         if new:
             after = {name: [*known[name], given] for name, given in new.items()}
+            after |= {
+                f"odd {name}": [*book["constants"].get(f"odd {name}", []), new[name]] for name in new if name in odd
+            }
             self._write({**book, "constants": {**book["constants"], **after}})
 
     def read_as(self, values: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -27,7 +27,7 @@ from fedcomposite.federation.site.audit import Audit
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.data_versions import DataVersions
 from fedcomposite.federation.site.gate import Gate
-from fedcomposite.federation.site.learned_steps import bends, check_learned, check_steps, fillings
+from fedcomposite.federation.site.learned_steps import check_learned, check_steps, fillings
 from fedcomposite.federation.site.ledger import Ledger
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.federation.site.privacy_account import PrivacyAccount
@@ -221,6 +221,11 @@ class TableSite(Site):
         """The site with the features of a learned recipe; it has the same ledger and approvals."""
         if config.recipe is None or not order.recipe:
             raise RefusalError("its table needs a recipe: use an experiment with a [recipe] (or recipe = false there)")
+        if self.limits.epsilon is not None and config.budget is None:  # whether steps fit would tell on its rows
+            raise RefusalError(
+                f"this site has a privacy budget (epsilon = {self.limits.epsilon:g}): for a table that a recipe "
+                "prepares [privacy] level = 'study' is needed"
+            )
         if self._prepared is None or self._prepared[0] != order.recipe:
             learned, recipe = FittedRecipe.parse(order.recipe), Recipe(**config.recipe)
             if config.budget is not None:
@@ -230,7 +235,7 @@ class TableSite(Site):
             self._versions.check()
             sheet, table = self._sheet(recipe), self._own_table(config)
             check_learned(recipe, learned, table, Rules(self.limits.min_count))
-            self.gate.rows.bend(bends(learned.steps), table.rows)
+            self.gate.look_at(table, learned.steps)
             self.gate.rows.fill(fillings(table, learned.steps, self.limits.min_count), table.rows)
             silos = learned.silos([sheet])
             minimum_counts.check_own(self.limits, learned.few(sheet, self.limits.min_count))
