@@ -53,8 +53,14 @@ def told_columns(sheet: Sheet, query: Query, least: int) -> npt.NDArray[np.float
     names = [name for name in dict.fromkeys([*query.columns, *bases]) if name in table.columns]
     if all(name in sheet.columns for name in names):
         return None
-    told = [values for values in (table.numbers(name) for name in names) if enough(values[~np.isnan(values)], least)]
+    told = [table.numbers(name) for name in names if _has_sums(table, name, least)]
     return np.nan_to_num(np.stack(told, axis=1)) if told else None
+
+
+def _has_sums(table: Sheet, name: str, least: int) -> bool:
+    values = table.numbers(name)
+    there = ~np.isnan(values)
+    return enough(values[there], least) and enough(values[there & table.own(name)], least)
 
 
 def bends(sheet: Sheet, steps: Sequence[Step], least: int) -> tuple[dict[str, list[float]], list[str]]:
