@@ -56,13 +56,16 @@ def test_a_stranger_s_file_gets_its_page(file, tmp_path, cli):
 
 @pytest.mark.slow
 def test_drift_is_told_from_slowness():
-    """FedAvg leaves what its drift leaves, which goes away where all sites have the same samples; FedNMap nothing."""
-    drifting, exact = (
-        judge(method, problems=["drift"], against=["ProximalGradient"], budget=20_000)[0]
-        for method in (fc.algorithms.FedMid(10, 0.5), fc.algorithms.FedNMap.auto(0.25))
+    """What drift leaves goes where all sites have the same samples, what a prox too many leaves stays."""
+    FedMid, FedNMap = fc.algorithms.FedMid, fc.algorithms.FedNMap
+    methods = FedMid(10, 2.0, server_prox_only=True), FedMid(10, 0.5), FedNMap.auto(0.25)
+    drifting, twice, exact = (
+        judge(method, problems=["drift"], against=["ProximalGradient"], budget=20_000)[0] for method in methods
     )
     assert drifting.drifts
-    assert "drift" in drifting.to_markdown()
+    assert "It is drift" in drifting.to_markdown()
+    assert twice.levels["equal sites"].stalled
+    assert "It is not drift alone" in twice.to_markdown()
     assert exact.levels["full"].reached < 0.1 * drifting.levels["full"].reached
     assert not exact.drifts
     assert exact.levels["minibatches of 8"].reached > exact.levels["minibatches of 32"].reached
