@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 import fedcomposite as fc
@@ -171,14 +172,16 @@ def judged(answer: Answer) -> tuple[str, float, str, bool]:
         return ("wrong", np.inf, "not finite", False) if answer.converged else ("open", np.inf, "not finite", False)
     own = p.value(x)
     if not np.isfinite(own) and answer.pooled.term.name in CONSTRAINTS:
-        word = "outside the constraint's set"
+        outside = not np.isfinite(answer.pooled.term.value(p.split(x)[0].ravel()))
+        word = "outside the constraint's set" if outside else "the loss overflows"
         return ("wrong", np.inf, word, False) if answer.converged else ("open", np.inf, word, False)
     if p is not answer.pooled and answer.converged:  # nonconvex: no minimum can be asked for, but some descent
         first, now = answer.pooled.value(p.start()), answer.pooled.value(x)
         if now > first + TOLERANCE * max(1.0, abs(first)):
             return "wrong", (now - first) / max(1.0, abs(first)), f"F = {now:.9g}, at zero {first:.9g}", False
     whole = answer.pooled.value(x)
-    if abs(whole - answer.value) > TOLERANCE * max(1.0, abs(whole)):
+    lost = 0.0 if answer.converged else answer.pooled.rounding(x)  # far out, which no solution may be
+    if abs(whole - answer.value) > TOLERANCE * max(1.0, abs(whole)) + lost:
         return "wrong", np.inf, f"the objective is {answer.value:.9g}, by its formula {whole:.9g}", False
     exists = attained(p)
     if exists is False:
@@ -207,11 +210,19 @@ def reference(p: Pooled, own: float) -> tuple[Array, str]:
     return x, status
 
 
-def intervals(case: Case) -> tuple[str, float, str, bool]:
-    """Whether the intervals of a regularized model are those of the unregularized one."""
-    p = replace(case.pooled(), term=replace(case.term, name="Zero", fields={}))
-    problem = case.problem()
-    exists = attained(p)
+@dataclass(frozen=True)
+class Intervals:
+    """Tables of intervals, or why there are none."""
+
+    table: pd.DataFrame | None  # of Wald's
+    steps: pd.DataFrame | None  # by default, which are others where a Cox model has few events
+    said: list[warnings.WarningMessage]
+    refused: str = ""
+
+
+def tabulated(case: Case) -> Intervals:
+    """The package's intervals."""
+    p, problem = case.pooled(), case.problem()
     # with fewer events two steps take the place of Wald's, which have to be asked for
     told = case.loss != "cox" or (p.o > 0).sum() * (p.o @ (p.y[:, 1] > 0)) / p.o.sum() >= EVENTS * p.d
     with warnings.catch_warnings(record=True) as said:
@@ -221,7 +232,17 @@ def intervals(case: Case) -> tuple[str, float, str, bool]:
             table = fc.confidence(problem, x, jeffreys=0, inverse="auto" if told else "exact")
             steps = table if told else fc.confidence(problem, x, jeffreys=0)
         except ValueError as error:
-            return "refused", 0.0, str(error).splitlines()[0][:100], False
+            return Intervals(None, None, [], str(error).splitlines()[0][:100])
+    return Intervals(table, steps, said)
+
+
+def beside_likelihood(case: Case, found: Intervals) -> tuple[str, float, str, bool]:
+    """Whether the intervals of a regularized model are those of the unregularized one."""
+    table, steps, said = found.table, found.steps, found.said
+    if table is None or steps is None:
+        return "refused", 0.0, found.refused, False
+    p = replace(case.pooled(), term=replace(case.term, name="Zero", fields={}))
+    exists = attained(p)
     if exists is not True:
         quiet = exists is False and bool(np.isfinite(table["se"]).all()) and not said
         return ("endless" if quiet else "none"), 0.0, "intervals without a maximum of the likelihood", False
@@ -256,14 +277,10 @@ def run(seed: int, number: int) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if case.kind == "confidence":
-                found = [intervals(case)]
-                seconds = time.process_time() - began
-            else:
-                answers = asked(case)
-                seconds = time.process_time() - began
-                signal.setitimer(signal.ITIMER_PROF, 4 * LIMIT)
-                found = [judged(one) for one in answers]
+            answers = [tabulated(case)] if case.kind == "confidence" else asked(case)
+            seconds = time.process_time() - began
+            signal.setitimer(signal.ITIMER_PROF, 4 * LIMIT)
+            found = [beside_likelihood(case, a) if isinstance(a, Intervals) else judged(a) for a in answers]
     except LateError:
         return Verdict(number, case.kind, "slow", time.process_time() - began, 0.0, f"{case}: over {LIMIT} s")
     except Exception as error:

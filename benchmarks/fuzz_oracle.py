@@ -69,6 +69,14 @@ class Pooled:
         h = self.term.value(W.ravel())
         return float(mean(self, self.X.astype(LONG) @ W + c + self.t[:, None]) + LONG(h))
 
+    def rounding(self, x: Array) -> float:
+        """By how much F(x) changes if every product in a margin is rounded to double precision, about."""
+        W, c = self.split(np.asarray(x, float))
+        sizes = abs(self.X) @ abs(W) + abs(c) + abs(self.t[:, None])
+        kinked = self.loss in ("hinge", "absolute", "quantile")  # whose slopes are at most 1
+        slope = self.o[:, None] if kinked else abs(slopes(self, self.X @ W + c + self.t[:, None]))
+        return 4 * float(np.finfo(float).eps * (slope * sizes).sum() + np.finfo(LONG).eps * sizes.max(initial=0.0))
+
     def start(self) -> Array:
         """The zero model, or the point of the constraint's set that is made from it."""
         W = self.term.repaired(np.zeros(self.d * self.classes))

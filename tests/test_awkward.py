@@ -260,6 +260,20 @@ def test_an_equation_may_put_a_coefficient_as_far_out_as_it_likes(far):
     assert not model.converged_ or model.intercept_[0] == pytest.approx(0.8, rel=1e-9)
 
 
+def test_a_loss_that_overflows_at_every_model_is_no_solution():
+    """Features of 1e4 on a simplex: rates of e^3000 at its middle, and no slope by which to leave it."""
+    g = np.random.default_rng(0)
+    X, y = 1e4 * g.normal(size=(60, 3)), g.poisson(5.0, 60).astype(float)
+    model = fc.PoissonRegression(regularizer=reg.Simplex(1.0), fit_intercept=False)
+    with pytest.warns(ConvergenceWarning, match="the loss overflows"):
+        model.fit(X, y)
+    assert not model.converged_
+    problem = fc.Problem(fc.Silos.from_arrays([(X, y)]), loss="poisson", regularizer=reg.Simplex(1.0), bias=False)
+    run = fc.solve(problem)
+    assert run.status == "not_converged"
+    assert "the loss overflows" in run.message
+
+
 def test_the_loss_of_several_classes_keeps_its_digits_near_zero():
     z = torch.tensor([[40.0, 0.0, -5.0], [900.0, 0.0, 0.0], [0.0, 900.0, 0.0]], dtype=torch.float64)
     b = torch.tensor([[1.0, 0.0, 0.0]] * 3, dtype=torch.float64)

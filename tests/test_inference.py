@@ -432,6 +432,27 @@ def test_equal_columns_far_from_zero_without_an_intercept_have_no_interval():
         )
 
 
+@pytest.mark.parametrize("loss", ["least_squares", "logistic", "poisson"])
+@pytest.mark.parametrize("robust", [False, True])
+def test_columns_that_all_but_depend_on_each_other_have_intervals_to_eight_digits(loss, robust):
+    """A sum of columns but for 1e-5 of it: a Hessian has the square of that, and tells it to five digits."""
+    g = np.random.default_rng(8)
+    X, rest = g.normal(size=(400, 2)), g.normal(size=400)
+    z = X[:, 0] - 0.5 * X[:, 1]
+    y = {"least_squares": z + g.normal(size=400), "logistic": (z + g.logistic(size=400) > 0) * 1.0}.get(loss)
+    y = g.poisson(np.exp(z)).astype(float) if y is None else y
+    far = X.sum(1) + 1e-5 * rest
+    family = {"least_squares": sm.families.Gaussian(), "logistic": sm.families.Binomial()}
+    oracle = sm.GLM(
+        y, np.column_stack([X, (far - X.sum(1)) / 1e-5, np.ones(400)]), family.get(loss, sm.families.Poisson())
+    )
+    oracle = oracle.fit(cov_type="HC0" if robust else "nonrobust", tol=1e-15, maxiter=200)
+    back = np.array([[1, 0, -1e5, 0], [0, 1, -1e5, 0], [0, 0, 1e5, 0], [0, 0, 0, 1]])
+    problem = at_sites(np.column_stack([X, far]), np.where(y > 0, 1, -1) if loss == "logistic" else y, loss=loss)
+    table = fc.confidence(problem, torch.zeros(4, dtype=torch.float64), robust=robust)
+    np.testing.assert_allclose(table.se, np.sqrt(np.diag(back @ oracle.cov_params() @ back.T)), rtol=1e-8)
+
+
 @pytest.mark.parametrize("robust", [False, True])
 def test_a_direction_that_gets_too_short_on_the_way_is_told_apart_as_well(robust):
     """A sum of columns but for 3e-5 where the rates are small, so that its curvature fades on the way."""

@@ -264,7 +264,7 @@ def at_rest(server: Server, h: Regularizer, tolerance: float, scale: float, floo
 
 def _swallowed(x: Tensor, h: Regularizer, residual: float) -> bool:
     """Whether x is so far out that its rounding swallows steps as short as rho allows: that it rests shows nothing."""
-    return h.rho > 0 and h.rho * torch.finfo(x.dtype).eps * float(x.abs().max()) > residual
+    return h.rho > 0 and 4 * h.rho * torch.finfo(x.dtype).eps * float(torch.linalg.vector_norm(x)) > residual
 
 
 def _rounding(loss: float, value: float, model: QuadraticModel) -> tuple[float, float]:

@@ -82,6 +82,7 @@ _MOST_OF_COX = 100  # coordinates of which two looks each are asked for
 _ITERATIONS = 2000  # of nodewise regressions
 _ROUNDING = 1e-15  # of the eigenvalues of a Hessian with unit diagonal, for each of them
 _SURE = 1e-11  # an eigenvalue that is known to four digits
+_PLAIN = 1e-9  # one that is known to six, from which on columns stay as they are where they need not
 _PART = 1e-8  # of a combination of coefficients along a lost direction, from which on it is lost
 _CONSTANT = 1e-13  # of the size of columns: a deviation that is rounding
 _TURNS = 3  # changes of coordinates at most
@@ -498,7 +499,7 @@ def _turned(look: _Look, driver: Asker, until: contextlib.ExitStack, outputs: in
     for _ in range(_TURNS if _turns(driver, outputs) else 0):
         V, values, scale = _spectrum(look.hessian)
         rounded = (_ROUNDING * V).square().T @ size  # of what is left of a column, in units of it
-        sure = values > rounded.clamp(min=_SURE)
+        sure = values > rounded.clamp(min=_PLAIN)
         if bool(sure.all()):
             break
         length = torch.where(sure, values, 1.0).sqrt()

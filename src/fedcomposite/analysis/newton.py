@@ -32,6 +32,8 @@ _LONG, _LONGER = 20, 60  # exchanges after which a fit would be near one, from z
 _NEAR = 1e-4  # of the size of gradients at x, for a gradient that says that x is near
 _VANISHED = 1e-6  # of the largest objective: before rounding makes it zero, where it falls towards that for ever
 _FADED = 1e-9  # of the rounding of gradients, for one that no balance leaves
+_CLEAR = 3.0  # times the rounding of F, for what steps promise: at a minimiser F would rise by as much there
+_OVERFLOW = 1e-9  # of what numbers that overflow are sent as: a mean loss that has one in it
 _RESISTED = 6  # steps whose own problem is given up before the fit is
 _CALLS = {True: 4000, False: 18000}  # of the prox, after which a fit is given up: of an h that couples, and of others
 _AT_ONCE = 16  # vectors whose proxes take as long together as one by itself
@@ -61,9 +63,9 @@ class Seen(NamedTuple):
     at: Tensor  # the model, in the coordinates of the plan's centre
 
 
-End = Literal["converged", "rounds", "time", "endless", "resisting", "rounding"]
+End = Literal["converged", "rounds", "time", "endless", "resisting", "rounding", "overflow"]
 """Why a fit ended: a certificate, a limit, coefficients that grow without end since there is no minimiser, steps whose
-own problem, at the server, was given up several times, or rounding that hides what is left."""
+own problem, at the server, was given up several times, rounding that hides what is left, or a loss that overflows."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def _fit(h: Regularizer, at: Tensor | Fit, plan: FitPlan, strong: tuple[int, ...
                     if growing := (yield from _level(state, h, plan)):
                         return Fit(state.x, seen, asked, "endless", growing)
                 end: End = "rounding" if plan.width == 0 and _hidden(seen, h) > _TOLD * largest else "converged"
+                end = "overflow" if _overflows(seen) else end
                 return Fit(state.x, seen, asked, end, left=-float(state.decrease))
         if (late := plan.deadline.passed and seen is not None) or asked >= plan.rounds:
             assert seen is not None
@@ -306,7 +309,7 @@ def _better(state: Server, reply: Reply, line: Request, seen: Sums, h: Regulariz
 
 def _promising(state: Server, h: Regularizer, late: bool, largest: float) -> bool:
     """Whether steps still promise much though it is late, next to nothing is left, or the gradient says x is near."""
-    if -float(state.decrease) <= 10 * float(state.slack):
+    if -float(state.decrease) <= _CLEAR * float(state.slack):
         return False
     size = float(state.noise) / torch.finfo(state.x.dtype).eps  # of gradients here
     late = late or abs(float(state.value)) <= _VANISHED * largest
@@ -355,6 +358,12 @@ def _level(state: Server, h: Regularizer, plan: FitPlan) -> Task[tuple[int, ...]
     if float(_mean(sums)[0].loss + h.value(x)) > float(state.value + state.slack):
         return ()
     return tuple(x.abs().argsort(descending=True)[:3].tolist())
+
+
+def _overflows(seen: Seen) -> bool:
+    """Whether the loss of some sites is larger than numbers are: nothing is known then of what steps gain."""
+    loss = seen.reply.loss
+    return bool(float(loss) >= _OVERFLOW * torch.finfo(loss.dtype).max ** 0.5)
 
 
 def _hidden(seen: Seen, h: Regularizer) -> float:

@@ -239,6 +239,8 @@ def explained(problem: Problem, end: End, rounds: int, grown: Sequence[int] = ()
         )
     if end == "rounding":
         return f"not converged: after {rounds} rounds rounding hides what is left; bring features to one scale"
+    if end == "overflow":
+        return "not converged: the loss overflows at every model that was tried; bring features to one scale"
     limit = "its time" if end == "time" else f"{rounds} rounds"
     hint = "allow more rounds" if end == "rounds" else "allow more seconds"
     return f"not converged within {limit}: {hint}, or a larger tolerance"
