@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import fedcomposite as fc
 from fedcomposite import callbacks
 from fedcomposite.algorithms import FedAvg, Scaffold, Zhang
 from fedcomposite.experiments import Config
+from fedcomposite.runtime.callbacks import progress
 from fedcomposite.testing import small_problem
 
 
@@ -286,9 +288,73 @@ def test_progress_is_shown_on_a_terminal_only(problem, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     fc.simulate(problem, Zhang(2, 0.5), rounds=3, progress=True)
     assert "3/3" in capsys.readouterr().err
-    monkeypatch.setattr("fedcomposite.runtime.simulator.on_a_terminal", lambda: True)
+    monkeypatch.setattr("fedcomposite.runtime.simulator.somebody_watches", lambda: True)
     fc.simulate(problem, Zhang(2, 0.5), rounds=3)
     assert "Zhang" in capsys.readouterr().err
+
+
+class Kernel:
+    """A stand-in for IPython in a notebook's process: what was displayed, and with what that was replaced."""
+
+    def __init__(self, monkeypatch, kernel):
+        self.shown = []
+        ipython, module = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+        ipython.get_ipython = lambda: types.SimpleNamespace(kernel=kernel)
+        module.display = self.display
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", module)
+
+    def display(self, content, raw, display_id):
+        assert (raw, display_id) == (True, True)
+        self.shown.append([content])
+        return types.SimpleNamespace(update=lambda content, raw: self.shown[-1].append(content))
+
+
+def test_progress_in_a_notebook_is_one_display_that_changes(problem, capsys, monkeypatch):
+    """By itself, as on a terminal; a few times a second at most, and the last state stays."""
+    kernel, clock = Kernel(monkeypatch, kernel=object()), [0.0]
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def tick(view):
+        clock[0] += 0.1
+
+    run = fc.simulate(problem, Zhang(2, 0.5), rounds=20, callbacks=[tick])
+    [line] = kernel.shown
+    assert [text["text/plain"].split("  ")[2] for text in line] == [
+        "0/20",
+        *(f"{k}/20" for k in (2, 5, 8, 11, 14, 17, 20)),
+        "20/20",
+    ]
+    assert "0:01 left" in line[2]["text/plain"]
+    last = line[-1]
+    assert last["text/plain"].startswith("Zhang  [####################]  20/20  in 0:02  F ")
+    assert f"F {run.history[-1].objective:.6g}" in last["text/plain"]
+    assert '<progress value="20" max="20"></progress>' in last["text/html"]
+    fc.simulate(problem, Zhang(2, 0.5), rounds=2, callbacks=[fc.callbacks.Progress("<b>")], progress=False)
+    assert len(kernel.shown) == 2
+    assert "&lt;b&gt;" in kernel.shown[1][-1]["text/html"]
+    fc.simulate(problem, Zhang(2, 0.5), rounds=2, progress=False)
+    assert len(kernel.shown) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_ipython_on_a_terminal_is_no_notebook(problem, capsys, monkeypatch):
+    kernel = Kernel(monkeypatch, kernel=None)
+    fc.simulate(problem, Zhang(2, 0.5), rounds=2)
+    fc.simulate(problem, Zhang(2, 0.5), rounds=2, progress=True)
+    assert kernel.shown == []
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_progress_that_ends_with_an_error_stays(problem, monkeypatch):
+    kernel = Kernel(monkeypatch, kernel=object())
+
+    def fail(view):
+        raise ArithmeticError("of its own")
+
+    with pytest.raises(ArithmeticError):
+        fc.simulate(problem, Zhang(2, 0.5), rounds=2, callbacks=[fail])
+    assert "0/2  in 0:00" in kernel.shown[0][-1]["text/plain"]
 
 
 def test_the_process_is_left_alone_off_the_main_thread_or_when_asked(problem, monkeypatch):

@@ -23,7 +23,7 @@ from fedcomposite.regularizers.target import Share, Structure
 from fedcomposite.runtime import checkpoint as checkpoints
 from fedcomposite.runtime import distributed as processes
 from fedcomposite.runtime.callbacks.base import AnyCallback, OnRecord
-from fedcomposite.runtime.callbacks.progress import Progress, on_a_terminal
+from fedcomposite.runtime.callbacks.progress import Progress, somebody_watches
 from fedcomposite.runtime.callbacks.stopping import BestModel, EarlyStopping
 from fedcomposite.runtime.cohorts import Cohorts
 from fedcomposite.runtime.fit import autocast_fault, check_fit, check_given, device_fault, model_fault
@@ -261,7 +261,8 @@ def simulate(
     callbacks : sequence, optional
         Called after each record with a view of the run (:class:`fedcomposite.callbacks.View`); they may stop it.
     progress : bool, optional
-        A live line with round, objective and time left; if left out, it is shown when the error output is a terminal.
+        A live line with round, objective and time left; if left out, it is shown in a notebook, and elsewhere when the
+        error output is a terminal.
     process_settings : bool
         While the run lasts, use one thread for small problems, keep freed memory, and end after a whole round at
         Ctrl-C. All of it is undone at the end, and left alone off the main thread.
@@ -326,7 +327,7 @@ def simulate(
     if old is not None:
         sim.resume(old)
     watchers = [*([OnRecord(on_record)] if on_record is not None else []), *callbacks]
-    if on_a_terminal() if progress is None else progress:
+    if somebody_watches() if progress is None else progress:
         watchers.append(Progress())
     plan = Plan(
         rounds, evaluate_every, tolerance, path, checkpoint_every, keep_solutions, watchers, process_settings,
