@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import pytest
 import tomli_w
 import torch
 from local_federation import LocalSites, make_sites, opened
-from secure_sites import secure_tables
+from secure_sites import secure_sites, secure_tables
 from typer.testing import CliRunner
 
 import fedcomposite as fc
 from fedcomposite.analysis.prediction import predict_at_sites
 from fedcomposite.cli import federation_analysis
 from fedcomposite.cli.federation import federation_app
+from fedcomposite.cli.main import app
 from fedcomposite.data.sheets import read_sheets
 from fedcomposite.experiments import Config
 from fedcomposite.federation.coordinator import inquiry as inquiries
@@ -86,8 +88,8 @@ def asking(sites, text=PLAIN, settings=None):
     return Inquiry(grid, [s.name for s in sites], grid.permitted, parse(text, recipe=True), "job", settings)
 
 
-def met(sites, text=PLAIN):
-    one = asking(sites, text)
+def met(sites, text=PLAIN, settings=None):
+    one = asking(sites, text, settings)
     return one.meet(), Driver(one)
 
 
@@ -120,6 +122,66 @@ def test_what_sites_that_trust_everybody_tell_is_that_of_silos_at_hand(silos, tm
         for p, d in ((here, None), (there, driver))
     )
     np.testing.assert_allclose(one["estimate"], two["estimate"], atol=1e-9)
+
+
+def with_few_times(silos, step=30.0, last=3):
+    """The same patients, followed in steps that sites need not make any longer."""
+    targets = silos.targets.clone()
+    targets[:, 0] = (targets[:, 0] / step).ceil().clamp(max=last) * step
+    return dataclasses.replace(silos, targets=targets)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_cross_validation_with_one_baseline_is_that_of_files_at_hand(tmp_path, secure):
+    """At the limits that sites have by themselves, but with folds of files at hand; times are as coarse already."""
+    silos = with_few_times(fc.data.load("survival", clients=3, samples=600))
+    here, times = at_hand(silos), [30.0, 60.0, 90.0]
+    alike = {"max_margin": 20.0, "reproducible_parts": True, "exact_counts": True}
+    asked = risk_sums(torch.zeros(12, dtype=torch.float64), torch.tensor(times), rows=Rows("fold", 0, 3, seed=3))
+    for silo in silos_of(here):
+        assert torch.equal(event_times.coarse(Limits(**alike), silo, asked, [asked.rows]).b, silo.b)
+    sites = secure_sites(silos, tmp_path, Limits(**alike, secure="required")) if secure else (
+        make_sites(silos, tmp_path, Limits(**alike)))  # fmt: skip
+    there, driver = met(sites, PLAIN, SECURE if secure else None)
+    options = {"folds": 3, "count": 5, "ratio": 0.1, "seed": 3, "times": times, "baseline": "common"}
+    ours, theirs = fc.analyse(here, "cv", **options), fc.analyse(there, "cv", **options, driver=driver)
+    assert torch.allclose(ours.x, theirs.x, atol=1e-8)
+    np.testing.assert_allclose(theirs.cv.scores, ours.cv.scores, rtol=1e-7)
+    np.testing.assert_allclose(theirs.intervals.astype(float), ours.intervals.astype(float), rtol=1e-5, atol=1e-8)
+    assert "one baseline for all sites" in theirs.message
+    assert ours.proportional is None  # which is a test of a baseline for each
+    assert theirs.quality.overall.c_index == pytest.approx(ours.quality.overall.c_index)
+    stratified = fc.analyse(here, "cv", **options | {"baseline": "site"})
+    assert np.abs(ours.cv.mean - stratified.cv.mean).max() > 1e-3
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_baseline_is_said_in_the_experiment(files, tmp_path, monkeypatch, secure):
+    """One command, at hand and for the sites of a federation; what it cannot be asked of says so."""
+    fed = FederationFolder.create(tmp_path / "fed", "127.0.0.1", 0, list(files[0]), engine="local")
+    limits = opened(min_count=1, min_events=1, min_at_risk=1, min_parties=3)
+    grid = LocalSites(secure_tables(files[0], tmp_path / "sites", limits))
+    monkeypatch.setattr(federation_analysis, "open_engine", lambda federation, job, log: grid)
+    experiment = tmp_path / "experiment.toml"
+    text = (Path(files[0]["hospital_1"]).parent / "experiment.toml").read_text()
+    text = text.replace("[problem]", '[problem]\nbaseline = "common"').replace("hospital_", f"{tmp_path}/hospital_")
+    experiment.write_text(text)
+    for name, path in files[0].items():
+        shutil.copy(path, tmp_path / f"{name}.csv")
+    words = [experiment, "--folds", 3, "--count", 4, "--ratio", 0.1, "--times", "100:10", "--out"]
+    there = ["federation", "cv", fed.path, *words, tmp_path / "there", *(["--secure"] if secure else [])]
+    found = []
+    for asked in (["cv", *words, tmp_path / "here"], there):
+        done = CliRunner().invoke(app, [str(word) for word in asked])
+        assert done.exit_code == 0, (done.output, done.exception)
+        found.append(json.loads((Path(asked[asked.index("--out") + 1]) / "analysis.json").read_text()))
+    ours, theirs = found
+    np.testing.assert_allclose(theirs["model"], ours["model"], atol=1e-7)
+    np.testing.assert_allclose(theirs["cv"]["mean"], ours["cv"]["mean"], rtol=1e-7)
+    done = CliRunner().invoke(app, ["cv", str(experiment), "--federation", str(fed.path), "--folds", "3"])
+    assert "sites tell counts on a grid only" in done.output + str(done.exception)
+    done = CliRunner().invoke(app, ["solve", str(experiment)])
+    assert "baseline = 'common' is for fit, path and cv" in done.output + str(done.exception)
 
 
 def learned(files, sites, settings):
@@ -463,10 +525,12 @@ def test_late_entries_do_not_single_a_patient_out(tmp_path):
             assert int(there[there > 0].min()) >= least
 
 
-def in_folds(silos, folder, limits, text=PLAIN):
-    """A driver that has said that it would cross-validate."""
+def in_folds(silos, folder, limits, text=PLAIN, plan=None):
+    """A driver that has said that it would cross-validate, or what else."""
     grid, config = LocalSites(make_sites(silos, folder, limits)), parse(text, recipe=True)
-    asking = Inquiry(grid, silos.names, grid.permitted, config, "job", plan=plan_of("cv", config))
+    asking = Inquiry(
+        grid, silos.names, grid.permitted, config, "job", plan=plan_of("cv", config) if plan is None else plan
+    )
     asking.meet()
     return Driver(asking)
 
@@ -486,6 +550,42 @@ def test_parts_of_the_rows_have_enough_at_every_time(tmp_path):
 
     assert min(named(TRUSTING, "open", OPEN_TEXT)) > 10
     assert max(named(CAREFUL, "default")) == 0
+
+
+def test_folds_of_two_divisions_do_not_single_a_patient_out(tmp_path):
+    """Of ten folds two are one of five: at times of their own their difference may be one patient."""
+    silos = fc.data.load("survival", clients=3, samples=600)
+    one = fc.Silos.from_arrays([silos[0]], names=["a"], feature_names=silos.feature_names)
+    times, x = torch.arange(1, 261, dtype=torch.float64) / 2, torch.zeros(12, dtype=torch.float64)
+
+    def asked(driver, *rows):
+        told = driver.ask([risk_sums(x, times, torch.ones(12, dtype=torch.bool), part) for part in rows])
+        return {key: sum(sums[key] for sums in told) for key in ("sizes", "firsts")}
+
+    coarse, fine = Rows("fold", 0, 5, True, seed=3), [Rows("fold", k, 10, True, seed=3) for k in (0, 5)]
+    trusting = in_folds(one, tmp_path / "open", TRUSTING, OPEN_TEXT)
+    fifth, tenths = asked(trusting, coarse), asked(trusting, *fine)
+    less = {key: torch.stack([fifth[key][1:], tenths[key][:-1]], 1).flatten(0, 1) for key in fifth}
+    assert named_by(less, one.features) > 10
+    careful = in_folds(one, tmp_path / "default", CAREFUL, plan={})
+    fifth, tenths = asked(careful, coarse), asked(careful, *fine)
+    ends = {key: torch.cat([fifth[key], tenths[key]]) for key in fifth}
+    steps = (ends["sizes"][:, None] - ends["sizes"]).abs()
+    assert int(steps[steps > 0.5].min()) >= 10
+    with pytest.raises(FederationError, match="not of samples that count several times"):
+        asked(careful, Rows("bootstrap", 0, 2, seed=3))
+    asked(careful, coarse.others, ALL)
+    [silo] = silos_of(at_hand(one))
+    request, divisions = risk_sums(x, times, rows=coarse), [coarse, fine[0], Rows("fold", 0, 3, True, seed=3)]
+    before = silo.b
+    for k in range(1, 4):
+        made = event_times.coarse(CAREFUL, silo, request, divisions[:k]).b
+        pairs = torch.unique(torch.stack([before[:, TIME], made[:, TIME]]), dim=1)
+        assert pairs.shape[1] == len(before[:, TIME].unique())  # each time goes to one
+        common = torch.stack([event_times.part_of(silo, rows) for rows in divisions[:k]])
+        counts = torch.unique(torch.cat([common, made[:, TIME].view(1, -1)]), dim=1, return_counts=True)[1]
+        assert int(counts.min()) >= CAREFUL.min_samples
+        before = made
 
 
 def test_horizons_of_a_fold_do_not_single_a_patient_out(tmp_path):
@@ -513,6 +613,10 @@ def test_horizons_of_a_fold_do_not_single_a_patient_out(tmp_path):
     assert len(refused) > 3
     assert all("until another horizon" in why for why in refused)
     asked(careful, 12.0, fold.others)
+    other = Rows("fold", 0, 3, held=True, seed=3)
+    assert asked(careful, 60.0, other) > 0
+    with pytest.raises(FederationError, match="at its horizons only"):
+        asked(careful, 30.0, other)
     for at in (58.0, 56.0, 54.0):
         asked(careful, at, ALL)
 

@@ -7,8 +7,7 @@ rounded to the grid, and Breslow's ties, this is the partial likelihood of poole
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 from fedcomposite.analysis.survival_curves import grid_of
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import Cox
-from fedcomposite.runtime.driver import Driver, driver_of
-from fedcomposite.runtime.protocol import ALL, Request, Rows, Sums, risk_sums
+from fedcomposite.runtime.driver import CopiesDriver, Driver, driver_of
+from fedcomposite.runtime.protocol import Request, Rows, Sums, risk_sums
 
 
 class CommonBaseline:
@@ -26,23 +25,16 @@ class CommonBaseline:
 
     centre = None
 
-    def __init__(self, inner: Any, grid: Tensor) -> None:
-        self._inner, self._grid = inner, grid
-        self.counter = inner.counter
+    def __init__(self, inner: Driver, grid: Tensor) -> None:
+        self._ask, self._parties, self._grid = inner.ask, inner.transport, grid
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run as the driver that is asked does."""
-        with self._inner.running():
-            yield
+        return getattr(self._parties, name)
 
     def ask(self, requests: Sequence[Any]) -> list[Any]:
         """The answers, in one exchange."""
         asked = [self._asked(one) for one in requests]
-        told = iter(self._inner.ask([one for part in asked for one in part]))
+        told = iter(self._ask([one for part in asked for one in part]))
         return [self._made(one, [next(told) for _ in part]) for one, part in zip(requests, asked, strict=True)]
 
     def _asked(self, request: Any) -> list[Any]:
@@ -62,20 +54,40 @@ class CommonBaseline:
         if request.name == "newton":
             return assembled(told[0], request.arrays["working"])
         k = len(request.arrays["models"])
-        deviances = [2 * (_loss(one) - _lowest(one)) for one in told]
-        events = float(told[0]["events"].sum())
-        total = torch.stack(deviances[:k])
         weight = told[0]["weight"][1].item()
-        if len(told) > k:  # what the samples held out add to the others'
-            total = total - torch.stack(deviances[k:])
-            weight = events - float(told[k]["events"].sum())
+        if request.rows.held:  # what the samples held out add to the others'; all are at the times of these two
+            weight, others = float(told[0]["events"].sum()), told[k:]
+            every = [{key: one[key] + more[key] for key in one} for one, more in zip(told[:k], others, strict=True)]
+            total = _deviances(every) - _deviances(others)
+        else:
+            total = _deviances(told)
         none = total.new_zeros(k, 2, 2, 0)
         sums = torch.tensor([weight, weight], dtype=torch.float64)
         return {"weight": sums, "deviance": total, "error": total.new_zeros(0), "histogram": none}
 
 
+class CommonDriver(Driver):
+    """A driver of fits with one baseline: ``inner`` asks the parties, and is the one that counts, watches and logs."""
+
+    def __init__(self, inner: Driver, grid: Tensor) -> None:
+        super().__init__(CommonBaseline(inner, grid))
+        self.inner = inner
+
+    def ask(self, requests: Sequence[Any]) -> list[Any]:
+        """Answers made of what the parties tell of those at risk."""
+        self.inner.tasks = self.tasks
+        answers: list[Any] = self.transport.ask(requests)
+        inner = self.inner
+        self.exchanges, self.bytes_up, self.bytes_down = inner.exchanges, inner.bytes_up, inner.bytes_down
+        return answers
+
+
 def _parts(rows: Rows) -> list[Rows]:
-    return [ALL, rows.others] if rows.held else [rows]
+    return [rows, rows.others] if rows.held else [rows]
+
+
+def _deviances(told: Sequence[Sums]) -> Tensor:
+    return torch.stack([2 * (_loss(one) - _lowest(one)) for one in told])
 
 
 def _loss(sums: Sums) -> Tensor:
@@ -128,5 +140,7 @@ def common_baseline(problem: Problem, *, times: Sequence[float] | None = None, d
     if not isinstance(loss, Cox) or loss.ties != "breslow" or problem.weighting != "samples":
         raise ValueError("one baseline is for loss='cox' with Breslow's ties and weights='samples'")
     inner = driver_of(problem, driver)
-    transport = CommonBaseline(inner.transport, grid_of(times, inner))
-    return Driver(transport, log=inner.log, watch=inner.watch)
+    if inner.budgeted:
+        raise ValueError("one baseline for all sites goes without a privacy budget: its sums over time have no noise")
+    inner = inner.inner if isinstance(inner, CopiesDriver) else inner  # a likelihood of each copy; who fits takes means
+    return CommonDriver(inner, grid_of(times, inner))

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedcomposite._validation import Count, Inside, Natural, Positive, ZeroOrMore, renamed
 from fedcomposite._version import SCHEMA
+from fedcomposite.analysis.common_baseline import common_baseline
 from fedcomposite.analysis.cross_validation import CrossValidation, Score, cross_validate
 from fedcomposite.analysis.effects import EffectCurves, effect_curves
 from fedcomposite.analysis.inference import LIKELIHOODS, TooFewError, confidence, outputs_of
@@ -52,12 +53,13 @@ from fedcomposite.regularizers import Blocks, On
 from fedcomposite.regularizers.factors import strength, varied
 from fedcomposite.results import Result
 from fedcomposite.runtime.certificate import Certificate, certify
-from fedcomposite.runtime.driver import Driver, driving
+from fedcomposite.runtime.driver import Driver, driving, over_copies
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, newton
 from fedcomposite.runtime.transports.silo_answers import SiloTransport
 
 Kind = Literal["fit", "path", "cv"]
+Baseline = Literal["site", "common"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,6 +100,8 @@ class Analysis(Result):
     """Of times to an event: by when the quality is measured."""
     by_site: SiteEffects | None = None
     """A model of each site on its own, and what they have in common, if that was asked for."""
+    one_baseline: bool = False
+    """Of times to an event: whether all sites have one, and not each its own."""
     effects: EffectCurves | None = None
     """Of a recipe with splines or products: what their columns do, value by value."""
 
@@ -119,6 +123,7 @@ class Analysis(Result):
         said = (
             f"{self.kind}: lambda = {self.lam:.4g} ({self.choice}){blend}, {kept} of {len(self.x)} coordinates nonzero"
         )
+        said += ", one baseline for all sites" if self.one_baseline else ""
         said += f", {self.exchanges} exchanges with {len(self.sites)} sites"
         said += f"; {self.reason}" if self.reason else ""
         return said + (f"; {self.certificate}" if self.certificate is not None else "")
@@ -300,6 +305,7 @@ def analyse(
     seconds: Positive | None = None,
     horizon: Positive | None = None,
     times: Sequence[float] | None = None,
+    baseline: Baseline = "site",
     by_site: bool = False,
     privacy: StudyBudget | None = None,
     driver: Driver | None = None,
@@ -325,6 +331,9 @@ def analyse(
     times : sequence of float, optional
         The grid of its curves. If left out it is 40 steps to the last time at hand; of sites elsewhere twenty to the
         horizon, and without one there are no curves.
+    baseline : {"site", "common"}
+        Of times to an event: whether each site has a baseline of its own, or all have one, at the ``times``; see
+        :func:`fedcomposite.analysis.common_baseline`. Curves and quality are of each site's own either way.
     by_site : bool
         Also a model of each site on its own, and what they have in common: :func:`fedcomposite.by_site`.
     privacy, driver, checkpoint, resume, on_exchange
@@ -343,9 +352,9 @@ def analyse(
     if kind == "path" and choice not in (None, "aic", "bic", "ebic"):
         raise ValueError(f"choice = {choice!r}, must be 'aic', 'bic' or 'ebic' for a path")
     with driving(analyse, locals()) as driver:
-        along = cv = None
+        along, cv, fitting = None, None, _of_one_baseline(problem, times, driver) if baseline == "common" else driver
         options: dict[str, Any] = {"count": count, "ratio": ratio, "tolerance": tolerance, "seconds": seconds}
-        options |= {"segments": segments, "driver": driver}
+        options |= {"segments": segments, "driver": fitting}
         if kind == "cv":
             cv = cross_validate(problem, folds=folds, seed=seed, scoring=scoring, gamma=gamma, **options)
             along, choice = cv.path, choice or "1se"
@@ -361,19 +370,24 @@ def analyse(
         else:
             if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
                 raise ValueError(f"{problem.loss} has kinks, and a fit takes Newton steps; take a smooth loss")
-            plan = FitPlan(tolerance=tolerance, centre=driver.centre, deadline=driver.deadline(seconds))
+            plan = FitPlan(tolerance=tolerance, centre=fitting.centre, deadline=driver.deadline(seconds))
             start = torch.zeros(problem.dimension, dtype=torch.float64)
-            [made] = driver.run([fit(problem.regularizer, start, plan)])
+            [made] = fitting.run([fit(problem.regularizer, start, plan)])
             h = problem.regularizer
             lam = strength(h) if h.coefficients or isinstance(h, On | Blocks) else 0.0
             x, converged = made.x, made.converged
             reason = "" if converged else explained(problem, made.end, made.rounds, made.grown)
         chosen = "as given" if along is None else str(choice)
-        found = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, horizon)
+        found = _measure(problem, kind, x, lam, chosen, reason, along, cv, driver, fitting, horizon)
         found = _of_times(found, driver, horizon, times) if isinstance(problem.loss, Cox) else found
         if by_site:
             found = dataclasses.replace(found, by_site=fit_by_site(problem, driver=driver))
         return _with_all_exchanges(found, driver)
+
+
+def _of_one_baseline(problem: Problem, times: Sequence[float] | None, driver: Driver) -> Driver:
+    """Who tells the likelihood of patients that are compared over all sites, and over all copies of their tables."""
+    return over_copies(common_baseline(problem, times=times, driver=driver))
 
 
 def _with_all_exchanges(made: Analysis, driver: Driver) -> Analysis:
@@ -394,7 +408,7 @@ def _of_times(made: Analysis, driver: Driver, horizon: float | None, times: Sequ
         return made
     curves = event_curves(made.problem, times=grid, driver=driver)
     estimate, test = None if made.intervals is None else made.intervals["estimate"].to_numpy(), None
-    if estimate is not None and np.isfinite(estimate).all():
+    if estimate is not None and np.isfinite(estimate).all() and not made.one_baseline:
         at = torch.tensor(estimate)
         test = schoenfeld_test(made.problem, at, times=None if silos else grid, driver=driver)
     every = sorted({*grid, *([] if horizon is None else [horizon])})
@@ -412,15 +426,16 @@ def _measure(
     along: Path | None,
     cv: CrossValidation | None,
     driver: Driver,
+    fitting: Driver,
     horizon: float | None,
 ) -> Analysis:
-    """How sure and how good a model is."""
+    """How sure and how good a model is; ``fitting`` is asked for its likelihood."""
     intervals = effects = None
     if isinstance(problem.loss, LIKELIHOODS):
         with contextlib.suppress(TooFewError):
-            intervals = confidence(problem, x, driver=driver)
+            intervals = confidence(problem, x, driver=fitting)
             if outputs_of(problem) == 1 and problem.silos.recipe is not None and problem.silos.recipe.joint:
-                effects = effect_curves(problem, x, driver=driver)
+                effects = effect_curves(problem, x, driver=fitting)
                 effects = effects if len(effects.table) else None
     seen = tested = None
     told = is_regression(problem) and (isinstance(problem.loss, LeastSquares) or not driver.budgeted)
@@ -430,7 +445,7 @@ def _measure(
             tested = quality(problem, x, part="test", horizon=horizon, driver=driver)
 
     def look(at: Tensor) -> Evaluation:
-        [sums] = driver.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])
+        [sums] = fitting.ask([newton(at, torch.zeros_like(at, dtype=torch.bool), ALL)])
         weight = sums["weight"][0]
         return Evaluation((sums["loss"] / weight)[0], sums["gradient"] / weight)
 
@@ -439,5 +454,5 @@ def _measure(
     names = [name for name in driver.names if name != "(held by nobody)"]
     return Analysis(
         kind, problem, x, lam, choice, names, reason, along, cv, intervals, seen, tested, certificate, *sent,
-        effects=effects,
+        effects=effects, one_baseline=fitting is not driver,
     )  # fmt: skip

@@ -296,7 +296,7 @@ class AtHand:
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Identity]]:
         """Read the data and open them to a driver, with noise where the experiment has a budget."""
-        self._problem = self.experiment.make_problem()
+        self._problem = self.experiment.make_problem(analysed=True)
         with mistaken():
             budget, seed = self.experiment.budget, Counters(self.experiment.seed)
             transport = SiloTransport(self._problem) if budget is None else NoisedSilos(self._problem, budget, seed)
@@ -408,6 +408,7 @@ def _analysed(
                 asking = StudyDriver(driver, budget, source.experiment.make_loss(), source.experiment.problem.bias)
             problem, description, first = source.meet(asking)
             with mistaken():
+                options = {**options, "baseline": source.experiment.problem.baseline or "site"}
                 made = analyse(problem, kind, seed=source.experiment.seed, driver=asking, **options)
             made.write(folder, source.text, description, driver.seconds, source.absent, first)
             log.remove()

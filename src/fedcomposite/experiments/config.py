@@ -55,6 +55,8 @@ class ProblemSection(Section):
 
     loss: str | None = None
     loss_options: dict[str, Any] = {}
+    baseline: Literal["site", "common"] | None = None
+    """Of times to an event: one for all sites, in ``fit``, ``path`` and ``cv``; each has its own if left out."""
     bias: bool = False
     weights: Literal["uniform", "samples"] = "uniform"
     metrics: list[str] = []
@@ -79,7 +81,7 @@ class ProblemSection(Section):
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of :class:`fedcomposite.Problem`."""
         given = self.class_weight
-        return self.model_dump() | {
+        return self.model_dump(exclude={"baseline"}) | {
             "class_weight": {float(k): w for k, w in given.items()} if isinstance(given, dict) else given
         }
 
@@ -405,8 +407,13 @@ class Config(Section):
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[problem] {error}") from None
 
-    def make_problem(self, silos: Silos | None = None) -> Problem:
-        """Build the problem."""
+    def make_problem(self, silos: Silos | None = None, *, analysed: bool = False) -> Problem:
+        """Build the problem; ``analysed`` if it is asked by an analysis, which may take one baseline for all sites."""
+        if self.problem.baseline == "common" and not analysed:
+            raise ConfigError(
+                "[problem] baseline = 'common' is for fit, path and cv: patients of different sites are compared, so "
+                "that sites' gradients do not add up to rounds"
+            )
         silos = silos or self.make_silos()
         h, network = self.make_regularizer(), self._make_network(silos)
         try:

@@ -103,7 +103,7 @@ def blank(shape: Shape, times: bool = False, recipe: FittedRecipe | None = None)
 def skeleton(config: Config, shape: Shape, recipe: FittedRecipe | None = None) -> Problem:
     """The problem with zeros in place of the sites' samples: its model, layout, h and start are the real ones."""
     loss = LOSSES.canonical(config.problem.loss or "logistic") if config.model is None else ""
-    return config.make_problem(blank(shape, times=loss == "cox", recipe=recipe))
+    return config.make_problem(blank(shape, times=loss == "cox", recipe=recipe), analysed=True)
 
 
 def local_problem(general: Problem, config: Config, shape: Shape, silos: Silos) -> Problem:

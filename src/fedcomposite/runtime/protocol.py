@@ -86,6 +86,13 @@ class Rows:
         """The samples that are left out."""
         return replace(self, held=not self.held)
 
+    @property
+    def division(self) -> list[Rows]:
+        """The parts into which the samples are divided: all folds, both halves, the samples of a site and no others."""
+        if self.kind == "fold":
+            return [replace(self, number=k, held=True) for k in range(self.of)]
+        return [self, self.others]
+
     def counts(self, id: int, strata: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """How often each sample of site ``id`` counts; ``strata`` are its samples' classes."""
         m = len(strata)

@@ -202,7 +202,7 @@ class Inquiry:
         ones = torch.ones(
             len(problem.silos.targets), dtype=torch.float64
         )  # intervals of weighted samples are other ones
-        return self.config.make_problem(dataclasses.replace(problem.silos, weights=ones))
+        return self.config.make_problem(dataclasses.replace(problem.silos, weights=ones), analysed=True)
 
     def _introductions(self) -> list[str]:
         """The sites' introductions; in secure sums without the numbers that only their sum tells."""

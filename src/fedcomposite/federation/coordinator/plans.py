@@ -42,6 +42,9 @@ _FOLDS: Plan = {"newton": 2000, "losses": 800, "risk_sums": 4, **_QUALITY}  # a 
 _MORE: Plan = {kind: 100 * count for kind, count in _QUALITY.items()}
 _EVERYTHING: Plan = {"newton": 40_000, "losses": 20_000, "information": 4000, **_MORE}
 
+_ONE_BASELINE: Plan = {"risk_sums": 60_000}
+"""Of Cox models with one baseline for all sites, in place of gradients and losses."""
+
 PLANS: dict[str, Plan] = {
     "describe": _together([_DESCRIBE, {"census": 2}]),
     "table_one": _together([_TABLE_ONE, {"census": 2}]),
@@ -50,7 +53,15 @@ PLANS: dict[str, Plan] = {
     "path": _together([_PATH, _in("site", _BY_SITE)]),
     "cv": _together([_PATH, _in("fold", _FOLDS, 20), _in("site", _together([_FOLDS, _BY_SITE]), 20)]),
     "predict": _in("new", {kind: 2 for kind in _QUALITY} | {"calibration": 60}),
-    "analysis": _together([_PATH, _EVERYTHING, *(_in(part, _EVERYTHING) for part in _PARTS)]),
+    "analysis": _together(
+        [
+            _PATH,
+            _EVERYTHING,
+            *(_in(part, _EVERYTHING) for part in _PARTS),
+            _ONE_BASELINE,
+            *(_in(part, _ONE_BASELINE) for part in ("fold", "site")),
+        ]
+    ),
 }
 """By command; ``analysis`` is whatever an analysis may ask."""
 
@@ -59,6 +70,9 @@ def plan_of(command: str, config: Config) -> Plan:
     """What a command will ask, also for Table 1 and for gaps that are imputed by draws."""
     table = config.table_one is not None and command != "table_one"
     plan = _together([PLANS[command], PLANS["table_one"]]) if table else PLANS[command]
+    if config.problem.baseline == "common" and command in ("fit", "path", "cv"):
+        parts = ("fold", "site") if command == "cv" else ()
+        plan = _together([plan, _ONE_BASELINE, *(_in(part, _ONE_BASELINE) for part in parts)])
     recipe = Recipe(**(config.recipe or {}))
     if not recipe.draws or command in ("describe", "table_one"):
         return plan

@@ -253,10 +253,14 @@ class Desk:
         self._site.gate.tell(silo, [one.rows for one in requests if one.part == "train"], self._site.kept)
         gate, kept = self._site.gate, self._site.kept
         shift = functools.partial(self._shift, requests)
-        guard = minimum_counts.AnswerGuard(functools.partial(gate.apart, kept), gate.blur, gate.most, shift)
+        divisions = functools.partial(
+            event_times.divisions, self._site.limits, lambda rows: gate.divide(silo, rows, kept)
+        )
+        guard = minimum_counts.AnswerGuard(functools.partial(gate.apart, kept), gate.blur, gate.most, shift, divisions)
         for one in requests:
             event_times.check_groups(silo, one, guard.apart)
-            event_times.check_horizon(self._site.limits, silo, one, guard.apart)
+            hold = functools.partial(gate.hold_horizon, kept=kept)
+            event_times.check_horizon(self._site.limits, silo, one, guard.apart, hold)
         made = minimum_counts.told(self._site.limits, silo, requests, guard)
         for one, sums in zip(requests, made, strict=True):
             if one.name == "losses":

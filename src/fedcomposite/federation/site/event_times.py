@@ -9,7 +9,7 @@ next ones until enough samples leave at the same time. Whatever grid is asked fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +20,14 @@ from torch import Tensor
 from fedcomposite.data.queries import enough
 from fedcomposite.federation.site.policy import DataRefusalError, Limits, RefusalError
 from fedcomposite.problems.risk_sets import CAUSE, ENTRY, EVENT, TIME
-from fedcomposite.runtime.protocol import Request, Silo, Sums, group_of, horizon_numbers
+from fedcomposite.runtime.protocol import Request, Rows, Silo, Sums, group_of, horizon_numbers
 
 QUESTIONS = ("timetable", "logrank", "schoenfeld", "risk_sums", "concordance", "horizon")
 """Those about times to an event."""
 TIMED = ("timetable", "schoenfeld", "risk_sums", "horizon")
 """Those whose answers depend on a time that the asker chooses."""
+DRAWN = ("fold", "half", "bootstrap")
+"""Parts of the rows that a secret makes."""
 _STEPS = 100  # of the lattice, at most
 _MOST = 1000  # times of a grid
 
@@ -49,6 +51,8 @@ def check(limits: Limits, own: Silo, request: Request) -> None:
     times = request.arrays.get("times", torch.zeros(0))
     if len(times) > _MOST or not bool((times.diff() > 0).all() & torch.isfinite(times).all()):
         raise RefusalError(f"a grid of times must rise and have at most {_MOST}")
+    if request.name in TIMED and request.rows.kind == "bootstrap" and limits.min_count > 1:
+        raise RefusalError("sums over time are told of folds and halves, not of samples that count several times")
     edges = request.arrays.get("edges", torch.zeros(0))
     if not bool((edges.diff() > 0).all()):
         raise RefusalError("the edges of groups must rise")
@@ -74,11 +78,12 @@ def _check_causes(limits: Limits, b: Tensor, group: Tensor) -> None:
         raise DataRefusalError(f"a group, or a cause, has fewer events here than min_count = {limits.min_count}")
 
 
-def coarse(limits: Limits, silo: Silo, request: Request) -> Silo:
+def coarse(limits: Limits, silo: Silo, request: Request, divisions: Sequence[Rows] = ()) -> Silo:
     """The site with the times that an answer may depend on.
 
     They are joined step by step, for all, then for what tells features, then for groups and for parts of the rows: what
-    is told of the few is never between two times of what is told of all, so that no difference is about fewer.
+    is told of the few is never between two times of what is told of all, so that no difference is about fewer. Sums
+    over some parts of a division are told beside those of earlier ones: enough of what these have in common leave.
     """
     if request.name not in TIMED or limits.min_count <= 1:
         return silo
@@ -88,8 +93,10 @@ def coarse(limits: Limits, silo: Silo, request: Request) -> Silo:
         made = rounded(rounded(own.b, limits.min_count, limits.min_count), least, limits.min_count)
         if request.name == "timetable":
             made = rounded(made, least, limits.min_count, group_of(own, request))
-        if request.name != "horizon" and len(made):
-            made = rounded(made, least, limits.min_count, (own.weights(request.rows) > 0).long())
+        common = torch.zeros(len(made), dtype=torch.long)
+        for one in divisions:
+            common = torch.unique(torch.stack([common, part_of(own, one)]), dim=1, return_inverse=True)[1]
+            made = rounded(made, least, limits.min_count, common)
         return made
 
     parts = dict(silo.parts)
@@ -99,8 +106,30 @@ def coarse(limits: Limits, silo: Silo, request: Request) -> Silo:
     return replace(silo, b=joined(silo), parts=parts, ranked=[])
 
 
-def check_horizon(limits: Limits, silo: Silo, request: Request, apart: Callable[..., list[bool]]) -> None:
-    """Refuse a horizon of a part of the rows until which few more, or fewer, left than until an earlier answer's.
+def part_of(own: Silo, rows: Rows) -> Tensor:
+    """The fold of each sample, or the half: sums over all other folds and over all samples tell of it as well."""
+    place = torch.zeros(len(own.b), dtype=torch.long)
+    for k, one in enumerate(rows.division):
+        place[own.weights(one) > 0] = k
+    return place
+
+
+def divisions(limits: Limits, divide: Callable[[Rows], list[Rows]], request: Request) -> list[Rows]:
+    """The divisions that the times of an answer are joined for: that of its rows, after those of earlier answers."""
+    rows = request.rows
+    if request.name not in TIMED or request.name == "horizon" or rows.kind not in DRAWN or limits.min_count <= 1:
+        return []
+    return divide(rows)
+
+
+def check_horizon(
+    limits: Limits,
+    silo: Silo,
+    request: Request,
+    apart: Callable[..., list[bool]],
+    hold: Callable[[Rows, Tensor], None],
+) -> None:
+    """Refuse a horizon of a fold until which few more, or fewer, of any fold left than until an earlier answer's.
 
     Of all rows enough leave at each time; of those of a fold it may be one.
     """
@@ -109,13 +138,16 @@ def check_horizon(limits: Limits, silo: Silo, request: Request, apart: Callable[
         return
     early, rows = coarse(limits, silo, request).b[:, TIME] <= request.numbers["at"], request.rows
     classes = (silo.b[:, EVENT] > 0).long().numpy()
-    for mine, held in ((inside, rows.held), (~inside, not rows.held)):
-        places, part = (~(early & mine)).long().numpy(), f"{rows.kind} {rows.number} of {rows.of}, {rows.seed}, {held}"
+    for one in rows.division:
+        part = f"{one.kind} {one.number} of {one.of}, {one.seed}, {one.held}"
+        places = (~(early & (silo.weights(one) > 0))).long().numpy()
         if not all(apart(f"horizons of {part}", places, classes, [0])):
             raise DataRefusalError(
                 f"until another horizon, which an earlier answer was about, there are fewer than min_count = "
                 f"{limits.min_count} more or fewer events, or samples without, in a fold: take that one"
             )
+    if rows.kind in DRAWN and limits.min_count > 1:
+        hold(rows, early)
 
 
 def check_groups(silo: Silo, request: Request, apart: Callable[..., list[bool]]) -> None:

@@ -50,6 +50,7 @@ from fedcomposite.runtime.protocol import Rows, Silo
 from fedcomposite.runtime.tally_noise import factor
 
 _COUNTED = 20_000  # models at which samples are counted, for good
+_DIVISIONS = 20
 _GROWING = 5  # models after which noise of a count has twice the variance
 
 
@@ -128,9 +129,44 @@ class Gate:
                     )
                 strata = np.zeros(int(block.max(initial=0)) + 1, np.int64)
                 np.add.at(strata, block, silo.strata)
-                counts = rows.counts(0, strata)[block]
-                silo.kept[rows] = silo.importance * torch.from_numpy(counts)
+                for one in (rows, *rows.division):
+                    silo.kept[one] = silo.importance * torch.from_numpy(one.counts(0, strata)[block])
         return rows
+
+    def divide(self, silo: Silo, rows: Rows, kept: KeptRows | None) -> list[Rows]:
+        """The divisions whose parts sums over time were told of, in their order, until that of these rows.
+
+        It is taken down, over all jobs there will ever be. One part of each, as the silo has it.
+        """
+        book = self._book("times of parts", kept)
+        place = book.tell(self._division_of(rows), _DIVISIONS, "divisions that sums over time are told of")
+        told = [one.split() for one in book.known()[: place + 1]]
+        parts = [Rows("fold" if kind == "fold" else "half", int(k), int(of), True, int(s)) for kind, k, of, s in told]
+        return [self.choose(silo, one, kept) for one in parts]
+
+    def hold_horizon(self, rows: Rows, early: Tensor, kept: KeptRows | None) -> None:
+        """Take down a horizon of folds: who left by then; refuse one of other folds than the first if it is not theirs.
+
+        Between two horizons few patients of a fold of one division are outside a fold of another.
+        """
+        place = self._book("horizons of parts", kept).tell(self._division_of(rows), _DIVISIONS, "divisions of horizons")
+        book, horizon = self._book("horizons", kept), seal(np.packbits(early.numpy()).tobytes())
+        if place == 0:
+            book.tell(horizon, _COUNTED, "horizons")
+        elif horizon not in book.known():
+            raise RefusalError(
+                "other folds than an earlier answer's are measured at its horizons only: take one of these, or as many "
+                "folds as then"
+            )
+
+    def _book(self, what: str, kept: KeptRows | None) -> Tables:
+        samples = seal(self._data, what, b"" if kept is None else kept.places.tobytes())
+        return Tables(self._folder / "rows" / f"{samples[:32]}.json", self._ledger)
+
+    def _division_of(self, rows: Rows) -> str:
+        """Its name: all folds, or both halves."""
+        seed = rows.seed if self._limits.reproducible_parts else 0
+        return f"{rows.kind} {0 if rows.kind == 'fold' else rows.number} {rows.of} {seed}"
 
     def tell(self, silo: Silo, asked: Iterable[Rows], kept: KeptRows | None) -> None:
         """Take down which rows are behind some answers, before they are computed."""

@@ -67,6 +67,10 @@ def _any_margin(x: Tensor) -> float:
     return math.inf
 
 
+def _no_divisions(request: Request) -> Sequence[Rows]:
+    return ()
+
+
 class AnswerGuard(NamedTuple):
     """What a site remembers, and what is random about it, as far as answers to questions need it."""
 
@@ -76,6 +80,8 @@ class AnswerGuard(NamedTuple):
     """The largest margin at a model."""
     shift: Callable[[str, str], float] = _no_shift
     """Of a part and the digest of a question: what is taken from one class's sum of probabilities to the other's."""
+    divisions: Callable[[Request], Sequence[Rows]] = _no_divisions
+    """Those of the samples into parts that times are joined for."""
 
 
 NO_GUARD = AnswerGuard()
@@ -317,7 +323,7 @@ def told(limits: Limits, silo: Silo, requests: Sequence[Request], guard: AnswerG
     before, and has the noise of tallies.
     """
     if any(one.name in event_times.TIMED for one in requests):
-        made = [dict(answer(event_times.coarse(limits, silo, one), one)) for one in requests]
+        made = [dict(answer(event_times.coarse(limits, silo, one, guard.divisions(one)), one)) for one in requests]
     else:
         made = [dict(sums) for sums in answer_all(silo, requests)]
     for places in _together(requests):

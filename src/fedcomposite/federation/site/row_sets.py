@@ -202,24 +202,28 @@ class Cuts:
 
 
 class Tables:
-    """Digests of the tables of scores that were told of some samples, over all jobs there ever were."""
+    """Names of what was told of some samples, as digests of tables of scores, over all jobs there ever were."""
 
     def __init__(self, path: Path, ledger: Ledger) -> None:
         self._path, self._ledger = path, ledger
+
+    def known(self) -> list[str]:
+        """Those that were taken down, in their order."""
+        try:
+            content = self._path.read_bytes() if self._path.exists() else None
+            self._ledger.check(f"rows/{self._path.name}", content)
+            return [] if content is None else list(json.loads(content))
+        except RefusalError:
+            raise
+        except (ValueError, TypeError, OSError):
+            raise RefusalError("its book of rows cannot be read; the site's people have to look at it") from None
 
     def tell(self, table: str, most: int, what: str) -> int:
         """Take a table down; refuse one more than ``most``. One that was told before is no further one.
 
         Returns its number; ``what`` they are is for the refusal.
         """
-        try:
-            content = self._path.read_bytes() if self._path.exists() else None
-            self._ledger.check(f"rows/{self._path.name}", content)
-            known = [] if content is None else list(json.loads(content))
-        except RefusalError:
-            raise
-        except (ValueError, TypeError, OSError):
-            raise RefusalError("its book of rows cannot be read; the site's people have to look at it") from None
+        known = self.known()
         if table in known:
             return known.index(table)
         if len(known) >= most:
