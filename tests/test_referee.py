@@ -48,6 +48,11 @@ def test_a_stranger_s_file_gets_its_page(file, tmp_path, cli):
     page = (tmp_path / "v" / "ServerMomentum" / "verdict.md").read_text()
     assert "none is broken" in page
     assert "| mcp |" in page
+    assert "| participation | any | not in this round |" in page
+    assert "of 2 problems" in page
+    assert "\n\n* full: " in page  # a list, also for programs that want an empty line before it
+    assert "\n* full, half the step: " in page
+    assert " inf " not in page
     assert "duality gap" in page
     assert "ServerMomentum" in shown
     for name in ("profile.png", "anytime.png", "results.csv"):

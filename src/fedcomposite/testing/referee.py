@@ -7,6 +7,7 @@ import importlib.util
 import math
 import multiprocessing
 import os
+import re
 import sys
 import time
 import warnings
@@ -137,13 +138,14 @@ class Verdict(Result):
 
     def _line(self) -> str:
         kept = f"{len(LAWS) - len(self.laws)} of {len(LAWS)} laws"
-        where = ", ".join(self.firsts) or "none"
-        return f"{self.label}: {kept}; first of {len(self.found.methods)} methods on {where} of {len(ARENA)} problems"
+        where = f": {', '.join(self.firsts)}" if self.firsts else ""
+        share = f"{len(self.firsts)} of {counted(len(self.found.histories), 'problem')}"
+        return f"{self.label}: {kept}; first of {len(self.found.methods)} methods on {share}{where}"
 
     def to_markdown(self) -> str:
         """The page of one method: where it is first, where not and why, laws it breaks, and what its card claims."""
         table = self.to_frame()
-        shown = table.drop(columns="what").map(lambda v: f"{v:.2g}" if isinstance(v, float) and v == v else cell(v))
+        shown = table.drop(columns="what").map(_shown)
         laws = [f"* broken: `{name}`: {how}" for name, how in self.laws.items()] or ["* none is broken"]
         levels = [f"* {what}: {'cannot be run' if level is None else level}" for what, level in self.levels.items()]
         optima = [f"* `{n}`: {ARENA[n].what}; {optimum(n).certificate}" for n in self.found.histories]
@@ -162,7 +164,7 @@ class Verdict(Result):
             "## The problems", *optima, "## Notes", *notes,
             f"Made in {self.seconds:.0f} s by `fedcomposite referee`.",
         ]  # fmt: skip
-        return "\n\n".join(parts).replace("\n\n* ", "\n* ") + "\n"
+        return re.sub(r"(\n\* [^\n]*)\n(?=\n\* )", r"\1", "\n\n".join(parts)) + "\n"
 
     def _cause(self) -> str:
         full, half = self.levels["full"], self.levels["full, half the step"]
@@ -185,6 +187,13 @@ class Verdict(Result):
         write_atomic(place / "results.csv", self.found.to_frame().to_csv(index=False).encode())
         write_atomic(place / "verdict.md", self.to_markdown().encode())
         return place / "verdict.md"
+
+
+def _shown(value: Any) -> str:
+    """A value of the table."""
+    if isinstance(value, float) and value == math.inf:
+        return "not reached"
+    return f"{value:.2g}" if isinstance(value, float) and value == value else cell(value)
 
 
 def _markdown(table: pd.DataFrame) -> str:
@@ -386,7 +395,8 @@ def _claims(one: Entered, laws: dict[str, str], found: Comparison) -> pd.DataFra
             continue
         left = _residual(probe, cohort)
         claim(what, "yes" if said else "no", left)
-    claim("participation", info.participation, f"half of the sites: {'taken' if takes.get('partial') else 'refused'}")
+    half = {True: "half of the sites: taken", False: "half of the sites: refused", None: "not in this round"}
+    claim("participation", info.participation, half[takes.get("partial")])
     drift = "holds" if "does_not_drift" not in laws else f"broken: {laws['does_not_drift']}"
     claim("single precision", "no drift over 20,000 rounds", drift)
     return pd.DataFrame(rows)
