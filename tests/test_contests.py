@@ -172,6 +172,7 @@ class Notebook:
         ({"budget": {"byte": 1e6}}, "did you mean 'bytes'"),
         ({"budget": 0}, "must be a positive number"),
         ({"seeds": [0, 0]}, "each once"),
+        ({"seeds": 1}, "seeds = 1, must be a list of seeds, such as [0] or range(3)"),
         ({"seeds": [1000]}, "not the one that values are chosen with"),
         ({"tune": {"stepp": [1.0]}}, "no method has a field 'stepp'"),
         ({"tune": {"FedAvgg": {"step": [1.0]}}}, "no method is called 'FedAvgg'"),

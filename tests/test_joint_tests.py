@@ -168,7 +168,23 @@ def test_what_has_no_likelihood_is_refused():
         fc.wald_test(posed(X, y), ["x9"])
     with pytest.raises(ValueError, match="likelihood"):
         fc.wald_test(posed(X, y, loss="huber"), ["x1"])
+    for ask in (fc.wald_test, fc.likelihood_ratio_test):
+        for wrong in (1, "x1", [0.5], {"both": 1.5}):
+            with pytest.raises(ValueError, match=r"must be a list of features or columns, such as \['age', 'sex'\] or"):
+                ask(posed(X, y), wrong)
+        with pytest.raises(ValueError, match="terms: 99 is none of the numbers of features"):
+            ask(posed(X, y), [99])
     apart = X.copy()
     apart[:, 0] = 2 * y - 1
     with pytest.raises(ValueError, match=r"x0.*jeffreys=1"):
         fc.likelihood_ratio_test(posed(apart, y), ["x1"])
+
+
+def test_features_go_by_number_too():
+    X, y, _ = samples("logistic")
+    problem = posed(X, y)
+    last = problem.silos.features.shape[1] - 1
+    for ask in (fc.wald_test, fc.likelihood_ratio_test):
+        pd.testing.assert_frame_equal(ask(problem, [0, 1]), ask(problem, ["x0", "x1"]))
+        pd.testing.assert_frame_equal(ask(problem, [[0, np.int64(1)]]), ask(problem, [["x0", "x1"]]))
+        pd.testing.assert_frame_equal(ask(problem, {"ends": [0, -1]}), ask(problem, {"ends": ["x0", f"x{last}"]}))

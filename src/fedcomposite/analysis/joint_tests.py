@@ -8,7 +8,7 @@ the samples determine of the coefficients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,13 @@ from fedcomposite.runtime.driver import Driver, driver_of
 from fedcomposite.runtime.fit import check_given
 from fedcomposite.runtime.protocol import ALL, newton
 
-Terms = Sequence[str] | Sequence[Sequence[str]] | Mapping[str, Sequence[str]]
+Term = str | int
+"""A feature, by its name or number, or a column."""
+Terms = Sequence[Term | Sequence[Term]] | Mapping[str, Sequence[Term]]
 """Features or columns, each tested by itself; or groups of them, which may have names."""
 
 _TOLERANCE = 1e-12
+_TERM = (str, int, np.integer)
 
 
 def wald_test(
@@ -46,7 +49,8 @@ def wald_test(
         A model with a likelihood; its regularizer is left out.
     terms : list or mapping, optional
         What is tested: features, or columns, which stand for all features that a recipe made of them (levels, terms of
-        a spline, sites); a list of names is one test, and a mapping gives it a name. Every column if left out.
+        a spline, sites), by names or features by their numbers; a list of them is one test, and a mapping gives it a
+        name. Every column if left out.
     robust : bool, optional
         As for :func:`fedcomposite.confidence`.
     driver : Driver, optional
@@ -162,15 +166,21 @@ def _groups(problem: Problem, terms: Terms | None) -> dict[str, set[int]]:
     sources = {} if recipe is None else recipe.sources
     if terms is None:
         terms = list(dict.fromkeys(sources.get(name, name) for name in names))
-    if not isinstance(terms, Mapping):
-        single = [[one] if isinstance(one, str) else list(one) for one in terms]
-        terms = {", ".join(one): one for one in single}
-    return {
-        name: {
-            each * j + k
-            for one in group
-            for j in places_of(one, names, features, sources, "terms")
-            for k in range(each)
-        }
-        for name, group in terms.items()
-    }
+    given = terms.items() if isinstance(terms, Mapping) else [("", one) for one in _listed(terms, "terms")]
+    groups = [(name, [one] if isinstance(one, _TERM) else _listed(one, name or "a test")) for name, one in given]
+    found = {}
+    for name, group in groups:
+        places = [places_of(one, names, features, sources, "terms") for one in group]
+        told = (one if isinstance(one, str) else names[at[0]] for one, at in zip(group, places, strict=True))
+        found[name or ", ".join(told)] = {each * j + k for at in places for j in at for k in range(each)}
+    return found
+
+
+def _listed(given: object, what: str) -> list[Any]:
+    """What is to be a list of terms."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(
+            f"{what} = {given!r:.60}, must be a list of features or columns, such as ['age', 'sex'] or [0, 1]; "
+            "a list in it is one test: [['age', 'sex']]"
+        )
+    return list(given)

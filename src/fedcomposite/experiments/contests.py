@@ -366,6 +366,8 @@ def _label(method: object) -> str:
 
 
 def _numbers(seeds: Iterable[int], trial: int) -> list[int]:
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise UserError(f"seeds = {seeds!r}, must be a list of seeds, such as [0] or range(3)")
     found: list[int] = list(seeds)
     if not found or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in found):
         raise UserError(f"seeds = {found!r}, must be whole numbers from 0 on")

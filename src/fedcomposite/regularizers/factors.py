@@ -93,7 +93,7 @@ def places_of(
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if not -features <= key < features:
             raise ValueError(f"{what}: {key!r} is none of the numbers of features, 0 to {features - 1}")
-        return [int(key)]
+        return [int(key) % features]
     found = [j for j, name in enumerate(names) if key in (name, sources.get(name))]
     if not found:
         known = ", ".join(names[:20]) or "none has a name"
