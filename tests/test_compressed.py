@@ -185,3 +185,14 @@ def test_refused():
     fixed = dataclasses.replace(Compressed(FedAvg(1, 0.1), Identity()), everybody=False)
     assert fixed.partial
     assert np.isfinite(fc.simulate(problem, fixed, rounds=2, participation=0.5).history[-1].objective)
+
+
+def test_a_compressed_method_follows_its_schedule():
+    """Its steps are the method's of each round: with all entries kept, the method's own run."""
+    problem = fc.Problem(fc.data.load("synthetic", clients=4, features=5, samples=20))
+    method = fc.algorithms.FedAvg(2, fc.schedules.Inverse(0.5))
+    plain = fc.simulate(problem, method, rounds=6)
+    whole = fc.simulate(problem, method, rounds=6, compressor=fc.compressors.Identity())
+    torch.testing.assert_close(whole.solution, plain.solution, rtol=0, atol=1e-12)
+    still = fc.simulate(problem, fc.algorithms.FedAvg(2, 0.5), rounds=6, compressor=fc.compressors.Identity())
+    assert float((still.solution - plain.solution).abs().max()) > 1e-3

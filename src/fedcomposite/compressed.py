@@ -21,7 +21,8 @@ up to d/k rounds, so steps near the limit of stability have to be smaller: how m
 
 Assumptions: a reply is vectors as long as the model, the same in every round, averaged by the server. Refused are
 Hessians, replies that are compressed already, methods of two exchanges, and FedDC, whose drifts add up whole changes of
-models: it diverges at a quarter of the entries, with any steps. A client keeps two vectors for each one that it sends.
+models: at a quarter of the entries it diverged with every step that was tried. A client keeps two vectors for each one
+that it sends.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Compressed(Algorithm[Any, Any, Any, Reply]):
     everybody: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schedulable", self.method.schedulable)
         super().__post_init__()
         if why := unable(self.method):
             raise ValueError(f"compressor: {why}")
