@@ -225,7 +225,7 @@ def test_weights_and_biases_offline(problem, tmp_path, monkeypatch):
 
 def test_weights_and_biases_do_not_write_where_one_stands(problem, tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
-    here, cache, named, run = (tmp_path / name for name in ("here", "cache", "named", "run"))
+    here, cache, named = (tmp_path / name for name in ("here", "cache", "named"))
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -236,12 +236,29 @@ def test_weights_and_biases_do_not_write_where_one_stands(problem, tmp_path, mon
     monkeypatch.setenv("WANDB_DIR", str(named))
     fc.simulate(problem, Zhang(2, 0.5), rounds=1, callbacks=[callbacks.WandB()])
     assert len(list(named.rglob("*.wandb"))) == 1
+    assert list(here.iterdir()) == []
+
+
+def test_weights_and_biases_of_an_experiment_lie_in_the_run_s_folder(problem, tmp_path, monkeypatch):
+    """Also where W&B is not installed: a stand-in is told where to write, and which run it is."""
+    asked = []
+
+    def init(**options):
+        asked.append(options)
+        return types.SimpleNamespace(log=lambda numbers, step: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
     content = {"data": {"name": "synthetic"}, "algorithm": {"name": "Zhang", "local_steps": 2, "step": 0.5},
                "run": {"rounds": 1}}  # fmt: skip
+    run, named = tmp_path / "run", tmp_path / "named"
     for given, folder in [({}, run), ({"folder": "w"}, run / "w"), ({"folder": str(named)}, named)]:
         (made,) = Config.check({**content, "callbacks": [{"name": "WandB", **given}]}).make_callbacks(run)
-        assert made.folder == str(folder)
-    assert list(here.iterdir()) == []
+        fc.simulate(problem, Zhang(2, 0.5), rounds=1, callbacks=[made])
+        assert asked[-1]["dir"] == str(folder)
+        assert folder.is_dir()
+        assert asked[-1]["config"].items() >= {"seed": "0", "part": "run"}.items()
+    assert len(asked) == 3
 
 
 def _track(uri, together, fails):

@@ -146,3 +146,17 @@ def test_divergence_is_said_by_a_count(silos, tmp_path):
     seen = one.transport.exchange(Round(0, one.rounds.buffers, None, None, far)).measured()
     assert float(seen.loss) == math.inf
     assert seen.gradient.isfinite().all()  # that of the sites whose numbers are
+
+
+def test_a_sketch_that_learns_comes_to_the_same_end(tmp_path):
+    """SketchNewton keeps what every round taught it: rounding of secure sums adds up to nothing by its last one."""
+    algorithm = algorithms.SketchNewton()
+    problem = small_problem(algorithm)
+    problem = fc.Problem(problem.silos, loss="logistic", regularizer=fc.regularizers.L1(L1["lam"]))
+    text = write(algorithm, L1, rounds=40, tolerance=1e-10)
+    _, run = federate(LocalSites(secure_sites(problem.silos, tmp_path)), text, SECURE)
+    want = simulate(problem, algorithm, rounds=40, tolerance=1e-10, stationarity_step=0.1)
+    assert run.status == want.status == "converged"
+    assert want.rounds > 5
+    torch.testing.assert_close(run.solution, want.solution, rtol=0, atol=1e-9)
+    torch.testing.assert_close(run.solution, fc.solve(problem, tolerance=1e-12).solution, rtol=0, atol=1e-9)
