@@ -619,3 +619,16 @@ def test_published_split():
     held = len(silos.test[1]) / (len(silos.test[1]) + len(silos.targets))
     assert held == pytest.approx(0.1, abs=0.005)
     assert silos.classes.tolist() == list(range(10))
+
+
+def test_a_function_in_place_of_a_name():
+    def ward(*, beds, scale: float = 1.0):
+        return fc.Silos.from_arrays([(scale * np.ones((beds, 2)), np.arange(beds) % 2)])
+
+    assert fc.data.load(ward, beds=5, scale=2).features.sum() == 20
+    with pytest.raises(fc.DataError, match=r"ward has no option 'bed'; did you mean 'beds'"):
+        fc.data.load(ward, bed=5)
+    with pytest.raises(fc.DataError, match="ward: scale = 'wide', must be a number"):
+        fc.data.load(ward, beds=5, scale="wide")
+    with pytest.raises(fc.DataError, match="gives a int, must be Silos"):
+        fc.data.load(lambda: 3)

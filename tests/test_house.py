@@ -40,6 +40,7 @@ NEIGHBOURS = {
     ("rng", "_validation"),
     ("files", "_validation"),
     ("files", "durable"),
+    ("schedules", "registry"),
     ("locks", "_faults"),
     ("compressors", "regularizers"),
     ("data", "privacy"),

@@ -1,5 +1,8 @@
 """Losses of linear models against automatic differentiation of naive formulas, and against other solvers."""
 
+import math
+from dataclasses import dataclass
+
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -9,9 +12,10 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
 import fedcomposite as fc
 from fedcomposite.algorithms import REGISTRY
-from fedcomposite.problems import LOSSES, Batches, ClientGradients, Counter
+from fedcomposite.problems import LOSSES, Batches, ClientGradients, Counter, Loss
 from fedcomposite.problems.losses import Hinge, Huber, Multinomial, Quantile, get_loss
 from fedcomposite.runtime import Simulator
+from fedcomposite.testing import check_loss
 
 OPTIONS = {"huber": {"delta": 0.7}, "quantile": {"tau": 0.3}}
 KINDS = {"logistic": "sign", "hinge": "sign", "hinge_sum": "sign", "squared_hinge": "sign", "multinomial": "class",
@@ -413,3 +417,92 @@ def test_kinks_give_a_subgradient():
     assert float(get_loss("hinge").derivative(one, one)) == 0
     assert float(get_loss("absolute").derivative(z, z)) == 0
     assert float(get_loss("quantile", {"tau": 0.2}).derivative(z, z)) == 0
+
+
+# -- losses of one's own ----------------------------------------------------------------------------------------------
+
+
+def log_cosh(z, b):
+    """Of the residual."""
+    return torch.nn.functional.softplus(-2 * (z - b)) + z - b - math.log(2)
+
+
+@dataclass(frozen=True)
+class LogCosh(Loss):
+    """The same, with its bounds and derivatives written out."""
+
+    curvature = 1.0
+    slope = 1.0
+
+    def value(self, z, b):
+        return log_cosh(z, b)
+
+    def derivative(self, z, b):
+        return torch.tanh(z - b)
+
+
+@dataclass(frozen=True)
+class LogCoshTwice(LogCosh):
+    def second(self, z, b):
+        return 1 - torch.tanh(z - b).square()
+
+
+def test_a_function_or_a_loss_without_second_derivative_is_solved_by_first_order_methods():
+    silos = fc.data.load("synthetic", clients=4, features=6, samples=30, seed=1)
+    h = fc.regularizers.L1(0.01)
+    problems = [fc.Problem(silos, loss=one, regularizer=h, bias=True) for one in (log_cosh, LogCosh(), LogCoshTwice())]
+    best = fc.solve(problems[2])
+    assert "ProxNewton" in best.message
+    for problem in problems[:2]:
+        check_loss(problem.loss, silos.targets)
+        x = torch.linspace(-1, 1, problem.dimension).double()
+        torch.testing.assert_close(problem.gradient(x), problems[2].gradient(x))
+        for curvature in ("auto", "never"):
+            run = fc.solve(problem, curvature=curvature)
+            assert run.status == "converged"
+            assert "no second derivative" in run.message
+            torch.testing.assert_close(run.solution, best.solution, rtol=0, atol=1e-6)
+        for ask in (fc.path, fc.cross_validate, fc.stability, fc.analyse):
+            with pytest.raises(ValueError, match="no second derivative, and a path takes Newton steps; write a Loss"):
+                ask(problem)
+        with pytest.raises(TypeError, match=r"ProxNewton: .* has no second derivative"):
+            fc.simulate(problem, fc.algorithms.ProxNewton(), rounds=1)
+        assert fc.simulate(problem, fc.algorithms.FedNMap(2, 0.5, gamma=0.5), rounds=2, batch_size=4).rounds == 2
+    assert "log_cosh" in fc.solve(problems[0]).message
+    assert fc.path(problems[2], count=5).lambdas.size == 5
+
+
+@dataclass(frozen=True)
+class Boundless(Loss):
+    def value(self, z, b):
+        return (z - b) ** 2
+
+    def derivative(self, z, b):
+        return 2 * (z - b)
+
+
+@dataclass(frozen=True)
+class Flat(Loss):
+    curvature = 0.0
+    slope = 0.0
+
+    def value(self, z, b):
+        return 0 * z
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (Boundless, "Boundless is a class: make one of it, loss=Boundless()"),
+        (lambda: Boundless(), "the loss Boundless lacks curvature, a bound on its second derivative"),
+        (lambda: Flat(), "derivative"),
+        (lambda: lambda z, b: (z - b).square().mean(), r"gives \(\) for margins \(2,\), must be a value for each"),
+        (lambda: lambda z, b: 0.0, "gives float for margins"),
+        (lambda: torch.nn.MSELoss, "MSELoss is a class"),
+        (lambda: 3, "must be a name, a Loss, or a function of margins and targets"),
+    ],
+)
+def test_what_a_loss_lacks_is_told_by_its_name(loss, says):
+    silos = fc.data.load("synthetic", clients=2, features=3, samples=10)
+    with pytest.raises((ValueError, TypeError), match=says):
+        fc.Problem(silos, loss=loss if loss is Boundless else loss())

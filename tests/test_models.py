@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+import fedcomposite as fc
 from fedcomposite import DataError, Silos
 from fedcomposite.models import MODELS, build
 
@@ -197,3 +199,16 @@ def test_graphs_of_flat_images_take_any_batch(name):
     graph = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
     with torch.no_grad():
         torch.testing.assert_close(graph(x[:3]), module(x[:3]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_function_builds_a_model():
+    def narrow(shape, classes, width=2):
+        return nn.Sequential(nn.Linear(shape[0], width), nn.Linear(width, classes))
+
+    silos = fc.data.load("wine")
+    one, other = (fc.models.build(narrow, silos, seed=3, width=4) for _ in range(2))
+    assert one[0].out_features == 4
+    assert one[1].out_features == 3
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    with pytest.raises(ValueError, match="model 'narrow' has no option 'widht'; did you mean 'width'"):
+        fc.models.build(narrow, silos, widht=4)

@@ -597,7 +597,7 @@ def test_errors_say_what_to_do():
         fc.Problem(silos, model=small(), loss="logistic")
     with pytest.raises(ValueError, match="chunk: only for a problem with a model"):
         fc.Problem(silos, loss="logistic", chunk=3)
-    with pytest.raises(ValueError, match="needs a model"):
+    with pytest.raises(ValueError, match=r"mean_loss gives .* must be a value for each of them"):
         fc.Problem(silos, loss=mean_loss)
     with pytest.raises(ValueError, match="bias and loss_options are for linear models"):
         fc.Problem(silos, model=small(), bias=True)

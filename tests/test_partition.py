@@ -341,3 +341,7 @@ def test_a_rule_of_ones_own():
     assert found[0][0].ravel().tolist() == list(range(1, 1000, 4))
     with pytest.raises(DataError, match="in_turn"):
         silos.partition(in_turn, clients=4, last=1)
+    with pytest.raises(DataError, match="gives int, must be a list of 4 clients' samples"):
+        silos.partition(lambda silos, clients, minimum, rng: clients, clients=4)
+    with pytest.raises(DataError, match="each of the 1000 samples, 0 to 999, to one client"):
+        silos.partition(lambda silos, clients, minimum, rng: [np.arange(250)] * clients, clients=4)

@@ -460,3 +460,118 @@ def test_citing_an_unknown_method_is_a_wrong_usage(capsys):
         cite.cite("FedNobody")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: unknown algorithm 'FedNobody'")
+
+
+MORE = '''
+"""A metric, an aggregator, a compressor, a callback, a schedule and a loss that is a function."""
+from dataclasses import dataclass
+
+from fedcomposite.aggregators import CoordinateMedian
+from fedcomposite.callbacks import Callback
+from fedcomposite.compressors import Identity
+from fedcomposite.metrics import Accuracy
+from fedcomposite.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Hits(Accuracy):
+    """Accuracy under another name."""
+
+    name = "hits"
+
+
+@dataclass(frozen=True)
+class Middle(CoordinateMedian):
+    """The median under another name."""
+
+
+@dataclass(frozen=True)
+class Whole(Identity):
+    """All of it."""
+
+
+@dataclass(frozen=True)
+class Brief(Callback):
+    """Ends a run."""
+
+    after: int = 2
+
+    def __call__(self, view):
+        if view.round >= self.after:
+            view.stop("brief")
+
+
+@dataclass(frozen=True)
+class Saw(Schedule):
+    """High, low, high, low."""
+
+    high: float
+
+    def formula(self, round):
+        return self.high / (1 + round % 2)
+
+
+def squares(z, b):
+    """Half of the squares."""
+    return (z - b).square() / 2
+'''
+
+MORE_ENTRIES = """
+[fedcomposite.metrics]
+hits = clinic.more:Hits
+[fedcomposite.aggregators]
+Middle = clinic.more:Middle
+[fedcomposite.compressors]
+Whole = clinic.more:Whole
+[fedcomposite.callbacks]
+Brief = clinic.more:Brief
+[fedcomposite.schedules]
+saw = clinic.more:Saw
+[fedcomposite.losses]
+squares = clinic.more:squares
+"""
+
+MORE_CONFIG = """
+[data]
+name = "synthetic"
+clients = 5
+[problem]
+loss = "squares"
+[algorithm]
+name = "FedAvg"
+local_steps = 2
+step = { schedule = "saw", high = 0.1 }
+[[callbacks]]
+name = "Brief"
+[run]
+rounds = 5
+"""
+
+
+def test_entry_points_of_every_other_kind(tmp_path, monkeypatch):
+    """By name in a file: what Python takes as an object or a function."""
+    install(tmp_path, "clinic", "0.1", MORE_ENTRIES, __init__="", more=MORE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        content = tomllib.loads(MORE_CONFIG)
+        config = Config.check(content)
+        problem = config.make_problem()
+        step = config.make_algorithm(config.specs[0], problem).step
+        assert (step(0), step(1)) == (0.1, 0.05)
+        assert step.table == content["algorithm"]["step"]
+        x = torch.ones(problem.dimension).double()
+        plain = fc.Problem(problem.silos, loss="least_squares")
+        torch.testing.assert_close(problem.gradient(x), plain.gradient(x))
+        made = config.make_callbacks(tmp_path)
+        assert (
+            fc.simulate(problem, config.make_algorithm(config.specs[0], problem), rounds=5, callbacks=made).rounds == 2
+        )
+        robust = Config.check(content | {"run": {"rounds": 2, "aggregator": {"name": "Middle"}}})
+        assert type(robust.make_aggregator()).__name__ == "Middle"
+        algorithm = content["algorithm"] | {"compressor": {"name": "Whole"}}
+        sent = Config.check(content | {"algorithm": algorithm, "problem": {"metrics": ["hits"]}})
+        assert type(sent.make_algorithm(sent.specs[0], None).compressor).__name__ == "Whole"
+        assert "train_hits" in sent.make_problem().evaluate(x).metrics
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "clinic"]:
+            del sys.modules[name]

@@ -243,3 +243,18 @@ def test_registry():
     assert set(REGISTRY) >= {"CoordinateMedian", "GeometricMedian", "NormClipping", "TrimmedMean"}
     with pytest.raises(ValueError, match="did you mean 'TrimmedMean'"):
         fc.aggregators.build("TrimedMean")
+
+
+def test_a_function_is_an_aggregator():
+    problem = fc.Problem(fc.data.load("synthetic", clients=5, features=4, samples=20))
+    method = fc.algorithms.FedAvg(2, 0.1)
+
+    def middle(vectors):
+        return vectors.median(0).values
+
+    one, other = (fc.simulate(problem, method, rounds=4, aggregator=a) for a in (middle, CoordinateMedian()))
+    assert torch.equal(one.solution, other.solution)  # an odd number of clients
+    with pytest.raises(ValueError, match=r"gives \(5,\) for vectors \(5, 4\), must be one of 4 numbers"):
+        fc.simulate(problem, method, rounds=1, aggregator=lambda vectors: vectors.mean(1))
+    with pytest.raises(ValueError, match="must be an aggregators"):
+        fc.simulate(problem, method, rounds=1, aggregator=CoordinateMedian)

@@ -354,6 +354,7 @@ def test_one_class_silos_are_left_out_of_the_range_over_clients():
         ({"metrics": ["r2"]}, "'r2' is for regression problems; with this loss it is binary"),
         ({"metrics": "auc"}, "must be a list of names or metrics"),
         ({"metrics": [3]}, "unknown metric 3"),
+        ({"metrics": [metrics.AUC]}, r"AUC is a class: make one of it, AUC\(\)"),
         ({"metrics": ["brier"], "loss": "hinge"}, "'brier' needs probabilities, which Hinge"),
         ({"metrics": ["auc", metrics.AUC(10)]}, "the name 'auc' of a metric is taken"),
         (
@@ -475,3 +476,43 @@ rounds = 2
         assert np.isfinite(last[name])
     seen = cli("run", tmp_path / "c.toml", "--out", tmp_path / "s", "--set", "problem.metrics=['r2']", check=2)
     assert "'r2' is for regression problems" in seen.err
+
+
+@dataclass(frozen=True)
+class Positive(metrics.Metric):
+    """The share of samples whose largest output is positive, whatever it says."""
+
+    name = "positive"
+
+    def counts(self, outputs, targets, owner, n):
+        return metrics.per_client([outputs.view(len(outputs), -1).amax(1) > 0, 1.0], owner, n)
+
+    def value(self, counts):
+        return counts[..., 0] / counts[..., 1]
+
+
+def any_problem(kind):
+    """A problem of each kind that a metric may meet."""
+    if kind == "cox":
+        return fc.Problem(fc.data.load("survival"), loss="cox", metrics=[Positive()])
+    if kind == "multinomial":
+        return fc.Problem(fc.data.load("wine").standardize(), loss=kind, metrics=[Positive()])
+    if kind == "network":
+        return fc.Problem(split_silos(), model=nn.Linear(4, 2), metrics=[Positive()])
+    if kind == "mse":
+        return fc.Problem(split_silos(), model=nn.Linear(4, 1), loss="mse", metrics=[Positive()])
+    return fc.Problem(split_silos(), loss=kind, metrics=[Positive()])
+
+
+@pytest.mark.parametrize(
+    "kind", ["logistic", "least_squares", "hinge", "quantile", "poisson", "multinomial", "cox", "network", "mse"]
+)
+def test_a_metric_of_ones_own_goes_with_any_loss(kind):
+    problem = any_problem(kind)
+    x = torch.linspace(-1, 1, problem.dimension).to(problem.dtype)
+    seen = problem.evaluate(x).metrics
+    outputs = problem.predict(x, problem.silos.features)
+    outputs = outputs.exp() if kind == "poisson" else outputs  # the mean, as for all metrics
+    share = float((outputs.view(len(outputs), -1).amax(1) > 0).double().mean())
+    assert seen["train_positive"] == pytest.approx(share, abs=1e-12)
+    assert problem.scores(x)["train_positive"].iloc[-1] == pytest.approx(share, abs=1e-12)

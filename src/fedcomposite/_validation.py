@@ -171,10 +171,10 @@ def check_call(
     """Check options against the keyword-only parameters of a function: every name known, every value of its type.
 
     Returns the options in normal form, ready for the call. ``what`` names the function in messages; NumPy scalars count
-    as numbers.
+    as numbers. Without an annotation any value will do.
     """
-    hints = hints_of(function)
     known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    hints = dict.fromkeys(known, Any) | (hints_of(function) if inspect.isroutine(function) else {})
     given = {name: value for name, value in options.items() if name in known}
     faults = [*_unknown(what, "option", options, known), *(f"{what}: {line}" for line in _wrong(hints, given))]
     refuse([*faults, *lacking(what, {n: hints[n] for n, p in known.items() if p.default is p.empty}, options)], error)

@@ -7,6 +7,7 @@ differ they are not, and a method then rests where the robust mean of its replie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
@@ -16,7 +17,18 @@ from torch import Tensor
 from fedcomposite._validation import Count, Positive, validate
 from fedcomposite.registry import Registry, of_class
 
-__all__ = ["REGISTRY", "Aggregator", "CoordinateMedian", "GeometricMedian", "NormClipping", "TrimmedMean", "build"]
+__all__ = [
+    "REGISTRY",
+    "Aggregator",
+    "AnyAggregator",
+    "CoordinateMedian",
+    "GeometricMedian",
+    "NormClipping",
+    "OwnRule",
+    "TrimmedMean",
+    "build",
+    "read",
+]
 
 T = TypeVar("T", bound=NamedTuple)
 _STEPS, _CLOSE = 200, 1e-12  # of Weiszfeld's iteration
@@ -119,6 +131,38 @@ class NormClipping(Aggregator):
         radius = distances.median() if self.radius is None else torch.full_like(distances[0], self.radius)
         factor = torch.where(distances > radius, radius / distances.clamp(min=torch.finfo(vectors.dtype).tiny), 1.0)
         return centre + (factor / len(vectors)) @ apart
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class OwnRule(Aggregator):
+    """A function of the vectors ``(m, d)``. A checkpoint knows it by its name alone."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+    def rule(self, vectors: Tensor) -> Tensor:
+        """What the function gives, which has to be one vector."""
+        made = self.function(vectors)
+        shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        if shape != tuple(vectors.shape[1:]):
+            raise ValueError(
+                f"aggregator {self} gives {shape} for vectors {tuple(vectors.shape)}, must be one of "
+                f"{vectors.shape[1]} numbers"
+            )
+        return made
+
+
+AnyAggregator = Aggregator | Callable[[Tensor], Tensor]
+"""One of these, or a function from the vectors of m clients, ``(m, d)``, to one, ``(d,)``."""
+
+
+def read(given: AnyAggregator | None) -> Aggregator | None:
+    """An aggregator as it is, a function as one; what is neither is refused where it is checked."""
+    own = callable(given) and not isinstance(given, Aggregator | type)
+    return OwnRule(given) if own else given  # type: ignore[arg-type, return-value]
 
 
 REGISTRY: Registry[type[Aggregator]] = Registry(

@@ -8,6 +8,8 @@ and in a configuration file, where it is a table, with the names of :data:`SCHED
 
     step = {schedule = "cosine", start = 0.1, end = 0.001, rounds = 200}
 
+In Python a function of the round does as well, ``step=lambda t: 0.1 / (t + 1)``.
+
 Rounds count from 0. A schedule is frozen, its ``repr`` identifies it, and its value is positive and finite in every
 round, so a resumed run, and every party of a federation, has the same steps. :class:`Warmup` gives any of them a slow
 start.
@@ -17,19 +19,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import annotated_types as at
 
 from fedcomposite._validation import Count, Positive, suggest, validate
+from fedcomposite.registry import Registry
 
 __all__ = [
     "SCHEDULES",
     "Constant",
     "Cosine",
     "Exponential",
+    "Formula",
     "Inverse",
     "InverseSqrt",
     "Piecewise",
@@ -69,8 +75,8 @@ class Schedule(ABC, _Number):
 
     @property
     def table(self) -> dict[str, Any]:
-        """The schedule as a configuration file says it; :func:`read` takes it back."""
-        name = next(name for name, cls in SCHEDULES.items() if cls is type(self))
+        """The schedule as a configuration file says it; :func:`read` takes it back, if a file can name it."""
+        name = next((name for name, cls in SCHEDULES.items() if cls is type(self)), type(self).__name__)
         given = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         plain = {k: v.table if isinstance(v, Schedule) else v for k, v in given.items()}
         return {"schedule": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
@@ -245,38 +251,66 @@ class Staircase(Schedule):
         return self.of(round - round % self.every)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "cosine": Cosine,
-    "exponential": Exponential,
-    "inverse": Inverse,
-    "inverse_sqrt": InverseSqrt,
-    "piecewise": Piecewise,
-    "power": Power,
-    "ramp": Ramp,
-    "staircase": Staircase,
-    "warmup": Warmup,
-}
+@dataclass(frozen=True, repr=False)
+class Formula(Schedule):
+    """A function of the round. A checkpoint knows it by its name alone."""
+
+    function: Callable[[int], float]
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+    def formula(self, round: int) -> float:
+        """What the function gives, which has to be a number."""
+        return float(self.function(round))
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Its name; no file has functions."""
+        return {"schedule": repr(self)}
+
+
+def _accept(name: str, thing: Any) -> type[Schedule]:
+    if not (isinstance(thing, type) and issubclass(thing, Schedule) and is_dataclass(thing)):
+        raise TypeError("it must be a dataclass that derives from Schedule")
+    return thing
+
+
+SCHEDULES: Registry[type[Schedule]] = Registry(
+    "schedule",
+    {
+        "constant": Constant,
+        "cosine": Cosine,
+        "exponential": Exponential,
+        "inverse": Inverse,
+        "inverse_sqrt": InverseSqrt,
+        "piecewise": Piecewise,
+        "power": Power,
+        "ramp": Ramp,
+        "staircase": Staircase,
+        "warmup": Warmup,
+    },
+    group="fedcomposite.schedules",
+    accept=_accept,
+)
 """By the name that a configuration file uses."""
 
 
 def read(table: Any) -> Any:
-    """The schedule that a table says; everything that is no table with the key ``schedule`` is given back as it is.
+    """The schedule that a table says, or a function is; everything else is given back as it is.
 
     >>> read({"schedule": "inverse_sqrt", "start": 0.1})
     InverseSqrt(start=0.1, offset=1.0)
     >>> read(0.1)
     0.1
     """
+    if isinstance(table, FunctionType | partial):
+        return Formula(table)
     if not isinstance(table, Mapping) or "schedule" not in table:
         return table
     given = dict(table)
     name = given.pop("schedule")
-    if not isinstance(name, str) or name not in SCHEDULES:
-        raise ValueError(
-            f"unknown schedule {name!r}{suggest(str(name), SCHEDULES)} (known: {', '.join(sorted(SCHEDULES))})"
-        )
-    cls = SCHEDULES[name]
+    cls = SCHEDULES.lookup(name, ValueError)
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for field in given:
         if field not in known:

@@ -274,6 +274,11 @@ def beginning(problem: Problem, tolerance: float, rounds: int, driver: Driver, d
     """Fit the null model, and find the first strength."""
     if not (isinstance(problem.loss, Loss) and problem.loss.smooth):
         raise ValueError(f"{problem.loss} has kinks, and a path takes Newton steps; take a smooth loss")
+    if not problem.loss.twice:
+        raise ValueError(
+            f"{problem.loss} has no second derivative, and a path takes Newton steps; write a Loss with `second`, or "
+            "take fc.solve for each strength"
+        )
     h, d = problem.regularizer, problem.dimension
     check_modulus(h)
     lam = strength(h)

@@ -249,6 +249,8 @@ def _written(problem: Problem) -> str:
     """What a problem is, as an experiment says it; its regularizer in words."""
     loss = problem.loss
     names = [name for name, one in LOSSES.items() if type(one) is type(loss)]
+    if not names:
+        return f"# loss: {loss}\n# regularizer: {problem.regularizer}\n"
     fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}  # type: ignore[arg-type]
     numbers = {k: v for k, v in fields.items() if isinstance(v, float) or (isinstance(loss, Cox) and v is not None)}
     section = {"loss": names[0], "loss_options": numbers, "bias": problem.bias, "weights": problem.weighting}

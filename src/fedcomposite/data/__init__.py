@@ -114,9 +114,10 @@ def frames(name: str) -> dict[str, pd.DataFrame]:
     return FRAMES[known]()
 
 
-def load(name: str, **options: Any) -> Silos:
+def load(name: str | Callable[..., Silos], **options: Any) -> Silos:
     """Load a data set by name, with the options of its function: ``load("synthetic", clients=30, alpha=1.0)``.
 
+    A function of your own does in place of a name: its options are its keyword-only parameters.
     A data set that is not split between clients comes as one silo; deal it out with ``.partition(...)``.
     Files that are not at hand are downloaded once, see :mod:`fedcomposite.data.fetch`.
 
@@ -127,8 +128,11 @@ def load(name: str, **options: Any) -> Silos:
     >>> load("digits").partition("dirichlet", clients=5, alpha=0.5)
     Silos(5 clients, ... samples each, 64 features)
     """
-    function = DATASETS.lookup(name, DataError)
-    return function(**check_call(name, function, options, DataError))
+    function = name if callable(name) else DATASETS.lookup(name, DataError)
+    made = function(**check_call(getattr(name, "__name__", str(name)), function, options, DataError))
+    if not isinstance(made, Silos):
+        raise DataError(f"{getattr(name, '__name__', name)} gives a {type(made).__name__}, must be Silos")
+    return made
 
 
 def download(name: str, *, progress: Progress | None = None) -> None:

@@ -22,7 +22,7 @@ of the largest silo are moved to those that are too small.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +141,18 @@ PARTITIONERS: Registry[Callable[..., Groups]] = Registry(
 parameters with annotations."""
 
 
+def _whole(groups: Any, clients: int, samples: int, what: str) -> Groups:
+    """What a rule gives, which has to be every sample once."""
+    if not (isinstance(groups, Sequence) and len(groups) == clients):
+        given = len(groups) if isinstance(groups, Sequence) else type(groups).__name__
+        raise DataError(f"{what} gives {given}, must be a list of {clients} clients' samples, by their numbers")
+    made = [np.asarray(group, np.int64) for group in groups]
+    dealt = np.concatenate([group.ravel() for group in made])
+    if not np.array_equal(np.sort(dealt), np.arange(samples)):
+        raise DataError(f"{what} has to give each of the {samples} samples, 0 to {samples - 1}, to one client")
+    return made
+
+
 def _fill(groups: Groups, minimum: int, rng: Rng) -> Groups:
     """Move random samples from the largest groups until every group has ``minimum``."""
     for i in range(len(groups)):
@@ -177,7 +189,9 @@ def partition(
             f"{what}: cannot give {clients} clients at least {minimum} of {len(silos.targets)} samples each"
         )
     rng = np.random.default_rng(seed)
-    groups = _fill(rule(silos, clients, minimum, rng, **options), minimum, rng)
+    groups = _fill(
+        _whole(rule(silos, clients, minimum, rng, **options), clients, len(silos.targets), what), minimum, rng
+    )
     theirs = np.random.default_rng([seed, 1])  # of their own, so that training samples are dealt with or without them
     owners = {part: torch.from_numpy(_owners(silos, pair, groups, rule is kmeans, theirs))
               for part, pair in silos.held_out.items()}  # fmt: skip

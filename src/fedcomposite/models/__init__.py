@@ -44,14 +44,17 @@ SHAPES: dict[str, tuple[SampleShape, int]] = {
 """Shape of a sample and number of classes of the data sets of the papers."""
 
 
-def build(name: str, dataset: Silos | str, *, seed: Natural = 0, **options: Any) -> nn.Module:
+def build(
+    name: str | Callable[..., nn.Module], dataset: Silos | str, *, seed: Natural = 0, **options: Any
+) -> nn.Module:
     """Make a network that fits a data set.
 
     Parameters
     ----------
-    name : str
+    name : str or callable
         ``linear``, ``mlp``, ``cnn``, ``zhang-cnn``, ``resnet18``, ``sigmoid-net``, ``mobilenetv3-small``, or one that
-        an installed package offers (:mod:`fedcomposite.registry`).
+        an installed package offers (:mod:`fedcomposite.registry`); or such a function itself, of (shape of a sample,
+        number of classes, options).
     dataset : Silos or str
         Silos with class labels, or the name of a data set of the papers (``a9a``, ``mnist``, ``fashion-mnist``,
         ``cifar10``).
@@ -66,7 +69,8 @@ def build(name: str, dataset: Silos | str, *, seed: Natural = 0, **options: Any)
     >>> sum(p.numel() for p in fc.models.build("mlp", "mnist").parameters())
     109386
     """
-    factory, key = MODELS[name], MODELS.canonical(name)
+    factory = name if callable(name) else MODELS[name]
+    key = getattr(name, "__name__", str(name)) if callable(name) else MODELS.canonical(name)
     known = list(inspect.signature(factory).parameters)[2:]
     said = ", ".join(known) or "none"
     strange = [given for given in options if given not in known]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,6 +26,9 @@ from fedcomposite.problems.products import hessians
 from fedcomposite.problems.risk_sets import CAUSE, ENTRY, EVENT, STRATUM, TIME, RiskSets
 from fedcomposite.problems.sparse_products import Stack
 from fedcomposite.registry import Registry
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""Of margins, or a model's outputs, and targets."""
 
 
 class Loss(ABC):
@@ -75,9 +78,9 @@ class Loss(ABC):
         """The loss with what it has to know of the data filled in."""
         return self
 
-    @abstractmethod
     def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
-        """Check targets and bring them to the form that :meth:`value` expects (float64)."""
+        """Check targets and bring them to the form that :meth:`value` expects (float64): any numbers, as they are."""
+        return targets.double()
 
     @abstractmethod
     def value(self, z: Tensor, b: Tensor) -> Tensor:
@@ -147,13 +150,6 @@ class _Binary(Loss):
             )
         b = targets.double()
         return b if -1.0 in found or 0.0 not in found else 2 * b - 1
-
-
-class _Regression(Loss):
-    """Any real targets."""
-
-    def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
-        return targets.double()
 
 
 @dataclass(frozen=True)
@@ -247,7 +243,7 @@ class Multinomial(Loss):
 
 
 @dataclass(frozen=True)
-class LeastSquares(_Regression):
+class LeastSquares(Loss):
     """phi(z, b) = (z - b)^2 / 2."""
 
     nonnegative = True
@@ -313,7 +309,7 @@ class SquaredHinge(_Binary):
 
 
 @dataclass(frozen=True)
-class Absolute(_Regression):
+class Absolute(Loss):
     """phi(z, b) = |z - b|: regression to the median."""
 
     nonnegative = True
@@ -331,7 +327,7 @@ class Absolute(_Regression):
 
 
 @dataclass(frozen=True)
-class Huber(_Regression):
+class Huber(Loss):
     """phi(z, b) = r^2 / 2 for |r| <= delta, delta (|r| - delta / 2) beyond, with r = z - b."""
 
     delta: Positive = 1.0
@@ -360,7 +356,7 @@ class Huber(_Regression):
 
 
 @dataclass(frozen=True)
-class Quantile(_Regression):
+class Quantile(Loss):
     """phi(z, b) = max(tau r, (tau - 1) r) with r = b - z: regression to the tau-quantile (pinball loss)."""
 
     tau: Annotated[float, at.Gt(0), at.Lt(1)] = 0.5
@@ -531,6 +527,44 @@ class Cox(Loss):
         return torch.cat([b[:, :STRATUM], stratum.to(b).unsqueeze(1), b[:, CAUSE:]], 1)
 
 
+@dataclass(frozen=True, repr=False)
+class Written(Loss):
+    """A function of margins and targets with a value for each sample; its derivative is automatic.
+
+    Nothing else is known of it: no bounds, no classes, and no second derivative, so that first-order methods take it.
+    """
+
+    function: LossFunction
+
+    curvature = math.inf
+    slope = math.inf
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__qualname__", type(self.function).__qualname__)
+
+    def prepare(self, silos: Silos, targets: Tensor) -> Tensor:
+        """As they are, after a try with two of them."""
+        b = targets.double()
+        self.value(torch.zeros_like(b[:2]), b[:2])
+        return b
+
+    def value(self, z: Tensor, b: Tensor) -> Tensor:
+        """The function, which has to give a value for each margin."""
+        values = self.function(z, b)
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        if shape != tuple(z.shape):
+            raise ValueError(
+                f"the loss {self} gives {shape} for margins {tuple(z.shape)}, must be a value for each of them: no "
+                "mean or sum (reduction='none')"
+            )
+        return values
+
+    def derivative(self, z: Tensor, b: Tensor) -> Tensor:
+        """That of the sum, since each value depends on its own margin."""
+        made: Tensor = torch.func.grad(lambda at: self.value(at, b).sum())(z)
+        return made
+
+
 def _place(silos: Silos, row: int) -> str:
     """Where a row of the targets is."""
     at = int(np.searchsorted(silos.offsets, row, side="right")) - 1
@@ -538,10 +572,21 @@ def _place(silos: Silos, row: int) -> str:
 
 
 def _instance(name: str, thing: Any) -> Loss:
-    """A loss that another package offers: an instance, or a class whose options all have defaults."""
-    loss = thing() if isinstance(thing, type) and issubclass(thing, Loss) else thing
-    if not isinstance(loss, Loss):
-        raise TypeError("it must derive from fedcomposite.problems.Loss")
+    """A loss that another package offers: an instance, a class whose options all have defaults, or a function."""
+    if isinstance(thing, type):
+        thing = thing() if issubclass(thing, Loss) else None
+    if not (isinstance(thing, Loss) or callable(thing)):
+        raise TypeError("it must derive from fedcomposite.problems.Loss, or be a function of margins and targets")
+    return _whole(thing) if isinstance(thing, Loss) else Written(thing)
+
+
+def _whole(loss: Loss) -> Loss:
+    """A loss that says all that is needed of it."""
+    for name, what in (("curvature", "bound on its second derivative"), ("slope", "bound on its first derivative")):
+        if not hasattr(loss, name):
+            raise ValueError(
+                f"the loss {type(loss).__name__} lacks {name}, a {what}: {name} = math.inf if there is none"
+            )
     return loss
 
 
@@ -565,8 +610,8 @@ LOSSES: Registry[Loss] = Registry(
 )
 
 
-def get_loss(loss: str | Loss, options: Mapping[str, Any] | None = None) -> Loss:
-    """Look a loss up by name and set its options; a :class:`Loss` is taken as it is.
+def get_loss(loss: str | Loss | LossFunction, options: Mapping[str, Any] | None = None) -> Loss:
+    """Look a loss up by name and set its options; a :class:`Loss` is taken as it is, a function as :class:`Written`.
 
     >>> get_loss("huber", {"delta": 2})
     Huber(delta=2.0)
@@ -574,10 +619,13 @@ def get_loss(loss: str | Loss, options: Mapping[str, Any] | None = None) -> Loss
     if not (options is None or isinstance(options, Mapping)):
         raise ValueError(f"loss_options = {options!r:.60}, must be a dictionary, such as {{'delta': 2.0}}")
     options = dict(options or {})
-    if isinstance(loss, Loss):
+    if isinstance(loss, type):
+        raise ValueError(f"loss = {loss.__name__} is a class: make one of it, loss={loss.__name__}()")
+    if not isinstance(loss, str):
+        made = _whole(loss) if isinstance(loss, Loss) else Written(loss)
         if options:
-            raise ValueError(f"loss_options = {options} go with the name of a loss; {loss} has its options already")
-        return loss
+            raise ValueError(f"loss_options = {options} go with the name of a loss; {made} has its options already")
+        return made
     default: Any = LOSSES[loss]
     known = [f.name for f in dataclasses.fields(default)]
     for given in options:

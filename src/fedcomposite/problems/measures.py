@@ -143,6 +143,8 @@ def _chosen(loss: ScoringLoss, asked: Sequence[str | Metric]) -> tuple[Metric, .
         raise ValueError(f"metrics = {asked!r}, must be a list of names or metrics, such as ['auc', 'log_loss']")
     chosen: list[Metric] = [Accuracy()] if loss.classifier else []
     for one in asked:
+        if isinstance(one, type):
+            raise ValueError(f"metrics: {one.__name__} is a class: make one of it, {one.__name__}()")
         metric = METRICS[one]() if isinstance(one, str) else one
         if not isinstance(metric, Metric):
             raise ValueError(f"unknown metric {one!r} (known: {', '.join(sorted(METRICS))})")

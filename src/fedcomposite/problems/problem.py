@@ -25,12 +25,11 @@ from fedcomposite.data.silos import Silos
 from fedcomposite.data.sparse import Features, is_sparse, sparse_rows
 from fedcomposite.problems.base import Evaluation, RoundInputs, Slot, Smooth, measuring_step
 from fedcomposite.problems.linear import Linear
-from fedcomposite.problems.losses import Loss, get_loss
+from fedcomposite.problems.losses import Loss, LossFunction, get_loss
 from fedcomposite.problems.measures import Measures, Part
 from fedcomposite.problems.metrics import Metric
 from fedcomposite.problems.network import (
     IGNORED,
-    LossFunction,
     ModelLoss,
     Network,
     NetworkOptions,
@@ -62,8 +61,10 @@ class Problem:
         The clients' data.
     loss : str or Loss or callable
         A name of :data:`fedcomposite.problems.LOSSES`, for example ``"logistic"``, ``"least_squares"``, ``"huber"``;
-        or a :class:`Loss`. With a model: ``"cross_entropy"``, ``"mse"`` or a function of (outputs, targets) that
-        gives a value per sample, or their mean. ``"logistic"`` if left out, ``"cross_entropy"`` with a model.
+        a :class:`Loss`; or a function of (margins, targets) that gives a value per sample, whose derivative is then
+        automatic, for first-order methods. With a model: ``"cross_entropy"``, ``"mse"`` or a function of (outputs,
+        targets) that gives a value per sample, or their mean. ``"logistic"`` if left out, ``"cross_entropy"`` with a
+        model.
     loss_options : mapping, optional
         Options of a loss given by name: ``loss="huber", loss_options={"delta": 1.0}``.
     regularizer : Regularizer
@@ -559,8 +560,8 @@ class LinearProblem(Problem):
         if self.options != NetworkOptions():
             given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
             raise ValueError(f"{', '.join(given)}: only for a problem with a model")
-        if loss is not None and not isinstance(loss, str | Loss):
-            raise ValueError(f"loss = {loss!r}: a function of outputs and targets needs a model")
+        if not (loss is None or isinstance(loss, str | Loss) or callable(loss)):
+            raise ValueError(f"loss = {loss!r:.60}, must be a name, a Loss, or a function of margins and targets")
         self.loss = get_loss("logistic" if loss is None else loss, options)
         if self.silos.targets.ndim > 1 and self.loss.by_sample:
             shape = tuple(self.silos.targets.shape)

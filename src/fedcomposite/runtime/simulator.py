@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcomposite import rng, theory
 from fedcomposite._validation import Count, Natural, Positive, ZeroOrMore, as_vector
-from fedcomposite.aggregators import Aggregator
+from fedcomposite.aggregators import AnyAggregator, read
 from fedcomposite.algorithms.base import AnyAlgorithm
 from fedcomposite.compressed import Compressed
 from fedcomposite.compressors import Compressor
@@ -70,7 +70,7 @@ class Simulator(Rounds):
         group: processes.Group | processes.Alone | None = None,
         stationarity_step: float | None = None,
         privacy: Privacy | None = None,
-        aggregator: Aggregator | None = None,
+        aggregator: AnyAggregator | None = None,
     ) -> None:
         if backend not in ("stacked", "loop"):
             raise ValueError(f"backend = {backend!r}, must be 'stacked' or 'loop'")
@@ -78,7 +78,7 @@ class Simulator(Rounds):
             raise ValueError(fault)
         self.problem, self.batches, self.backend = problem, batches, backend
         dtype = problem.dtype if dtype is None else dtype
-        cohorts = Cohorts(len(problem.silos), participation, replace, seed)
+        cohorts, aggregator = Cohorts(len(problem.silos), participation, replace, seed), read(aggregator)
         check_fit(algorithm, problem, cohorts, clip_norm=batches.clip_norm, dtype=dtype, stacklevel=3)
         shared: dict[str, Any] = {
             "batches": batches, "dtype": dtype, "device": torch.device(device), "cohort": cohorts.size,
@@ -173,7 +173,7 @@ class SimulateOptions(TypedDict, total=False):
     distributed: bool | None
     process_settings: bool
     privacy: Privacy | None
-    aggregator: Aggregator | None
+    aggregator: AnyAggregator | None
     compressor: Compressor | None
     sparsity: Share | None
     structure: Structure
@@ -210,7 +210,7 @@ def simulate(
     distributed: bool | None = None,
     process_settings: bool = True,
     privacy: Privacy | None = None,
-    aggregator: Aggregator | None = None,
+    aggregator: AnyAggregator | None = None,
     compressor: Compressor | None = None,
     sparsity: Share | None = None,
     structure: Structure = "weights",
@@ -278,7 +278,7 @@ def simulate(
     privacy : privacy.SampleLevel or privacy.ClientLevel, optional
         Clip and noise what clients compute, or what they reply; records then tell the epsilon that the run has cost so
         far. The records themselves are exact: a simulator's own look, which no site would give away.
-    aggregator : aggregators.Aggregator, optional
+    aggregator : aggregators.Aggregator or callable, optional
         A robust mean of the replies in place of the mean.
     compressor : compressors.Compressor, optional
         What clients keep of their replies; the rest comes later, by error feedback
@@ -383,7 +383,7 @@ def _told(run: Run) -> Run:
 
 def _check_protected(
     privacy: Privacy | None,
-    aggregator: Aggregator | None,
+    aggregator: AnyAggregator | None,
     processes: int,
     mode: str,
     tolerance: float | None,

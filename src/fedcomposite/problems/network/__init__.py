@@ -31,7 +31,6 @@ from fedcomposite.problems.network.flat import layout
 from fedcomposite.problems.network.gradients import LoopWarning
 from fedcomposite.problems.network.options import (
     IGNORED,
-    LossFunction,
     ModelLoss,
     NetworkOptions,
     Plain,
@@ -42,7 +41,6 @@ from fedcomposite.problems.network.smooth import Network
 __all__ = [
     "IGNORED",
     "LoopWarning",
-    "LossFunction",
     "ModelLoss",
     "Network",
     "NetworkOptions",

@@ -19,6 +19,7 @@ from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.mapped import in_memory
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import not_sparse
+from fedcomposite.problems.losses import LossFunction
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
 
 IGNORED = -100
@@ -26,8 +27,6 @@ IGNORED = -100
 
 MODEL_LOSSES = ("cross_entropy", "mse")
 """The losses of a model that have names."""
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def single_tensor(made: Any) -> Any:
