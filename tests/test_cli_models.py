@@ -143,7 +143,10 @@ MODEL = {
         ("[model]", '[problem]\nloss = "logistic"\n[model]'),
         "[problem] loss = 'logistic' is not for a model",
     ),
-    "intercept of a linear model": (("[model]", "[problem]\nbias = true\n[model]"), "[problem] bias and loss_options"),
+    "intercept of a linear model": (
+        ("[model]", "[problem]\nbias = true\n[model]"),
+        "[problem] bias is for linear models",
+    ),
     "steps from theory": (
         ("step = 0.1\ngamma = 0.3", 'steps = "auto"'),
         "[algorithm] the smoothness of a network is unknown; give the steps yourself",

@@ -725,7 +725,16 @@ def test_only_vectors_of_the_method_counts_and_scalars_cross(silos, name, tmp_pa
         if kind == "introduction":
             met = Introduction.read(wire.text(answer, "introduction"))
             allowed = {"site", "version", "samples", "features", "dtype", "names", "labels", "smoothness", "scale"}
-            assert set(met.model_dump()) == allowed | {"weight", "weighted", "honest", "head", "noised"}
+            assert set(met.model_dump()) == allowed | {
+                "weight",
+                "weighted",
+                "honest",
+                "head",
+                "noised",
+                "targets",
+                "target_dtype",
+            }
+            assert (met.targets, met.target_dtype) == (None, "float64")  # what a target looks like, for a network
             assert met.weight is None  # nothing more than before where samples have no weights
             assert met.honest is None  # nor where nothing is noised
             assert met.labels == [-1.0, 1.0] or met.labels in ([-1.0], [1.0])

@@ -599,7 +599,7 @@ def test_errors_say_what_to_do():
         fc.Problem(silos, loss="logistic", chunk=3)
     with pytest.raises(ValueError, match=r"mean_loss gives .* must be a value for each of them"):
         fc.Problem(silos, loss=mean_loss)
-    with pytest.raises(ValueError, match="bias and loss_options are for linear models"):
+    with pytest.raises(ValueError, match="bias is for linear models"):
         fc.Problem(silos, model=small(), bias=True)
     with pytest.raises(ValueError, match="gradients = 'fast', must be one of"):
         fc.Problem(silos, model=small(), gradients="fast")

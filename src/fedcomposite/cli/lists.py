@@ -21,6 +21,7 @@ _KNOWN: dict[str, Registry[Any]] = {
     "datasets": data.DATASETS,
     "partitions": data.PARTITIONERS,
     "losses": problems.LOSSES,
+    "model-losses": problems.MODEL_LOSSES,
     "models": models.MODELS,
     "metrics": problems.METRICS,
     "callbacks": callbacks.REGISTRY,
@@ -32,8 +33,8 @@ _KNOWN: dict[str, Registry[Any]] = {
 def list_names(
     what: Annotated[
         Literal[
-            "algorithms", "regularizers", "datasets", "partitions", "losses", "models", "metrics", "callbacks",
-            "aggregators", "compressors", "experiments", "papers",
+            "algorithms", "regularizers", "datasets", "partitions", "losses", "model-losses", "models",
+            "metrics", "callbacks", "aggregators", "compressors", "experiments", "papers",
         ],
         typer.Argument(help="What to list."),
     ],

@@ -23,7 +23,7 @@ from fedcomposite.experiments.toml import ConfigError, file_tables, name_in
 from fedcomposite.problems import Problem
 from fedcomposite.problems.losses import get_loss
 from fedcomposite.problems.metrics import METRICS
-from fedcomposite.problems.network.options import MODEL_LOSSES
+from fedcomposite.problems.network import named_loss
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import Cohorts, simulate
 from fedcomposite.runtime.callbacks import AnyCallback, BestModel, Callback, EarlyStopping, View
@@ -196,9 +196,8 @@ def _problem(config: Config) -> None:
     try:
         if config.model is None and section.loss is not None:
             get_loss(section.loss, section.loss_options)
-        elif section.loss is not None and section.loss not in MODEL_LOSSES:
-            near, known = suggest(section.loss, MODEL_LOSSES), ", ".join(MODEL_LOSSES)
-            found.append(f"loss = {section.loss!r} is not for a model{near} (known: {known})")
+        elif config.model is not None:
+            named_loss(section.loss or "cross_entropy", section.loss_options)
     except (TypeError, ValueError) as error:
         found.append(str(error))
     for name in section.metrics:
@@ -217,7 +216,7 @@ def _model(config: Config) -> None:
     name, options = config.model.name, config.model.options
     try:
         with torch.device("meta"):  # nothing is allocated or drawn
-            models.build(name, "mnist", **options)
+            models.build(name, "mnist", outputs=config.model.outputs, **options)
     except ValueError as error:
         raise ConfigError(f"[model] {error}") from None
     except (TypeError, RuntimeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from torch import nn
 
 from fedcomposite import aggregators, algorithms, compressors, data, models, privacy, regularizers, schedules, theory
 from fedcomposite._validation import UserError
@@ -32,6 +34,7 @@ from fedcomposite.files import write_atomic
 from fedcomposite.privacy import Privacy, StudyBudget
 from fedcomposite.problems import Loss, Problem
 from fedcomposite.problems.losses import get_loss
+from fedcomposite.problems.network import needs
 from fedcomposite.regularizers.factors import Deviations
 from fedcomposite.regularizers.target import Structure
 from fedcomposite.runtime.callbacks import REGISTRY as CALLBACKS
@@ -93,6 +96,8 @@ class ModelSection(Section):
     """One of ``fedcomposite list models``."""
     options: dict[str, Any] = {}
     """The model's own."""
+    outputs: int | None = Field(default=None, ge=1)
+    """Of the network, where they are not the classes, or one for each number that is to be found."""
     seed: int | None = None
     """Of the first parameters; the experiment's if left out."""
     gradients: Literal["auto", "vmap", "loop", "streams"] = "auto"
@@ -423,15 +428,29 @@ class Config(Section):
         except (TypeError, ValueError) as error:
             raise ConfigError(f"[problem] {error}") from None
 
+    def make_module(self, silos: Silos) -> nn.Module:
+        """The network of ``[model]`` for these data, with its start."""
+        assert self.model is not None
+        m, seed = self.model, self.seed if self.model.seed is None else self.model.seed
+        try:
+            return models.build(m.name, silos, seed=seed, outputs=m.outputs or self._numbers(silos), **m.options)
+        except ValueError as error:
+            raise ConfigError(f"[model] {error}") from None
+
+    def _numbers(self, silos: Silos) -> int | None:
+        """How many numbers are to be found for each sample; None where it is a class."""
+        wanted, targets = needs(self.problem.loss), silos.targets
+        if wanted == "classes":
+            return None
+        if wanted == "either" and (silos.classes is not None or not targets.is_floating_point()):
+            return None
+        return math.prod(targets.shape[1:])
+
     def _make_network(self, silos: Silos) -> dict[str, Any]:
         """What ``[model]`` gives to the problem: the network with its start, and how it is fed and evaluated."""
         if self.model is None:
             return {}
-        m, seed = self.model, self.seed if self.model.seed is None else self.model.seed
-        try:
-            module = models.build(m.name, silos, seed=seed, **m.options)
-        except ValueError as error:
-            raise ConfigError(f"[model] {error}") from None
+        m, module = self.model, self.make_module(silos)
         name = data.DATASETS.canonical(str(self.data.get("name")))
         pixels = silos.features.dtype == torch.uint8 and name in data.images.NORMALIZATION
         return {

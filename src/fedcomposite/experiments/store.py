@@ -252,6 +252,9 @@ class RunFolder:
         else:  # pixels; other whole numbers may be indices into a table that has two entries at least
             features = torch.randint(256 if dtype == torch.uint8 else 2, shape, generator=source).to(dtype)
         targets = torch.tensor(labels, dtype=torch.float64).repeat(-(-_DRAWN // len(labels)))
+        if "targets" in look:
+            targets = targets.to(getattr(torch, look["target_dtype"])).view(-1, *(1 for _ in look["targets"]))
+            targets = targets.repeat(1, *look["targets"])
         rows = torch.arange(len(targets)) % _DRAWN
         fitted = FittedRecipe.read(recipe) if recipe.is_file() else None
         names = tuple(look["names"])
@@ -266,10 +269,16 @@ class RunFolder:
 
 def _look(silos: Silos) -> str:
     """Shape and type of a sample, names of its features, and the classes: nothing of the samples themselves."""
-    labels = [] if silos.classes is None else [float(label) for label in silos.classes]
+    targets = silos.targets
+    several = targets.ndim > 1 and not targets.is_floating_point()  # labels of tokens, or of pixels
+    classes = torch.unique(targets[targets >= 0]).tolist() if several else silos.classes
+    labels = [] if classes is None else [float(label) for label in classes]
     dtype = str(silos.features.dtype).removeprefix("torch.")
     shape, names = list(silos.features.shape[1:]), list(silos.feature_names)
-    return json.dumps({"shape": shape, "dtype": dtype, "names": names, "labels": labels})
+    look = {"shape": shape, "dtype": dtype, "names": names, "labels": labels}
+    if targets.ndim > 1:
+        look |= {"targets": list(targets.shape[1:]), "target_dtype": str(targets.dtype).removeprefix("torch.")}
+    return json.dumps(look)
 
 
 def coefficients(problem: Problem, x: torch.Tensor) -> pd.DataFrame:

@@ -13,6 +13,7 @@ Number = Annotated[int, Field(ge=0, le=2**31)]
 Extents = Annotated[list[Annotated[int, Field(ge=1, le=2**31)]], Field(min_length=1, max_length=8)]
 Names = Annotated[list[Name], Field(max_length=1_000_000)]
 Labels = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=1000)]
+TargetType = Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
 Constant = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -39,6 +40,10 @@ class Shape(_Data):
     """Shape of a sample."""
     dtype: Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
     """Type of the stored samples."""
+    targets: Extents | None = None
+    """Shape of a sample's target, where it has several."""
+    target_dtype: TargetType = "float64"
+    """Type of the stored targets."""
     names: Names = []
     """Columns, in the order of the model; empty for samples without names."""
     labels: Labels = []
@@ -208,6 +213,8 @@ class Introduction(_Data):
     dtype: Literal["float32", "float64", "uint8", "int64", "int32", "bool"]
     names: Names = []
     labels: Labels = []
+    targets: Extents | None = None
+    target_dtype: TargetType = "float64"
     smoothness: Constant | None = None
     """Smoothness constant of the site's loss; left out where it has none."""
     honest: int | None = Field(default=None, ge=1, le=2**31)

@@ -51,11 +51,15 @@ def parse(text: str, where: str = "config", *, recipe: bool = False) -> Config:
         for option in ("weight", "offset", "class_weights")
         if option in section
     ]
-    if isinstance(problem := content.get("problem"), dict) and problem.get("class_weight") is not None:
+    problem = content.get("problem")
+    weight = problem.get("class_weight") if isinstance(problem, dict) else None
+    if weight is not None and "model" not in content:
         found.append(
             "[problem] class_weight: what a sample counts is for its site to say; name a column of weights in each "
             "site.toml, and leave this out"
         )
+    elif weight == "balanced":
+        found.append("[problem] class_weight = 'balanced': sites do not count their classes; give a number by label")
     content = {"run": FILLER["run"], **content} if recipe else content
     run = content.get("run")
     if isinstance(run, dict) and run.get("replace") is True:
@@ -96,7 +100,9 @@ def blank(shape: Shape, times: bool = False, recipe: FittedRecipe | None = None)
     """One client with a sample of zeros for every class, or a time: all that a model must know of the data."""
     labels = shape.labels or [0.0]
     features = torch.zeros((len(labels), *shape.features), dtype=DTYPES[shape.dtype])
-    targets = torch.tensor([[1.0, 0.0]] * len(labels) if times else labels, dtype=torch.float64)
+    targets = torch.tensor([[1.0, 0.0]] * len(labels) if times else labels, dtype=DTYPES[shape.target_dtype])
+    if shape.targets is not None:
+        targets = targets.view(-1, *(1 for _ in shape.targets)).repeat(1, *shape.targets)
     return Silos(features, targets, (0, len(labels)), feature_names=tuple(shape.names), recipe=recipe)
 
 
@@ -112,7 +118,7 @@ def local_problem(general: Problem, config: Config, shape: Shape, silos: Silos) 
     if isinstance(general.loss, Loss):
         own |= {"loss": general.loss.adapt(general.silos), "bias": general.bias}
     else:
-        own |= {"loss": general.loss.name, "model": general.model, **vars(general.options)}
+        own |= {"loss": general.loss, "model": general.model, **vars(general.options)}
         if (most := general.options.evaluation_samples) is not None:  # the simulator spreads them over all clients
             own["evaluation_samples"] = -(-most // shape.clients)
     with warnings.catch_warnings():
@@ -140,6 +146,11 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
             raise AgreementError(
                 f"{other.site} has samples of shape {other.features}, {first.site} of shape {first.features}"
             )
+        if (other.targets, other.target_dtype) != (first.targets, first.target_dtype):
+            raise AgreementError(
+                f"{other.site} has targets of shape {other.targets or []}, {other.target_dtype}, {first.site} of shape "
+                f"{first.targets or []}, {first.target_dtype}; store them alike"
+            )
         if other.dtype != first.dtype:
             raise AgreementError(f"{other.site} stores {other.dtype}, {first.site} {first.dtype}; store them alike")
         if other.version != first.version:
@@ -153,6 +164,8 @@ def agree(introductions: Sequence[Introduction]) -> Shape:
     return Shape(
         features=first.features,
         dtype=first.dtype,
+        targets=first.targets,
+        target_dtype=first.target_dtype,
         names=first.names,
         labels=labels,
         clients=len(introductions),
@@ -164,7 +177,7 @@ def misfits(introductions: Sequence[Introduction]) -> dict[str, str]:
     """The sites that do not fit to most others, and why."""
 
     def form(one: Introduction) -> str:
-        return repr((sorted(one.names), one.features, one.dtype, one.version))
+        return repr((sorted(one.names), one.features, one.dtype, one.targets, one.target_dtype, one.version))
 
     usual = Counter(map(form, introductions)).most_common(1)[0][0] if introductions else ""
     found: dict[str, str] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcomposite._validation import Natural, refuse, suggest, wrong_arguments
+from fedcomposite._validation import Count, Natural, refuse, suggest, wrong_arguments
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.models.mobilenet import MobileNetV3Small
 from fedcomposite.models.resnet import ResNet18
@@ -45,7 +45,12 @@ SHAPES: dict[str, tuple[SampleShape, int]] = {
 
 
 def build(
-    name: str | Callable[..., nn.Module], dataset: Silos | str, *, seed: Natural = 0, **options: Any
+    name: str | Callable[..., nn.Module],
+    dataset: Silos | str,
+    *,
+    seed: Natural = 0,
+    outputs: Count | None = None,
+    **options: Any,
 ) -> nn.Module:
     """Make a network that fits a data set.
 
@@ -60,6 +65,8 @@ def build(
         ``cifar10``).
     seed : int
         Determines the initial parameters.
+    outputs : int, optional
+        How many outputs, where they are not the classes: 1 for ``loss="mse"``.
     **options
         Of the model: ``hidden`` (mlp, sigmoid-net), ``dropout`` (mobilenetv3-small), ``stem`` (resnet18).
 
@@ -78,14 +85,14 @@ def build(
     if factory.__module__.startswith(f"{__name__}."):
         maker: Any = vars(factory)["__init__"] if isinstance(factory, type) else factory
         faults += [f"model {key!r}: {line}" for line in wrong_arguments(maker, options)]
-    refuse([*faults, *wrong_arguments(build, {"seed": seed})])
-    shape, classes = _fit(dataset)
+    refuse([*faults, *wrong_arguments(build, {"seed": seed, "outputs": outputs})])
+    shape, classes = _fit(dataset, outputs)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return factory(shape, classes, **options)
 
 
-def _fit(dataset: Silos | str) -> tuple[SampleShape, int]:
+def _fit(dataset: Silos | str, outputs: int | None) -> tuple[SampleShape, int]:
     if isinstance(dataset, str):
         shapes = {fold(k): v for k, v in SHAPES.items()}
         if fold(dataset) not in shapes:
@@ -93,10 +100,16 @@ def _fit(dataset: Silos | str) -> tuple[SampleShape, int]:
                 f"unknown data set {dataset!r}{suggest(dataset, SHAPES)} (known: {', '.join(SHAPES)}); "
                 "give the silos themselves"
             )
-        return shapes[fold(dataset)]
+        shape, classes = shapes[fold(dataset)]
+        return shape, outputs or classes
     if not isinstance(dataset, Silos):
         raise ValueError(f"dataset = {dataset!r:.60}, must be Silos, or the name of a data set: {', '.join(SHAPES)}")
+    shape = tuple(dataset.features.shape[1:])
+    if outputs is not None:
+        return shape, outputs
+    if dataset.targets.ndim > 1 and not dataset.targets.is_floating_point():
+        return shape, int(dataset.targets.max()) + 1
     if dataset.classes is None:
-        raise DataError("these targets are not classes; build a module with one output and take loss='mse'")
+        raise DataError("these targets are not classes; build a module with outputs=1 and take loss='mse'")
     labels = set(dataset.classes.tolist())
-    return tuple(dataset.features.shape[1:]), 2 if labels <= {-1, 1} else int(max(labels)) + 1
+    return shape, 2 if labels <= {-1, 1} else int(max(labels)) + 1

@@ -47,7 +47,7 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
         offsets=(0, cell["images"]),
     )  # fmt: skip
     silos = few.partition("dirichlet", clients=cell["clients"], alpha=0.5, seed=seed, minimum=cell["batch"])
-    options = {"dropout": 0.0} if cell["model"].startswith("mobilenet") else {}
+    options: dict[str, Any] = {"dropout": 0.0} if cell["model"].startswith("mobilenet") else {}
     problem = Problem(
         silos, model=models.build(cell["model"], "fashion-mnist", seed=seed, **options), regularizer=L1(cell["lam"]),
         normalization=datasets.normalization("fashion_mnist"), evaluation_samples=min(10_000, cell["images"]),

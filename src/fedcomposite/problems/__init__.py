@@ -5,11 +5,13 @@ from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import LOSSES, Loss
 from fedcomposite.problems.measures import Counts, Measures, summarise
 from fedcomposite.problems.metrics import METRICS, Metric
+from fedcomposite.problems.network import MODEL_LOSSES
 from fedcomposite.problems.problem import LinearProblem, NetworkProblem, OneClassWarning, Problem, prox_gradient_norm
 
 __all__ = [
     "LOSSES",
     "METRICS",
+    "MODEL_LOSSES",
     "Batches",
     "ClientGradients",
     "Counter",

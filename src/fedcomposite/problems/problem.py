@@ -36,6 +36,7 @@ from fedcomposite.problems.network import (
     Plain,
     layout,
     model_loss,
+    named_loss,
 )
 from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, SparsityTarget, Support, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
@@ -62,9 +63,9 @@ class Problem:
     loss : str or Loss or callable
         A name of :data:`fedcomposite.problems.LOSSES`, for example ``"logistic"``, ``"least_squares"``, ``"huber"``;
         a :class:`Loss`; or a function of (margins, targets) that gives a value per sample, whose derivative is then
-        automatic, for first-order methods. With a model: ``"cross_entropy"``, ``"mse"`` or a function of (outputs,
-        targets) that gives a value per sample, or their mean. ``"logistic"`` if left out, ``"cross_entropy"`` with a
-        model.
+        automatic, for first-order methods. With a model: a name of :data:`fedcomposite.problems.MODEL_LOSSES`, for
+        example ``"cross_entropy"`` or ``"mse"``, or a function of (outputs, targets) that gives a value per sample, or
+        their mean. ``"logistic"`` if left out, ``"cross_entropy"`` with a model.
     loss_options : mapping, optional
         Options of a loss given by name: ``loss="huber", loss_options={"delta": 1.0}``.
     regularizer : Regularizer
@@ -150,7 +151,7 @@ class Problem:
         self,
         silos: Silos,
         *,
-        loss: str | Loss | LossFunction | None = None,
+        loss: str | Loss | LossFunction | ModelLoss | None = None,
         loss_options: Mapping[str, Any] | None = None,
         regularizer: Regularizer | None = None,
         bias: bool = False,
@@ -211,7 +212,7 @@ class Problem:
 
     def _set_up(
         self,
-        loss: str | Loss | LossFunction | None,
+        loss: str | Loss | LossFunction | ModelLoss | None,
         options: Mapping[str, Any] | None,
         metrics: Sequence[str | Metric],
         of_classes: Mapping[float, float] | None,
@@ -550,7 +551,7 @@ class LinearProblem(Problem):
 
     def _set_up(
         self,
-        loss: str | Loss | LossFunction | None,
+        loss: str | Loss | LossFunction | ModelLoss | None,
         options: Mapping[str, Any] | None,
         metrics: Sequence[str | Metric],
         of_classes: Mapping[float, float] | None,
@@ -560,7 +561,7 @@ class LinearProblem(Problem):
         if self.options != NetworkOptions():
             given = {k: v for k, v in vars(self.options).items() if v != getattr(NetworkOptions(), k)}
             raise ValueError(f"{', '.join(given)}: only for a problem with a model")
-        if not (loss is None or isinstance(loss, str | Loss) or callable(loss)):
+        if isinstance(loss, ModelLoss) or not (loss is None or isinstance(loss, str | Loss) or callable(loss)):
             raise ValueError(f"loss = {loss!r:.60}, must be a name, a Loss, or a function of margins and targets")
         self.loss = get_loss("logistic" if loss is None else loss, options)
         if self.silos.targets.ndim > 1 and self.loss.by_sample:
@@ -632,13 +633,15 @@ class NetworkProblem(Problem):
 
     def _set_up(
         self,
-        loss: str | Loss | LossFunction | None,
+        loss: str | Loss | LossFunction | ModelLoss | None,
         options: Mapping[str, Any] | None,
         metrics: Sequence[str | Metric],
         of_classes: Mapping[float, float] | None,
     ) -> None:
-        if self.bias or options:
-            raise ValueError("bias and loss_options are for linear models; build them into the model and its loss")
+        if self.bias:
+            raise ValueError("bias is for linear models; build it into the model")
+        if options and not isinstance(loss, str | None):
+            raise ValueError(f"loss_options = {options} go with the name of a loss; {loss} has its options already")
         if self.silos.weights is not None:
             raise ValueError("weights of samples are for linear models; a model's loss can weigh its classes")
         if self.silos.margin_offsets is not None:
@@ -646,7 +649,8 @@ class NetworkProblem(Problem):
         if isinstance(loss, Loss):
             raise ValueError(f"{loss} is for linear models; with a model use 'cross_entropy', 'mse' or a function")
         self.layout = layout(self._module)
-        self.loss = model_loss("cross_entropy" if loss is None else loss, self._module, self.silos, self.options)
+        given = named_loss(loss or "cross_entropy", options) if isinstance(loss, str | None) else loss
+        self.loss = model_loss(given, self._module, self.silos, self.options)
         if of_classes is not None:
             self.loss = self.loss.weighted(of_classes)
         self.measures = Measures.of(self.loss, metrics, clients=True)

@@ -20,6 +20,7 @@ from fedcomposite.runtime.noised_sums import NOISED
 
 _MOST = 2.0**40  # samples that a site may have
 _SUMS = ("loss", "log_loss", "brier", "mae")  # a sum of values >= 0, and samples
+_NOT_BELOW_ZERO = ("cross_entropy", "mse", "mae", "huber", "binary_cross_entropy")  # of a network
 _PER_CLASS = ("balanced_accuracy", "f1", "auc")
 
 
@@ -45,7 +46,7 @@ def check_numbers(numbers: Mapping[str, float], order: Order, samples: int, leas
 def least_loss(loss: Loss | ModelLoss) -> float:
     """The least value of a loss: 0 for those of the package but one, unknown for others."""
     if isinstance(loss, ModelLoss):
-        return 0.0 if loss.name in ("cross_entropy", "mse") else -math.inf
+        return 0.0 if loss.name in _NOT_BELOW_ZERO else -math.inf
     known = {type(one) for name, one in LOSSES.items() if LOSSES.origin(name) == "fedcomposite"} - {Poisson}
     return 0.0 if type(loss) in known else -math.inf
 

@@ -22,6 +22,7 @@ from fedcomposite.federation.shape import blank
 from fedcomposite.privacy import SampleLevel, StudyBudget
 from fedcomposite.problems.losses import LOSSES, Cox, LeastSquares, Loss, Multinomial
 from fedcomposite.problems.metrics import METRICS
+from fedcomposite.problems.network import needs
 from fedcomposite.registry import fold
 
 _COPIES = 24  # vectors as long as the model that a method's round may hold at once, generously
@@ -277,10 +278,15 @@ def affine(loss: Loss) -> bool:
 
 
 def classifies(config: Config) -> bool:
-    """Whether the experiment's targets are class labels."""
+    """Whether the experiment's targets are class labels, or may be."""
     if config.model is None:
         return config.make_loss().classifier
-    return config.problem.loss in (None, "cross_entropy")
+    return needs(config.problem.loss) != "numbers"
+
+
+def may_be_numbers(config: Config) -> bool:
+    """Whether the experiment takes numbers as well as class labels."""
+    return config.model is not None and needs(config.problem.loss) in ("flags", "either")
 
 
 def pair(config: Config) -> bool:
@@ -332,8 +338,8 @@ def _count(config: Config, shape: Shape) -> tuple[int, int]:
     silos = blank(shape)
     try:
         with torch.device("meta"):
-            made = models.build(config.model.name, silos, **config.model.options)
-    except ValueError as error:
+            made = config.make_module(silos)
+    except RuntimeError as error:
         raise ConfigError(f"[model] {error}") from None
     tensors = [*made.parameters(), *made.buffers()]
     return sum(t.numel() for t in tensors), max((t.shape[0] for t in tensors if t.ndim > 1), default=1)

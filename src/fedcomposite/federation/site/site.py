@@ -49,6 +49,7 @@ from fedcomposite.privacy import Query, SampleLevel, Source, System
 from fedcomposite.problems import Counter, Problem, private
 from fedcomposite.problems.linear import Linear
 from fedcomposite.problems.losses import Loss
+from fedcomposite.problems.network import IGNORED
 from fedcomposite.regularizers.base import StepError
 from fedcomposite.runtime import messages, process
 from fedcomposite.runtime.client import Client
@@ -168,6 +169,8 @@ class Site:
         """The labels that may be told: those of the site's own file, or a pair that everybody uses."""
         targets = [self.silos.targets, *(y for _, y in self.silos.held_out.values())]
         found = {float(v) for y in targets for v in torch.unique(y).tolist()}
+        if self.silos.targets.ndim > 1:
+            found.discard(IGNORED)
         if classes is not None:
             if other := sorted(found - set(map(float, classes))):
                 raise DataError(f"{self.name}: the target {other[0]:g} is not among its classes ({list(classes)})")
@@ -280,6 +283,8 @@ class Site:
         self.gate.bind(order, config)
         self._check_version(config)
         if order.shape is not None:
+            if (order.shape.targets, order.shape.target_dtype) != self._targets(config):
+                raise RefusalError("the experiment's targets have another shape or type than this site's")
             heads = {site: head for site, head in order.heads.items() if site in order.shape.sites}
             PeerHeads(self.store.folder / "heads.json").keep(self.name, heads, self._sums.vault.peers)
         if order.secure is not None:
@@ -342,6 +347,8 @@ class Site:
             dtype=shape.dtype,
             names=shape.names,
             labels=labels,
+            targets=shape.targets,
+            target_dtype=shape.target_dtype,
             smoothness=curvature * scale if scale is not None and math.isfinite(curvature) else None,
             scale=scale,
             honest=None if config.privacy is None else self.limits.honest_parties,
@@ -352,13 +359,27 @@ class Site:
         dtype = str(self.silos.features.dtype).removeprefix("torch.")
         if dtype not in wire.DTYPES:
             raise RefusalError(f"samples of type {dtype} cannot be used in a federation; store float64 or uint8")
+        weighted = config.problem.settings["class_weight"] or {}  # by labels that other sites may have
+        labels = self._told(config)
+        if not (labels or weighted) and policy.classifies(config) and not policy.may_be_numbers(config):
+            labels = [0.0, 1.0]
+        several, kind = self._targets(config)
         return Shape(
             features=list(self.silos.features.shape[1:]),
             dtype=dtype,  # type: ignore[arg-type]
+            targets=several,
+            target_dtype=kind,  # type: ignore[arg-type]
             names=list(self.silos.feature_names),
-            labels=self._told(config) or ([0.0, 1.0] if policy.classifies(config) else []),
+            labels=sorted({*labels, *weighted}),
             clients=1,
         )
+
+    def _targets(self, config: Config) -> tuple[list[int] | None, str]:
+        """Shape and type of a sample's target, which matter to a network."""
+        targets = self.silos.targets
+        if config.model is None:
+            return None, "float64"
+        return list(targets.shape[1:]) or None, str(targets.dtype).removeprefix("torch.")
 
     def _cost(self, order: Order, config: Config) -> float | None:
         if config.budget is not None:
@@ -370,14 +391,17 @@ class Site:
         if not policy.classifies(config):
             return []
         if self._labels is None:
+            if policy.may_be_numbers(config):
+                return []
             raise DataError("these targets are not two labels in {-1, 1} or {0, 1}: declare [data] classes = [...]")
         parts = {"train": self.silos.targets}
         if set(config.problem.metrics) & set(policy.PER_CLASS):
             parts |= {part: y for part, (_, y) in self.silos.held_out.items()}
         for part, y in parts.items():
-            classes, counts = torch.unique(y, return_counts=True)
-            if config.privacy is None and int(counts.min()) < self.limits.min_class:  # noise hides, a refusal would not
-                here = f"class {float(classes[counts.argmin()]):g} has {int(counts.min())} {part} samples"
+            counts = {v: int((y == v).view(len(y), -1).any(1).sum()) for v in torch.unique(y).tolist() if v != IGNORED}
+            least = min(counts, key=counts.__getitem__, default=None)
+            if config.privacy is None and least is not None and counts[least] < self.limits.min_class:
+                here = f"class {least:g} has {counts[least]} {part} samples"  # noise hides, a refusal would not
                 raise DataRefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}", here)
         if not self._labels and self.limits.epsilon is not None:  # that there is one class only would tell on samples
             return [-1.0, 1.0] if float(self.silos.targets.min()) < 0 else [0.0, 1.0]

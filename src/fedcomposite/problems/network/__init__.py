@@ -29,6 +29,7 @@ backend; torch's own streams differ between a CPU and a GPU.
 from fedcomposite.problems.network.evaluation import spread
 from fedcomposite.problems.network.flat import layout
 from fedcomposite.problems.network.gradients import LoopWarning
+from fedcomposite.problems.network.named_losses import MODEL_LOSSES, CrossEntropy, named_loss, needs
 from fedcomposite.problems.network.options import (
     IGNORED,
     ModelLoss,
@@ -40,6 +41,8 @@ from fedcomposite.problems.network.smooth import Network
 
 __all__ = [
     "IGNORED",
+    "MODEL_LOSSES",
+    "CrossEntropy",
     "LoopWarning",
     "ModelLoss",
     "Network",
@@ -47,5 +50,7 @@ __all__ = [
     "Plain",
     "layout",
     "model_loss",
+    "named_loss",
+    "needs",
     "spread",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,19 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from fedcomposite._faults import first_line
-from fedcomposite._validation import Count, suggest, validate
+from fedcomposite._validation import Count, validate
 from fedcomposite.data.augmentation import Augmentation
 from fedcomposite.data.mapped import in_memory
 from fedcomposite.data.silos import DataError, Silos
 from fedcomposite.data.sparse import not_sparse
 from fedcomposite.problems.losses import LossFunction
 from fedcomposite.problems.metrics import CLASSIFIERS, Kind
+from fedcomposite.problems.network.named_losses import (
+    MODEL_LOSSES,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    TargetLoss,
+)
 
 IGNORED = -100
 """A token's label that counts for nothing, as in torch."""
-
-MODEL_LOSSES = ("cross_entropy", "mse")
-"""The losses of a model that have names."""
 
 
 def single_tensor(made: Any) -> Any:
@@ -54,16 +58,20 @@ class ModelLoss:
         """The same with each label's loss multiplied by a number, by label; the mean is over labels as before."""
         if self.name != "cross_entropy":
             raise ValueError(f"class_weight is for loss='cross_entropy'; let {self.name} weigh its classes")
+        mine = self.function
+        smoothing = mine.smoothing if isinstance(mine, _CrossEntropy) else 0.0
         known = sorted(weights)
         if set(known) <= {-1.0, 1.0}:  # as ``prepare`` numbers them
             known, weights = [0.0, 1.0], {0.0: weights.get(-1.0, 1.0), 1.0: weights.get(1.0, 1.0)}
         each = torch.ones(int(known[-1]) + 1, dtype=torch.float64)
         for label in known:
             each[int(label)] = weights[label]
-        return replace(self, function=_CrossEntropy(each, self.classes_second))
+        return replace(self, function=_CrossEntropy(each, self.classes_second, smoothing))
 
     def prepare(self, targets: Tensor, outputs: int) -> Tensor:
         """Class labels as integers from 0, with -1 and +1 read as 0 and 1; other targets as they are."""
+        if self.name == BinaryCrossEntropy.name:
+            return _flags(targets)
         if self.name != "cross_entropy":
             return targets
         labels = torch.unique(targets)
@@ -93,41 +101,44 @@ class ModelLoss:
         return values if self.per_sample else values.expand(len(targets))
 
 
+def _flags(targets: Tensor) -> Tensor:
+    """Flags as 0 and 1, where they may be -1 and +1; probabilities as they are."""
+    least, most = targets.aminmax()
+    if bool(((targets == -1) | (targets == 1)).all()):
+        return (targets > 0).to(targets.dtype)
+    if least < 0 or most > 1:
+        raise DataError(f"binary_cross_entropy needs flags 0 and 1, found {float(least):g} to {float(most):g}")
+    return targets
+
+
 def _placed(function: LossFunction, dtype: torch.dtype, device: torch.device | str) -> LossFunction:
     return copy.deepcopy(function).to(device, dtype) if isinstance(function, nn.Module) else function
 
 
 class _CrossEntropy(nn.Module):
-    """Cross-entropy with a weight for each class (1 for those that are not named), or with the classes second."""
+    """Cross-entropy with a weight for each class (1 for those not named), the classes second, or smoothed labels."""
 
-    def __init__(self, weights: Tensor | None, second: bool) -> None:
+    def __init__(self, weights: Tensor | None, second: bool, smoothing: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("weights", weights)
-        self._second = second
+        self._second, self.smoothing = second, smoothing
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         shown = outputs.movedim(1, -1) if self._second else outputs
         given: Tensor | None = self.weights  # type: ignore[assignment]
         if given is not None and (more := shown.shape[-1] - len(given)) > 0:
             given = torch.cat([given, given.new_ones(more)])
-        return _cross_entropy(shown, targets, given)
+        return _cross_entropy(shown, targets, given, self.smoothing)
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+def _cross_entropy(outputs: Tensor, targets: Tensor, weight: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
     """Of each sample; where it has several labels (tokens), the mean over those that count."""
+    of = functools.partial(nn.functional.cross_entropy, weight=weight, reduction="none", label_smoothing=smoothing)
     if targets.ndim == 1:
-        return nn.functional.cross_entropy(outputs, targets, weight, reduction="none")
-    each = nn.functional.cross_entropy(
-        outputs.flatten(0, -2), targets.flatten(), weight, ignore_index=IGNORED, reduction="none"
-    )
+        return of(outputs, targets)
+    each = of(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
     there = (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
     return each.view(targets.shape).flatten(1).sum(1) / there
-
-
-def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of each sample; where it has several targets, their mean."""
-    each = (outputs.reshape(targets.shape) - targets).square()
-    return each if targets.ndim == 1 else each.flatten(1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -199,8 +210,16 @@ class Plain(nn.Module):
         return single_tensor(self._options.called(self.module, inputs))
 
 
-def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, options: NetworkOptions) -> ModelLoss:
-    """Read the loss, and try it on two samples, so that a wrong shape is found before the run."""
+def model_loss(
+    loss: CrossEntropy | LossFunction | ModelLoss, module: nn.Module, silos: Silos, options: NetworkOptions
+) -> ModelLoss:
+    """Read the loss, and try it on two samples, so that a wrong shape is found before the run.
+
+    One that was read already, of all samples, is tried on these, which may be some of them.
+    """
+    if isinstance(loss, ModelLoss):
+        given = CrossEntropy() if loss.name == "cross_entropy" else loss.function
+        return replace(loss, kinds=model_loss(given, module, silos, options).kinds)
     dtype = next(p.dtype for p in module.parameters())
     inputs = options.inputs(in_memory(not_sparse(silos.features, "a model")[:2]), dtype)
     outputs = _outputs(module, inputs, options)
@@ -212,24 +231,35 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
             ends = torch.stack([each.amin(1).argmin(), each.amax(1).argmax()])
             _outputs(module, options.inputs(features[ends], dtype), options, f", {each.min()} to {each.max()}")
     targets = silos.targets[:2]
-    if loss == "cross_entropy":
+    if isinstance(loss, CrossEntropy):
         second = _classes_second(outputs, targets, options.class_axis)
         if outputs.shape[1 if second else -1] < 2:
             raise DataError("cross_entropy needs an output per class, the module gives one; change its last layer")
         kinds = ("labels",) if targets.ndim > 1 else CLASSIFIERS if outputs.shape[1] == 2 else ("multiclass",)
-        function = _CrossEntropy(None, True) if second else _cross_entropy
+        smoothing = loss.label_smoothing
+        function = _CrossEntropy(None, second, smoothing) if second or smoothing else _cross_entropy
         return ModelLoss("cross_entropy", function, True, True, kinds, classes_second=second)
-    if loss == "mse":
+    if isinstance(loss, TargetLoss):
         if outputs.numel() != targets.numel():
             many = "one output" if targets.ndim == 1 else f"outputs {tuple(targets.shape[1:])}"
-            raise DataError(f"mse needs {many} per sample, the module gives {tuple(outputs.shape)} for 2 samples")
-        kinds = ("regression",) if targets.ndim == 1 else ()
-        return ModelLoss("mse", _squared_error, classifier=False, per_sample=True, kinds=kinds)
+            raise DataError(
+                f"{loss.name} needs {many} per sample, the module gives {tuple(outputs.shape)} for 2 samples"
+            )
+        kinds = loss.kinds if targets.ndim == 1 else ()
+        return ModelLoss(loss.name, loss, classifier=False, per_sample=True, kinds=kinds)
+    return _theirs(loss, outputs, silos, dtype, options)
+
+
+def _theirs(
+    loss: LossFunction, outputs: Tensor, silos: Silos, dtype: torch.dtype, options: NetworkOptions
+) -> ModelLoss:
+    """Read a loss of somebody else's: whether it is of classes, and whether it gives a value per sample."""
     if not callable(loss):
         raise ValueError(
-            f"loss = {loss!r} is not for a model{suggest(str(loss), MODEL_LOSSES)} (known: {', '.join(MODEL_LOSSES)}, "
-            "or a function of outputs and targets)"
+            f"loss = {loss!r} is not for a model (known: {', '.join(MODEL_LOSSES)}, or a function of outputs and "
+            "targets)"
         )
+    targets = silos.targets[:2]
     given = targets.to(dtype) if targets.is_floating_point() else targets
     tried = _placed(loss, dtype, "cpu")
     values = _tried(tried, outputs, given)
@@ -244,6 +274,8 @@ def model_loss(loss: str | LossFunction, module: nn.Module, silos: Silos, option
         labels = torch.unique(torch.cat([silos.targets, *(b for _, b in silos.held_out.values())]))
         _tried(tried, outputs[:1].expand(len(labels), -1), labels)
     name, kinds, second = getattr(loss, "__qualname__", repr(loss)), _kinds(outputs, silos, classes), False
+    if name in MODEL_LOSSES.names():  # a function of torch, say, which is not ours
+        name = f"{loss.__module__}.{name}"
     known = options.class_axis is not None or sum(_places(outputs, targets)) == 1  # otherwise it may be anything
     if known and targets.ndim > 1 and not targets.is_floating_point():
         second, kinds = _classes_second(outputs, targets, options.class_axis), ("labels",)
