@@ -34,7 +34,7 @@ class Rescaling(Callback):
         held: dict[str, Any] = {name: (X * columns.to(X), y) for name, (X, y) in dense.items()}
         features = tensors_only(silos.features, "rescale").double() * columns
         stretched = dataclasses.replace(silos, features=features, **held)
-        self.problem = Problem(stretched, loss=problem.loss, bias=problem.bias, weights=problem.weighting)  # type: ignore[arg-type]
+        self.problem = Problem(stretched, loss=problem.loss, bias=problem.bias, weights=problem.weighting)
         self.problem.measures = problem.measures
         self.problem.regularizer = Stretched(problem.regularizer, factors)
         self._seen: list[float] = []
