@@ -157,7 +157,7 @@ def test_a_network_with_buffers_equals_the_simulator(tmp_path, monkeypatch):
     net = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
     silos = small_problem(method("Scaffold")).silos
 
-    def make(self, silos=None):
+    def make(self, silos=None, **_):
         return fc.Problem(silos, model=net, loss="cross_entropy", regularizer=self.make_regularizer())
 
     monkeypatch.setattr(Config, "make_problem", make)

@@ -102,7 +102,7 @@ def test_a_network_with_buffers(tmp_path, monkeypatch):
     net = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
     silos = small_problem(method("Scaffold")).silos
     monkeypatch.setattr(
-        Config, "make_problem", lambda self, silos=None: fc.Problem(silos, model=net, loss="cross_entropy")
+        Config, "make_problem", lambda self, silos=None, **_: fc.Problem(silos, model=net, loss="cross_entropy")
     )
     sites = secure_sites(silos, tmp_path)
     _, run = federate(LocalSites(sites), write(method("Scaffold"), batch_size=4), SECURE)

@@ -70,13 +70,13 @@ class CommonDriver(Driver):
     """A driver of fits with one baseline: ``inner`` asks the parties, and is the one that counts, watches and logs."""
 
     def __init__(self, inner: Driver, grid: Tensor) -> None:
-        super().__init__(CommonBaseline(inner, grid))
-        self.inner = inner
+        self.inner, self.made = inner, CommonBaseline(inner, grid)
+        super().__init__(self.made)
 
     def ask(self, requests: Sequence[Any]) -> list[Any]:
         """Answers made of what the parties tell of those at risk."""
         self.inner.tasks = self.tasks
-        answers: list[Any] = self.transport.ask(requests)
+        answers = self.made.ask(requests)
         inner = self.inner
         self.exchanges, self.bytes_up, self.bytes_down = inner.exchanges, inner.bytes_up, inner.bytes_down
         return answers
