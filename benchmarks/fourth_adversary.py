@@ -10,16 +10,15 @@ in secure sums of sites with default limits (secure = "required"). Printed are q
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.second_adversary import LOOSE, SECURE, Hospitals, refused
+from benchmarks.second_adversary import Hospitals, everywhere, tell
 from benchmarks.third_adversary import Asker
 from fedcomposite.data.queries import Below, Moments, Outside, Query
 from fedcomposite.data.steps import OTHER, Impute, Levels, Log, OneHot, Spline, logarithm, natural_spline
@@ -183,22 +182,9 @@ IDEAS: dict[str, Callable[..., str]] = {
 }  # fmt: skip
 
 
-def tries(name: str) -> Iterator[tuple[str, str]]:
-    """At which sites an idea is tried, and what came of it."""
-    for where, limits in (("opts out", LOOSE), ("default", {}), ("secure", SECURE)):
-        try:
-            yield where, IDEAS[name](**limits)
-        except FederationError as error:
-            yield where, refused(error)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try the ideas and print what came of each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--ideas", default=",".join(IDEAS))
-    for name in parser.parse_args(arguments).ideas.split(","):
-        for where, said in tries(name):
-            print(f"{name:10} {where + ':':10} {said}", flush=True)
+    tell(list(IDEAS), lambda name: everywhere(IDEAS[name]), arguments)
 
 
 if __name__ == "__main__":

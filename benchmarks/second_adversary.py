@@ -296,13 +296,29 @@ def tries(name: str) -> Iterator[tuple[str, str]]:
         yield "secure", idea(**SECURE)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Try the ideas and print what came of each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--ideas", default=",".join(IDEAS))
+def everywhere(idea: Callable[..., str]) -> Iterator[tuple[str, str]]:
+    """Try an idea at sites that opt out, at default ones and in secure sums."""
+    for where, limits in (("opts out", LOOSE), ("default", {}), ("secure", SECURE)):
+        try:
+            yield where, idea(**limits)
+        except FederationError as error:
+            yield where, refused(error)
+
+
+def tell(
+    ideas: Sequence[str], tries: Callable[[str], Iterator[tuple[str, str]]], arguments: Sequence[str] | None
+) -> None:
+    """Try the ideas, or those of ``--ideas``, and print what came of each."""
+    parser = argparse.ArgumentParser(description="Ideas of an adversary, and what came of each.")
+    parser.add_argument("--ideas", default=",".join(ideas))
     for name in parser.parse_args(arguments).ideas.split(","):
         for where, said in tries(name):
             print(f"{name:10} {where + ':':10} {said}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Try the ideas and print what came of each."""
+    tell(list(IDEAS), tries, arguments)
 
 
 if __name__ == "__main__":

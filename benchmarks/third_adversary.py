@@ -11,8 +11,7 @@ hospitals at once. Printed are questions asked, and what came of them.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import least_squares
 
-from benchmarks.second_adversary import LOOSE, SECURE, Hospitals, refused
-from fedcomposite.federation.coordinator.delivery import FederationError
+from benchmarks.second_adversary import Hospitals, everywhere, tell
 from fedcomposite.federation.coordinator.inquiry import Inquiry
 from fedcomposite.runtime import Driver
 from fedcomposite.runtime.protocol import ALL, Request, Sums, calibration, information, losses, newton, tallies
@@ -178,22 +176,9 @@ IDEAS: dict[str, Callable[..., str]] = {
 }  # fmt: skip
 
 
-def tries(name: str) -> Iterator[tuple[str, str]]:
-    """At which sites an idea is tried, and what came of it."""
-    for where, limits in (("opts out", LOOSE), ("default", {}), ("secure", SECURE)):
-        try:
-            yield where, IDEAS[name](**limits)
-        except FederationError as error:
-            yield where, refused(error)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try the ideas and print what came of each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--ideas", default=",".join(IDEAS))
-    for name in parser.parse_args(arguments).ideas.split(","):
-        for where, said in tries(name):
-            print(f"{name:10} {where + ':':10} {said}", flush=True)
+    tell(list(IDEAS), lambda name: everywhere(IDEAS[name]), arguments)
 
 
 if __name__ == "__main__":
