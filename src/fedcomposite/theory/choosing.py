@@ -194,8 +194,9 @@ def corrections(algorithm: AnyAlgorithm, constants: Constants, theorem: str | No
 
     >>> from fedcomposite.algorithms import build
     >>> method = build("FedCanon", local_steps=5, step=0.01, server_step=0.1)
-    >>> [(one.what, one.printed, one.derivable) for one in corrections(method, Constants(L=1.0))]
-    [('sigma^2 / (b tau)', 50.0, 56.0)]
+    >>> (one,) = corrections(method, Constants(L=1.0))
+    >>> one.what, one.printed, one.derivable
+    ('sigma^2 / (b tau)', 50.0, 56.0)
     """
     return find(type(algorithm).__name__, constants, theorem).corrections(algorithm, constants)
 
