@@ -92,6 +92,15 @@ def _bytes(row: np.ndarray[Any, Any]) -> bytes:
     return row.tobytes()
 
 
+def _samples_by_label(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The labels that count, and the number of samples that have each, once or in several places."""
+    places = targets.reshape(len(targets), -1).sort(1).values
+    new = torch.ones_like(places, dtype=torch.bool)
+    new[:, 1:] = places[:, 1:] != places[:, :-1]
+    labels, counts = torch.unique(places[new & (places != IGNORED)], return_counts=True)
+    return labels, counts
+
+
 def reconcile(ledger: Ledger, audit: Audit | None) -> None:
     """Have a ledger refuse to be older than what the audit log has seen of it.
 
@@ -398,10 +407,9 @@ class Site:
         if set(config.problem.metrics) & set(policy.PER_CLASS):
             parts |= {part: y for part, (_, y) in self.silos.held_out.items()}
         for part, y in parts.items():
-            counts = {v: int((y == v).view(len(y), -1).any(1).sum()) for v in torch.unique(y).tolist() if v != IGNORED}
-            least = min(counts, key=counts.__getitem__, default=None)
-            if config.privacy is None and least is not None and counts[least] < self.limits.min_class:
-                here = f"class {least:g} has {counts[least]} {part} samples"  # noise hides, a refusal would not
+            classes, counts = _samples_by_label(y)
+            if config.privacy is None and len(counts) and int(counts.min()) < self.limits.min_class:  # noise hides it
+                here = f"class {float(classes[counts.argmin()]):g} has {int(counts.min())} {part} samples"
                 raise DataRefusalError(f"a class has fewer samples here than min_class = {self.limits.min_class}", here)
         if not self._labels and self.limits.epsilon is not None:  # that there is one class only would tell on samples
             return [-1.0, 1.0] if float(self.silos.targets.min()) < 0 else [0.0, 1.0]
