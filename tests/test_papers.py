@@ -1,5 +1,6 @@
 """Reproductions: every name works in its reduced form, goes on where it was interrupted, and is not repeated."""
 
+import importlib
 import json
 import math
 import re
@@ -27,8 +28,8 @@ from fedcomposite.papers import (
     fednmap_fig3,
     fedprox_rates,
 )
-from fedcomposite.papers.base import digest_of, first_at, relative, slope, split
-from fedcomposite.papers.reproduce import commit, judge, read_state
+from fedcomposite.papers.base import digest_of, first_at, read_state, relative, slope, split
+from fedcomposite.papers.reproduce import commit, judge
 from fedcomposite.papers.verdicts import (
     EQUAL,
     FAILS,
@@ -72,6 +73,7 @@ TINY = {  # a fraction of the reduced form
     "zhang-fig3": ["settings.rounds=4", "settings.near.rounds=4", "settings.every=2", "data.samples=30"],
 }
 HOME = Path(papers.__file__).parent
+reproducing = importlib.import_module("fedcomposite.papers.reproduce")  # the function has its name
 LONG = (  # networks, in their smallest form still seconds each; fednmap-fig4 is one that is always run
     "fedcanon-fig2", "fedcanon-fig3", "fedcanon-table6", "fedcanon-table7", "fednmap-fig2", "fednmap-fig3",
     "fednmap-fig5", "zhang-fig4",
@@ -190,6 +192,29 @@ def test_finished_runs_of_another_device_are_taken_as_they_are(tmp_path):
     shutil.rmtree(runs[0].parent)
     papers.reproduce("fedcanon-table3", tmp_path, **options)
     assert len(said) == 1  # the others were not repeated
+
+
+def test_kept_trials_choose_where_their_runs_are_not_and_their_commit_is_told(tmp_path, monkeypatch):
+    said = []
+    options = {"quick": True, "overrides": TINY["fedmls-fig1"], "say": said.append}
+    monkeypatch.setattr(reproducing, "commit", lambda: "first")
+    folder = papers.reproduce("fedmls-fig1", tmp_path, **options).folder
+    whole, trials, made = pd.read_csv(folder / "data.csv"), (folder / "tuning.csv").read_bytes(), len(said)
+    state = folder / "state.json"
+    state.write_text(state.read_text().replace('"complete": true', '"complete": false'))
+    shutil.rmtree(folder / "runs")
+    monkeypatch.setattr(reproducing, "commit", lambda: "second")
+    del said[:]
+    again = papers.reproduce("fedmls-fig1", tmp_path, **options)
+    assert len(said) == 10 < made  # five methods, two seeds: no trials
+    assert (folder / "tuning.csv").read_bytes() == trials
+    assert pd.read_csv(folder / "data.csv").equals(whole)
+    assert again.state["commit"] == "first and second"
+    (folder / "state.json").unlink()  # a table of other settings chooses nothing
+    shutil.rmtree(folder / "runs")
+    del said[:]
+    assert papers.reproduce("fedmls-fig1", tmp_path, **options).state["commit"] == "second"
+    assert len(said) == made
 
 
 def test_commands(tmp_path, cli, monkeypatch):

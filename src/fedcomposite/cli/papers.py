@@ -13,7 +13,7 @@ from fedcomposite import papers
 from fedcomposite.cli.console import AsJson, FailedError, err, out, print_frame, results, rows, written
 from fedcomposite.cli.runs import Jobs, Overrides
 from fedcomposite.experiments.workers import FailedRunsError
-from fedcomposite.papers.reproduce import read_state
+from fedcomposite.papers.base import read_state
 from fedcomposite.runtime import Interrupted
 
 OUT, QUICK = Path("reproductions"), Path("reproductions-quick")

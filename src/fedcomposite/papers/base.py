@@ -162,6 +162,15 @@ def slope(x: Any, y: Any) -> tuple[float, float]:
     return float(fit.slope), half
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """What is known of a reproduction's folder; nothing if it is not one."""
+    try:
+        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state
+
+
 def digest_of(content: Mapping[str, Any]) -> str:
     """What tells two forms of an experiment apart; the device does not."""
     import hashlib

@@ -82,8 +82,8 @@ def measure(study: Study) -> pd.DataFrame:
     chosen, trials = tuned(study, run, searches, _score, extensions=2)
     study.note("tuning", trials)
     cells = []
-    for label, point in chosen.items():
-        for name, partition in partitions.items():
+    for name, partition in partitions.items():  # a row of the table after another
+        for label, point in chosen.items():
             cell = {**searches[label].fixed, "seeds": wanted["seeds"], **point}
             cell["experiment"] = {**cell["experiment"], "partition": partition}
             cells.append({**cell, "what": label.split(":")[0], "partition": name})

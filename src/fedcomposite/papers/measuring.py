@@ -20,7 +20,7 @@ from fedcomposite.experiments import Sweep, comparison, grids
 from fedcomposite.experiments.comparison import Entry
 from fedcomposite.experiments.workers import problem_of
 from fedcomposite.files import write_atomic
-from fedcomposite.papers.base import RECORD, Paper, digest_of, split
+from fedcomposite.papers.base import RECORD, Paper, digest_of, read_state, split
 
 Say = Callable[[str], None]
 _POINTS = 60
@@ -128,6 +128,16 @@ class Study:
         """Keep a table beside data.csv, such as the trials of a tuning."""
         if not self.partial:
             write_atomic(self.folder / f"{name}.csv", table.to_csv(index=False, float_format="%.7g").encode())
+
+    def noted(self, name: str) -> pd.DataFrame:
+        """A table that :meth:`note` kept in an earlier call with these settings; empty if there is none."""
+        file = self.folder / f"{name}.csv"
+        same = read_state(self.folder).get("experiment") == digest_of(self.content)
+        return pd.read_csv(file) if same and file.is_file() else pd.DataFrame()
+
+    def has(self, function: Callable[[dict[str, Any]], pd.DataFrame], cell: Mapping[str, Any]) -> bool:
+        """Whether a cell's rows are there."""
+        return self._cell(self.key(function, cell)).is_file()
 
     def _cell(self, key: str) -> Path:
         return self.runs / f"cell-{key}.csv"

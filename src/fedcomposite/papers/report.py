@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from fedcomposite.files import write_atomic
-from fedcomposite.papers.base import load, names
-from fedcomposite.papers.reproduce import judge, read_state, same_settings
+from fedcomposite.papers.base import load, names, read_state
+from fedcomposite.papers.reproduce import judge, same_settings
 from fedcomposite.papers.verdicts import cell
 
 

@@ -22,7 +22,7 @@ from fedcomposite._version import __version__
 from fedcomposite.data import load as load_data
 from fedcomposite.experiments import ConfigError, FolderLock
 from fedcomposite.files import write_atomic
-from fedcomposite.papers.base import Paper, digest_of, load
+from fedcomposite.papers.base import Paper, digest_of, load, read_state
 from fedcomposite.papers.measuring import Say, Study
 from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, cell, decide, multiplicity, table
 from fedcomposite.runtime.fit import device_fault
@@ -124,7 +124,8 @@ def _measure(study: Study, state: dict[str, Any], quick: bool, digest: str, over
     began, spent = time.perf_counter(), float(state.get("seconds", 0.0))
     measure = getattr(study.paper.module, "measure", Study.sweep)
     versions = {"fedcomposite": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    made = {"device": _device(study, str(state.get("device", ""))), "commit": commit(), "versions": versions}
+    made: dict[str, Any] = {"device": _device(study), "commit": commit()}
+    made = {k: _joined(str(state.get(k, "")), now) for k, now in made.items()} | {"versions": versions}
     if study.partial:  # which does nothing itself
         made |= {k: state[k] for k in made if k in state}
     head = {"name": study.paper.name, "experiment": digest, "quick": quick, "complete": False}
@@ -147,15 +148,6 @@ def judge(paper: Paper, data: pd.DataFrame, *, quick: bool = False) -> list[Clai
     if not len(data):
         return [Claim("all of it", verdict=NOT_JUDGED)]
     return decide(paper.module.claims(data), quick=quick)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """What is known of a reproduction's folder; nothing if it is not one."""
-    try:
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return state
 
 
 def _tuned(folder: Path) -> str:
@@ -236,8 +228,12 @@ def _seeds(content: Mapping[str, Any]) -> Any:
     return content.get("settings", {}).get("seeds", content.get("seeds", [0]))
 
 
-def _device(study: Study, before: str) -> str:
-    """What it is measured on, and was before."""
+def _device(study: Study) -> str:
+    """What it is measured on."""
     cores = f"{study.jobs} CPU core{'s' if study.jobs > 1 else ''}"
-    now = torch.cuda.get_device_name() if study.device.startswith("cuda") else cores
+    return torch.cuda.get_device_name() if study.device.startswith("cuda") else cores
+
+
+def _joined(before: str, now: str) -> str:
+    """What an earlier call had and what this one has: parts of the data may be of either."""
     return before if now in before else f"{before} and {now}" if before else now

@@ -39,8 +39,9 @@ def tuned(
 ) -> tuple[dict[str, dict[str, float]], pd.DataFrame]:
     """The best numbers of every search, and a table of all trials with ``inside``: whether the best lies inside.
 
-    A trial's score is ``score`` of its rows, the lower the better; nan loses to everything. A partial study leaves out
-    the searches whose trials are not all there.
+    A trial's score is ``score`` of its rows, the lower the better; nan loses to everything. Scores that ``tuning.csv``
+    has of an earlier call stand where the rows themselves are not there. A partial study leaves out the searches whose
+    trials are not all there.
 
     Parameters
     ----------
@@ -56,14 +57,20 @@ def tuned(
         How often a grid may grow past an end.
     """
     names = sorted({name for one in wanted.values() for name in one.grid})
+    before = _scores(study.noted("tuning"))
 
     def attempt(asked: list[tuple[str, Point]]) -> list[Attempt]:
-        cells = [{**wanted[label].fixed, **point} for label, point in asked]
-        found = study.measured(function, cells)
-        if any(study.key(function, cell) not in found for cell in cells):
-            raise _MissingError
-        scores = [float(score(found[study.key(function, cell)])) for cell in cells]
-        return [Attempt(point, math.inf if math.isnan(s) else s) for (_, point), s in zip(asked, scores, strict=True)]
+        cells = {_named(*one): {**wanted[one[0]].fixed, **one[1]} for one in asked}
+        known = {name for name, cell in cells.items() if name in before and not study.has(function, cell)}
+        found = study.measured(function, [cell for name, cell in cells.items() if name not in known])
+        scores = {name: before[name] for name in known}
+        for name, cell in cells.items():
+            if name not in known:
+                if (key := study.key(function, cell)) not in found:
+                    raise _MissingError
+                scores[name] = float(score(found[key]))
+        each = [(point, scores[_named(label, point)]) for label, point in asked]
+        return [Attempt(point, math.inf if math.isnan(s) else s) for point, s in each]
 
     made: dict[str, Chosen] = {}
     labels = list(wanted)
@@ -77,3 +84,17 @@ def tuned(
     ]
     order = ["search", *names, "score", "chosen", "inside"]
     return {label: dict(one.point) for label, one in made.items()}, pd.DataFrame(rows, columns=order)
+
+
+def _named(label: str, point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A trial's name, with its numbers as ``tuning.csv`` rounds them."""
+    return label, *sorted((name, f"{value:.7g}") for name, value in point.items())
+
+
+def _scores(trials: pd.DataFrame) -> dict[tuple[Any, ...], float]:
+    """The scores of trials that were kept."""
+    numbers = [str(name) for name in trials if name not in ("search", "score", "chosen", "inside")]
+    return {
+        _named(one["search"], {k: one[k] for k in numbers if not math.isnan(one[k])}): float(one["score"])
+        for one in trials.to_dict("records")
+    }
