@@ -7,8 +7,8 @@ Each study is done by the code of a real site, in this process: description, rec
 intervals, quality. Sites of one federation have default limits, those of the other opt out of all that stands between
 an asker and exact numbers; both are printed beside a simulation, which has the files. Folds of default sites are their
 secret, so that cross-validated numbers differ by that, too. Then ten analyses of the same data follow each other, each
-with another penalty, recipe, choice or number of folds. Last the CPU time of one analysis at either kind of sites, in
-turns, for each of its exchanges. GUSTO-I (40,830 patients in 16 regions, death within 30 days) is
+with another penalty, recipe, choice or number of folds. Last the processor time of one whole analysis at either kind of
+sites, in turns, with the same folds: both have one secret and one division into blocks. GUSTO-I (40,830 patients in 16 regions, death within 30 days) is
 FEDCOMPOSITE_DATA/multicentre/gusto.csv.gz.
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
 import time
 import tomllib
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -37,8 +37,10 @@ from fedcomposite.federation.coordinator.inquiry import Inquiry, learn
 from fedcomposite.federation.coordinator.plans import PLANS
 from fedcomposite.federation.engines.local import InProcess
 from fedcomposite.federation.shape import parse
+from fedcomposite.federation.site import gate
 from fedcomposite.federation.site.client_states import StateStore
 from fedcomposite.federation.site.policy import Limits
+from fedcomposite.federation.site.row_sets import blocks
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
 from fedcomposite.runtime import Driver
@@ -182,20 +184,25 @@ def one_after_another(study: Study, folder: Path, count: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def seconds(study: Study, folder: Path, repeats: int) -> dict[str, float]:
-    """Medians of the CPU time of an exchange at sites with default limits and at ones that opt out, in turns.
+def seconds(study: Study, folder: Path, repeats: int) -> pd.DataFrame:
+    """The processor time of whole analyses at sites with default limits and at ones that opt out, in turns.
 
-    Of an exchange, since folds that are the sites' secret have models of their own, which take a few Newton steps more
-    or less each time.
+    Both have the same secret, and blocks as at default sites, so that folds and models are the same ones.
     """
-    taken: dict[str, list[float]] = {"default": [], "opts out": []}
+    alike = {**OPTS_OUT, "reproducible_parts": False}
+    rows = []
     for i in range(repeats):
-        for name, limits in (("default", {}), ("opts out", OPTS_OUT)):
-            sites = study.sites(folder / f"{name}{i}", **limits)
+        for name, limits in (("default", {}), ("opts out", alike)):
+            own = folder / f"{name}{i}"
+            for site in study.files:
+                (own / site).mkdir(parents=True)
+                (own / site / "secret").write_bytes(bytes([i]) * 32)
+            sites = study.sites(own, **limits)
             began = time.process_time()
-            exchanges = work(study, sites, "job").exchanges
-            taken[name].append((time.process_time() - began) / exchanges)
-    return {name: statistics.median(each) for name, each in taken.items()}
+            with mock.patch.object(gate, "blocks", lambda secret, rows, _: blocks(secret, rows, Limits().min_count)):
+                exchanges = work(study, sites, "job").exchanges
+            rows.append({"sites": name, "seconds": time.process_time() - began, "exchanges": exchanges})
+    return pd.DataFrame(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -216,9 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(table.to_string(index=False, float_format=lambda v: f"{v:.4f}"), flush=True)
             if given.repeats:
                 taken = seconds(study, folder, given.repeats)
-                more = 100 * (taken["default"] / taken["opts out"] - 1)
-                said = ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in taken.items())
-                print(f"CPU time of an exchange, medians of {given.repeats}: {said}: {more:+.1f} %", flush=True)
+                print(f"processor time of whole analyses with the same folds, {given.repeats} in turns", flush=True)
+                for name, each in taken.groupby("sites"):
+                    said = ", ".join(f"{v:.2f}" for v in each["seconds"])
+                    print(f"{name}: {said} s, {each['exchanges'].tolist()} exchanges", flush=True)
+                medians = taken.groupby("sites")["seconds"].median()
+                print(f"medians: {100 * (medians['default'] / medians['opts out'] - 1):+.1f} %", flush=True)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ from fedcomposite.federation.site.approval import Approval, Approvals, Rule, dig
 from fedcomposite.federation.site.audit import Audit
 from fedcomposite.federation.site.client_states import LostStateError, StateStore
 from fedcomposite.federation.site.policy import Limits, RefusalError
+from fedcomposite.federation.site.row_sets import blocks, folds_of_blocks
 from fedcomposite.federation.site.site import Site
 from fedcomposite.federation.site.table_files import TableFile
 from fedcomposite.federation.site.table_site import TableSite
@@ -423,6 +424,16 @@ def test_parts_are_unions_of_blocks(tmp_path):
     assert sum(sizes) == M
     assert max(sizes) - min(sizes) <= 11
     assert len(X) == len(y)
+
+
+def test_folds_of_a_small_site_have_enough_of_each_class():
+    """30 of 100 patients with an event, in blocks of five: dealt out like cards, one of five folds often had four."""
+    for secret in range(40):
+        block = blocks(secret, 100, 5)
+        events = np.random.default_rng(secret).permutation(100) < 30
+        fold = folds_of_blocks(secret, block, events, 5)[block]
+        assert set(np.bincount(fold)) == {20}
+        assert np.bincount(fold, weights=events).min() >= 5
 
 
 def batches(site, rounds):

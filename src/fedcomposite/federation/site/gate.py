@@ -43,6 +43,7 @@ from fedcomposite.federation.site.row_sets import (
     RowSets,
     Tables,
     blocks,
+    folds_of_blocks,
     small_blocks,
 )
 from fedcomposite.problems import Batches
@@ -127,11 +128,18 @@ class Gate:
                     raise DataRefusalError(
                         f"{rows.of} folds are more than its samples have blocks; take fewer folds", here
                     )
-                strata = np.zeros(int(block.max(initial=0)) + 1, np.int64)
-                np.add.at(strata, block, silo.strata)
                 for one in (rows, *rows.division):
-                    silo.kept[one] = silo.importance * torch.from_numpy(one.counts(0, strata)[block])
+                    counts = self._counts(one, block, silo.strata)
+                    silo.kept[one] = silo.importance * torch.from_numpy(counts[block])
         return rows
+
+    @staticmethod
+    def _counts(rows: Rows, block: Ints, strata: Ints) -> npt.NDArray[np.float64]:
+        """How often each block counts."""
+        if rows.kind == "fold":
+            inside = folds_of_blocks(rows.seed, block, strata, rows.of) != rows.number
+            return np.asarray(inside != rows.held, np.float64)
+        return rows.counts(0, np.bincount(block, weights=strata).astype(np.int64))
 
     def divide(self, silo: Silo, rows: Rows, kept: KeptRows | None) -> list[Rows]:
         """The divisions whose parts sums over time were told of, in their order, until that of these rows.

@@ -281,6 +281,21 @@ def blocks(secret: int, rows: int, least: int) -> Ints:
     return made
 
 
+def folds_of_blocks(secret: int, block: Ints, strata: Ints, folds: int) -> Ints:
+    """The fold of each block: all have as many blocks, give or take one, and about as many of the larger class.
+
+    Blocks are few and unlike, so that those which were dealt out like cards left folds of small sites without events.
+    """
+    sums = np.bincount(block, weights=strata)
+    order = np.random.Generator(np.random.Philox(key=secret)).permutation(len(sums))
+    have, made = np.zeros((2, folds)), np.zeros(len(sums), np.int64)
+    for one in order[np.argsort(-sums[order], kind="stable")].tolist():
+        fold = int(np.lexsort((have[1], have[0]))[0])
+        made[one] = fold
+        have[:, fold] += 1, sums[one]
+    return made
+
+
 @dataclass(frozen=True)
 class BlockBatches(Batches):
     """Minibatches of whole blocks: a row is drawn, and all of its small block counts, as much as any other block.
