@@ -33,7 +33,7 @@ class ColumnSpans:
     ) -> None:
         self._nearly = nearly
         self._path, self._least, self._ledger = folder / "rows" / f"{data[:32]}.{kind}.npy", least, ledger
-        self._told = set[bytes]()
+        self._told, self._refused = set[bytes](), dict[bytes, DataRefusalError]()
 
     def tell(self, columns: npt.NDArray[Any], kept: KeptRows | None) -> None:
         """Take down the columns of an answer; refuse those that make a combination of few rows."""
@@ -46,16 +46,19 @@ class ColumnSpans:
         known = hashlib.sha256(np.ascontiguousarray(every).data).digest()
         if known in self._told:
             return
+        if known in self._refused:  # for good: the basis only grows
+            raise self._refused[known].with_traceback(None)
         before = self._read(len(every))
         after = spanned(before, every)
         if after.shape[1] > before.shape[1]:
             if few := few_rows(after, self._least - 1, self._nearly):
-                raise DataRefusalError(
+                self._refused[known] = DataRefusalError(
                     f"with what was answered before, a combination of columns would be that of fewer than min_count = "
                     f"{self._least} rows alone: a level that few have (of those with an outcome, where it is in "
                     "products) and the others are compared with, or a product of levels",
                     f"rows {', '.join(str(i + 1) for i in sorted(few))}",
                 )
+                raise self._refused[known]
             content = io.BytesIO()
             np.save(content, after)
             put_book(self._ledger, self._path, content.getvalue())

@@ -136,8 +136,7 @@ def check_samples(
     if policy.affine(silo.loss):
         return
     for x in request.arrays.get("models", request.arrays.get("x", torch.zeros(0))).view(-1, width(silo)):
-        largest = float(own.margins(x).abs().max()) if len(own.X) else 0.0
-        if not largest <= limits.max_margin and not largest <= most(x):  # which is never less
+        if len(own.X) and not _within(limits, own.margins(x), most, x):
             raise DataRefusalError(f"samples have margins beyond this site's max_margin = {limits.max_margin:g}")
 
 
@@ -434,11 +433,17 @@ def _tell_calibration(
         for one, told_of in zip(asked, answers, strict=True):
             told_of["sums"] = answer(some, replace(one, part="train"))["sums"]
     sums = _first_of_all(answers, "sums")
-    for k, line in enumerate(asked[0].arrays["lines"]):
-        for one in asked if len(own.X) else []:
-            x = one.arrays["x"]
-            if not float((line[0] + line[1] * own.margins(x)).abs().max()) <= most(torch.cat([x, line])):
+    for one in asked if len(own.X) else []:
+        x, z = one.arrays["x"], own.margins(one.arrays["x"])
+        for k, line in enumerate(asked[0].arrays["lines"]):
+            if not _within(limits, line[0] + line[1] * z, most, x, line):
                 sums[k] = 0.0
+
+
+def _within(limits: Limits, z: Tensor, most: Callable[[Tensor], float], *model: Tensor) -> bool:
+    """Whether margins at a model are within the largest ones at which something is told."""
+    largest = float(z.abs().max())
+    return largest <= limits.max_margin or largest <= most(torch.cat(model))  # which is never less
 
 
 def _tell_residuals(
@@ -466,10 +471,10 @@ def _tell_rates(
     if not policy.allows("r2", limits.metrics):
         sums.zero_()
     own = silo.of_part(asked[0].part)
-    for k, slope in enumerate(asked[0].arrays["slopes"]):
-        for one in asked if len(own.X) else []:
-            x = one.arrays["x"]
-            if not float((slope * own.linear(x) + own.shift).abs().max()) <= most(torch.cat([x, slope.view(1)])):
+    for one in asked if len(own.X) else []:
+        x, z = one.arrays["x"], own.linear(one.arrays["x"])
+        for k, slope in enumerate(asked[0].arrays["slopes"]):
+            if not _within(limits, slope * z + own.shift, most, x, slope.view(1)):
                 sums[k] = 0.0
 
 
