@@ -18,6 +18,7 @@ from benchmarks import (
     analyst,
     cifar,
     coverage,
+    filters,
     findings,
     fourth_adversary,
     honest,
@@ -150,6 +151,20 @@ def test_gpu_benchmarks_say_that_they_need_one(name, monkeypatch):
     with pytest.raises(SystemExit) as ended:  # with a text, which goes to stderr, and the status is 1
         runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"), run_name="__main__")
     assert re.fullmatch(rf"benchmarks.{name}\S* needs a CUDA GPU.*", ended.value.code)
+
+
+@pytest.mark.slow
+def test_filters_on_a_cpu(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.integers(0, 256, (200, 3, 32, 32), dtype=np.uint8), np.arange(200) % 10
+    monkeypatch.setattr(fc.data, "load", lambda name: fc.Silos.from_arrays([(X, y)], test=(X[:4], y[:4])))
+    monkeypatch.setattr(cifar, "TURNS", 1)
+    monkeypatch.setattr(cifar, "MULTIPLES", (1, 8))
+    monkeypatch.setattr(sys, "argv", [*["filters", "--device", "cpu", "--rounds", "0", "--share", "0.9", "--out"], str(tmp_path)])
+    filters.main()
+    (row,) = filters.collect(tmp_path).to_dict("records")
+    assert row["parameters"] < 0.11 * 11_173_962
+    assert row["flops"] > 3
 
 
 @pytest.mark.slow

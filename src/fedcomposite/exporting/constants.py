@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, KNOWN, operation, pool, pooled
+from fedcomposite.problems.network.units import CONTRACTIONS, ELEMENTWISE, KNOWN, operation, pool, pooled
 
 Known = Tensor | None  # None: integers or anything else that depends on the input and cannot be NaN
 

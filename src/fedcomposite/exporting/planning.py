@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass
 
@@ -11,16 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
-from fedcomposite._faults import first_line
 from fedcomposite.exporting.constants import constants
 from fedcomposite.exporting.errors import ExportError
-from fedcomposite.exporting.units import CONTRACTIONS, ELEMENTWISE, Contraction, Units, operation
+from fedcomposite.problems.network.graph import ModuleGraph, UntraceableError
+from fedcomposite.problems.network.units import Contraction, Units, operation
 
 State = dict[str, Tensor]
 Mask = npt.NDArray[np.bool_]
 
 _ADD_A_BIAS = {layer.forward for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-_SAMPLES = 2  # in a graph; one would be taken for an axis that is repeated
 
 
 @dataclass(frozen=True)
@@ -45,62 +43,23 @@ class Kept:
     reason: str
 
 
-class ModuleGraph:
-    """The graph of a module, with its tensors by name and its constants."""
+class ValuedGraph(ModuleGraph):
+    """The graph of a module, and what is the same in it whatever the input is."""
 
     def __init__(self, module: nn.Module, example: Tensor) -> None:
-        inputs = example[torch.arange(_SAMPLES) % len(example)].detach().cpu()
         try:
-            self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
-            with torch.no_grad():  # what the module does under it would be an operation without a rule otherwise
-                program = torch.export.export(self.module, (inputs,))
-        except Exception as error:
-            raise ExportError(f"the module's operations cannot be listed ahead: {first_line(error)}") from error
-        self.graph = program.graph
-        for node in self.graph.nodes:
-            schema = getattr(node.target, "_schema", None)
-            if schema is not None and schema.is_mutable and operation(node) not in ELEMENTWISE:
-                raise ExportError(f"the module writes into a tensor in place ({schema.name}), which cannot be followed")
-        signature = program.graph_signature
-        names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        placeholders = {n.name: n for n in self.graph.nodes if n.op == "placeholder"}
-        self.names = {placeholders[key]: str(name) for key, name in names.items()}
-        state = self.module.state_dict(keep_vars=True)
-        self.state = {k: v for k, v in state.items() if not k.endswith("_extra_state")}  # a module's own, of any type
-        tensors = {**dict(self.module.named_buffers(remove_duplicate=False)), **self.state}
-        self.tensors = {node: tensors[name] for node, name in self.names.items()}
-        fixed = signature.inputs_to_lifted_tensor_constants
-        self.given = {**self.tensors, **{placeholders[k]: program.constants[v] for k, v in fixed.items()}}
+            super().__init__(module, example)
+        except UntraceableError as error:
+            raise ExportError(str(error)) from error
         self.values = constants(self.graph, self.given)
-
-    def owner(self, node: fx.Node) -> nn.Module | None:
-        """The layer whose ``weight`` a node is."""
-        path, _, last = self.names.get(node, "").rpartition(".")
-        return self.module.get_submodule(path) if last == "weight" else None
-
-    def called(self, weight: fx.Node) -> str:
-        """The name of the layer with this weight."""
-        name = self.names.get(weight, weight.name)
-        return name.removesuffix(".weight") if name != "weight" else "(the module)"
-
-    def calls(self, node: fx.Node, weight: fx.Node) -> bool:
-        """Whether an operation with a layer's weight is the layer's own, and not one of another module's code."""
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        return bool(stack) and stack[-1][0] == self.names[weight].rpartition(".")[0]
-
-    def once(self, node: fx.Node) -> bool:
-        """Whether a parameter is read by one operation only, under one name."""
-        names = [n for n, tensor in self.state.items() if tensor is self.tensors.get(node)]
-        return len(names) == 1 and len(node.users) == 1
 
 
 class PruningPlan:
     """Which units go, and what the parameters become."""
 
-    def __init__(self, network: ModuleGraph, fixed: bool, multiple: int = 1) -> None:
+    def __init__(self, network: ValuedGraph, fixed: bool, multiple: int = 1) -> None:
         self.network, self._multiple = network, multiple
-        self.units = units = Units(self._depthwise, fixed)
-        self._label()
+        self.units = units = network.units(fixed)
         self.readers = [_Reader(network, units, c) for c in units.contractions]
         self.labels = {node: [units.roots(labels) for labels in units.axes[node]] for node in network.tensors}
         self._last: set[int] = set()
@@ -117,28 +76,6 @@ class PruningPlan:
                 self._filling |= filling
             else:
                 break
-
-    def _depthwise(self, weight: fx.Node) -> bool:
-        return isinstance(self.network.owner(weight), nn.modules.conv._ConvNd)
-
-    def _label(self) -> None:
-        network, units = self.network, self.units
-        shared: dict[int, list[npt.NDArray[np.int64]]] = {}
-        for node in network.graph.nodes:
-            if node in network.tensors:
-                tensor = network.tensors[node]
-                axes = shared.setdefault(id(tensor), [units.fresh(n) for n in tensor.shape])
-                units.axes[node] = axes
-                if network.names[node] not in network.state:
-                    units.pin(axes, "it belongs to a buffer that is not saved")
-            elif node.op == "placeholder":
-                value = node.meta.get("val")
-                units.axes[node] = [np.zeros(n, dtype=np.int64) for n in getattr(value, "shape", ())]
-            elif node.op == "call_function":
-                units.visit(node)
-            elif node.op == "output":
-                for argument in node.all_input_nodes:
-                    units.pin(units.axes[argument], "it is an output of the network")
 
     def _removable(self) -> set[int]:
         """The units that no reader needs; a reader that goes needs nothing any more."""
@@ -189,13 +126,9 @@ class PruningPlan:
     def layers(self) -> tuple[Layer, ...]:
         """Every linear layer and convolution."""
         rows: dict[str, Layer] = {}
-        for node in self.network.graph.nodes:
-            weight = node.args[1] if operation(node) in CONTRACTIONS else None
-            if not isinstance(weight, fx.Node) or weight not in self.network.tensors:
-                continue
+        for _, weight, positions in self.network.weighed():
             name, tensor = self.network.called(weight), self.network.tensors[weight]
             cut = _cut(tensor, self._masks(weight))
-            positions = node.meta["val"].numel() // (_SAMPLES * len(tensor))
             before = rows.get(name, Layer(name, (), (), 0, 0))
             flops = [old + 2 * positions * t.numel() for old, t in ((before.flops, tensor), (before.pruned_flops, cut))]
             rows[name] = Layer(name, tuple(tensor.shape), tuple(cut.shape), *flops)
@@ -227,7 +160,7 @@ class PruningPlan:
 class _Reader:
     """A layer that sums over units: which of its inputs it can do without."""
 
-    def __init__(self, network: ModuleGraph, units: Units, contraction: Contraction) -> None:
+    def __init__(self, network: ValuedGraph, units: Units, contraction: Contraction) -> None:
         c = self.contraction = contraction
         self.name = network.called(c.weight)
         x, weight, out = (network.values[n] for n in (c.inputs, c.weight, c.node))

@@ -1,9 +1,10 @@
 """Structural pruning: a network without its dead filters and neurons, its layers smaller, its outputs the same.
 
-A unit (see :mod:`fedcomposite.exporting.units`) goes if every layer that reads it can do without: because its weights
-for it are zero, because it is always zero there, or because it is always the same number, which is then added to the
-layer's bias. The last is exact only without padding, at whose border that number would be missing. A layer that has
-lost its readers frees what only it reads, and so on. The module's own code stays as it is; only tensors become smaller.
+A unit (see :mod:`fedcomposite.problems.network.units`) goes if every layer that reads it can do without: because its
+weights for it are zero, because it is always zero there, or because it is always the same number, which is then added
+to the layer's bias. The last is exact only without padding, at whose border that number would be missing. A layer that
+has lost its readers frees what only it reads, and so on. The module's own code stays as it is; only tensors become
+smaller.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from fedcomposite._faults import first_line
 from fedcomposite.exporting.errors import ExportError, full_precision, rounding
-from fedcomposite.exporting.planning import Kept, Layer, ModuleGraph, PruningPlan, State
+from fedcomposite.exporting.planning import Kept, Layer, PruningPlan, State, ValuedGraph
 from fedcomposite.results import Result
 
 
@@ -121,7 +122,7 @@ def prune(module: nn.Module, example: Tensor, *, multiple: int = 1) -> Pruned:
     if type(multiple) is not int or multiple < 1:
         raise ExportError(f"multiple = {multiple!r}, must be a whole number of at least 1")
     batches = _batches(module, example)
-    network = ModuleGraph(module, example)
+    network = ValuedGraph(module, example)
     failed = ""
     for fixed in (False, True):  # the second time without a change of sizes that may be written down in the module
         plan = PruningPlan(network, fixed, multiple)

@@ -38,8 +38,10 @@ from fedcomposite.problems.network import (
     model_loss,
     named_loss,
 )
+from fedcomposite.problems.network.graph import UntraceableError, connected
 from fedcomposite.regularizers import REGISTRY, On, Ramped, Regularizer, SparsityTarget, Support, Zero
 from fedcomposite.regularizers.algebra import Blocks, Named
+from fedcomposite.regularizers.connected import FilterTarget
 from fedcomposite.regularizers.factors import Deviations, PenaltyFactor, factored, factors_of, sharing
 from fedcomposite.regularizers.target import Structure
 from fedcomposite.schedules import Schedule
@@ -266,7 +268,8 @@ class Problem:
         if isinstance(h, Ramped):
             return Ramped(self._restricted(h.h), h.strength)
         if isinstance(h, SparsityTarget):
-            return dataclasses.replace(h, h=self._restricted(h.h)).resolve(self.layout)
+            made = dataclasses.replace(h, h=self._restricted(h.h))
+            return (self._of_units(made) if h.structure == "filters" else made).resolve(self.layout)
         if isinstance(h, Zero | On | Named | Blocks):
             return h.resolve(self.layout)
         if len(self.layout) == 1 and self.model is None:
@@ -276,6 +279,12 @@ class Problem:
         if not names:
             raise ValueError(f"{h} would act on parameters with two axes or more; this model has none: say h.on('*')")
         return Named(h, names).resolve(self.layout)
+
+    def _of_units(self, h: SparsityTarget) -> SparsityTarget:
+        """The same in whole filters and neurons, with all that goes with them."""
+        raise ValueError(
+            "structure = 'filters' is for networks; a linear model has no units between inputs and outputs"
+        )
 
     def _factored(self, h: Regularizer, given: PenaltyFactor, core: int | None = None) -> Regularizer:
         """The term h with a factor for every coordinate; intercepts are left alone."""
@@ -694,6 +703,17 @@ class NetworkProblem(Problem):
         for tensor in self._module.state_dict().values():
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return f"{self.model} {self.layout} {self.options} {digest.hexdigest()}"
+
+    def _of_units(self, h: SparsityTarget) -> SparsityTarget:
+
+        held = self.silos.features[:2]
+        samples: Any = held if isinstance(held, Tensor) else held.read()  # type: ignore[union-attr]  # not sparse
+        inputs = self.options.inputs(samples, next(self._module.parameters()).dtype)
+        try:
+            found = connected(self.plain(self._module), inputs, self.layout)
+        except UntraceableError as error:
+            raise ValueError(f"structure = 'filters': {error}; take 'weights'") from error
+        return FilterTarget(h.share, "filters", h.h, h.ramp, connected=found)
 
     def module(self, x: Any, buffers: Tensor | None = None) -> nn.Module:
         """A copy of the model with the parameters x, in evaluation mode, on x's device and in its dtype."""

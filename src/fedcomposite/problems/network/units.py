@@ -264,5 +264,7 @@ _RULES: dict[str, Callable[[Units, fx.Node], Axes | None]] = {
     **dict.fromkeys(("permute", "transpose", "t", "mT"), _permute),
     "cat": _cat,
 }
+VIEWS = {name for name, rule in _RULES.items() if rule in (_reshape, _permute)}
+"""What moves no numbers."""
 KNOWN = ELEMENTWISE | set(_RULES)
 """What may be carried out on constants, poolings aside."""
