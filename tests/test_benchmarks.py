@@ -160,7 +160,7 @@ def test_filters_on_a_cpu(monkeypatch, tmp_path):
     monkeypatch.setattr(fc.data, "load", lambda name: fc.Silos.from_arrays([(X, y)], test=(X[:4], y[:4])))
     monkeypatch.setattr(cifar, "TURNS", 1)
     monkeypatch.setattr(cifar, "MULTIPLES", (1, 8))
-    monkeypatch.setattr(sys, "argv", [*["filters", "--device", "cpu", "--rounds", "0", "--share", "0.9", "--out"], str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["filters", "--device=cpu", "--rounds=0", "--share=0.9", f"--out={tmp_path}"])
     filters.main()
     (row,) = filters.collect(tmp_path).to_dict("records")
     assert row["parameters"] < 0.11 * 11_173_962
