@@ -162,6 +162,17 @@ def test_bands_are_what_the_caption_says():
         np.testing.assert_allclose([min(at_first), max(at_first)], expected)
 
 
+def test_seeds_are_drawn_beside_their_median_and_nothing_below_rounding():
+    levels = (1.0, 0.0, 4.0)
+    runs = {"FedAvg": [[{"round": r, "gap": v * (r < 3)} for r in range(4)] for v in levels]}
+    figure = plots.draw_panels([plots.Panel(runs, "gap", log_y=True)], band="seeds")
+    middle, *seeds = figure.axes[0].get_lines()
+    np.testing.assert_allclose(middle.get_ydata(), [1.0, 1.0, 1.0, np.nan])
+    assert len(seeds) == 3
+    np.testing.assert_allclose(seeds[1].get_ydata()[:3], 1e-16)  # it is at or below rounding, where others are not
+    assert not figure.axes[0].collections
+
+
 def test_panels_and_widths_are_chosen(tmp_path):
     runs = {"FedAvg": [history()], "FedNMap": [history(2.0)]}
     for width, inches in (("column", 3.4), ("page", 7.0), (5.0, 5.0)):

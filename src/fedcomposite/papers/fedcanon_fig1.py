@@ -12,10 +12,11 @@ from torch import Tensor
 from fedcomposite.algorithms import FedCanon
 from fedcomposite.analysis import solve
 from fedcomposite.experiments import Config
-from fedcomposite.papers.base import classes, histories, last, only, slope, split
+from fedcomposite.papers.base import histories, last, only, slope, split
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.verdicts import Claim, fact, row
-from fedcomposite.plots import Panel, draw_panels
+from fedcomposite.plots import Panel, canvas, draw_panels
+from fedcomposite.plots.looks import swept
 from fedcomposite.problems import Problem
 from fedcomposite.runtime import simulate
 
@@ -112,5 +113,10 @@ def draw(data: pd.DataFrame, path: Path) -> None:
     rows = only(data, method="residual")
     rows = rows[rows["round"] > 0].assign(curve=[f"beta = {b:g}" for b in rows[rows["round"] > 0]["step"]])
     panels.append(Panel(histories(rows, "curve"), "residual", title="started at a minimum", log_y=True))
-    names = {label: "FedCanon" for panel in panels for label in panel.histories}
-    draw_panels(panels, path, columns=3, methods={**classes(data.dropna(subset=["class"])), **names})
+    every = sorted({f"beta = {b:g}" for b in data["step"].dropna()}, key=lambda label: float(label.split()[-1]))
+    labels = [*dict.fromkeys(label for panel in panels[:2] for label in panel.histories), *every]
+    figure = draw_panels(panels, columns=3, methods=swept(labels))
+    for predicted in rows["predicted"].unique():
+        figure.axes[4].axhline(predicted, color="0.6", linestyle=":", linewidth=0.8, zorder=0)
+    figure.axes[4].set_title("started at a minimum; dotted: the formula", fontsize=8)
+    canvas.finish(figure, path)

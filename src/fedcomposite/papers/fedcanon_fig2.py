@@ -78,4 +78,4 @@ def draw(data: pd.DataFrame, path: Path) -> None:
     names = data["method"] + np.where(lost, " (diverged, seed " + data["seed"].astype(str) + ")", "")
     data = data.assign(curve=names)
     panels = [Panel(histories(rows, "curve"), y="test_accuracy", title=t, zoom=True) for t, _, rows in _panels(data)]
-    draw_panels([p for p in panels if p.histories], path, methods=classes(data, "curve"))
+    draw_panels([p for p in panels if p.histories], path, methods=classes(data, "curve"), band="seeds")

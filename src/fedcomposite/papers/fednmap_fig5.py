@@ -12,6 +12,7 @@ from fedcomposite.papers.fednmap_fig2 import final
 from fedcomposite.papers.fednmap_fig2 import given as measure
 from fedcomposite.papers.verdicts import Claim, lead, row
 from fedcomposite.plots import Panel, draw_panels
+from fedcomposite.plots.looks import swept
 
 __all__ = ["claims", "draw", "measure"]
 
@@ -64,4 +65,4 @@ def draw(data: pd.DataFrame, path: Path) -> None:
         rows = data[data["label"] == rule]
         rows = rows.assign(method=[f"tau = {t}" for t in rows["local_steps"]])
         panels.append(Panel(histories(rows), title=f"step {rule}"))
-    draw_panels(panels, path)
+    draw_panels(panels, path, methods=swept(label for panel in panels for label in panel.histories))

@@ -20,6 +20,7 @@ from fedcomposite.papers.base import only, slope
 from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.verdicts import NOT_JUDGED, Claim, Row, against, ahead, open_claim, row
 from fedcomposite.plots import Scatter, draw_scatter
+from fedcomposite.plots.looks import swept
 from fedcomposite.problems import Problem
 from fedcomposite.regularizers import MCP
 from fedcomposite.runtime import NonSmoothWarning, simulate
@@ -212,6 +213,7 @@ def draw(data: pd.DataFrame, path: Path) -> None:
     draw_scatter(
         panels,
         path,
-        width=9.0,
+        columns=4,
+        methods=swept(label for panel in panels for label in panel.points),
         caption="means and whiskers (one standard deviation over seeds) are those of the logarithm",
     )

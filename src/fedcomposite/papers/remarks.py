@@ -21,6 +21,7 @@ from fedcomposite.papers.measuring import Study
 from fedcomposite.papers.searches import Tunable, tuned
 from fedcomposite.papers.verdicts import Claim, against, ahead, fact, row
 from fedcomposite.plots import Panel, draw_panels
+from fedcomposite.plots.looks import swept
 from fedcomposite.problems import Problem
 from fedcomposite.problems.base import Batches, ClientGradients, Counter
 from fedcomposite.runtime import messages, simulate
@@ -289,4 +290,4 @@ def draw(data: pd.DataFrame, path: Path) -> None:
               name="F - min F, of the first" if y == "gap" else "stationarity")
         for rows, y, title in drawn
     ]  # fmt: skip
-    draw_panels(panels, path, columns=3)
+    draw_panels(panels, path, columns=3, methods=swept(label for panel in panels for label in panel.histories))

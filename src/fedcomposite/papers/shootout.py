@@ -192,4 +192,4 @@ def draw(data: pd.DataFrame, path: Path) -> None:
         Panel(histories(rows), title=str(part), name="relative stationarity")
         for part, rows in data.groupby("part", sort=False)
     ]
-    draw_panels(panels, path, columns=3, methods=classes(data))
+    draw_panels(panels, path, columns=3, methods=classes(data), band="seeds")

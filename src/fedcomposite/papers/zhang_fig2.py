@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedcomposite import theory
 from fedcomposite.algorithms import AnyAlgorithm, build
 from fedcomposite.analysis import solve
 from fedcomposite.papers import seed_stack
@@ -20,7 +21,7 @@ from fedcomposite.plots import Panel, draw_panels
 from fedcomposite.runtime import simulate
 
 METHODS = ["Zhang", "FedDA", "FedMid", "FastFedDA"]
-VARIANTS = ["Zhang, FedDA's steps", "Zhang, fixed prox", "naive, post-prox", "Zhang, the paper's steps"]
+VARIANTS = ["FedDA, Zhang's steps", "Zhang, fixed prox", "naive, post-prox", "Zhang, the paper's steps"]
 NUMBERS = ("step", "server_step", "mu", "gamma")
 
 
@@ -36,7 +37,7 @@ def made(cell: dict[str, Any]) -> AnyAlgorithm:
         return NaiveProx(tau, **given)
     if name.startswith("Zhang"):
         return build("Zhang", local_steps=tau, growing_prox="fixed" not in name, **given)
-    return build(name, local_steps=tau, **given)
+    return build(name.split(",")[0], local_steps=tau, **given)
 
 
 def run(cell: dict[str, Any]) -> pd.DataFrame:
@@ -49,21 +50,31 @@ def run(cell: dict[str, Any]) -> pd.DataFrame:
 
 
 def distances(cell: dict[str, Any]) -> pd.DataFrame:
-    """Squared distances to the solution of a least-squares problem with l1, strongly convex: Remark 3.7."""
+    """Squared distances to the solution of a least-squares problem with l1, strongly convex: Remark 3.7.
+
+    ``most`` is the factor of a round that the remark gives, 1 - mu eta~ / 3.
+    """
     stack = seed_stack.stack_of(cell["experiment"], cell["seeds"])
     problem, rows = stack.problems[0], []
     best = solve(problem, tolerance=1e-13).solution
-    L = problem.smoothness()
+    L, mu = problem.smoothness(), theory.constants(problem).mu or 0.0
     method = build("Zhang", local_steps=cell["tau"], step=0.25 / L / cell["tau"], server_step=1.0)
     done = simulate(problem, method, rounds=cell["rounds"], evaluate_every=10, keep_solutions=True, progress=False)
     assert done.solutions is not None
     for number in range(0, cell["rounds"] + 1, 10):
         rows.append({"round": number, "squared": float((done.solutions[number] - best).square().sum())})
-    return pd.DataFrame(rows).assign(seed=cell["seeds"][0])
+    return pd.DataFrame(rows).assign(seed=cell["seeds"][0], most=1 - mu * 0.25 / L / 3)
 
 
 def score(rows: pd.DataFrame) -> float:
-    """Rounds to 1e-6 of the first stationarity; beyond the horizon, and the further the higher, where it is not met."""
+    """Rounds to 1e-6 of the first stationarity, the mean over seeds; nan where one is lost.
+
+    A seed that does not get there counts for more than all rounds, and the more the further away it ends.
+    """
+    return float(np.mean([_rounds_needed(one) for _, one in rows.groupby("seed")]))
+
+
+def _rounds_needed(rows: pd.DataFrame) -> float:
     share = rows["stationarity"] / rows["stationarity"].iloc[0]
     there, end = rows["round"][share <= 1e-6], float(share.iloc[-1])
     if len(there):
@@ -78,7 +89,7 @@ def measure(study: Study) -> pd.DataFrame:
     horizon = dict(zip(wanted["taus"], wanted["rounds"], strict=True))
     searches = {
         f"{m}, tau = {tau}": Tunable(
-            {"method": m, "tau": tau, "rounds": horizon[tau], "seeds": [wanted["tuning_seed"]], **options},
+            {"method": m, "tau": tau, "rounds": horizon[tau], "seeds": wanted["tuning_seeds"], **options},
             wanted["grids"][m],
         )
         for m in METHODS
@@ -90,26 +101,23 @@ def measure(study: Study) -> pd.DataFrame:
     for label, point in chosen.items():
         cell = {**searches[label].fixed, "seeds": wanted["seeds"], **point}
         cells.append(cell)
-        if cell["method"] == "FedDA":
-            cells.append({**cell, "method": VARIANTS[0]})
         if cell["method"] == "Zhang":
-            cells += [{**cell, "method": m} for m in VARIANTS[1:3]]
+            cells += [{**cell, "method": m} for m in VARIANTS[:3]]
             cells.append({**cell, "method": VARIANTS[3], **wanted["paper"], "shared": False})
     data = study.each(run, cells)
-    strong = {**experiment, "problem": {"loss": "least_squares"}, "data": {**experiment["data"], "samples": 100}}
+    mild = {**experiment["data"], "features": 3, "alpha": 0.0, "beta": 0.0}  # mu / L is about 0.02
+    strong = {**experiment, "problem": {"loss": "least_squares"}, "data": mild}
     close = study.each(
         distances,
-        [
-            {"experiment": strong, "seeds": [s], "tau": 10, "rounds": min(1000, wanted["rounds"][-1])}
-            for s in wanted["seeds"]
-        ],
+        [{"experiment": strong, "seeds": [s], "tau": 10, "rounds": wanted["rounds"][0] // 2} for s in wanted["seeds"]],
     )
     if not len(data):
         return data
     data = data.assign(kind="figure", run=data["method"] + ", tau = " + data["tau"].astype(str))
     close = close.assign(kind="distance", method="Zhang, least squares", run="least squares")
     both = pd.concat([data, close], ignore_index=True)
-    both["class"] = np.where(both["method"].isin(METHODS), both["method"], "Zhang")
+    first = both["method"].str.split(",").str[0]
+    both["class"] = np.where(first.isin(METHODS), first, "Zhang")
     both["run"] += ", seed " + both["seed"].astype(str)
     return _thinned(both)
 
@@ -125,7 +133,7 @@ def _thinned(data: pd.DataFrame, most: int = 45) -> pd.DataFrame:
 def claims(data: pd.DataFrame) -> list[Claim]:
     """What the text says about the two panels; stationarity is relative to the start."""
     close, data = only(data, kind="distance"), only(data, kind="figure")
-    data = data.assign(relative=relative(data))
+    data = data.assign(relative=relative(data).clip(lower=1e-16))  # below that is rounding
     ends = last(data)
 
     def end(method: str, tau: int) -> pd.Series:
@@ -137,7 +145,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         return pd.Series({s: first_at(p, p["relative"], target).iloc[0] for s, p in rows.groupby("seed")}, dtype=float)
 
     level, ours = "relative stationarity at the end", dict[str, Any](source="ours, tuned")
-    same = {m: rounds(m, 1, 1e-3) for m in ("FedDA", VARIANTS[0])}
+    same = {m: rounds(m, 1, 1e-3) for m in ("Zhang", VARIANTS[0])}
     worst = {m: end(m, 1) for m in ("FedMid", *(m for m in METHODS if m != "FedMid"))}
     one, ten = rounds("Zhang", 1, 1e-3), rounds("Zhang", 10, 1e-3)
     steps = data.groupby(["method", "tau"])[["step", "server_step"]].first()
@@ -151,7 +159,7 @@ def claims(data: pd.DataFrame) -> list[Claim]:
         ),
         fact(
             "tau = 1: with the same steps FedDA and Zhang converge at exactly the same rate (rounds within 5 %)",
-            bool(((same["FedDA"] / same[VARIANTS[0]] - 1).abs() < 0.05).all()),
+            bool(((same["Zhang"] / same[VARIANTS[0]] - 1).abs() < 0.05).all()),
             *(row(f"{m}: rounds to 1e-3", v, "the same", digits=4, **ours) for m, v in same.items()),
         ),
         ahead("tau = 1: FedMid is worst (curse of primal averaging)", worst, ratio=True, **ours),
@@ -224,17 +232,18 @@ def _variants(end: Any) -> list[Claim]:
 
 def _remark(close: pd.DataFrame) -> list[Claim]:
     """Remark 3.7: linear convergence of the distance where f is strongly convex."""
-    rates, ends = {}, {}
+    rates, most, ends = {}, {}, {}
     for seed, part in close.groupby("seed"):
         falling = part[(part["squared"] > 1e-22) & (part["round"] > 0)]
         ends[seed] = float(part["squared"].iloc[-1] / part["squared"].iloc[0])
         fit = np.polyfit(falling["round"], np.log(falling["squared"]), 1) if len(falling) > 2 else [np.nan]
-        rates[seed] = float(np.exp(fit[0]))
+        rates[seed], most[seed] = float(np.exp(fit[0])), float(part["most"].iloc[0])
     return [
         fact(
             "Remark 3.7: with f strongly convex the distance to the solution falls linearly, by a factor a round",
-            bool(pd.Series(rates).max() < 1),
-            row("factor of the squared distance, a round", pd.Series(rates), "1 - mu eta~ / 3", "ours", digits=4),
+            bool((pd.Series(rates) <= pd.Series(most)).all() and max(ends.values()) < 1e-20),
+            row("factor of the squared distance, a round", pd.Series(rates), "1 - mu eta~ / 3", digits=4),
+            row("1 - mu eta~ / 3, the remark's factor", pd.Series(most), digits=5),
             row("squared distance at the end, of the first", pd.Series(ends)),
         )
     ]
@@ -250,4 +259,4 @@ def draw(data: pd.DataFrame, path: Path) -> None:
     rows = rows.assign(method=rows["method"].map(variants))
     panels.append(Panel(histories(rows), title="tau = 10: forms of Zhang", name=name))
     methods = {m: m for m in METHODS} | {"growing prox": "Zhang", "fixed prox": "Scaffnew", VARIANTS[2]: "FedAvg"}
-    draw_panels(panels, path, methods=methods, band="range", columns=3)
+    draw_panels(panels, path, methods=methods, band="seeds", columns=3)

@@ -84,15 +84,20 @@ def draw_scatter(
     path: str | Path | None = None,
     *,
     width: Width | float = "page",
+    columns: int | None = None,
     methods: Mapping[str, str] | None = None,
     caption: str = "",
 ) -> Figure:
-    """Points with the spread of each, and fitted lines."""
+    """Points with the spread of each, and fitted lines; panels side by side, or so many in a row."""
     inches = WIDTHS[width] if isinstance(width, str) else float(width)
-    figure, axes = make(inches, 2.7, len(panels))
+    across = columns or len(panels)
+    rows = -(-len(panels) // across)
+    figure, axes = make(inches, 2.2 * rows + 0.5, across, rows)
     labels = list(dict.fromkeys(label for panel in panels for label in panel.points))
     chosen = looks(labels, methods)
-    for place, panel in zip(axes, panels, strict=True):
+    for place in axes[len(panels) :]:
+        place.set_visible(False)
+    for place, panel in zip(axes, panels, strict=False):
         for label, (x, y, spread) in panel.points.items():
             look = chosen[label]
             fit = panel.lines.get(label)

@@ -68,6 +68,17 @@ def looks(labels: Iterable[str], methods: Mapping[str, str] | None = None) -> di
     return found
 
 
+def swept(labels: Iterable[str]) -> dict[str, str]:
+    """For ``methods`` of a figure whose curves are values of a number and not methods: the strongest looks first.
+
+    Examples
+    --------
+    >>> looks(["tau = 1", "tau = 2"], swept(["tau = 1", "tau = 2"]))["tau = 2"].color
+    '#D55E00'
+    """
+    return dict(zip(dict.fromkeys(labels), _ASSIGNED, strict=False))
+
+
 def _free(slot: int, taken: set[int]) -> int:
     """The next place that nobody has, which is taken then."""
     most = len(COLORS) * len(DASHES)

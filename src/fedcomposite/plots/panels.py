@@ -31,12 +31,17 @@ AXES: dict[str, tuple[str, tuple[str, ...], float]] = {
 }
 """What may lie on the x axis: its label, the keys of a record that are added up, and their unit."""
 
-Band = Literal["sd", "range"]
-BANDS = {"sd": "one standard deviation over seeds", "range": "range over seeds"}
+Band = Literal["sd", "range", "seeds"]
+BANDS = {
+    "sd": "bands: one standard deviation over seeds",
+    "range": "bands: range over seeds",
+    "seeds": "lines: medians; thin lines: seeds",
+}
 Width = Literal["column", "page", "screen"]
 WIDTHS = {"column": 3.4, "page": 7.0, "screen": 13.0}
 """Inches: a column or the page of a paper in two columns, and a screen."""
 
+FLOOR = 1e-16
 LOGARITHMIC = ("stationarity", "suboptimality")
 NAMES = {
     "stationarity": "stationarity / initial",
@@ -95,8 +100,9 @@ def draw_panels(
         The width of the figure; a number is in inches.
     columns : int, optional
         Panels in a row; all of them if left out, two at most in a column.
-    band : {"sd", "range"}
-        What is shaded around the mean over seeds. On a logarithmic axis mean and deviation are those of the logarithm.
+    band : {"sd", "range", "seeds"}
+        What is shaded around the mean over seeds; on a logarithmic axis mean and deviation are those of the logarithm.
+        "seeds" draws every seed beside the median: where some converge and others do not, a mean is like none of them.
     methods : mapping, optional
         The method behind a label, whose looks it gets; the label itself if left out.
     caption : str
@@ -118,8 +124,8 @@ def draw_panels(
     size = 7 if small else 10
     seeds = max((len(runs) for panel in panels for runs in panel.histories.values()), default=1)
     told = [caption] if caption else []
-    middle = "lines: geometric means; " if all(p.logarithmic for p in panels) else ""
-    told += [f"{middle}bands: {BANDS[band]} ({seeds})"] if seeds > 1 else []
+    middle = "lines: geometric means; " if band != "seeds" and all(p.logarithmic for p in panels) else ""
+    told += [f"{middle}{BANDS[band]} ({seeds})"] if seeds > 1 else []
     if len(shown) > 1:
         figure.legend(
             [shown[k] for k in labels if k in shown],
@@ -196,10 +202,16 @@ def column(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> Curve:
 
 
 def _curve(axes: Axes, x: Curve, y: Curve, look: dict[str, Any], band: Band, log: bool) -> None:
-    """The mean over seeds with its band; on a logarithmic axis those of the logarithm."""
+    """The mean over seeds with its band, on a logarithmic axis those of the logarithm; or the median and all seeds."""
     if log:
-        y = np.log(np.where(y > 1e-16, y, np.nan))  # below rounding there is nothing to see
+        seen = (y > FLOOR).any(0)  # below rounding there is nothing to see
+        y = np.log(np.where(seen, np.maximum(y, FLOOR), np.nan))
         axes.set_yscale("log")
+    if band == "seeds":
+        every, middle = (np.exp(v) if log else v for v in (y, np.median(y, 0)))
+        axes.plot(x, middle, **look)
+        axes.plot(x, every.T, color=look["color"], alpha=0.35, linewidth=0.4)
+        return
     center = y.mean(0)
     spread = y.std(0, ddof=1) if band == "sd" and len(y) > 1 else 0.0
     low, high = (center - spread, center + spread) if band == "sd" else (y.min(0), y.max(0))
@@ -252,8 +264,8 @@ def draw_histories(
         What to draw instead: keys of the records, "suboptimality".
     width : {"column", "page", "screen"} or float
         The width of the figure; a number is in inches.
-    band : {"sd", "range"}
-        What is shaded: one standard deviation over seeds, or their range.
+    band : {"sd", "range", "seeds"}
+        What is shaded: one standard deviation over seeds, or their range; or every seed is drawn beside the median.
     log_x : bool
         Whether x has a logarithmic axis; the model before the first round has no place on it.
     """
